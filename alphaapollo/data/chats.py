@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
-from alphaapollo.data.image_messages import LOCAL_IMAGES, ImageReader, convert_parts
+from alphaapollo.data.image_messages import LOCAL_IMAGES, ImageReader, convert_parts, place_images, read_image_column
 from alphaapollo.data.images import ImageTokens
-from alphaapollo.types import JsonObject, Message, ToolCall
+from alphaapollo.types import IMAGE_MARK, EncodedImage, JsonObject, Message, ToolCall
 from alphaapollo.utils.literals import drop_none, read_literal
 
 if TYPE_CHECKING:
@@ -226,6 +226,32 @@ class TextPiece:
     is_trained: bool  # whether the model is trained on the tokens of the piece
     is_chat_text: bool = True  # part of a chat; False: plain text, for which the tokenizer adds BOS and EOS
     encoded_images: tuple[ImageTokens, ...] = ()  # images whose placeholders are in the text, in order
+
+
+@dataclass(frozen=True)
+class RowContext:
+    """What the columns beside the chat of a data row (CONTEXT_COLUMNS) add to it."""
+
+    template_arguments: JsonObject
+    messages: list[Message]  # system message and earlier turns
+    images: list[EncodedImage] | None  # of the column `images`
+    reader: ImageReader
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any], reader: ImageReader) -> RowContext:
+        """Read the columns. Raises ValueError if one is malformed."""
+        return cls(read_template_arguments(row), read_context(row), read_image_column(row, reader), reader)
+
+    def read_chat(self, value: Sequence[object], column: str) -> list[Message]:
+        """Read the chat in a column, with its images, after the messages of the context. Raises ValueError if it is
+        malformed."""
+        return join_context(self.messages, place_images(read_chat(value, repr(column), self.reader), self.images))
+
+    def check_has_no_images(self, column: str) -> None:
+        """Raise ValueError if there are images, because the prompt in `column` is a text."""
+        if self.images:
+            example = [{"role": "user", "content": f"{IMAGE_MARK} ..."}]
+            raise ValueError(f"{column!r} is a text, but the row has images. Use a chat, e.g. {example}.")
 
 
 def split_chat(

@@ -13,25 +13,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from alphaapollo.config.schema import PairData, SftData
 from alphaapollo.data.chats import (
     CONTEXT_COLUMNS,
     THOUGHT_KEYS,
+    RowContext,
     TextPiece,
     add_thoughts,
-    join_context,
     read_chat,
     read_chat_text,
-    read_context,
-    read_template_arguments,
     read_thoughts,
     split_chat,
 )
 from alphaapollo.data.files import DataRow, DataRows, convert_rows, to_file_list
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
-from alphaapollo.data.image_messages import ImageReader, RowImages
+from alphaapollo.data.image_messages import ImageReader
 from alphaapollo.data.images import LazyImages, list_unused_mark_notices
 from alphaapollo.data.prompts import BATCH, Truncation, check_length_limit, truncate_prompt
 from alphaapollo.data.rendering import Renderer
@@ -57,29 +55,7 @@ class LoadedExamples(Generic[E]):
         return [self.examples[end - size : end] for end, size in zip(ends, self.file_sizes, strict=True)]
 
 
-class RowPlace(NamedTuple):
-    """Where an example is in the data."""
-
-    file: int  # index of the entry of data.train_files
-    row: str  # e.g. "train.jsonl, row 7"
-
-
-@dataclass(frozen=True)
-class RowContext:
-    """What the columns beside the chat of a data row add to it."""
-
-    renderer: Renderer  # with the tools and the variables of the row
-    messages: list[Message]  # system message and earlier turns
-    encoded_images: RowImages
-    thoughts: str = ""  # thoughts of the answer
-    last_turn_only: bool = False  # data.train_turns
-
-    @classmethod
-    def from_row(cls, row: DataRow, renderer: Renderer, reader: ImageReader) -> RowContext:
-        """Read the columns CONTEXT_COLUMNS. Raises ValueError if one is malformed."""
-        if arguments := read_template_arguments(row):
-            renderer = renderer.with_arguments(arguments)
-        return cls(renderer, read_context(row), RowImages.from_row(row, reader))
+RowPlace = tuple[int, str]  # index of the entry of data.train_files, and place in it, e.g. "train.jsonl, row 7"
 
 
 def load_examples(
@@ -130,7 +106,7 @@ def read_examples(
         rows, found = read_rows(path)
         notices += found
         reader = ImageReader(rows.source.folder, data.allow_image_urls)
-        places = (RowPlace(number, location) for location in rows.locations)
+        places = ((number, location) for location in rows.locations)
         read += zip(places, convert_rows(path, rows, partial(convert, reader=reader)), strict=True)
     return choose_rows(read, max_samples, data.seed, data.shuffle), notices
 
@@ -147,13 +123,13 @@ def apply_max_length(
     """Drop examples that are longer than data.max_length, or shorten them with `truncate`; those with images are not
     truncated. Raises ValueError if one is too long and data.truncation=error, or none remains."""
     lengths = [count_tokens(example) for _, example in examples]
-    limit, locations = data.max_length, [place.row for place, _ in examples]
+    limit, locations = data.max_length, [location for (_, location), _ in examples]
     num_long = check_length_limit(
         lengths, locations, plural_noun, "data.max_length", limit, data.truncation, has_images
     )
     fitted = [
-        (place.file, example if size <= limit else truncate(example))
-        for (place, example), size in zip(examples, lengths, strict=True)
+        (file, example if size <= limit else truncate(example))
+        for ((file, _), example), size in zip(examples, lengths, strict=True)
     ]
     remaining = [(number, example) for number, example in fitted if example is not None]
     sizes = Counter(number for number, _ in remaining)
@@ -192,21 +168,24 @@ def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
 def _split_row_into_pieces(
     row: DataRow, renderer: Renderer, data: SftData, reader: ImageReader
 ) -> list[list[TextPiece]]:
-    context = replace(RowContext.from_row(row, renderer, reader), last_turn_only=data.train_turns == "last")
-    context = replace(context, thoughts=read_thoughts(row))
+    context, thoughts, last_turn_only = RowContext.from_row(row, reader), read_thoughts(row), data.train_turns == "last"
     value = row.get(data.messages_key)
     messages = read_chat_text(value) or value
     if messages is not None:
         if not isinstance(messages, list):
             raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a list of messages.")
-        chat = context.encoded_images.place(read_chat(messages, repr(data.messages_key), reader))
-        if chat[-1]["role"] == "assistant" and not read_thoughts(chat[-1]):
-            chat[-1] = add_thoughts(chat[-1], context.thoughts)
-        return split_chat(join_context(context.messages, chat), context.renderer, context.last_turn_only)
+        chat = _add_missing_thoughts(context.read_chat(messages, data.messages_key), thoughts)
+        return split_chat(chat, renderer.with_arguments(context.template_arguments), last_turn_only)
     if not row.keys() & {data.prompt_key, data.response_key}:  # SFT_FORMATS: plain text
         return [make_text_pieces("", read_text_column(row, "text"))]
-    answer = read_answer(row, data.response_key, reader)
-    return join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, context)
+    answer, prompt = read_answer(row, data.response_key, reader), row.get(data.prompt_key)
+    return join_prompt_and_answer(prompt, data.prompt_key, answer, context, renderer, thoughts, last_turn_only)
+
+
+def _add_missing_thoughts(chat: Sequence[Message], thoughts: str) -> list[Message]:
+    """Add thoughts to the last message, if it is an assistant's and has none."""
+    *before, last = chat
+    return [*before, last if last["role"] != "assistant" or read_thoughts(last) else add_thoughts(last, thoughts)]
 
 
 def read_answer(row: DataRow, column: str, reader: ImageReader) -> str | list[Message]:
@@ -222,28 +201,28 @@ def join_prompt_and_answer(
     prompt_key: str,
     answer: str | list[Message],
     context: RowContext,
+    renderer: Renderer,
+    thoughts: str = "",
+    last_turn_only: bool = False,
     in_one_example: bool = False,
 ) -> list[list[TextPiece]]:
-    """Split a prompt and an answer, each text or messages, into the pieces of examples (split_chat). Only the answer is
-    trained on. Raises ValueError if the prompt is empty or ends with an assistant message, or the answer does not fit
-    it."""
-    prompt, encoded_images = read_chat_text(prompt) or prompt, context.encoded_images
+    """Split a prompt and an answer, each text or messages, into the pieces of examples (split_chat). Only the answer,
+    with the row's `thoughts`, is trained on. Raises ValueError if the prompt is empty or ends with an assistant, or the
+    answer does not fit it."""
+    prompt = read_chat_text(prompt) or prompt
     if not isinstance(prompt, list):
         text = read_text_column({prompt_key: prompt}, prompt_key)
-        if context.messages or "tools" in context.renderer.template_arguments:
+        if context.messages or "tools" in {**renderer.template_arguments, **context.template_arguments}:
             prompt = [Message(role="user", content=text)]
         else:
-            encoded_images.check_is_empty(prompt_key)
+            context.check_has_no_images(prompt_key)
             if isinstance(answer, str):
-                thoughts = f"<think>\n{context.thoughts}\n</think>\n\n" if context.thoughts else ""
-                return [make_text_pieces(text, thoughts + answer)]
+                return [make_text_pieces(text, (f"<think>\n{thoughts}\n</think>\n\n" if thoughts else "") + answer)]
             raise ValueError(f"{prompt_key!r} is text, but its answers are messages. Convert the prompt to a chat.")
-    chat = join_context(
-        context.messages, encoded_images.place(read_chat(prompt, repr(prompt_key), encoded_images.reader))
-    )
+    chat = context.read_chat(prompt, prompt_key)
     if chat[-1]["role"] == "assistant":
         raise ValueError(f"{prompt_key!r} ends with an assistant message. Remove it; the answers follow the prompt.")
-    answers = [Message(role="assistant", content=answer)] if isinstance(answer, str) else [*answer]
+    answers = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
     if answers[0]["role"] != "assistant" or answers[-1]["role"] != "assistant":
         raise ValueError(
             f"the first and the last message of an answer have the roles {answers[0]['role']} and "
@@ -251,10 +230,9 @@ def join_prompt_and_answer(
         )
     if any(message.get("images") for message in answers):
         raise ValueError(f"the answer to {prompt_key!r} has messages with images. Use a column of complete chats.")
-    if not read_thoughts(answers[-1]):
-        answers[-1] = add_thoughts(answers[-1], context.thoughts)
     given: list[Message] = [{**message, "train": False} for message in chat]
-    return split_chat([*given, *answers], context.renderer, context.last_turn_only, in_one_example)
+    own = renderer.with_arguments(context.template_arguments)
+    return split_chat([*given, *_add_missing_thoughts(answers, thoughts)], own, last_turn_only, in_one_example)
 
 
 def read_text_column(row: DataRow, column: str) -> str:

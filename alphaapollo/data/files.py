@@ -6,13 +6,10 @@ library datasets finds the splits of folders, reads data sets that `save_to_disk
 
 from __future__ import annotations
 
-import csv
 import glob
-import io
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,7 +48,7 @@ class ResolvedFiles:
 
 @dataclass(frozen=True)
 class BadRow:
-    """An unreadable row of a text file."""
+    """An unreadable row of a json or jsonl file."""
 
     reason: str  # kind of error, equal for all rows with the same error
     location: str  # file and line
@@ -253,43 +250,35 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
         if kind == "arrow":
             open_table = pyarrow.ipc.open_file if content[:6] == b"ARROW1" else pyarrow.ipc.open_stream
             return list(open_table(content).read_all().to_pylist())
-        text = content.decode("utf-8-sig", "surrogateescape")
-        rows = _read_csv(path, text, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, text, kind)
-    except (pyarrow.ArrowException, csv.Error, OSError, ValueError, OverflowError, RecursionError) as error:
+        return _read_csv(content, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, content, kind)
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: the file is not a readable {kind} file ({error}). Create it again.") from error
-    return [_check_text(*pair) for pair in rows] if SURROGATE.search(text) else [row for _, row in rows]
 
 
-def _read_csv(path: Path, text: str, separator: str) -> list[tuple[str, DataRow | BadRow]]:
-    """Parse a file with a header. Cells are text, as they are written; an empty cell is None."""
-    csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    header, *rows = [cells for cells in reader if cells] or [[]]
-    if len({*header}) < len(header):
-        raise ValueError(f"two columns have the same name: {', '.join(header)}")
+def _read_csv(content: bytes, separator: str) -> list[DataRow | BadRow]:
+    """Parse a table with a header. Cells are text, as they are written; an empty cell is None."""
+    from pyarrow import BufferReader, csv, string
 
-    def read_row(cells: list[str], location: str) -> DataRow | BadRow:
-        if len(cells) != len(header):
-            return BadRow("not as many cells as the header", location, f"{len(cells)}, not {len(header)}")
-        return dict(zip(header, [cell or None for cell in cells], strict=True))
-
-    places = (f"{path}, row {number}" for number in range(len(rows)))
-    return [(place, read_row(cells, place)) for place, cells in zip(places, rows, strict=True)]
+    one_block = csv.ReadOptions(block_size=len(content) + 1)
+    lines = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    names = csv.open_csv(BufferReader(content), one_block, lines).schema.names
+    if len({*names}) < len(names):
+        raise ValueError(f"two columns have the same name: {', '.join(names)}")
+    types = dict.fromkeys(names, string())
+    texts = csv.ConvertOptions(null_values=[""], strings_can_be_null=True, column_types=types)
+    return list(csv.read_csv(BufferReader(content), one_block, lines, texts).to_pylist())
 
 
-def _read_json(path: Path, text: str, kind: str) -> list[tuple[str, DataRow | BadRow]]:
+def _read_json(path: Path, content: bytes, kind: str) -> list[DataRow | BadRow]:
     """Parse JSON lines, or a .json file with a list of objects."""
+    text = content.decode("utf-8-sig", "surrogateescape")
     if kind == "json" and text.lstrip().startswith("["):
         values = [(f"{path}, row {index}", value) for index, value in enumerate(json.loads(text))]
     else:
         lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
         values = [(location, _parse_line(line, location)) for location, line in lines]
-    return [
-        (place, value)
-        if isinstance(value, dict | BadRow)
-        else (place, BadRow("not an object {...}", place, f"a {type(value).__name__}"))
-        for place, value in values
-    ]
+    check = _check_object if SURROGATE.search(text) is None else _check_text
+    return [check(*value) for value in values]
 
 
 def _parse_line(line: str, location: str) -> object:
@@ -299,11 +288,17 @@ def _parse_line(line: str, location: str) -> object:
         return BadRow("not valid JSON", location, str(error))
 
 
-def _check_text(location: str, row: DataRow | BadRow) -> DataRow | BadRow:
-    """Return the row, or a BadRow if one of its texts cannot be encoded."""
+def _check_object(location: str, value: object) -> DataRow | BadRow:
+    if isinstance(value, dict | BadRow):
+        return value
+    return BadRow("not an object {...}", location, f"a {type(value).__name__}")
+
+
+def _check_text(location: str, value: object) -> DataRow | BadRow:
+    """Return a row, or a BadRow if it is not an object or one of its texts cannot be encoded."""
     try:
-        json.dumps(row, ensure_ascii=False, default=str).encode()
-        return row
+        json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
         found = f"invalid UTF-8, or the unpaired surrogate \\u{ord(error.object[error.start]):04x}"
         return BadRow("not valid Unicode", location, found)
+    return _check_object(location, value)

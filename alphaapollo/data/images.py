@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 CACHE_SIZE = 256  # prepared images
 NUM_LOCKS = 64  # so that few different images share a lock
 MAX_PIXELS = 2**26  # of an image, before the processor resizes it
-TOO_LARGE = f"it has more than {MAX_PIXELS} pixels"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # decoders of others may start programs; MPO is a JPEG
 DECODING = BoundedSemaphore(2)  # an image of MAX_PIXELS needs a GiB while it is decoded
 GRID, MERGE = "image_grid_thw", "merge_size"  # of processors for models with M-RoPE
@@ -41,10 +40,6 @@ PLACEHOLDER_IDS = ("image_token_id", "image_token_index", "video_token_id", "vid
 ORIENTATION, SIDEWAYS = 0x0112, range(5, 9)  # EXIF tag, and its values that swap width and height
 PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error)
 """Errors that Pillow raises for damaged files, depending on their format."""
-PROCESSOR_FIX = (
-    "Save the model's processor beside it with processor.save_pretrained. For a hub id, check the network and "
-    "HF_HUB_OFFLINE."
-)
 
 
 class ImageProcessor:
@@ -224,17 +219,15 @@ def open_image(encoded_image: EncodedImage) -> Iterator[Image]:
             )
         with opened as image:
             if image.width * image.height > MAX_PIXELS:
-                raise Image.DecompressionBombError
+                raise ValueError(f"it has more than {MAX_PIXELS} pixels")
             frames = getattr(image, "n_frames", 1)
             if frames > 1 and image.format != "MPO":  # MPO: a photo with a preview
                 raise ValueError(f"it is animated ({frames} frames)")
             yield image
     except (Image.DecompressionBombError, *PILLOW_ERRORS) as error:
-        system_error = getattr(error, "strerror", None)  # e.g. no such file
-        known = {UnidentifiedImageError: "unknown format", Image.DecompressionBombError: TOO_LARGE}
-        reason = known.get(type(error)) or str(error).rstrip(".")
-        fix = "Correct the path or remove it." if system_error else "Convert it to PNG, resize or remove it."
-        reason = system_error or reason or type(error).__name__
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".") or type(error).__name__
+        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
+        fix = "Correct its path, convert it to PNG, resize or remove it."
         raise ValueError(f"cannot read {describe_image(encoded_image)}: {reason}. {fix}") from error
 
 
@@ -304,19 +297,16 @@ def load_image_processor(
     try:
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
         image_processor = AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
+        processor.image_processor = image_processor
+        loaded = ImageProcessor(processor, tokenizer)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise ValueError(
-            f"{path}: the vision-language model has no processor that can be loaded ({reason}). {PROCESSOR_FIX}"
+            f"{path}: the vision-language model has no processor with an image token that can be loaded ({reason}). "
+            "Save it beside the model with save_pretrained. For a hub id, check the network and HF_HUB_OFFLINE."
         ) from error
-    if not hasattr(processor, "image_token_id"):
-        raise ValueError(
-            f"{path}: the vision-language model has no processor with an image token, only a "
-            f"{type(processor).__name__}. {PROCESSOR_FIX}"
-        )
-    processor.image_processor = image_processor
     tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
-    return ImageProcessor(processor, tokenizer)
+    return loaded
 
 
 def check_images_are_supported(messages: Sequence[ChatMessage] | str, processor: ImageProcessor | None) -> None:

@@ -19,10 +19,9 @@ from functools import partial
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.chats import CONTEXT_COLUMNS, TextPiece
+from alphaapollo.data.chats import CONTEXT_COLUMNS, RowContext, TextPiece
 from alphaapollo.data.examples import (
     LoadedExamples,
-    RowContext,
     RowPlace,
     apply_max_length,
     join_prompt_and_answer,
@@ -140,7 +139,7 @@ def _parse_row(
     row: DataRow, renderer: Renderer, data: PairData, single_answers: bool, reader: ImageReader
 ) -> tuple[list[list[TextPiece]], PreferenceExample]:
     """Return the pieces of the answers of a row, each with the prompt, and the example without tokens."""
-    context, source = RowContext.from_row(row, renderer, reader), row.get("data_source")
+    context, source = RowContext.from_row(row, reader), row.get("data_source")
     example = PreferenceExample([], [True, False], source if isinstance(source, str) else "", _read_margin(row, data))
     prompt: object = None
     if single_answers and isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= row.keys():
@@ -156,7 +155,7 @@ def _parse_row(
     texts = [
         pieces
         for answer in answers
-        for pieces in join_prompt_and_answer(prompt, data.prompt_key, answer, context, in_one_example=True)
+        for pieces in join_prompt_and_answer(prompt, data.prompt_key, answer, context, renderer, in_one_example=True)
     ]
     return texts, example
 

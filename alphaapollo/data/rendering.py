@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from itertools import chain, dropwhile
@@ -42,16 +41,6 @@ DATE = "strftime_now"  # function of the chat template
 PLACEHOLDER = "\u2063action\u2063"  # replaces the sampled text in a chat that is rendered
 
 
-@dataclass(frozen=True)
-class FixedDate:
-    """Function `strftime_now` of chat templates, for one day."""
-
-    day: date
-
-    def __call__(self, format: str) -> str:
-        return self.day.strftime(format)
-
-
 class Renderer:
     """Tokenizer and chat template of a model.
 
@@ -77,7 +66,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.model_path = model_path
         day = template_arguments.get(DATE)
-        dates = {DATE: FixedDate(date.fromisoformat(day))} if isinstance(day, str) else {}
+        dates = {DATE: date.fromisoformat(day).strftime} if isinstance(day, str) else {}
         self.template_arguments = {**template_arguments, **dates}
         self.images = images
         self.control_strings, self.control_strings_of_texts = Counter[str](), Counter[str]()
@@ -93,16 +82,11 @@ class Renderer:
 
     def encode_prompt(self, content: list[Message] | str) -> list[int]:
         """Tokenize a chat and its generation prompt, or a text (with BOS if the tokenizer adds it)."""
-        return self.encode_prompts([content])[0]
+        return self.expand_placeholders(self._encode_unexpanded([content])[0], content)
 
     def encode_for_prompt(self, content: list[Message] | str, prompt: Prompt) -> list[int]:
         """Tokenize a chat or a text with the tools and variables of a prompt's row."""
         return self.with_arguments(prompt.template_arguments).encode_prompt(content)
-
-    def encode_prompts(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
-        """Tokenize many prompts like encode_prompt, in parallel. The prompts must all be chats or all be texts."""
-        encoded = zip(self._encode_unexpanded(contents), contents, strict=True)
-        return [self.expand_placeholders(ids, content) for ids, content in encoded]
 
     def count_prompt_tokens(self, prompts: Sequence[Prompt]) -> list[int]:
         """Return the lengths of prompts without decoding images. Raises ValueError with the row if the model's

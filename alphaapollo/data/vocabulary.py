@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 
 SPLIT = "\ufdd0"  # splits a control string; not a character of any script
-TOKENIZER_FIX = (
-    "Save a tokenizer beside the model with tokenizer.save_pretrained, or set tokenizer_path. For a hub id, check the "
-    "network and HF_HUB_OFFLINE."
-)
 
 
 def find_excluded_ids(model_path: str, tokenizer_path: str, trust_remote_code: bool) -> tuple[int, ...]:
@@ -47,15 +43,14 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder) if folder.is_dir() else path, trust_remote_code=trust_remote_code
         )
+        if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
+            raise ValueError(f"its vocabulary has only {len(tokenizer)} tokens")
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise ValueError(
-            f"{path}: the model has no tokenizer that can be loaded ({reason}). {TOKENIZER_FIX}"
+            f"{path}: the model has no tokenizer that can be loaded ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}). Save a tokenizer beside the model with tokenizer.save_pretrained, or set "
+            "tokenizer_path. For a hub id, check the network and HF_HUB_OFFLINE."
         ) from error
-    if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
-        raise ValueError(
-            f"{path}: the model has no tokenizer vocabulary (only {len(tokenizer)} tokens). {TOKENIZER_FIX}"
-        )
     return tokenizer
 
 

@@ -28,9 +28,9 @@ from alphaapollo.models.load import (
     load_without_weights,
 )
 from alphaapollo.models.lora import resolve_target_modules
+from alphaapollo.models.micro_batch import describe_stateful_layers
 from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks
 from alphaapollo.models.sharding import find_experts
-from alphaapollo.models.ulysses import describe_stateful_layers
 
 
 @dataclass(frozen=True)

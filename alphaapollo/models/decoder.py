@@ -19,8 +19,7 @@ from alphaapollo.types import ImageInput
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from alphaapollo.models.micro_batch import MicroBatch
-    from alphaapollo.models.ulysses import TokenSelection
+    from alphaapollo.models.micro_batch import MicroBatch, TokenSelection
 
 
 def compute_hidden_states(model: nn.Module, micro: MicroBatch, selection: TokenSelection) -> Tensor:

@@ -19,7 +19,7 @@ from alphaapollo.data.images import find_placeholder_ids, reads_images
 from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
 from alphaapollo.models.attention import register_attn_implementation
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_blocks, load_example_image
-from alphaapollo.models.ulysses import describe_stateful_layers
+from alphaapollo.models.micro_batch import describe_stateful_layers
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.seeds import derive_seed

@@ -182,16 +182,10 @@ def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_pa
 
     from alphaapollo.data.rendering import load_tokenizer
 
-    try:
-        base = Model(path=base_path or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path or "")
-        loaded = load_causal_lm(base, "padded")
-        chosen = loaded.dtype if dtype == "auto" else getattr(torch, dtype)
-        merged = PeftModel.from_pretrained(loaded.float(), str(adapter)).merge_and_unload().to(chosen)
-    except (ValueError, TypeError, OSError, RuntimeError, KeyError) as error:
-        raise ValueError(
-            f"the adapter {adapter} cannot be merged ({error}). If its base model has moved: alphaapollo export "
-            f"checkpoint={adapter} model_path=FOLDER"
-        ) from error
+    base = Model(path=base_path or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path or "")
+    loaded = load_causal_lm(base, "padded")
+    chosen = loaded.dtype if dtype == "auto" else getattr(torch, dtype)
+    merged = PeftModel.from_pretrained(loaded.float(), str(adapter)).merge_and_unload().to(chosen)
     merged.save_pretrained(folder)
     has_tokenizer = (adapter / "tokenizer_config.json").is_file()
     load_tokenizer(str(adapter) if has_tokenizer else base.path).save_pretrained(folder)

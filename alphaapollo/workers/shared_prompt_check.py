@@ -15,9 +15,8 @@ from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.models.attention import uses_alphaapollo_backend
 from alphaapollo.models.decoder import replace_placeholder_ids
-from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, describe_stateful_layers, make_rows
 from alphaapollo.models.sharding import FsdpRoot, reshard
-from alphaapollo.models.ulysses import describe_stateful_layers
 from alphaapollo.workers.companion import Companion
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"

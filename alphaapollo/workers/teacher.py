@@ -20,11 +20,10 @@ from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.config.schema import Actor, FrozenFsdp, Model, RoleFsdp, Teacher
 from alphaapollo.models.checkpoint import CheckpointSnapshot, load_snapshot, take_snapshot
 from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats, TopTokens, WeightedModel
-from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, gather_token_values
 from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, load_policy
 from alphaapollo.models.sharding import ModelMesh, local_tensor, reshard
 from alphaapollo.models.training.train_state import make_parameter_offloader
-from alphaapollo.models.ulysses import gather_token_values
 from alphaapollo.workers.companion import Companion
 from alphaapollo.workers.model_worker import compute_token_outputs
 from alphaapollo.workers.policy_objective import ObjectiveInputs

@@ -40,12 +40,14 @@ class TensorOffloader:
     def __init__(self, list_tensors: Callable[[], Iterable[Tensor]], enabled: bool):
         self.enabled = enabled
         self._list_tensors = list_tensors
-        self._copies: dict[int, _HostCopy] = {}  # keys: storages on the device
+        self._copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}  # storages on the device, and host buffers
 
     def reload(self) -> None:
         """Move offloaded tensors back to the device, asynchronously. A second call does nothing."""
-        for copy in self._copies.values():
-            copy.reload()
+        for storage, host in self._copies.values():
+            if storage.nbytes() < host.numel():
+                storage.resize_(host.numel())
+                _view_bytes(storage).copy_(host, non_blocking=True)
 
     def offload(self) -> None:
         """Move all tensors to host memory. A second call does nothing."""
@@ -53,14 +55,30 @@ class TensorOffloader:
             return
         found = (local_tensor(tensor.detach()).untyped_storage() for tensor in self._list_tensors())
         storages = {storage._cdata: storage for storage in found}
-        copies = {key: self._copies.get(key) or _HostCopy(storage) for key, storage in storages.items()}
-        for copy in copies.values():
-            copy.copy_to_host()
+        copies = {key: self._copies.get(key) or (one, make_host_buffer(one)) for key, one in storages.items()}
+        for storage, host in copies.values():
+            if storage.nbytes():
+                host.copy_(_view_bytes(storage), non_blocking=True)
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # copies must be complete before the memory is freed
         for storage in storages.values():
             storage.resize_(0)
         self._copies = copies
+
+
+def _view_bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def make_host_buffer(storage: torch.UntypedStorage) -> Tensor:
+    """Make a buffer for a storage in host memory, page-locked until it is deleted if the device is a GPU. torch's own
+    pinned allocator would round it up to a power of two, so a model would take a third more memory."""
+    host = torch.empty(storage.nbytes(), dtype=torch.uint8)
+    if storage.device.type == "cuda" and host.numel():
+        cuda, address = torch.cuda.cudart(), host.data_ptr()
+        torch.cuda.check_error(cuda.cudaHostRegister(address, host.nbytes, 0))
+        weakref.finalize(host, cuda.cudaHostUnregister, address).atexit = False
+    return host
 
 
 def make_parameter_offloader(model: nn.Module | None, enabled: bool) -> TensorOffloader:
@@ -69,37 +87,6 @@ def make_parameter_offloader(model: nn.Module | None, enabled: bool) -> TensorOf
     named = model.named_parameters() if model else ()
     parameters = [parameter for name, parameter in named if not is_adapter_parameter(name)]
     return TensorOffloader(lambda: parameters, enabled and any(parameter.is_cuda for parameter in parameters))
-
-
-class _HostCopy:
-    """Copy of a device tensor's storage in host memory, page-locked if the device is a GPU."""
-
-    def __init__(self, storage: torch.UntypedStorage):
-        self._storage = storage
-        self._host = torch.empty(storage.nbytes(), dtype=torch.uint8)
-        if storage.device.type == "cuda":
-            lock_pages(self._host)
-
-    def copy_to_host(self) -> None:
-        if self._storage.nbytes():
-            self._host.copy_(self._view_storage(), non_blocking=True)
-
-    def reload(self) -> None:
-        if self._storage.nbytes() < self._host.numel():
-            self._storage.resize_(self._host.numel())
-            self._view_storage().copy_(self._host, non_blocking=True)
-
-    def _view_storage(self) -> Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self._storage.device).set_(self._storage)
-
-
-def lock_pages(host_tensor: Tensor) -> None:
-    """Page-lock the memory of a CPU tensor until the tensor is deleted. torch's pinned allocator would round each
-    tensor up to a power of two, so a model would take a third more memory."""
-    if host_tensor.numel():
-        cuda, address = torch.cuda.cudart(), host_tensor.data_ptr()
-        torch.cuda.check_error(cuda.cudaHostRegister(address, host_tensor.nbytes, 0))
-        weakref.finalize(host_tensor, cuda.cudaHostUnregister, address).atexit = False
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,6 @@ def test_many_bad_rows_are_counted_and_the_first_shown(tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "what"),
     [
-        ("metadata", "{broken", "'metadata' is not valid JSON"),
         ("extra_info", "text", "'extra_info' is 'text'; .*struct"),
         ("reward_model", ["4"], "'reward_model' is .*; .*struct"),
         ("data_source", 3, "data_source is 3; .*text"),

@@ -50,7 +50,7 @@ def test_a_prompt_has_the_ids_of_the_models_own_processor(make_renderer, vision_
     expected = processor(text=[renderer.render_chat(chat)], images=images, return_tensors="np")["input_ids"][0].tolist()
     assert renderer.encode_prompt(chat) == expected
     answer = renderer.encode_prompt([ANSWER])
-    assert renderer.encode_prompts([chat, [ANSWER]]) == [expected, answer]
+    assert [renderer.encode_prompt(one) for one in (chat, [ANSWER])] == [expected, answer]
     assert renderer.count_prompt_tokens([Prompt(0, "", chat), Prompt(1, "", [ANSWER])]) == [len(expected), len(answer)]
     prepared = renderer.prepare_images(chat)
     assert prepared[0] is prepared[2] and len(prepared) == 3
