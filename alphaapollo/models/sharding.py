@@ -13,7 +13,8 @@ experts over the other ranks on dimension 1: mesh [expert_shard, expert], or [re
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -252,3 +253,54 @@ def _iterate_local(experts: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if local.requires_grad:
             local.register_hook(partial(torch.mul, other=1 / parameter.device_mesh.size()))
         yield name, local
+
+
+class TensorOffloader:
+    """Moves the tensors that `list_tensors` returns to host memory and back, if enabled. Host buffers are reused.
+
+    An offloaded tensor loses its storage but remains the same object, so views of FSDP and references of the optimizer
+    remain valid. Computing with it crashes the process, so its owner must reload it first.
+    """
+
+    def __init__(self, list_tensors: Callable[[], Iterable[Tensor]], enabled: bool):
+        self.enabled = enabled
+        self._list_tensors = list_tensors
+        self._copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}  # storages on the device, and host buffers
+
+    def reload(self) -> None:
+        """Move offloaded tensors back to the device, asynchronously. A second call does nothing."""
+        for storage, host in self._copies.values():
+            if storage.nbytes() < host.numel():
+                storage.resize_(host.numel())
+                _view_bytes(storage).copy_(host, non_blocking=True)
+
+    def offload(self) -> None:
+        """Move all tensors to host memory. A second call does nothing."""
+        if not self.enabled:
+            return
+        found = (local_tensor(tensor.detach()).untyped_storage() for tensor in self._list_tensors())
+        storages = {storage._cdata: storage for storage in found}
+        copies = {key: self._copies.get(key) or (one, make_host_buffer(one)) for key, one in storages.items()}
+        for storage, host in copies.values():
+            if storage.nbytes():
+                host.copy_(_view_bytes(storage), non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # copies must be complete before the memory is freed
+        for storage in storages.values():
+            storage.resize_(0)
+        self._copies = copies
+
+
+def _view_bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def make_host_buffer(storage: torch.UntypedStorage) -> Tensor:
+    """Make a buffer for a storage in host memory, page-locked until it is deleted if the device is a GPU. torch's own
+    pinned allocator would round it up to a power of two, so a model would take a third more memory."""
+    host = torch.empty(storage.nbytes(), dtype=torch.uint8)
+    if storage.device.type == "cuda" and host.numel():
+        cuda, address = torch.cuda.cudart(), host.data_ptr()
+        torch.cuda.check_error(cuda.cudaHostRegister(address, host.nbytes, 0))
+        weakref.finalize(host, cuda.cudaHostUnregister, address).atexit = False
+    return host

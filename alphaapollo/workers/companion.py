@@ -21,7 +21,7 @@ from alphaapollo.models.lm_head import DivergenceTarget, TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import local_tensor, reshard
-from alphaapollo.models.training.train_state import TrainState, make_parameter_offloader
+from alphaapollo.models.train_state import TrainState, make_parameter_offloader
 from alphaapollo.workers.model_worker import compute_token_outputs
 from alphaapollo.workers.process_group import RankPlacement
 

@@ -22,7 +22,7 @@ from alphaapollo.config.schema import Critic, Model
 from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.policy import ValueModel
 from alphaapollo.models.sharding import shard_model
-from alphaapollo.models.training.train_state import TrainState
+from alphaapollo.models.train_state import TrainState
 from alphaapollo.workers.model_worker import (
     MetricSums,
     TrainingWorker,

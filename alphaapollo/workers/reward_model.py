@@ -17,7 +17,7 @@ from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.lora import load_trainable_reward_model
 from alphaapollo.models.policy import ScoreModel
 from alphaapollo.models.sharding import reshard, shard_model
-from alphaapollo.models.training.train_state import make_parameter_offloader
+from alphaapollo.models.train_state import make_parameter_offloader
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.model_worker import ModelWorker, compute_token_outputs
 from alphaapollo.workers.preference import count_correct_by_source

@@ -23,7 +23,7 @@ from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, gather_token_values
 from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf, load_policy
 from alphaapollo.models.sharding import ModelMesh, local_tensor, reshard
-from alphaapollo.models.training.train_state import make_parameter_offloader
+from alphaapollo.models.train_state import make_parameter_offloader
 from alphaapollo.workers.companion import Companion
 from alphaapollo.workers.model_worker import compute_token_outputs
 from alphaapollo.workers.policy_objective import ObjectiveInputs
