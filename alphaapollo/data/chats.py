@@ -143,6 +143,11 @@ def drop_thoughts(message: Message) -> Message:
     return cast(Message, {**kept, "content": message["content"].rpartition("</think>")[2].lstrip("\n")})
 
 
+def count_equal_items(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the length of the longest common prefix of two sequences."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
 def shorten_repr(value: object) -> str:
     """Return the repr of a value, cut to 80 characters."""
     text = repr(value)
@@ -346,7 +351,7 @@ def _find_text_after(seen: str, answer: str, prompt: str, turn: int) -> str:
     """Return the text of a prompt after an earlier answer, with which `seen` ends. The template may have dropped the
     thoughts of this answer from the prompt."""
     start = OPEN_THOUGHT.sub("", seen.removesuffix(answer))
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, start, strict=False)))
+    common = count_equal_items(prompt, start)
     _, found, following = prompt[common:].partition(answer.rpartition("</think>")[2].lstrip("\n"))
     if not found:
         raise ValueError(

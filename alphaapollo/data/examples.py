@@ -254,39 +254,28 @@ def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> li
 
 def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
     pieces = [piece for example in examples for piece in example]
+    starts_text = [not piece.is_chat_text and not piece.is_trained for piece in pieces]  # a plain text gets BOS
     tokens: dict[bool, Iterator[list[int]]] = {}
-    for starts_text in (False, True):
-        texts = [piece.text for piece in pieces if _is_prompt_text(piece) == starts_text]
-        tokens[starts_text] = iter(renderer.encode(texts, add_special_tokens=starts_text) if texts else [])
-    rows = []
+    for starts in (False, True):
+        texts = [piece.text for piece, own in zip(pieces, starts_text, strict=True) if own == starts]
+        tokens[starts] = iter(renderer.encode(texts, add_special_tokens=starts) if texts else [])
+    piece_tokens = (next(tokens[starts]) for starts in starts_text)
+    eos, rows = renderer.tokenizer.eos_token_id, list[Row]()
     for example in examples:
-        row = Row([], [], [], [])
-        for piece in example:
-            _append_piece(row, piece, next(tokens[_is_prompt_text(piece)]), renderer)
+        ids, mask, ends = list[int](), list[int](), list[int]()
+        for piece, token_ids in zip(example, piece_tokens, strict=False):
+            if renderer.images:
+                token_ids = renderer.images.expand_placeholders(token_ids, piece.encoded_images)
+            ids += token_ids
+            if piece.is_trained and not piece.is_chat_text and eos is not None and token_ids[-1:] != [eos]:
+                ids.append(eos)  # of a plain text
+            mask += [int(piece.is_trained)] * (len(ids) - len(mask))
+            ends += [len(ids) - 1] * piece.is_trained
+        mask[0] = 0  # the first token, trained on in a text without BOS, has no context
         encoded_images = tuple(one.encoded_image for piece in example for one in piece.encoded_images)
-        if renderer.images and encoded_images:
-            row.images = LazyImages(renderer.images, encoded_images)
-        row.action_mask = [0, *row.action_mask[1:]]  # the first token, trained on in a text without BOS, has no context
-        row.logprobs = [0.0] * len(row.token_ids)
-        rows.append(row)
+        images = LazyImages(renderer.images, encoded_images) if renderer.images and encoded_images else ()
+        rows.append(Row(ids, mask, [0.0] * len(ids), ends, images=images))
     return rows
-
-
-def _is_prompt_text(piece: TextPiece) -> bool:
-    return not piece.is_chat_text and not piece.is_trained
-
-
-def _append_piece(row: Row, piece: TextPiece, token_ids: list[int], renderer: Renderer) -> None:
-    """Append the tokens of a piece to a tokenized example. A plain text that is trained on ends with EOS."""
-    if renderer.images:
-        token_ids = renderer.images.expand_placeholders(token_ids, piece.encoded_images)
-    eos = renderer.tokenizer.eos_token_id
-    if piece.is_trained and not piece.is_chat_text and eos is not None and token_ids[-1:] != [eos]:
-        token_ids = [*token_ids, eos]
-    row.token_ids = [*row.token_ids, *token_ids]
-    row.action_mask = [*row.action_mask, *[int(piece.is_trained)] * len(token_ids)]
-    if piece.is_trained:
-        row.turn_ends.append(len(row.token_ids) - 1)
 
 
 def _truncate_example(row: Row, max_length: int, truncation: Truncation) -> Row | None:

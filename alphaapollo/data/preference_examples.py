@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.chats import CONTEXT_COLUMNS, RowContext, TextPiece
+from alphaapollo.data.chats import CONTEXT_COLUMNS, RowContext, TextPiece, count_equal_items
 from alphaapollo.data.examples import (
     LoadedExamples,
     RowPlace,
@@ -183,7 +183,7 @@ def _split_common_prompt(
     chosen: list[Message], rejected: list[Message], data: PairData
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Split two complete chats into their common prompt, the chosen answer and the rejected answer."""
-    split = _count_equal_items(chosen, rejected)
+    split = count_equal_items(chosen, rejected)
     roles = [chat[split]["role"] if split < len(chat) else "no message" for chat in (chosen, rejected)]
     if roles != ["assistant", "assistant"]:
         raise ValueError(
@@ -195,7 +195,7 @@ def _split_common_prompt(
 
 def _split_common_text(chosen: str, rejected: str, data: PairData) -> tuple[str, str, str]:
     """Split two texts into their common words, which are the prompt, the chosen answer and the rejected answer."""
-    common = chosen[: _count_equal_items(chosen, rejected)]
+    common = chosen[: count_equal_items(chosen, rejected)]
     end = max(common.rfind(" "), common.rfind("\n"))  # the answers begin with the space
     if not common[: max(end, 0)].strip():
         raise ValueError(
@@ -203,12 +203,6 @@ def _split_common_text(chosen: str, rejected: str, data: PairData) -> tuple[str,
             "beginning. Add a column with the prompts, or set data.prompt_key."
         )
     return common[:end], chosen[end:], rejected[end:]
-
-
-def _count_equal_items(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the length of the longest common prefix of two sequences."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, pair in pairs if pair[0] != pair[1]), min(len(first), len(second)))
 
 
 def _read_margin(row: DataRow, data: PairData) -> float:

@@ -14,6 +14,7 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
+from alphaapollo.data.chats import count_equal_items
 from alphaapollo.data.images import ImageProcessor
 from alphaapollo.data.rendering import PLACEHOLDER, Renderer
 from alphaapollo.types import ChatMessage, JsonObject, Message
@@ -119,8 +120,7 @@ class ToolRenderer(Renderer):
     def render_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Return the text that the model must sample to call the tool `name`."""
         text = self.render_chat([QUESTION, _make_call_message([name], arguments)], False)
-        pairs = zip(text, self.render_chat([QUESTION]), strict=False)
-        start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        start = count_equal_items(text, self.render_chat([QUESTION]))
         ids = self.encode([text[start:]])[0]
         action = list(takewhile(lambda token: token not in self.eos_token_ids, ids))
         return self.decode_raw(action)
