@@ -60,35 +60,27 @@ def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> Pr
     return load_causal_lm(model.model_copy(update=plain), "padded", dtype)
 
 
-def load_reward_model(model: Model, attention: Attention, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it. Arguments and errors
-    are those of load_causal_lm."""
+def load_reward_model(
+    model: Model, attention: Attention, dtype: torch.dtype | None = None, head_seed: int | None = None
+) -> PreTrainedModel:
+    """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it. For training with
+    head_seed, a causal language model gets a new head. Other arguments and errors are those of load_causal_lm."""
     config = load_config(model)
-    loaded = _load_model(find_reward_model_class(config, model.path), config, model, attention, dtype)
+    if head_seed is not None and is_causal_lm(config):
+        config.num_labels, config.pad_token_id = 1, _find_pad_token_id(config, model)
+        auto_class = "AutoModelForSequenceClassification"
+        loaded = _load_model(auto_class, config, model, attention, dtype, new_weights={"score.weight"})
+        if dtype is None:
+            init_scalar_head(cast("torch.nn.Linear", loaded.score.float()), derive_seed(head_seed, "score_head"))
+    else:
+        loaded = _load_model(find_reward_model_class(config, model.path), config, model, attention, dtype)
     if not isinstance(getattr(loaded, "score", None), torch.nn.Linear):
         raise ValueError(
             f"model.path={model.path}: {type(loaded).__name__} has no linear head named `score` on a decoder. Choose a "
             "reward model that is built on a causal language model."
         )
-    return loaded
-
-
-def load_or_init_reward_model(
-    model: Model, attention: Attention, dtype: torch.dtype | None, seed: int
-) -> PreTrainedModel:
-    """Load a model for reward-model training: a trained reward model, or a causal language model, which gets a new head
-    `score` initialized with `seed`. Other arguments and errors are those of load_reward_model."""
-    config = load_config(model)
-    if not is_causal_lm(config):
-        loaded = load_reward_model(model, attention, dtype)
-    else:
-        config.num_labels = 1
-        config.pad_token_id = _find_pad_token_id(config, model)
-        auto_class = "AutoModelForSequenceClassification"
-        loaded = _load_model(auto_class, config, model, attention, dtype, new_weights={"score.weight"})
-        if dtype is None:
-            init_scalar_head(cast("torch.nn.Linear", loaded.score.float()), derive_seed(seed, "score_head"))
-    _enable_gradient_checkpointing(loaded, model)
+    if head_seed is not None:
+        _enable_gradient_checkpointing(loaded, model)
     return loaded
 
 

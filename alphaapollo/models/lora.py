@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.decoder import find_vision_modules
-from alphaapollo.models.load import load_causal_lm, load_or_init_reward_model
+from alphaapollo.models.load import load_causal_lm, load_reward_model
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.utils.seeds import derive_seed
 
@@ -47,7 +47,7 @@ def load_trainable_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype | None, seed: int
 ) -> PreTrainedModel:
     """Load a reward model for training (see load_trainable_lm). Its head is trained without an adapter."""
-    loaded = load_or_init_reward_model(model, attention, _get_parameter_dtype(model, dtype), seed)
+    loaded = load_reward_model(model, attention, _get_parameter_dtype(model, dtype), seed)
     if model.lora_rank:
         add_adapters(loaded, model, seed)
         for parameter in loaded.score.parameters():

@@ -14,7 +14,7 @@ from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import FrozenFsdp, Model, RmConfig
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.models import sharding
-from alphaapollo.models.load import load_or_init_reward_model
+from alphaapollo.models.load import load_reward_model
 from alphaapollo.types import Row
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.reward_model import RewardModelWorker, RewardTrainingWorker
@@ -61,7 +61,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
 
 
 def by_transformers(folder: str) -> tuple[dict[str, np.ndarray], float]:
-    model = load_or_init_reward_model(Model(path=folder, enable_gradient_checkpointing=False), "padded", None, seed=0)
+    model = load_reward_model(Model(path=folder, enable_gradient_checkpointing=False), "padded", None, head_seed=0)
     model.set_attn_implementation("eager")
     scale_weights(model, 3.0)
     losses = []
