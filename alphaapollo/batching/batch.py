@@ -128,11 +128,9 @@ class Rows:
         )
 
     def get_segment_and_prefix_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lengths of the sequences that a forward pass over some rows computes, without padding.
-
-        With shared prefixes, these are each prefix once and each row without its prefix; otherwise, the complete rows.
-        Returns two int64 arrays [sequences]: lengths, and number of prefix tokens that the sequence also attends to.
-        """
+        """Return the lengths of the sequences that a forward pass over some rows computes, without padding, and the
+        number of prefix tokens that each also attends to (SharedPrompts.get_segment_and_prefix_lengths). int64
+        [sequences] each"""
         lengths = self.lengths[list(row_indices)]
         if self.shared_prompts is None:
             return lengths, np.zeros_like(lengths)
@@ -147,10 +145,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Columns(Generic[A]):
-    """Numbers per response token, or per row, that a loss needs in addition to the tokens of a rank.
-
-    A field is None if the algorithm does not need it. Fields are numpy arrays, or tensors in a micro-batch.
-    """
+    """Numbers per response token, or per row, that a loss needs in addition to the tokens of a rank: numpy arrays, or
+    tensors in a micro-batch. None: the algorithm does not need them."""
 
     advantages: A | None = None  # float32 [sum responses], like the next four columns
     returns: A | None = None
@@ -180,11 +176,8 @@ class Columns(Generic[A]):
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """Rows that one rank trains on in one optimizer step.
-
-    All ranks run the same number of forward and backward passes. For an empty micro-batch, a rank computes a dummy row
-    with weight 0.
-    """
+    """Rows that one rank trains on in one optimizer step. For an empty micro-batch, a rank computes a dummy row with
+    weight 0, so that all ranks run the same number of passes."""
 
     micro_batches: list[list[int]]  # for each micro-batch: indices of its rows in the rank's Rows
 
@@ -196,10 +189,7 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class RankBatch:
-    """Rows of one training rank and their mini-batches.
-
-    Ranks of one sequence-parallel group have equal batches. In fine-tuning, a batch has one mini-batch.
-    """
+    """Rows of one training rank and their mini-batches. In fine-tuning, a batch has one mini-batch."""
 
     rows: Rows
     mini_batches: list[MiniBatch]
@@ -212,11 +202,8 @@ class RankBatch:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The B token sequences of one training iteration, distributed to the ranks.
-
-    In an array over the n response tokens of the batch, the sequences have the order in which build_batch_layout
-    received them: those of sequence i are array[response_offsets[i]:response_offsets[i + 1]].
-    """
+    """The B token sequences of one training iteration, distributed to the ranks. In an array over the n response tokens
+    of the batch, those of sequence i are array[response_offsets[i]:response_offsets[i + 1]]."""
 
     rank_batches: list[RankBatch]
     row_order: list[np.ndarray]  # for each rank, int64: indices of its rows in the batch
@@ -279,9 +266,7 @@ class BatchLayout:
     @cached_property
     def _response_spans(self) -> list[list[tuple[int, int, int]]]:
         """For each rank and each of its rows: (start in an array [n] of the batch, start and end in the rank's array).
-
-        Copying row by row is faster than fancy indexing, whose index array would be larger than the values.
-        """
+        Copying row by row is faster than fancy indexing."""
         spans = []
         for rank, order in zip(self.rank_batches, self.row_order, strict=True):
             offsets = rank.rows.response_offsets.tolist()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
 from alphaapollo.batching.batch import BatchLayout, MiniBatch, RankBatch, Rows
-from alphaapollo.batching.shared_prompts import MIN_SHARING_RATIO, SharedPrompts
+from alphaapollo.batching.shared_prompts import MIN_SHARING_RATIO, SharedPrompts, find_shared_prompts
+from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.types import Row
 from alphaapollo.utils.seeds import derive_seed
 
@@ -83,13 +85,8 @@ def build_batch_layout(
 
 
 def filter_mini_batches(batch: BatchLayout, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
-    """Remove rows from the mini-batches of a batch, and join small micro-batches. Returns mini-batches per rank.
-
-    All ranks run the same number of forward passes. A mini-batch without remaining rows is not removed.
-
-    Args:
-        keep: bool [B], False for rows to remove.
-    """
+    """Remove the rows that `keep`, bool [B], excludes, and join small micro-batches. Returns mini-batches per rank, of
+    which all ranks have the same number of micro-batches. A mini-batch without remaining rows is not removed."""
     if keep.all():
         return [rank.mini_batches for rank in batch.rank_batches]
     ranks = []
@@ -166,9 +163,7 @@ def _split_by_prefix(
     rows: list[int], lengths: list[int], prefix_ids: list[int], prefix_lengths: list[int], max_tokens: int
 ) -> tuple[list[int], list[int]]:
     """Split rows, sorted by prefix, into bundles of one prefix and at most max_tokens tokens; a prefix counts once.
-
-    Returns the position of each bundle's first row, and its tokens.
-    """
+    Returns the position of each bundle's first row, and its tokens."""
     starts: list[int] = []
     costs: list[int] = []
     prefix_id, cost = -1, 0
@@ -200,10 +195,8 @@ def split_mini_batches(num_items: int, num_mini_batches: int, seed: int, shuffle
 
 
 def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Distribute token sequences to ranks, longest first, each to the rank with the fewest tokens.
-
-    Returns the indices of each rank's sequences. Token counts of ranks differ by at most the length of one sequence.
-    """
+    """Distribute token sequences to ranks, longest first, each to the rank with the fewest tokens. Returns the indices
+    of each rank's sequences."""
     loads = [(0, rank) for rank in range(num_ranks)]
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     for index in _sort_indices_longest_first(lengths):
@@ -214,14 +207,8 @@ def balance_ranks(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int, padded: bool) -> list[list[int]]:
-    """Split the row bundles of one rank into micro-batches of at most max_tokens tokens. Returns bundle indices.
-
-    Starts with the longest bundle. A bundle that exceeds max_tokens is a micro-batch by itself.
-
-    Args:
-        bundle_lengths: for each bundle, the lengths of the rows in it, which stay together.
-        padded: a micro-batch computes (number of rows x longest row) tokens, instead of the sum of the row lengths.
-    """
+    """Split the row bundles of one rank, given by the lengths of their rows, into micro-batches of at most max_tokens
+    tokens, longest first. A longer bundle is a micro-batch by itself. Returns bundle indices."""
     batches: list[list[int]] = []
     num_rows = tokens = longest = 0
     sizes = [max(rows) if padded else sum(rows) for rows in bundle_lengths]
@@ -239,10 +226,7 @@ def split_micro_batches(bundle_lengths: Sequence[Sequence[int]], max_tokens: int
 def split_bundles_into_micro_batches_by_rank(
     row_lengths_by_rank_and_bundle: Sequence[Sequence[Sequence[int]]], max_tokens: int, padded: bool
 ) -> list[list[list[int]]]:
-    """Split the row bundles of each rank into micro-batches, the same number (at least one) on every rank.
-
-    A rank with too few micro-batches splits those with the most bundles, and adds empty ones if that is not enough.
-    """
+    """Split the row bundles of each rank into micro-batches, the same number (at least one) on every rank."""
     ranks = [split_micro_batches(lengths, max_tokens, padded) for lengths in row_lengths_by_rank_and_bundle]
     count = max([1, *map(len, ranks)])
     return [_split_largest_micro_batches(batches, count) for batches in ranks]
@@ -262,3 +246,89 @@ def _split_largest_micro_batches(batches: list[list[int]], count: int) -> list[l
 
 def _sort_indices_longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+
+
+@dataclass(frozen=True)
+class PreferenceBatch(RankBatch):
+    """Answers that one rank trains on in one optimizer step. Of a pair, the chosen answer comes first."""
+
+    is_good: np.ndarray  # bool [R]: the answer is chosen, or labelled desirable
+    margins: np.ndarray  # float64 [R], equal for both rows of a pair
+    sources: np.ndarray  # int64 [R], indices into source_names
+    source_names: list[str]  # data sources of all ranks
+    ref_logps: np.ndarray | None  # float64 [R] reference log-probs, if precomputed
+    unrelated_answers: RankBatch  # for KTO's KL estimate: prompts of single answers with answers to other prompts
+    unrelated_ref_logps: np.ndarray | None  # float64 [unrelated rows] reference log-probs, if precomputed
+
+
+def distribute_preference_examples(
+    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, uses_shared_prompts: bool
+) -> list[PreferenceBatch]:
+    """Distribute the answers of one optimizer step to the ranks. Returns one batch per rank."""
+    rows = [row for example in examples for row in example.rows]
+    example_ids = [index for index, example in enumerate(examples) for _ in example.rows]
+    layout = _distribute_rows(rows, example_ids, num_ranks, max_tokens, padded, uses_shared_prompts)
+    is_good = np.array([good for example in examples for good in example.is_good])
+    margins = np.array([examples[index].margin for index in example_ids])
+    names = sorted({example.data_source for example in examples})
+    sources = np.array([names.index(examples[index].data_source) for index in example_ids])
+    has_ref_logps = all(example.ref_logps is not None for example in examples)
+    ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
+    unrelated_rows = [example.unrelated_answer for example in examples if example.unrelated_answer is not None]
+    assert len(unrelated_rows) in (0, len(examples)), "single answers and pairs cannot be mixed"
+    unrelated = _distribute_rows(unrelated_rows, range(len(unrelated_rows)), num_ranks, max_tokens, padded, False)
+    unrelated_ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
+    return [
+        PreferenceBatch(
+            rows=rank.rows,
+            mini_batches=rank.mini_batches,
+            is_good=is_good[order],
+            margins=margins[order],
+            sources=sources[order],
+            source_names=names,
+            ref_logps=ref[order] if has_ref_logps else None,
+            unrelated_answers=unrelated_rank,
+            unrelated_ref_logps=unrelated_ref[unrelated_order] if has_ref_logps else None,
+        )
+        for rank, order, unrelated_rank, unrelated_order in zip(
+            layout.rank_batches, layout.row_order, unrelated.rank_batches, unrelated.row_order, strict=True
+        )
+    ]
+
+
+def distribute_rows_for_reference(
+    examples: Sequence[PreferenceExample], num_ranks: int, max_tokens: int, padded: bool, uses_shared_prompts: bool
+) -> BatchLayout:
+    """Distribute the answers whose reference log-probs are needed to the ranks, as one mini-batch."""
+    rows = [row for example in examples for row in example.rows_for_reference]
+    example_ids = [index for index, example in enumerate(examples) for _ in example.rows_for_reference]
+    return _distribute_rows(rows, example_ids, num_ranks, max_tokens, padded, uses_shared_prompts)
+
+
+def collect_row_values(batch: BatchLayout, rank_values: Sequence[np.ndarray]) -> np.ndarray:
+    """Merge the arrays of the ranks, with one value per row of the rank, into one array in the batch's row order."""
+    values = np.empty(batch.num_rows)
+    for order, own_values in zip(batch.row_order, rank_values, strict=True):
+        values[order] = own_values
+    return values
+
+
+def _distribute_rows(
+    rows: Sequence[Row],
+    example_ids: Sequence[int],
+    num_ranks: int,
+    max_tokens: int,
+    padded: bool,
+    uses_shared_prompts: bool,
+) -> BatchLayout:
+    """Distribute a mini-batch to ranks and micro-batches. example_ids: example of each row; its rows stay together."""
+    return build_batch_layout(
+        rows,
+        example_ids,
+        num_ranks,
+        mini_batch_size=max(1, len(rows)),
+        max_tokens=max_tokens,
+        padded=padded,
+        needs_full_sequence=True,
+        shared_prompts=find_shared_prompts(rows, example_ids) if uses_shared_prompts else None,
+    )

@@ -23,10 +23,8 @@ MIN_SHARING_RATIO = 1.2  # prefixes are shared if tokens of all rows / computed 
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """Prefix of each of R rows. Rows with equal prefix ids begin with the same tokens.
-
-    The prefix of a row that shares no tokens with other rows is its complete prompt.
-    """
+    """Prefix of each of R rows: its complete prompt if it shares no tokens with other rows. Rows with equal prefix ids
+    begin with the same tokens."""
 
     prefix_ids: np.ndarray  # int64 [R], equal for rows that share a prefix
     lengths: np.ndarray  # int64 [R], length of the prefix in tokens: at least 1, at most the prompt length
@@ -48,11 +46,8 @@ class SharedPrompts:
 def decide_shared_prompts(
     key: str, setting: bool | Literal["auto"], obstacle: str | None, notify: Callable[[str], None]
 ) -> bool:
-    """Return whether forward passes compute a shared prompt only once. `setting` is the value of the config key `key`.
-
-    If the model cannot share prompts (`obstacle` says why), raises ValueError for the setting true, and calls `notify`
-    for the setting auto.
-    """
+    """Return whether forward passes compute a shared prompt only once, for the value `setting` of the config key `key`.
+    If the model cannot share prompts (`obstacle` says why), true raises ValueError and auto calls `notify`."""
     if obstacle and setting is True:
         raise ValueError(f"{key}=true is not possible: {obstacle}. Set {key} to auto or false.")
     if obstacle and setting == "auto":
@@ -61,10 +56,8 @@ def decide_shared_prompts(
 
 
 def find_shared_prompts(rows: Sequence[Row], group_ids: Sequence[int]) -> SharedPrompts:
-    """Choose the shared prefix of each row such that forward passes save the most tokens.
-
-    Only rows of the same prompt group (`group_ids` [R]) share a prefix.
-    """
+    """Choose the shared prefix of each row such that forward passes save the most tokens, among rows of the same prompt
+    group (`group_ids` [R])."""
     groups: dict[int, list[int]] = {}
     for index, group in enumerate(group_ids):
         groups.setdefault(group, []).append(index)
@@ -98,10 +91,8 @@ def _make_comparable_prompt(row: Row, digests: dict[str, int]) -> Sequence[int]:
 
 
 def _group_by_prefix(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]]:
-    """Group prompts that share a prefix. Returns (indices of prompts, length of their prefix) of each group.
-
-    n prompts that share p tokens save (n - 1) p tokens. Dynamic programming finds the groups that save the most.
-    """
+    """Group prompts that share a prefix, so that the most tokens are saved: n prompts that share p tokens save (n - 1)
+    p. Returns (indices of prompts, length of their prefix) of each group."""
     if all(prompt == prompts[0] for prompt in prompts):
         return [(list(range(len(prompts))), len(prompts[0]))]
     order = sorted(range(len(prompts)), key=lambda index: list(prompts[index]))

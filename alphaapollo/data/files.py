@@ -1,31 +1,49 @@
-"""Read data files into lists of dicts. A ValueError names the file that cannot be read.
+"""Read the rows of an entry of data.train_files: a file, a glob, a folder, or a data set on the Hugging Face hub.
 
-Formats: parquet, arrow (of the library datasets), jsonl, json, csv and tsv, the text formats also compressed. Folders,
-globs and ids on the Hugging Face hub are resolved to such files in data/resolved_files.py.
+Formats: parquet, arrow (of the library datasets), jsonl, json, csv and tsv, the text formats also compressed. The
+library datasets finds the splits of folders, reads data sets that `save_to_disk` wrote, and downloads from the hub.
 """
 
 from __future__ import annotations
 
-import csv
-import io
+import glob
 import json
+import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from alphaapollo.data.resolved_files import resolve_entry
-from alphaapollo.utils.hub import DATA_FILE
+from alphaapollo.utils.hub import DATA_FILE, DatasetEntry
 
 T = TypeVar("T")
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
+TRAIN = ("train",)
+HELD_OUT = ("validation", "val", "valid", "dev", "test")
 MAX_BAD_ROWS_SHOWN = 5
 SUFFIXES = (".parquet", ".jsonl", ".json")
-SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # also stands for a byte that is not UTF-8
 SEPARATORS = {"csv": ",", "tsv": "\t"}
+
+
+@dataclass(frozen=True)
+class ResolvedFiles:
+    """Files of one entry of data.train_files. The same content in the same order is the same data."""
+
+    entry: str  # with the split that is read, e.g. `openai/gsm8k:main#train`
+    files: tuple[Path, ...]  # local files in the order of their rows; for a data set on the hub, those of the cache
+    dataset: Any = None  # datasets.Dataset that reads the files; None: they are read one after the other
+    hub_id: str = ""  # OWNER/NAME, for a data set on the hub
+    part: str = ""  # rows of a split that are read, e.g. `train[:10%]`; empty: all
+    notices: tuple[str, ...] = ()  # messages for the user
+
+    @property
+    def folder(self) -> Path:
+        """Folder to which paths in the rows are relative."""
+        return Path(os.path.commonpath([file.parent.absolute() for file in self.files] or [Path.cwd()]))
 
 
 @dataclass(frozen=True)
@@ -43,9 +61,9 @@ class BadRow:
 class DataRows(list[DataRow]):
     """Rows of an entry of data.train_files, in order."""
 
-    def __init__(self, rows: Iterable[DataRow], locations: Sequence[str]):
+    def __init__(self, rows: Iterable[DataRow], locations: Sequence[str], source: ResolvedFiles):
         super().__init__(rows)
-        self.locations = locations  # of each row, e.g. "train.jsonl, row 7"
+        self.locations, self.source = locations, source  # location of a row: e.g. "train.jsonl, row 7"
 
 
 def to_file_list(files: str | Sequence[str]) -> list[str]:
@@ -53,32 +71,145 @@ def to_file_list(files: str | Sequence[str]) -> list[str]:
     return [files] if isinstance(files, str) else list(files)
 
 
-def read_rows(path: str | Path) -> DataRows:
-    """Read all rows of an entry of data.train_files, `PATH_OR_ID[:config][@revision][#split]` (resolved_files.py).
+def name_splits(files: str | Sequence[str], splits: Sequence[str], notices: list[str]) -> list[str]:
+    """Return the entries with the splits that they mean (see resolve_entry). Adds messages to `notices`."""
+    resolved = [resolve_entry(entry, splits) for entry in to_file_list(files)]
+    notices += [notice for one in resolved for notice in one.notices]
+    return [one.entry for one in resolved]
 
-    Rows of a data set on the hub without a column `data_source` get the id of the data set as `data_source`. Raises
-    ValueError if there are no such files or no rows, or if a file or one of its rows is unreadable.
-    """
+
+def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
+    """Find the files of `PATH_OR_ID[:config][@revision][#split]`. A path that exists is never read as a hub id. splits:
+    what an entry without `#split` means if there are several, best first. Raises ValueError if there is no such file,
+    config or split, or the hub cannot be used."""
+    path, entry = Path(text).expanduser(), DatasetEntry.parse(text)
+    if path.is_file() and not DATA_FILE.search(path.name):
+        formats = "parquet, arrow, jsonl, json, csv or tsv, the last four also with .gz, .bz2, .zst or .lz4"
+        raise ValueError(f"{text} is a file with the suffix {path.suffix!r}. Use a file of {formats}.")
+    if path.is_file():
+        return ResolvedFiles(text, (path,))
+    if not path.is_dir() and (matches := sorted(glob.glob(str(path), recursive=True))):
+        return ResolvedFiles(text, tuple(file for one in matches for file in resolve_entry(one, splits).files))
+    folder = Path(entry.path).expanduser()
+    results = folder / "results.jsonl"
+    if results.is_file() and (folder / "config.yaml").is_file():  # run of main_generation
+        return ResolvedFiles(text, (results,))
+    if folder.is_dir() and not entry.revision:
+        return _resolve_folder(folder.absolute(), entry, splits)
+    if entry.is_hub_id:
+        return _resolve_hub_id(entry, tuple(splits))
+    raise ValueError(f"{text}: no such file (working folder: {Path.cwd()}). Correct the path.")
+
+
+def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) -> ResolvedFiles:
+    import datasets
+
+    name = entry.without_split
+    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():  # written by save_to_disk
+        with _explain_library_errors(name):
+            loaded = datasets.load_from_disk(str(folder))
+        return _choose_dataset(loaded, entry, splits)
+    with _explain_library_errors(name):
+        listed = datasets.load_dataset_builder(str(folder), entry.config).config.data_files.items()
+    found = {str(split): tuple(map(Path, files)) for split, files in listed}
+    split, is_part = _choose_split(found, entry, splits)
+    files = tuple(file for one, files in found.items() if one == split or is_part for file in files)
+    if is_part or not all(DATA_FILE.search(file.name) for file in files):
+        with _explain_library_errors(name):
+            loaded = datasets.load_dataset(str(folder), entry.config)
+        return replace(_choose_dataset(loaded, replace(entry, split=split), splits), files=files)
+    known = {file for some in found.values() for file in some}
+    unread = [file.name for file in sorted(folder.rglob("*")) if DATA_FILE.search(file.name) and file not in known]
+    notice = f"{name}: files that belong to no split are not read: {', '.join(unread[:3])}."
+    return ResolvedFiles(f"{name}#{split}", files, notices=(notice,) if unread and not entry.config else ())
+
+
+@cache  # several readers ask for the same entry
+def _resolve_hub_id(entry: DatasetEntry, splits: tuple[str, ...]) -> ResolvedFiles:
+    import datasets
+
+    with _explain_library_errors(entry.without_split):
+        loaded = datasets.load_dataset(entry.path, entry.config, revision=entry.revision)
+    found = _choose_dataset(loaded, entry, splits)
+    commit = found.files[0].parent.name if found.files else ""
+    if entry.revision and datasets.config.HF_HUB_OFFLINE and not commit.startswith(entry.revision):
+        raise ValueError(
+            f"{entry.without_split}: HF_HUB_OFFLINE is set, and the cache has the commit {commit}. Use this revision."
+        )
+    return replace(found, hub_id=entry.path)
+
+
+def _choose_dataset(loaded: Any, entry: DatasetEntry, splits: Sequence[str]) -> ResolvedFiles:
+    """Choose a split of a datasets.DatasetDict, or return the only split, a datasets.Dataset."""
+    if not isinstance(loaded, dict):
+        loaded = {str(loaded.split or entry.split or splits[0]): loaded}
+    split, is_part = _choose_split(loaded, entry, splits)
+    with _explain_library_errors(entry.without_split):
+        dataset = _select_part(loaded, split) if is_part else loaded[split]
+    files = tuple(Path(file["filename"]) for file in dataset.cache_files)
+    return ResolvedFiles(f"{entry.without_split}#{split}", files, dataset, part=split if is_part else "")
+
+
+def _select_part(loaded: dict[str, Any], part: str) -> Any:
+    """Return the rows of a part such as `train[:10%]` or `train[:100]+test`, as the library datasets reads it."""
+    import datasets
+    from datasets.arrow_reader import ReadInstruction
+
+    sizes = {split: len(dataset) for split, dataset in loaded.items()}
+    chosen = ReadInstruction.from_spec(part).to_absolute(sizes)
+    return datasets.concatenate_datasets([loaded[one.splitname].select(range(one.from_, one.to)) for one in chosen])
+
+
+def _choose_split(known: dict[str, Any], entry: DatasetEntry, splits: Sequence[str]) -> tuple[str, bool]:
+    """Return the split of an entry, and whether it is a part of one or several splits, e.g. `train[:10%]`."""
+    wanted = [entry.split] if entry.split else [*known] if len(known) == 1 else splits
+    if found := next((split for split in wanted if split in known), None):
+        return found, False
+    if entry.split and ("[" in entry.split or "+" in entry.split):
+        return entry.split, True
+    listed = ", ".join(f"{entry.without_split}#{split}" for split in known)
+    raise ValueError(f"{entry.without_split}: no split {' or '.join(wanted)}. Use one of {listed}.")
+
+
+@contextmanager
+def _explain_library_errors(name: str) -> Iterator[None]:
+    """Context manager that converts any error of the library datasets, the hub or the files to ValueError."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"the library datasets cannot read it ({' '.join(str(error).split())})."
+        if isinstance(error, ConnectionError):
+            reason += (
+                " It is neither a local path nor in the cache, and the hub cannot be reached. Correct the path, load "
+                "the data set once with access to the hub, or use the folder that `hf download` prints."
+            )
+        if type(error).__name__ == "DatasetNotFoundError":
+            reason += " Correct the id; for a private or gated data set, log in with `hf auth login`."
+        raise ValueError(f"{name}: {reason}") from error
+
+
+def read_rows(path: str | Path) -> DataRows:
+    """Read all rows of an entry of data.train_files. Rows of the hub without a column `data_source` get the id of the
+    data set as `data_source`. Raises ValueError if there are no rows, or one is unreadable."""
     source = resolve_entry(str(path))
-    if source.dataset is not None:
-        tables = [(str(path), list[DataRow](source.dataset.with_format("arrow")[:].to_pylist()))]
-    else:
-        names = [str(path)] if len(source.files) == 1 else [str(file) for file in source.files]
-        tables = [(name, _read_valid_rows(file)) for name, file in zip(names, source.files, strict=True)]
-    rows = [row for _, table in tables for row in table]
+    names = [str(path)] if source.dataset is not None or len(source.files) == 1 else map(str, source.files)
+    rows, dataset = list[DataRow](), source.dataset
+    tables = [*map(_read_file, source.files)] if dataset is None else [dataset.with_format("arrow")[:].to_pylist()]
+    for row in (row for table in tables for row in table):
+        if isinstance(row, BadRow):
+            raise ValueError(str(row))
+        rows.append(row)
     if not rows:
         raise ValueError(f"{path}: the file has no rows. Use a file with data.")
     if source.hub_id and "data_source" not in list_column_names(rows):
         rows = [row | {"data_source": source.hub_id} for row in rows]
-    return DataRows(rows, [f"{name}, row {index}" for name, table in tables for index in range(len(table))])
+    tabled = zip(names, tables, strict=True)
+    return DataRows(rows, [f"{name}, row {index}" for name, table in tabled for index in range(len(table))], source)
 
 
 def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
-    """Read all rows like read_rows, but return an unreadable row as BadRow instead of raising ValueError.
-
-    Invalid UTF-8 bytes become surrogates, and unpaired surrogates are unchanged.
-    """
-    rows = _read_data_file(Path(path).expanduser(), strict=False)
+    """Read all rows of a file like read_rows, but return an unreadable row as BadRow instead of raising ValueError."""
+    rows = _read_file(Path(path).expanduser())
     if not rows:
         raise ValueError(f"{path}: the file has no rows. Use a file with data.")
     return rows
@@ -86,19 +217,16 @@ def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
 
 def convert_rows(path: str, rows: DataRows, convert_row: Callable[[DataRow], T]) -> list[T]:
     """Apply `convert_row` to each row of the file `path`. The ValueErrors of all rows are raised as one ValueError."""
-    converted, errors = [], dict[int, ValueError]()
-    for index, row in enumerate(rows):
+    converted, errors = [], list[str]()
+    for row, location in zip(rows, rows.locations, strict=True):
         try:
             converted.append(convert_row(row))
         except ValueError as error:
-            errors[index] = error
+            errors.append(f"{location.removeprefix(f'{path}, ')}: {error}")
     if errors:
-        first = [(rows.locations[index], error) for index, error in errors.items()][:MAX_BAD_ROWS_SHOWN]
-        shown = "\n  ".join(f"{location.removeprefix(f'{path}, ')}: {error}" for location, error in first)
-        more = f"\n  and {len(errors) - MAX_BAD_ROWS_SHOWN} more" if len(errors) > MAX_BAD_ROWS_SHOWN else ""
-        raise ValueError(
-            f"{path}: {len(errors)} of {len(rows)} rows are invalid (row numbers start at 0):\n  {shown}{more}"
-        )
+        more = [f"and {len(errors) - MAX_BAD_ROWS_SHOWN} more"] if len(errors) > MAX_BAD_ROWS_SHOWN else []
+        shown = "\n  ".join(errors[:MAX_BAD_ROWS_SHOWN] + more)
+        raise ValueError(f"{path}: {len(errors)} of {len(rows)} rows are invalid (row numbers start at 0):\n  {shown}")
     return converted
 
 
@@ -107,107 +235,70 @@ def list_column_names(rows: Iterable[DataRow]) -> list[str]:
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
-def _read_valid_rows(path: Path) -> list[DataRow]:
-    rows = _read_data_file(path, strict=True)
-    if invalid := next((row for row in rows if isinstance(row, BadRow)), None):
-        raise ValueError(str(invalid))
-    return [row for row in rows if not isinstance(row, BadRow)]
-
-
-def _read_data_file(path: Path, strict: bool) -> list[DataRow | BadRow]:
-    (path,) = resolve_entry(str(path)).files
-    match = DATA_FILE.search(path.name)
-    assert match is not None
-    kind = match[1].lower()
-    if kind in ("parquet", "arrow"):
-        return [*_read_table(path, kind)]
-    text = _read_text(path, strict)
-    return _read_csv(path, text, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, text, kind, strict)
-
-
-def _read_table(path: Path, kind: str) -> list[DataRow]:
+def _read_file(path: Path) -> list[DataRow | BadRow]:
+    """Read a file. Raises ValueError if it is not readable as its suffix says."""
     import pyarrow
     import pyarrow.parquet
 
+    (path,) = resolve_entry(str(path)).files
+    kind = DATA_FILE.search(path.name)[1].lower()  # type: ignore[index]
     try:
         if kind == "parquet":
             return list(pyarrow.parquet.read_table(path).to_pylist())
-        try:
-            return list(pyarrow.ipc.open_stream(pyarrow.memory_map(str(path))).read_all().to_pylist())
-        except pyarrow.ArrowInvalid:
-            return list(pyarrow.ipc.open_file(pyarrow.memory_map(str(path))).read_all().to_pylist())
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # ValueError: invalid UTF-8
+        with pyarrow.input_stream(str(path), compression="detect") as stream:
+            content = stream.read()
+        if kind == "arrow":
+            open_table = pyarrow.ipc.open_file if content[:6] == b"ARROW1" else pyarrow.ipc.open_stream
+            return list(open_table(content).read_all().to_pylist())
+        return _read_csv(content, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, content, kind)
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: the file is not a readable {kind} file ({error}). Create it again.") from error
 
 
-def _read_text(path: Path, strict: bool) -> str:
-    """Return the text of a file, decompressed as its suffix says."""
+def _read_csv(content: bytes, separator: str) -> list[DataRow | BadRow]:
+    """Parse a table with a header. Cells are text, as they are written; an empty cell is None."""
+    from pyarrow import BufferReader, csv, string
+
+    one_block = csv.ReadOptions(block_size=len(content) + 1)
+    lines = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    names = csv.open_csv(BufferReader(content), one_block, lines).schema.names
+    if len({*names}) < len(names):
+        raise ValueError(f"two columns have the same name: {', '.join(names)}")
+    types = dict.fromkeys(names, string())
+    texts = csv.ConvertOptions(null_values=[""], strings_can_be_null=True, column_types=types)
+    return list(csv.read_csv(BufferReader(content), one_block, lines, texts).to_pylist())
+
+
+def _read_json(path: Path, content: bytes, kind: str) -> list[DataRow | BadRow]:
+    """Parse JSON lines, or a .json file with a list of objects."""
+    text = content.decode("utf-8-sig", "surrogateescape")
+    if kind == "json" and text.lstrip().startswith("["):
+        values = [(f"{path}, row {index}", value) for index, value in enumerate(json.loads(text))]
+    else:
+        lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+        values = [(location, _parse_line(line, location)) for location, line in lines]
+    check = _check_object if SURROGATE.search(text) is None else _check_text
+    return [check(*value) for value in values]
+
+
+def _parse_line(line: str, location: str) -> object:
     try:
-        content = path.read_bytes() if path.suffix.lower() not in COMPRESSED else _decompress(path)
-        return content.decode("utf-8-sig", "strict" if strict else "surrogateescape")
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: the file is not readable UTF-8 text ({error}). Save it as UTF-8.") from error
-
-
-def _decompress(path: Path) -> bytes:
-    import pyarrow
-
-    with pyarrow.input_stream(str(path), compression="detect") as stream:
-        return bytes(stream.read())
-
-
-def _read_csv(path: Path, text: str, separator: str) -> list[DataRow | BadRow]:
-    """Parse a file with a header. Cells are text, as they are written; an empty cell is None."""
-    csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    try:
-        header, *rows = [cells for cells in reader if cells] or [[]]
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}. Quote the cell, or save the file again.") from error
-    if len({*header}) < len(header):
-        raise ValueError(f"{path}: two columns have the same name ({', '.join(header)}). Rename one of them.")
-    return [
-        dict(zip(header, [cell or None for cell in cells], strict=True))
-        if len(cells) == len(header)
-        else BadRow("not as many cells as the header", f"{path}, row {number}", f"{len(cells)}, not {len(header)}")
-        for number, cells in enumerate(rows)
-    ]
-
-
-def _read_json(path: Path, text: str, kind: str, strict: bool) -> list[DataRow | BadRow]:
-    check_surrogates = strict and SURROGATE_ESCAPE.search(text) is not None
-    values = _parse_json(text, f"{path}") if kind == "json" else None
-    if isinstance(values, BadRow) and isinstance(_parse_json(text.lstrip().partition("\n")[0], ""), dict):
-        values = None  # JSON lines in a .json file
-    if values is None:
-        lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-        return [_check_json_row(_parse_json(line, location), location, check_surrogates) for location, line in lines]
-    if isinstance(values, BadRow):
-        raise ValueError(str(values))
-    if not isinstance(values, list):
-        raise ValueError(
-            f"{path}: the file contains a {type(values).__name__}, but a .json file must contain a list of objects."
-        )
-    return [_check_json_row(value, f"{path}, row {index}", check_surrogates) for index, value in enumerate(values)]
-
-
-def _check_json_row(value: object, location: str, check_surrogates: bool) -> DataRow | BadRow:
-    """Return a parsed row, or BadRow if it is not an object or (with check_surrogates) has an unpaired surrogate."""
-    if isinstance(value, BadRow):
-        return value
-    if not isinstance(value, dict):
-        return BadRow("not an object {...}", location, f"a {type(value).__name__}")
-    if check_surrogates:
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            surrogate = f"\\u{ord(error.object[error.start]):04x}"
-            return BadRow("has an unpaired surrogate, which is not a character", location, surrogate)
-    return value
-
-
-def _parse_json(text: str, location: str) -> object:
-    try:
-        return json.loads(text)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError: also raised for a number with too many digits
         return BadRow("not valid JSON", location, str(error))
+
+
+def _check_object(location: str, value: object) -> DataRow | BadRow:
+    if isinstance(value, dict | BadRow):
+        return value
+    return BadRow("not an object {...}", location, f"a {type(value).__name__}")
+
+
+def _check_text(location: str, value: object) -> DataRow | BadRow:
+    """Return a row, or a BadRow if it is not an object or one of its texts cannot be encoded."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        found = f"invalid UTF-8, or the unpaired surrogate \\u{ord(error.object[error.start]):04x}"
+        return BadRow("not valid Unicode", location, found)
+    return _check_object(location, value)

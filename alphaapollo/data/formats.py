@@ -12,7 +12,6 @@ from functools import partial
 
 from alphaapollo.data.files import DataRow, DataRows, list_column_names, read_rows
 
-PURPOSES = {"messages": "sft", "chosen": "preference", "label": "preference"}  # name of a column -> suggest_command
 RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
 
 
@@ -22,7 +21,7 @@ class DataFormat:
 
     name: str
     columns: tuple[str, ...]  # columns that a file must have
-    convert: Callable[[DataRow], DataRow]  # returns a row with the columns messages, prompt, response or text
+    convert: Callable[[DataRow], DataRow]  # returns the columns messages, prompt or response
     optional: tuple[str, ...] = ()  # columns that the conversion also reads
 
 
@@ -45,27 +44,45 @@ def read_rows_in_known_format(
     unreadable or of no known format.
     """
     rows = read_rows(path)
-    columns = list_column_names(rows)
-    if group := next((group for group in needed if {*group} <= {*columns}), None):
-        unread = describe_unread_columns(rows, optional and (*group, *optional))
+    columns = {*list_column_names(rows)}
+    if group := next((group for group in needed if {*group} <= columns), None):
+        unread = _describe_unread_columns(rows, optional and (*group, *optional))
         return rows, [f"{path}: {unread}"] if unread else []
-    for one in () if {*RESULT_COLUMNS} <= {*columns} else formats:
-        if {*one.columns} <= {*columns}:
-            converted = ({names.get(key, key): value for key, value in one.convert(row).items()} for row in rows)
-            unread = describe_unread_columns(rows, optional and (*one.columns, *one.optional, *optional))
-            return DataRows(converted, rows.locations), [
-                f"{path} is read as {one.name} ({', '.join(one.columns)}). {unread}".strip()
-            ]
-    purpose = next((purpose for name, purpose in PURPOSES.items() if name in names), "rl")
+    for one in () if {*RESULT_COLUMNS} <= columns else formats:
+        if {*one.columns} <= columns:
+            converted = (
+                {names.get(key, key): value for key, value in (row | one.convert(row)).items()} for row in rows
+            )
+            unread = _describe_unread_columns(rows, optional and (*one.columns, *one.optional, *optional))
+            notice = f"{path} is read as {one.name} ({', '.join(one.columns)}). {unread}".strip()
+            return DataRows(converted, rows.locations, rows.source), [notice]
     missing = " or ".join(" and ".join(map(repr, group)) for group in needed)
+    keys = ", ".join(f"data.{name}_key" for name in names)
     raise ValueError(
-        f"{path}: no column {missing}. The file has {', '.join(map(repr, columns))}. Set "
-        f"{', '.join(f'data.{name}_key' for name in names)} to its columns, or use another format of docs/data.md."
-        f"{suggest_command(path, columns, purpose)}"
+        f"{path}: no column {missing}. The file has {', '.join(map(repr, list_column_names(rows)))}. Set {keys} to its "
+        f"columns, or use another format of docs/data.md.{_suggest_command(path, columns, names)}"
     )
 
 
-def describe_unread_columns(rows: Sequence[DataRow], read: Collection[str] | None) -> str:
+def _suggest_command(path: str, columns: Collection[str], names: Collection[str]) -> str:
+    """Return a sentence with the command that reads a file with these columns; empty if there is none. names: columns
+    that are missing, for which a script in examples/data_preprocess may prepare the file."""
+    scripts = {"messages": "prepare_sft", "chosen": "prepare_preference", "label": "prepare_preference"}
+    script = next(
+        (f"python -m examples.data_preprocess.{scripts[name]} --data_source" for name in names if name in scripts), ""
+    )
+    commands: list[tuple[str, Sequence[Collection[str]]]] = [
+        (script, [RESULT_COLUMNS, ("question", "answer")] if "messages" in names else [RESULT_COLUMNS] * bool(script)),
+        ("alphaapollo dpo data.train_files", [("chosen", "rejected")]),
+        ("alphaapollo dpo preference.loss=kto data.train_files", [("completion", "label"), ("response", "label")]),
+        ("alphaapollo sft data.train_files", [("messages",), *(one.columns for one in SFT_FORMATS)]),
+        ("alphaapollo rl data.train_files", [("data_source", "prompt", "reward_model")]),
+    ]
+    found = (command for command, groups in commands if any({*group} <= {*columns} for group in groups))
+    return next((f" To use this file: {command}={path}" for command in found), "")
+
+
+def _describe_unread_columns(rows: Sequence[DataRow], read: Collection[str] | None) -> str:
     """Return a sentence with the columns that have values and are not in `read`; empty if there are none or `read` is
     None. `data_source` is left out: it only names the data."""
     known = {*(read or ()), "data_source"}
@@ -73,68 +90,42 @@ def describe_unread_columns(rows: Sequence[DataRow], read: Collection[str] | Non
     return f"Columns that are not read: {', '.join(sorted(unread))}." if unread else ""
 
 
-def suggest_command(path: str, columns: Collection[str], purpose: str) -> str:
-    """Return a sentence with the command that reads a file with these columns; empty if there is none.
-
-    purpose: "sft" or "preference", for which a script in examples/data_preprocess prepares some files, or "rl".
-    """
-    script = f"python -m examples.data_preprocess.prepare_{purpose} --data_source"
-    prepared: dict[str, list[tuple[str, ...]]] = {
-        "sft": [RESULT_COLUMNS, ("question", "answer")],
-        "preference": [RESULT_COLUMNS],
-        "rl": [],
-    }
-    commands: dict[str, Sequence[Collection[str]]] = {
-        script: prepared[purpose],
-        "alphaapollo dpo data.train_files": [("chosen", "rejected")],
-        "alphaapollo dpo preference.loss=kto data.train_files": [("completion", "label"), ("response", "label")],
-        "alphaapollo sft data.train_files": [("messages",), *(one.columns for one in SFT_FORMATS)],
-        "alphaapollo rl data.train_files": [("data_source", "prompt", "reward_model")],
-    }
-    for command, groups in commands.items():
-        if any({*group} <= {*columns} for group in groups):
-            return f" To use this file: {command}={path}"
-    return ""
+def _make_chat(question: str, *answer: str | None) -> list[dict[str, str | None]]:
+    return [{"role": "user", "content": question}, *({"role": "assistant", "content": text} for text in answer)]
 
 
-def _convert_chat(row: DataRow, column: str) -> DataRow:
-    return row | {"messages": row.get(column)}
-
-
-def _convert_alpaca(row: DataRow) -> DataRow:
-    question = "\n\n".join(filter(None, (row.get("instruction"), row.get("input"))))
-    return row | {"messages": [_ask(question), {"role": "assistant", "content": row.get("output")}]}
-
-
-def _convert_query(row: DataRow) -> DataRow:
-    return row | {"messages": [_ask(row["query"]), {"role": "assistant", "content": row.get("response")}]}
-
-
-def _convert_completion(row: DataRow) -> DataRow:
-    return row | {"response": row.get("completion")}
-
-
-def _convert_question(row: DataRow, column: str) -> DataRow:
-    question = row.get(column)
-    return row | {"prompt": None if question is None else [_ask(question)]}
-
-
-def _ask(question: str) -> dict[str, str]:
-    return {"role": "user", "content": question}
+def _join_instruction(row: DataRow) -> str:
+    return "\n\n".join(filter(None, (row.get("instruction"), row.get("input"))))
 
 
 SFT_FORMATS = (
-    *(
-        DataFormat("ShareGPT chats", (name,), partial(_convert_chat, column=name))
-        for name in ("conversations", "conversation")
+    DataFormat("ShareGPT chats", ("conversations",), lambda row: {"messages": row.get("conversations")}),
+    DataFormat("ShareGPT chats", ("conversation",), lambda row: {"messages": row.get("conversation")}),
+    DataFormat(
+        "Alpaca instructions",
+        ("instruction", "output"),
+        lambda row: {"messages": _make_chat(_join_instruction(row), row.get("output"))},
+        ("input",),
     ),
-    DataFormat("Alpaca instructions", ("instruction", "output"), _convert_alpaca, ("input",)),
-    DataFormat("queries and responses", ("query", "response"), _convert_query),
-    DataFormat("prompts and completions", ("prompt", "completion"), _convert_completion),
-    DataFormat("plain text, trained on as a whole", ("text",), lambda row: {"text": row.get("text")}),
+    DataFormat(
+        "queries and responses",
+        ("query", "response"),
+        lambda row: {"messages": _make_chat(row["query"], row.get("response"))},
+    ),
+    DataFormat("prompts and completions", ("prompt", "completion"), lambda row: {"response": row.get("completion")}),
+    DataFormat("plain text, trained on as a whole", ("text",), lambda row: {}),
 )
-LABELLED_FORMATS = (DataFormat("labelled completions", ("prompt", "completion", "label"), _convert_completion),)
+LABELLED_FORMATS = (
+    DataFormat("labelled completions", ("prompt", "completion", "label"), lambda row: {"response": row["completion"]}),
+)
+
+
+def _ask(row: DataRow, column: str) -> DataRow:
+    question = row.get(column)
+    return {"prompt": None if question is None else _make_chat(question)}
+
+
 PROMPT_FORMATS = tuple(
-    DataFormat("questions, each asked in a chat", (name,), partial(_convert_question, column=name))
+    DataFormat("questions, each asked in a chat", (name,), partial(_ask, column=name))
     for name in ("question", "problem", "Question", "Problem")
 )

@@ -39,8 +39,8 @@ class ImageReader:
     allow_urls: bool | None = None  # download http(s) URLs; None: data.allow_image_urls does not apply
 
     def read(self, value: object) -> EncodedImage:
-        """Convert an image to its file's bytes or absolute path, and check its header. Raises ValueError if the
-        image has another form, cannot be downloaded, is damaged, too large or animated."""
+        """Convert an image to its file's bytes or absolute path, and check its header. Raises ValueError if it is
+        unreadable."""
         encoded_image = self._find(value)
         with open_image(encoded_image):
             return encoded_image
@@ -76,57 +76,37 @@ class ImageReader:
 LOCAL_IMAGES = ImageReader()  # paths start at the working folder, no downloads
 
 
-@dataclass(frozen=True)
-class RowImages:
-    """Images of a data row: those of its column `images`, and the reader for those in its messages."""
+def read_image_column(row: Mapping[str, object], reader: ImageReader) -> list[EncodedImage] | None:
+    """Read the column `images` of a data row; None without. Raises ValueError if an image cannot be read."""
+    if IMAGES not in row:
+        return None
+    values = row[IMAGES] or []
+    if not isinstance(values, list):
+        raise ValueError(f"{IMAGES!r} is a {type(values).__name__}; it must be a list of images.")
+    return [reader.read(value) for value in values]
 
-    column: list[EncodedImage] | None = None  # None: the row has no such column, so `<image>` in a text has no meaning
-    reader: ImageReader = LOCAL_IMAGES
 
-    @classmethod
-    def from_row(cls, row: Mapping[str, object], reader: ImageReader) -> RowImages:
-        """Read the column `images`. Raises ValueError if an image cannot be read."""
-        if IMAGES not in row:
-            return cls(None, reader)
-        values = row[IMAGES] or []
-        if not isinstance(values, list):
-            raise ValueError(f"{IMAGES!r} is a {type(values).__name__}; it must be a list of images.")
-        return cls([reader.read(value) for value in values], reader)
-
-    def check_is_empty(self, column: str) -> None:
-        """Raise ValueError if there are images, because the prompt in `column` is a text."""
-        if self.column:
-            raise ValueError(
-                f"{column!r} is a text, but the row has images. Use a chat, e.g. "
-                f'[{{"role": "user", "content": "{IMAGE_MARK} ..."}}].'
-            )
-
-    def place(self, messages: Sequence[Message]) -> list[Message]:
-        """Distribute the images of the column to the marks of a chat from `convert_parts`, in order.
-
-        Raises ValueError if the numbers of marks and images differ, or an assistant message has images.
-        """
-        slots = [_list_slots(message) for message in messages]
-        if self.column is None and not collect_images(messages):
-            return list(messages)
-        num_marks = sum(slot is None for message_slots in slots for slot in message_slots)
-        column = self.column or []
-        if num_marks != len(column):
-            raise make_count_error("the chat", num_marks, len(column))
-        remaining = iter(column)
-        placed = []
-        for message, message_slots in zip(messages, slots, strict=True):
-            encoded_images = [next(remaining) if slot is None else slot for slot in message_slots]
-            placed.append(cast(Message, {**message, IMAGES: encoded_images}) if encoded_images else message)
-        return placed
+def place_images(messages: Sequence[Message], column: Sequence[EncodedImage] | None = None) -> list[Message]:
+    """Distribute the images of a row's column to the marks of a chat from `convert_parts`, in order. Without a column,
+    `<image>` in a text has no meaning. Raises ValueError if the numbers of marks and images differ, or an assistant
+    message has images."""
+    slots = [_list_slots(message) for message in messages]
+    if column is None and not collect_images(messages):
+        return list(messages)
+    num_marks, remaining = sum(message_slots.count(None) for message_slots in slots), iter(column or ())
+    if num_marks != len(column or ()):
+        raise make_count_error("the chat", num_marks, len(column or ()))
+    placed = []
+    for message, message_slots in zip(messages, slots, strict=True):
+        encoded_images = [next(remaining) if slot is None else slot for slot in message_slots]
+        placed.append(cast(Message, {**message, IMAGES: encoded_images}) if encoded_images else message)
+    return placed
 
 
 def convert_parts(message: ChatMessage, reader: ImageReader) -> Message:
-    """Convert a message with a list of parts to a message with text content, and read its images.
-
-    An image that the column `images` has to provide is None in the result (RowImages.place). Raises ValueError if a
-    part is malformed, an image cannot be read, or the numbers of marks and images differ.
-    """
+    """Convert a message with a list of parts to a message with text content, and read its images. An image that the
+    column `images` has to provide is None in the result (place_images). Raises ValueError for malformed parts or
+    images."""
     content = message.get("content")
     parts: list[JsonObject] = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts, slots, has_images = list[str](), list[EncodedImage | None](), False
@@ -151,9 +131,9 @@ def convert_parts(message: ChatMessage, reader: ImageReader) -> Message:
 
 
 def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Convert the messages of an environment: part lists and images of any form. Raises ValueError like
-    convert_parts and RowImages.place."""
-    return RowImages().place([convert_parts(message, LOCAL_IMAGES) for message in messages])
+    """Convert the messages of an environment: part lists and images of any form. Raises ValueError for malformed
+    ones."""
+    return place_images([convert_parts(message, LOCAL_IMAGES) for message in messages])
 
 
 def _list_slots(message: Message) -> list[EncodedImage | None]:

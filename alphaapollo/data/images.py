@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 CACHE_SIZE = 256  # prepared images
 NUM_LOCKS = 64  # so that few different images share a lock
 MAX_PIXELS = 2**26  # of an image, before the processor resizes it
-TOO_LARGE = f"it has more than {MAX_PIXELS} pixels"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # decoders of others may start programs; MPO is a JPEG
 DECODING = BoundedSemaphore(2)  # an image of MAX_PIXELS needs a GiB while it is decoded
 GRID, MERGE = "image_grid_thw", "merge_size"  # of processors for models with M-RoPE
@@ -41,18 +40,11 @@ PLACEHOLDER_IDS = ("image_token_id", "image_token_index", "video_token_id", "vid
 ORIENTATION, SIDEWAYS = 0x0112, range(5, 9)  # EXIF tag, and its values that swap width and height
 PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, EOFError, struct.error)
 """Errors that Pillow raises for damaged files, depending on their format."""
-PROCESSOR_FIX = (
-    "Save the model's processor beside it with processor.save_pretrained. For a hub id, check the network and "
-    "HF_HUB_OFFLINE."
-)
 
 
 class ImageProcessor:
-    """Processor of a vision-language model, with its tokenizer.
-
-    Images are resized and normalized by transformers' Pillow implementation, which gives the same pixels on every
-    machine; the torchvision implementation differs by rounding.
-    """
+    """Processor of a vision-language model, with its tokenizer. Images are resized and normalized by transformers'
+    Pillow implementation, which gives the same pixels on every machine; torchvision's differs by rounding."""
 
     def __init__(self, processor: ProcessorMixin, tokenizer: PreTrainedTokenizerBase):
         self._processor, self._tokenizer = processor, tokenizer
@@ -64,9 +56,7 @@ class ImageProcessor:
 
     def prepare(self, encoded_image: EncodedImage) -> ImageInput:
         """Prepare an image, or return it from the cache. Threads that need the same image wait for the first one.
-
-        Raises ValueError if the image cannot be read (read_image) or the model's processor rejects it.
-        """
+        Raises ValueError if the image cannot be read or the model's processor rejects it."""
         with self._locks[hash(encoded_image) % NUM_LOCKS]:
             return self._prepare_cached(encoded_image)
 
@@ -189,10 +179,8 @@ def make_count_error(subject: str, num_marks: int, num_images: int) -> ValueErro
 
 
 def read_image(encoded_image: EncodedImage) -> Image:
-    """Decode an image to RGB, rotated as its EXIF data says, on white if it is transparent.
-
-    Raises ValueError if it is damaged, too large, animated, or has 32-bit pixels.
-    """
+    """Decode an image to RGB, rotated as its EXIF data says, on white if it is transparent. Raises ValueError if it is
+    damaged, too large, animated, or has 32-bit pixels."""
     from PIL import Image, ImageOps
 
     with DECODING, open_image(encoded_image) as opened:
@@ -219,10 +207,8 @@ def read_image_size(encoded_image: EncodedImage) -> tuple[int, int]:
 
 @contextmanager
 def open_image(encoded_image: EncodedImage) -> Iterator[Image]:
-    """Context manager that reads the header of an image. Pixels are decoded when they are used.
-
-    Raises ValueError if the image is damaged, too large or animated, also for errors in the body of the context.
-    """
+    """Context manager that reads the header of an image. Raises ValueError if it is damaged, too large or animated,
+    also for errors in the body of the context, where pixels are decoded."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -233,17 +219,15 @@ def open_image(encoded_image: EncodedImage) -> Iterator[Image]:
             )
         with opened as image:
             if image.width * image.height > MAX_PIXELS:
-                raise Image.DecompressionBombError
+                raise ValueError(f"it has more than {MAX_PIXELS} pixels")
             frames = getattr(image, "n_frames", 1)
             if frames > 1 and image.format != "MPO":  # MPO: a photo with a preview
                 raise ValueError(f"it is animated ({frames} frames)")
             yield image
     except (Image.DecompressionBombError, *PILLOW_ERRORS) as error:
-        system_error = getattr(error, "strerror", None)  # e.g. no such file
-        known = {UnidentifiedImageError: "unknown format", Image.DecompressionBombError: TOO_LARGE}
-        reason = known.get(type(error)) or str(error).rstrip(".")
-        fix = "Correct the path or remove it." if system_error else "Convert it to PNG, resize or remove it."
-        reason = system_error or reason or type(error).__name__
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".") or type(error).__name__
+        reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
+        fix = "Correct its path, convert it to PNG, resize or remove it."
         raise ValueError(f"cannot read {describe_image(encoded_image)}: {reason}. {fix}") from error
 
 
@@ -268,10 +252,8 @@ def describe_image(encoded_image: EncodedImage) -> str:
 
 
 def find_placeholders(token_ids: Sequence[int] | np.ndarray, images: Sequence[ImageInput]) -> np.ndarray:
-    """Return the positions of the placeholders of all images in a token sequence, int64 [placeholders].
-
-    The first ones belong to the first image, and so on. Asserts that there is one for each image feature.
-    """
+    """Return the positions of the placeholders of all images in a token sequence, image after image, int64
+    [placeholders]. Asserts that there is one for each image feature."""
     if not images:
         return np.zeros(0, dtype=np.int64)
     positions = np.flatnonzero(np.asarray(token_ids) == images[0].placeholder_id)
@@ -288,11 +270,8 @@ def find_placeholder_ids(config: PretrainedConfig) -> tuple[int, ...]:
 
 
 def reads_images(config: PretrainedConfig) -> bool:
-    """Return whether a model, given by its configuration, is a vision-language model whose images are supported.
-
-    Other vision-language models are used like text models, e.g. Gemma 3, in which the tokens of an image attend to
-    each other in both directions.
-    """
+    """Return whether a model is a vision-language model whose images are supported. Others are used like text models,
+    e.g. Gemma 3, in which the tokens of an image attend to each other in both directions."""
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     if getattr(config, "vision_config", None) is None or type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
@@ -307,11 +286,9 @@ def reads_images(config: PretrainedConfig) -> bool:
 def load_image_processor(
     path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
 ) -> ImageProcessor | None:
-    """Load the processor of a model, given as hub id or local folder. None if the model does not read images.
-
-    A tokenizer without chat template gets the processor's. Raises ValueError if the model is a vision-language model
-    without a processor that can be loaded.
-    """
+    """Load the processor of a model, given as hub id or local folder. None if the model does not read images. A
+    tokenizer without chat template gets the processor's. Raises ValueError if a vision-language model has no
+    processor."""
     from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, PreTrainedConfig
 
     has_vision = "vision_config" in PreTrainedConfig.get_config_dict(path)[0]
@@ -320,19 +297,16 @@ def load_image_processor(
     try:
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
         image_processor = AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
+        processor.image_processor = image_processor
+        loaded = ImageProcessor(processor, tokenizer)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise ValueError(
-            f"{path}: the vision-language model has no processor that can be loaded ({reason}). {PROCESSOR_FIX}"
+            f"{path}: the vision-language model has no processor with an image token that can be loaded ({reason}). "
+            "Save it beside the model with save_pretrained. For a hub id, check the network and HF_HUB_OFFLINE."
         ) from error
-    if not hasattr(processor, "image_token_id"):
-        raise ValueError(
-            f"{path}: the vision-language model has no processor with an image token, only a "
-            f"{type(processor).__name__}. {PROCESSOR_FIX}"
-        )
-    processor.image_processor = image_processor
     tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
-    return ImageProcessor(processor, tokenizer)
+    return loaded
 
 
 def check_images_are_supported(messages: Sequence[ChatMessage] | str, processor: ImageProcessor | None) -> None:

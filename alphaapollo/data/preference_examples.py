@@ -6,34 +6,34 @@ A data row has one of these groups of columns:
     chosen, rejected                             complete chats or texts; their common prefix is the prompt
     prompt, response, label                      single answers; label true: desirable
 
-The action mask marks the tokens of the answer, as for supervised examples (data/sft_examples.py). The answers of a pair
+The action mask marks the tokens of the answer, as for supervised examples (data/examples.py). The answers of a pair
 have equal prompt tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.chat_turns import TextPiece
-from alphaapollo.data.chats import CONTEXT_COLUMNS
-from alphaapollo.data.files import DataRow, DataRows, list_column_names, to_file_list
-from alphaapollo.data.formats import LABELLED_FORMATS, DataFormat, read_rows_in_known_format
-from alphaapollo.data.image_messages import ImageReader
-from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.resolved_files import resolve_entry
-from alphaapollo.data.sft_examples import (
-    RowContext,
+from alphaapollo.data.chats import CONTEXT_COLUMNS, RowContext, TextPiece, count_equal_items
+from alphaapollo.data.examples import (
+    LoadedExamples,
+    RowPlace,
+    apply_max_length,
     join_prompt_and_answer,
     list_text_notices,
     read_answer,
+    read_examples,
     tokenize_examples,
 )
-from alphaapollo.data.sources import LoadedExamples, apply_max_length, read_examples
+from alphaapollo.data.files import DataRow, to_file_list
+from alphaapollo.data.formats import LABELLED_FORMATS, DataFormat, read_rows_in_known_format
+from alphaapollo.data.image_messages import ImageReader
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.types import Message, Row
 from alphaapollo.utils.seeds import derive_seed
 
@@ -60,73 +60,55 @@ class PreferenceExample:
         return max(len(row.token_ids) for row in self.rows_for_reference)
 
 
-@dataclass(frozen=True)
-class PreferenceTexts:
-    """Texts of a data row before tokenization: two answers if the row is a pair, else one, each with the prompt."""
-
-    texts: list[list[TextPiece]]  # for each answer: pieces of the prompt and of the answer
-    data_source: str
-    margin: float = 0.0
-    is_desirable: bool = True  # label of a single answer
-
-
-def load_pairs(
-    files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1
+def load_preferences(
+    files: str | Sequence[str],
+    renderer: Renderer,
+    data: PairData,
+    max_samples: int = -1,
+    single_answers: bool = False,
 ) -> LoadedExamples[PreferenceExample]:
-    """Load and tokenize pairs of answers; at most max_samples if positive.
-
-    Raises ValueError if a file is unreadable, lacks columns or has invalid rows (e.g. empty or equal answers), or if an
-    answer is too long and data.truncation=error.
-    """
-    notices: list[str] = []
-    read = read_examples(files, lambda path: _read_file(path, renderer, data, notices), max_samples, data)
-    texts = [text for _, row in read for text in row.texts]
+    """Load and tokenize preference data; at most max_samples data rows if positive. An example is a pair, or with
+    single_answers, for KTO, one labelled answer with an answer to another prompt. Raises ValueError for invalid files
+    or rows, if an answer is too long and data.truncation=error, or if all labels are equal."""
+    pair = (data.chosen_key, data.rejected_key)
+    needed, names, formats = [pair], dict(zip(("chosen", "rejected"), pair, strict=True)), tuple[DataFormat, ...]()
+    if single_answers and isinstance(data, PreferenceData):
+        needed, formats = [(data.response_key, data.label_key), pair], LABELLED_FORMATS
+        names = {"response": data.response_key, "label": data.label_key, "prompt": data.prompt_key}
+    optional = (*_list_prompt_columns(data), getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
+    read_rows = partial(read_rows_in_known_format, needed=needed, formats=formats, names=names, optional=optional)
+    convert = partial(_parse_row, renderer=renderer, data=data, single_answers=single_answers)
+    read, notices = read_examples(files, read_rows, convert, max_samples, data)
+    texts = [pieces for _, (answers, _) in read for pieces in answers]
     rows = iter(tokenize_examples(texts, renderer))
-    pairs = [
-        (place, PreferenceExample([next(rows), next(rows)], [True, False], row.data_source, row.margin))
-        for place, row in read
-    ]
-    fitted = apply_max_length(files, pairs, lambda pair: pair.longest_row_length, "pairs", data)
-    return replace(fitted, notices=[*notices, *fitted.notices, *list_text_notices(texts, renderer)])
+    examples = list[tuple[RowPlace, PreferenceExample]]()
+    for place, (_, example) in read:
+        example.rows = [next(rows) for _ in example.is_good]
+        pairs = zip(example.rows, example.is_good, strict=True)
+        singles = [replace(example, rows=[row], is_good=[good]) for row, good in pairs]
+        examples += [(place, one) for one in (singles if single_answers else [example])]
+    noun = "answers" if single_answers else "pairs"
+    loaded = apply_max_length(files, examples, lambda one: one.longest_row_length, noun, data)
+    if single_answers:
+        _add_unrelated_answers(files, loaded.examples, data)
+    return replace(loaded, notices=[*notices, *loaded.notices, *list_text_notices(texts, renderer)])
 
 
-def load_labelled_answers(
-    files: str | Sequence[str], renderer: Renderer, data: PreferenceData, max_samples: int = -1
-) -> LoadedExamples[PreferenceExample]:
-    """Load and tokenize single answers with labels for KTO; at most max_samples data rows if positive.
-
-    A pair becomes two single answers. Each example also gets an answer to another prompt (make_unrelated_answers).
-    Raises ValueError like load_pairs, and if a label is invalid or all labels are equal.
-    """
-    notices: list[str] = []
-    read = read_examples(files, lambda path: _read_file(path, renderer, data, notices, True), max_samples, data)
-    texts = [text for _, row in read for text in row.texts]
-    rows = iter(tokenize_examples(texts, renderer))
-    placed = [
-        (place, PreferenceExample([next(rows)], [good], row.data_source))
-        for place, row in read
-        for good in ((row.is_desirable,) if len(row.texts) == 1 else (True, False))
-    ]
-    fitted = apply_max_length(files, placed, lambda answer: answer.longest_row_length, "answers", data)
-    fitting = fitted.examples
-    if len({answer.is_good[0] for answer in fitting}) == 1:
-        kind = "desirable" if fitting[0].is_good[0] else "undesirable"
+def _add_unrelated_answers(files: str | Sequence[str], answers: Sequence[PreferenceExample], data: PairData) -> None:
+    if len({answer.is_good[0] for answer in answers}) == 1:
+        kind = "desirable" if answers[0].is_good[0] else "undesirable"
         raise ValueError(
-            f"{', '.join(to_file_list(files))}: all {len(fitting)} answers are {kind}, so there is nothing to compare. "
-            f"Provide rows of both labels ({data.label_key!r}: true and false), or pairs of {data.chosen_key!r} and "
-            f"{data.rejected_key!r}."
+            f"{', '.join(to_file_list(files))}: all {len(answers)} answers are {kind}, so there is nothing to compare. "
+            f"Provide rows of both labels (true and false), or pairs of {data.chosen_key!r} and {data.rejected_key!r}."
         )
-    unrelated = make_unrelated_answers([answer.rows[0] for answer in fitting], data.seed, data.max_length)
-    for answer, row in zip(fitting, unrelated, strict=True):
+    unrelated = make_unrelated_answers([answer.rows[0] for answer in answers], data.seed, data.max_length)
+    for answer, row in zip(answers, unrelated, strict=True):
         answer.unrelated_answer = row
-    return replace(fitted, notices=[*notices, *fitted.notices, *list_text_notices(texts, renderer)])
 
 
 def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -> list[Row]:
-    """Combine each prompt with a random answer to a different prompt, truncated to max_length tokens in total.
-
-    KTO estimates the KL to the reference on these answers. Raises ValueError if all prompts are equal.
-    """
+    """Combine each prompt with a random answer to a different prompt, truncated to max_length tokens in total, for
+    KTO's estimate of the KL. Raises ValueError if all prompts are equal."""
     prompts = [(tuple(row.token_ids[: row.response_start]), row.images) for row in answers]
     if len({*prompts}) < 2:
         raise ValueError(
@@ -148,37 +130,40 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
     return rows
 
 
-def _read_file(
-    path: str, renderer: Renderer, data: PairData, notices: list[str], has_labels: bool = False
-) -> tuple[DataRows, Callable[[DataRow], PreferenceTexts]]:
-    """Return the rows of a file, and the function that converts a row: a pair, or with has_labels also a single answer.
-
-    Adds messages to `notices`. Raises ValueError if the file is unreadable or lacks columns.
-    """
-    pair = (data.chosen_key, data.rejected_key)
-    needed, names, formats = [pair], dict(zip(("chosen", "rejected"), pair, strict=True)), tuple[DataFormat, ...]()
-    if has_labels and isinstance(data, PreferenceData):
-        needed = [(data.response_key, data.label_key), pair]
-        names = {"response": data.response_key, "label": data.label_key, "prompt": data.prompt_key}
-        formats = LABELLED_FORMATS
-    optional = (*_list_prompt_columns(data), getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
-    rows, converted = read_rows_in_known_format(path, needed, formats, names, optional)
-    notices += converted
-    columns, reader = {*list_column_names(rows)}, ImageReader(resolve_entry(path).folder, data.allow_image_urls)
-    if isinstance(data, PreferenceData) and needed[0] != pair and {*needed[0]} <= columns:
-        return rows, partial(_parse_labelled_answer, renderer=renderer, data=data, reader=reader)
-    has_prompts = bool({*_list_prompt_columns(data)} & columns)
-    return rows, partial(_parse_pair, has_prompts=has_prompts, renderer=renderer, data=data, reader=reader)
-
-
 def _list_prompt_columns(data: PairData) -> tuple[str, ...]:
     """Return the columns that may have the prompt of a pair: the configured one, LLaMA-Factory's and Orca's."""
     return (data.prompt_key, "conversations", "question")
 
 
-def _parse_pair(
-    row: DataRow, has_prompts: bool, renderer: Renderer, data: PairData, reader: ImageReader
-) -> PreferenceTexts:
+def _parse_row(
+    row: DataRow, renderer: Renderer, data: PairData, single_answers: bool, reader: ImageReader
+) -> tuple[list[list[TextPiece]], PreferenceExample]:
+    """Return the pieces of the answers of a row, each with the prompt, and the example without tokens."""
+    context, source = RowContext.from_row(row, reader), row.get("data_source")
+    example = PreferenceExample([], [True, False], source if isinstance(source, str) else "", _read_margin(row, data))
+    prompt: object = None
+    if single_answers and isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= row.keys():
+        if (label := row[data.label_key]) not in (True, False):  # 1 and 0 are equal to True and False
+            raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
+        prompt, answers, example.is_good = (
+            row.get(data.prompt_key),
+            [read_answer(row, data.response_key, reader)],
+            [bool(label)],
+        )
+    else:
+        prompt, *answers = _read_pair(row, data, reader)
+    texts = [
+        pieces
+        for answer in answers
+        for pieces in join_prompt_and_answer(prompt, data.prompt_key, answer, context, renderer, in_one_example=True)
+    ]
+    return texts, example
+
+
+def _read_pair(
+    row: DataRow, data: PairData, reader: ImageReader
+) -> tuple[object, str | list[Message], str | list[Message]]:
+    """Return the prompt, the chosen answer and the rejected answer of a row."""
     chosen, rejected = (read_answer(row, key, reader) for key in (data.chosen_key, data.rejected_key))
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise ValueError(
@@ -186,39 +171,19 @@ def _parse_pair(
         )
     if chosen == rejected:
         raise ValueError(f"{data.chosen_key!r} and {data.rejected_key!r} are equal. Remove the row or fix one of them.")
-    prompts = (row[column] for column in _list_prompt_columns(data) if row.get(column) is not None)
-    prompt, context = next(prompts, None), RowContext.from_row(row, renderer, reader)
     if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
-        prompt, chosen, rejected = _split_common_prompt(chosen, rejected, data)
-    elif isinstance(chosen, str) and isinstance(rejected, str) and not has_prompts:
-        prompt, chosen, rejected = _split_common_text(chosen, rejected, data)
-    texts = [
-        pieces
-        for answer in (chosen, rejected)
-        for pieces in join_prompt_and_answer(prompt, data.prompt_key, answer, context, in_one_example=True)
-    ]
-    return PreferenceTexts(texts, _read_data_source(row), margin=_read_margin(row, data))
-
-
-def _parse_labelled_answer(
-    row: DataRow, renderer: Renderer, data: PreferenceData, reader: ImageReader
-) -> PreferenceTexts:
-    label = row.get(data.label_key)
-    if label not in (True, False):  # 1 and 0 are equal to True and False
-        raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
-    answer, context = read_answer(row, data.response_key, reader), RowContext.from_row(row, renderer, reader)
-    return PreferenceTexts(
-        join_prompt_and_answer(row.get(data.prompt_key), data.prompt_key, answer, context, in_one_example=True),
-        _read_data_source(row),
-        is_desirable=bool(label),
-    )
+        return _split_common_prompt(chosen, rejected, data)
+    columns = [column for column in _list_prompt_columns(data) if column in row]
+    if isinstance(chosen, str) and isinstance(rejected, str) and not columns:
+        return _split_common_text(chosen, rejected, data)
+    return next((row[column] for column in columns if row[column] is not None), None), chosen, rejected
 
 
 def _split_common_prompt(
     chosen: list[Message], rejected: list[Message], data: PairData
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Split two complete chats into their common prompt, the chosen answer and the rejected answer."""
-    split = _count_equal_items(chosen, rejected)
+    split = count_equal_items(chosen, rejected)
     roles = [chat[split]["role"] if split < len(chat) else "no message" for chat in (chosen, rejected)]
     if roles != ["assistant", "assistant"]:
         raise ValueError(
@@ -230,7 +195,7 @@ def _split_common_prompt(
 
 def _split_common_text(chosen: str, rejected: str, data: PairData) -> tuple[str, str, str]:
     """Split two texts into their common words, which are the prompt, the chosen answer and the rejected answer."""
-    common = chosen[: _count_equal_items(chosen, rejected)]
+    common = chosen[: count_equal_items(chosen, rejected)]
     end = max(common.rfind(" "), common.rfind("\n"))  # the answers begin with the space
     if not common[: max(end, 0)].strip():
         raise ValueError(
@@ -238,17 +203,6 @@ def _split_common_text(chosen: str, rejected: str, data: PairData) -> tuple[str,
             "beginning. Add a column with the prompts, or set data.prompt_key."
         )
     return common[:end], chosen[end:], rejected[end:]
-
-
-def _count_equal_items(first: Sequence[object], second: Sequence[object]) -> int:
-    """Return the length of the longest common prefix of two sequences."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, pair in pairs if pair[0] != pair[1]), min(len(first), len(second)))
-
-
-def _read_data_source(row: DataRow) -> str:
-    source = row.get("data_source")
-    return source if isinstance(source, str) else ""
 
 
 def _read_margin(row: DataRow, data: PairData) -> float:

@@ -9,40 +9,39 @@ are ignored.
 
 from __future__ import annotations
 
-import json
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from itertools import chain
+from typing import Literal
 
+from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.chats import (
-    join_context,
-    read_chat,
+    RowContext,
     read_chat_text,
-    read_context,
-    read_template_arguments,
     shorten_repr,
 )
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
-from alphaapollo.data.image_messages import IMAGES, ImageReader, RowImages
-from alphaapollo.data.resolved_files import resolve_entry
+from alphaapollo.data.image_messages import IMAGES, ImageReader
+from alphaapollo.data.images import collect_images
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.types import JsonObject, Message, Prompt
 from alphaapollo.utils.literals import drop_none, read_literal
 
 READ_COLUMNS = (IMAGES, "data_source", "reward_model", "extra_info", "env_kwargs", "metadata", "ability")
+BATCH = 4096  # texts that are tokenized at a time
+Truncation = Literal["error", "left", "right", "drop"]
 
 
 def load_prompts(
     files: str | Sequence[str], prompt_key: str, notices: list[str] | None = None, allow_image_urls: bool = False
 ) -> list[Prompt]:
-    """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files.
-
-    A file without the column `prompt_key` may have questions instead (PROMPT_FORMATS), which is added to `notices`.
-    Raises ValueError for an unreadable file, missing columns, invalid rows or images, or a mix of chats and texts.
-    """
+    """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files. Messages are added
+    to `notices`. Raises ValueError for invalid files, rows or images, or a mix of chats and texts."""
     prompts: list[Prompt] = []
     for path in to_file_list(files):
-        source = resolve_entry(path)
         rows, converted = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, {"prompt": prompt_key})
         if notices is not None:
             notices += converted
@@ -51,9 +50,11 @@ def load_prompts(
         if is_text_of_chat and notices is not None:
             notices.append(f"{path}: the prompts are lists of messages written as text. They are read as chats.")
         is_chat = isinstance(prompts[0].content, list) if prompts else is_text_of_chat or isinstance(first, list)
-        reader = ImageReader(source.folder, allow_image_urls)
-        kind = _FileKind(prompt_key, is_chat, adds_keys=".json" not in source.files[0].name)
-        converted_rows = convert_rows(path, rows, partial(_convert_row_to_prompt, kind=kind, reader=reader))
+        reader, is_json = ImageReader(rows.source.folder, allow_image_urls), ".json" in rows.source.files[0].name
+        convert = partial(
+            _convert_row_to_prompt, prompt_key=prompt_key, is_chat=is_chat, is_json=is_json, reader=reader
+        )
+        converted_rows = convert_rows(path, rows, convert)
         prompts += [
             replace(prompt, id=number, location=location)
             for number, (prompt, location) in enumerate(zip(converted_rows, rows.locations, strict=True), len(prompts))
@@ -61,47 +62,37 @@ def load_prompts(
     return prompts
 
 
-@dataclass(frozen=True)
-class _FileKind:
-    """How the rows of a file are read."""
-
-    prompt_key: str
-    is_chat: bool
-    adds_keys: bool  # whether the format adds the keys of all rows to each row, with the value None, as parquet does
-
-
-def _convert_row_to_prompt(row: DataRow, kind: _FileKind, reader: ImageReader) -> Prompt:
-    if kind.adds_keys:
-        row = {name: value if name == kind.prompt_key else drop_none(value) for name, value in row.items()}
+def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool, is_json: bool, reader: ImageReader) -> Prompt:
+    if not is_json:  # parquet adds the keys of all rows to each row, with the value None
+        row = {name: value if name == prompt_key else drop_none(value) for name, value in row.items()}
+    context = RowContext.from_row(row, reader)
     reward_model, extra_info, env_kwargs = (
         _read_struct_column(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
     )
     if row.get("metadata"):
-        extra_info = {**extra_info, "metadata": _parse_metadata(row["metadata"])}
-    read = {kind.prompt_key, *READ_COLUMNS}
+        metadata = row["metadata"]
+        parsed = read_literal(metadata) if isinstance(metadata, str) else None
+        extra_info = {**extra_info, "metadata": metadata if parsed is None else parsed}
+    read = {prompt_key, *READ_COLUMNS}
     extra_info = {key: value for key, value in row.items() if key not in read and value is not None} | extra_info
     truths = [section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs, row)]
-    truths += [_read_final_answer(row.get("answer")), row.get("solution")]
+    answer = row.get("answer")
+    truths += [answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer, row.get("solution")]  # GSM8K
     data_source = row.get("data_source")
     if not isinstance(data_source, str | None):
         raise ValueError(f"data_source is {shorten_repr(data_source)}; it must be text. Convert it to text.")
     return Prompt(
         id=0,
         data_source=data_source or "",
-        content=_read_prompt_content(row, kind.prompt_key, kind.is_chat, reader),
+        content=_read_prompt_content(row, prompt_key, is_chat, context),
         ground_truth=next((truth for truth in truths if truth is not None), None),
         extra_info=extra_info,
         env_kwargs=env_kwargs,
-        template_arguments=read_template_arguments(row),
+        template_arguments=context.template_arguments,
     )
 
 
-def _read_final_answer(answer: object) -> object:
-    """Return the final answer of GSM8K's solutions, which follows `####`; other values unchanged."""
-    return answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer
-
-
-def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: ImageReader) -> list[Message] | str:
+def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, context: RowContext) -> list[Message] | str:
     """Return the chat of a row with its images, or its text. Raises ValueError if it is invalid, or a chat where
     `is_chat` is False or vice versa."""
     value, label = row.get(prompt_key), f"{prompt_key!r}"
@@ -113,13 +104,12 @@ def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, reader: I
     if isinstance(value, list) != is_chat:
         kinds = ("a text", "a chat") if is_chat else ("a chat", "a text")
         raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use chats or texts, not both.")
-    encoded_images = RowImages.from_row(row, reader)
     if isinstance(value, str):
         if not value.strip():
             raise ValueError(f"{label} is empty. Fill it or remove the row.")
-        encoded_images.check_is_empty(prompt_key)
+        context.check_has_no_images(prompt_key)
         return value
-    messages = join_context(read_context(row), encoded_images.place(read_chat(value, label, reader)))
+    messages = context.read_chat(value, prompt_key)
     if messages[-1]["role"] == "assistant":
         raise ValueError(f"{label} ends with an assistant message. Remove it; the model generates the answer.")
     return messages
@@ -136,10 +126,88 @@ def _read_struct_column(row: DataRow, column: str) -> JsonObject:
     return {name: part for name, part in value.items() if part is not None}
 
 
-def _parse_metadata(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"'metadata' is not valid JSON ({error}). Fix or remove it.") from error
+def prepare_texts(prompts: Sequence[Prompt], renderer: Renderer) -> tuple[list[Prompt], list[str]]:
+    """Remove a BOS that the tokenizer adds again from prompts that are texts. Returns the prompts, and notices about
+    texts that a model does not continue as its users expect."""
+    texts, tokenizer = [prompt.content for prompt in prompts if isinstance(prompt.content, str)], renderer.tokenizer
+    if not texts:
+        return [*prompts], []
+    notices, bos, eos = list[str](), tokenizer.bos_token or "", tokenizer.eos_token or ""
+    adds_bos = bos and renderer.encode([""], add_special_tokens=True)[0][:1] == [tokenizer.bos_token_id]
+    if adds_bos and (doubled := sum(text.startswith(bos) for text in texts)):
+        notices.append(f"{doubled} prompts start with {bos}, which the tokenizer adds. They get it once.")
+        prompts = [replace(one, content=str(one.content).removeprefix(bos)) for one in prompts]
+    if eos and (ended := sum(text.rstrip().endswith(eos) for text in texts)):
+        notices.append(
+            f"{ended} prompts end with {eos}, so that there is nothing to continue. Remove it from the data."
+        )
+    if tokenizer.chat_template and not any(token in texts[0] for token in tokenizer.added_tokens_encoder):
+        notices.append(
+            "the prompts are texts, so the chat template of the tokenizer is not applied. For chats, make each prompt "
+            'a list of messages: [{"role": "user", "content": TEXT}].'
+        )
+    return [*prompts], notices
+
+
+def apply_length_limit(
+    prompts: Sequence[Prompt], renderer: Renderer, max_prompt_length: int, truncation: Truncation
+) -> tuple[list[Prompt], int]:
+    """Apply data.max_prompt_length. Returns the remaining prompts, and the number of prompts that are too long. With
+    truncation=left or right, `truncate_prompt` truncates these when they are rendered. Raises ValueError like
+    check_length_limit."""
+
+    def count_tokens() -> array[int]:
+        parts = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
+        return array("q", chain.from_iterable(map(renderer.count_prompt_tokens, parts)))
+
+    lengths = load_or_compute(renderer, [(one.content, one.template_arguments) for one in prompts], count_tokens)
+    has_images = [bool(collect_images(prompt.content)) for prompt in prompts]
+    limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
+    locations = [prompt.location or f"row {prompt.id}" for prompt in prompts]
+    num_long = check_length_limit(lengths, locations, *limit, has_images)
+    if truncation != "drop":
+        return list(prompts), num_long
+    return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length], num_long
+
+
+def check_length_limit(
+    lengths: Sequence[int],
+    locations: Sequence[str],
+    plural_noun: str,
+    key: str,
+    limit: int,
+    truncation: Truncation,
+    has_images: Sequence[bool] = (),
+) -> int:
+    """Count the lengths over `limit`, the value of the config key `key`. Raises ValueError if some are too long and
+    truncation=error, one with an image would be truncated, or all are too long and truncation=drop."""
+    chosen = [index for index, has_image in enumerate(has_images) if has_image]
+    if chosen and truncation != "drop":
+        rows = [locations[index] for index in chosen]
+        check_length_limit(
+            [lengths[index] for index in chosen], rows, f"{plural_noun} with images", key, limit, "error"
+        )
+    long = [index for index, length in enumerate(lengths) if length > limit]
+    if long and truncation == "error":
+        choices = "drop, left or right" if plural_noun in ("prompts", "examples") else "drop"
+        if "images" in plural_noun:
+            choices += " (images are not cut)"
+        raise ValueError(
+            f"{len(long)} of {len(lengths)} {plural_noun} are longer than {key}={limit}. The first is "
+            f"{locations[long[0]]} with {lengths[long[0]]} tokens; the longest has {max(lengths)}. Raise {key}, or "
+            f"set data.truncation to {choices}."
+        )
+    if long and truncation == "drop" and len(long) == len(lengths):
+        raise ValueError(
+            f"all {len(lengths)} {plural_noun} are longer than {key}={limit} (the shortest has {min(lengths)} tokens), "
+            f"so data.truncation=drop leaves none. Raise {key}."
+        )
+    return len(long)
+
+
+def truncate_prompt(token_ids: list[int], max_length: int, truncation: Truncation) -> list[int]:
+    """Truncate a prompt to max_length tokens. truncation=left removes tokens at its start, right at its end."""
+    if len(token_ids) <= max_length:
+        return token_ids
+    assert truncation in ("left", "right"), "check_length_limit rejects or drops such a prompt"
+    return token_ids[-max_length:] if truncation == "left" else token_ids[:max_length]

@@ -14,15 +14,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from itertools import chain, dropwhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from alphaapollo.data.chat_turns import check_chat_is_shown
-from alphaapollo.data.generation_config import read_end_token_ids
+from alphaapollo.data.chats import check_chat_is_shown
 from alphaapollo.data.images import (
     ImageProcessor,
     ImageTokens,
@@ -30,7 +28,7 @@ from alphaapollo.data.images import (
     collect_images,
     make_content_parts,
 )
-from alphaapollo.data.vocabulary import SPLIT, make_control_pattern, split_control_text
+from alphaapollo.data.vocabulary import SPLIT, make_control_pattern, read_end_token_ids, split_control_text
 from alphaapollo.data.vocabulary import load_tokenizer as load_tokenizer
 from alphaapollo.types import ChatMessage, EncodedImage, ImageInput, JsonObject, Message, Prompt
 
@@ -41,16 +39,6 @@ TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, Arithmeti
 """Errors that template code may raise in addition to Jinja errors, e.g. by adding a dict to a string."""
 DATE = "strftime_now"  # function of the chat template
 PLACEHOLDER = "\u2063action\u2063"  # replaces the sampled text in a chat that is rendered
-
-
-@dataclass(frozen=True)
-class FixedDate:
-    """Function `strftime_now` of chat templates, for one day."""
-
-    day: date
-
-    def __call__(self, format: str) -> str:
-        return self.day.strftime(format)
 
 
 class Renderer:
@@ -78,11 +66,11 @@ class Renderer:
         self.tokenizer = tokenizer
         self.model_path = model_path
         day = template_arguments.get(DATE)
-        dates = {DATE: FixedDate(date.fromisoformat(day))} if isinstance(day, str) else {}
+        dates = {DATE: date.fromisoformat(day).strftime} if isinstance(day, str) else {}
         self.template_arguments = {**template_arguments, **dates}
         self.images = images
         self.control_strings, self.control_strings_of_texts = Counter[str](), Counter[str]()
-        self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chat_turns.py has checked
+        self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chats.py has checked
 
     def with_arguments(self, arguments: Mapping[str, object]) -> Self:
         """Return a copy with more variables for the chat template, e.g. the tools of a data row."""
@@ -94,16 +82,11 @@ class Renderer:
 
     def encode_prompt(self, content: list[Message] | str) -> list[int]:
         """Tokenize a chat and its generation prompt, or a text (with BOS if the tokenizer adds it)."""
-        return self.encode_prompts([content])[0]
+        return self.expand_placeholders(self._encode_unexpanded([content])[0], content)
 
     def encode_for_prompt(self, content: list[Message] | str, prompt: Prompt) -> list[int]:
         """Tokenize a chat or a text with the tools and variables of a prompt's row."""
         return self.with_arguments(prompt.template_arguments).encode_prompt(content)
-
-    def encode_prompts(self, contents: Sequence[list[Message] | str]) -> list[list[int]]:
-        """Tokenize many prompts like encode_prompt, in parallel. The prompts must all be chats or all be texts."""
-        encoded = zip(self._encode_unexpanded(contents), contents, strict=True)
-        return [self.expand_placeholders(ids, content) for ids, content in encoded]
 
     def count_prompt_tokens(self, prompts: Sequence[Prompt]) -> list[int]:
         """Return the lengths of prompts without decoding images. Raises ValueError with the row if the model's
@@ -155,23 +138,17 @@ class Renderer:
         return self.encode(texts, add_special_tokens=False in chats)
 
     def encode_observation(self, messages: list[Message], last_sampled_token: int | None = None) -> list[int]:
-        """Tokenize what follows sampled tokens: end of the assistant turn, `messages`, and generation prompt.
-
-        Args:
-            messages: messages of the environment, e.g. a tool result.
-            last_sampled_token: last sampled token. If it ends a turn, the template's end of the turn is not added.
-        """
+        """Tokenize what follows sampled tokens: end of the assistant turn, `messages` of the environment, and
+        generation prompt. The end of the turn is left out if it is the last sampled token."""
         if "tools" not in self.template_arguments:
             check_chat_is_shown([Message(role="user", content="?"), *messages], self)
         ids = self.expand_placeholders(self._encode_following_messages(messages, True), messages)
         return self.skip_turn_end(ids, last_sampled_token)
 
     def skip_turn_end(self, following: list[int], last_sampled_token: int | None) -> list[int]:
-        """Return the tokens after an answer without the template's end of the turn, if the model has sampled an end.
-
-        A stop token other than the template's, e.g. <|endoftext|>, takes the place of the template's end. A token that
-        also starts the next message, e.g. GLM's <|user|>, is left out only if it is the sampled token.
-        """
+        """Return the tokens after an answer without the template's end of the turn, if the model has sampled an end,
+        e.g. another stop token. A token that also starts the next message, e.g. GLM's <|user|>, is left out only if it
+        is the sampled token."""
         end = next((index for index, token in enumerate(following) if token in self._marker_ids), None)
         if end is None or last_sampled_token not in self.eos_token_ids:
             return following

@@ -14,6 +14,7 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
+from alphaapollo.data.chats import count_equal_items
 from alphaapollo.data.images import ImageProcessor
 from alphaapollo.data.rendering import PLACEHOLDER, Renderer
 from alphaapollo.types import ChatMessage, JsonObject, Message
@@ -31,11 +32,8 @@ EXAMPLE_VALUES: dict[object, str | float] = {"string": "x", "integer": 1, "numbe
 
 
 class ToolRenderer(Renderer):
-    """Tokenizer and chat template of a model, with the definitions of the tools that the model may call.
-
-    Args:
-        schemas: at least one tool schema, as `{"type": "function", "function": {name, description, parameters}}`.
-    """
+    """Tokenizer and chat template of a model, with the definitions of the tools that the model may call: at least one
+    of `{"type": "function", "function": {name, description, parameters}}`."""
 
     skips_special_tokens = False  # tool calls may contain them
 
@@ -61,32 +59,34 @@ class ToolRenderer(Renderer):
         return super().with_arguments(arguments)
 
     def check_template_shows_tools(self, in_append_context: bool) -> None:
-        """Raise ValueError if the chat template does not render the tools and their results.
-
-        in_append_context: results are appended to the sampled tokens, instead of shown in a new prompt.
-        """
+        """Raise ValueError if the chat template does not render the tools and their results, appended to the sampled
+        tokens (in_append_context) or in a new prompt."""
         shown = self.render_chat([QUESTION])
-        if missing := [
-            schema["function"]["name"] for schema in self.schemas if schema["function"]["name"] not in shown
-        ]:
+        names = [schema["function"]["name"] for schema in self.schemas]
+        if missing := [name for name in names if name not in shown]:
             raise ValueError(
                 f"env.action_format=chat_template: the chat template does not show the tools {', '.join(missing)}. "
                 "Use a model whose template shows them, or set env.action_format=tags."
             )
-        answer = Message(role="tool", content=RESULT_PLACEHOLDER, name=self.schemas[0]["function"]["name"])
+        answer = Message(role="tool", content=RESULT_PLACEHOLDER, name=self.first_tool)
         if in_append_context:
-            shown = self.tokenizer.decode(self.encode_observation([answer]), skip_special_tokens=False)
+            shown = self.decode_raw(self.encode_observation([answer]))
         else:
             shown = self.render_chat([QUESTION, Message(role="assistant", content="!"), answer])
         if RESULT_PLACEHOLDER not in shown:
             raise ValueError(UNSUPPORTED_TEMPLATE)
 
+    @property
+    def first_tool(self) -> str:
+        """Name of the first tool, with which the chat template is tried."""
+        return str(self.schemas[0]["function"]["name"])
+
     @cached_property
     def rewrites_history(self) -> bool:
         """Whether the chat template changes an earlier answer that is followed by a tool result."""
         thought = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
-        call = _make_call_message([self.schemas[0]["function"]["name"]], {}) | {"content": thought}
-        answer = Message(role="tool", content="?", name=self.schemas[0]["function"]["name"])
+        call = _make_call_message([self.first_tool], {}) | {"content": thought}
+        answer = Message(role="tool", content="?", name=self.first_tool)
         return not self.render_chat([QUESTION, call, _add_call_id(answer, 0)], True).startswith(
             self.render_chat([QUESTION]) + thought
         )
@@ -94,9 +94,8 @@ class ToolRenderer(Renderer):
     @cached_property
     def supports_parallel_calls(self) -> bool:
         """Whether the chat template can render several tool calls in one assistant turn."""
-        name = self.schemas[0]["function"]["name"]
         try:
-            self.encode_observation([Message(role="tool", content="?", name=name)] * 2)
+            self.encode_observation([Message(role="tool", content="?", name=self.first_tool)] * 2)
         except ValueError:
             return False
         return True
@@ -114,18 +113,17 @@ class ToolRenderer(Renderer):
     @cached_property
     def example_call(self) -> tuple[str, JsonObject]:
         """Name and arguments of an example call of the first tool, to show the call format in a message."""
-        function = self.schemas[0]["function"]
-        types = {name: schema.get("type") for name, schema in function["parameters"].get("properties", {}).items()}
-        return function["name"], {name: EXAMPLE_VALUES[kind] for name, kind in types.items() if kind in EXAMPLE_VALUES}
+        properties = self.schemas[0]["function"]["parameters"].get("properties", {})
+        types = {name: schema.get("type") for name, schema in properties.items()}
+        return self.first_tool, {name: EXAMPLE_VALUES[kind] for name, kind in types.items() if kind in EXAMPLE_VALUES}
 
     def render_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Return the text that the model must sample to call the tool `name`."""
         text = self.render_chat([QUESTION, _make_call_message([name], arguments)], False)
-        pairs = zip(text, self.render_chat([QUESTION]), strict=False)
-        start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        start = count_equal_items(text, self.render_chat([QUESTION]))
         ids = self.encode([text[start:]])[0]
         action = list(takewhile(lambda token: token not in self.eos_token_ids, ids))
-        return str(self.tokenizer.decode(action, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self.decode_raw(action)
 
     def _encode_following_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         answers = list(takewhile(lambda message: message["role"] == "tool", messages))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -10,23 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+
 SPLIT = "\ufdd0"  # splits a control string; not a character of any script
-TOKENIZER_FIX = (
-    "Save a tokenizer beside the model with tokenizer.save_pretrained, or set tokenizer_path. For a hub id, check the "
-    "network and HF_HUB_OFFLINE."
-)
 
 
 def find_excluded_ids(model_path: str, tokenizer_path: str, trust_remote_code: bool) -> tuple[int, ...]:
     """Return the ids that a model must never sample, in order: placeholders of images, and ids of its embeddings that
-    the tokenizer has no token for. Many models have more embeddings than tokens, e.g. to make their number even.
-
-    tokenizer_path: empty if it is the model's. Raises ValueError if config.json or the tokenizer cannot be read.
-    """
+    the tokenizer has no token for. tokenizer_path: empty if it is the model's."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
@@ -36,10 +32,8 @@ def find_excluded_ids(model_path: str, tokenizer_path: str, trust_remote_code: b
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, given as hub id or local folder.
-
-    Raises ValueError if the folder does not exist or contains no readable tokenizer.
-    """
+    """Load the tokenizer of a model, given as hub id or local folder. Raises ValueError if there is no readable
+    tokenizer."""
     from transformers import AutoTokenizer
 
     folder = Path(path).expanduser()
@@ -49,15 +43,14 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder) if folder.is_dir() else path, trust_remote_code=trust_remote_code
         )
+        if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
+            raise ValueError(f"its vocabulary has only {len(tokenizer)} tokens")
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise ValueError(
-            f"{path}: the model has no tokenizer that can be loaded ({reason}). {TOKENIZER_FIX}"
+            f"{path}: the model has no tokenizer that can be loaded ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}). Save a tokenizer beside the model with tokenizer.save_pretrained, or set "
+            "tokenizer_path. For a hub id, check the network and HF_HUB_OFFLINE."
         ) from error
-    if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
-        raise ValueError(
-            f"{path}: the model has no tokenizer vocabulary (only {len(tokenizer)} tokens). {TOKENIZER_FIX}"
-        )
     return tokenizer
 
 
@@ -78,3 +71,56 @@ def split_control_text(value: object, pattern: re.Pattern[str], found: Counter[s
     if isinstance(value, Mapping):
         return {key: split_control_text(item, pattern, found) for key, item in value.items()}
     return [split_control_text(item, pattern, found) for item in value] if isinstance(value, list | tuple) else value
+
+
+FILE_NAME = "generation_config.json"
+
+
+def find_model_file(model_path: str, name: str) -> Path | None:
+    """Return a file of a model, given as local folder or hub id. None if the model does not have the file."""
+    folder = Path(model_path).expanduser()
+    if not model_path or (is_local_path(model_path) and not folder.is_dir()):
+        return None
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        folder if folder.is_dir() else model_path,
+        name,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return Path(found) if found else None
+
+
+def find_generation_config(model_path: str) -> Path | None:
+    """Return the generation_config.json of a model, given as local folder or hub id. None if it has none."""
+    return find_model_file(model_path, FILE_NAME)
+
+
+def read_generation_config(model_path: str) -> JsonObject:
+    """Return the content of a model's generation_config.json, empty without file."""
+    if (file := find_generation_config(model_path)) is None:
+        return {}
+    try:
+        return {**json.loads(file.read_text())}
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{file} cannot be read ({error}). Copy it again from the model.") from error
+
+
+def read_end_token_ids(model_path: str) -> list[int]:
+    """Return `eos_token_id` of a model's generation_config.json as a list. Raises ValueError if it is not token ids."""
+    value = read_generation_config(model_path).get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if wrong := [one for one in ids if not isinstance(one, int) or isinstance(one, bool) or one < 0]:
+        file = find_generation_config(model_path)
+        raise ValueError(f"{file}: eos_token_id={wrong[0]!r} is not a token id. Use an id or a list of ids.")
+    return ids
+
+
+def read_sampling_settings(model_path: str) -> JsonObject:
+    """Return temperature, top_p and top_k of a model's generation_config.json; greedy without do_sample."""
+    written = read_generation_config(model_path)
+    if not written.get("do_sample"):
+        return {"temperature": 0.0}
+    return {name: written[name] for name in ("temperature", "top_p", "top_k") if written.get(name) is not None}

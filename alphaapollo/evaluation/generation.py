@@ -27,7 +27,7 @@ from alphaapollo.data.stream import choose_rows
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result, read_sample_result, write_report
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.model_requirements import ModelUse, check_models
-from alphaapollo.models.folder_check import list_template_notices
+from alphaapollo.models.load import list_template_notices
 from alphaapollo.observability.console import Console
 from alphaapollo.planning.first_start import fix_template_date
 from alphaapollo.planning.plan_table import print_plan_table

@@ -16,10 +16,17 @@ from pathlib import Path
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig
-from alphaapollo.data.files import DataRow, convert_rows, list_column_names, read_rows, to_file_list
+from alphaapollo.data.files import (
+    HELD_OUT,
+    DataRow,
+    convert_rows,
+    list_column_names,
+    name_splits,
+    read_rows,
+    to_file_list,
+)
 from alphaapollo.data.formats import RESULT_COLUMNS
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.resolved_files import HELD_OUT, name_splits
 from alphaapollo.evaluation.metrics import SampleResult, find_answer, make_sample_result, write_report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.observability.console import Console

@@ -131,7 +131,7 @@ def _make_engine_client(config: EvolvingConfig, name: str, served: Sequence[str]
     from alphaapollo.engines.factory import make_engine
     from alphaapollo.engines.protocol import EngineSpec
     from alphaapollo.launch.model_requirements import ModelUse, check_models  # imports torch
-    from alphaapollo.models.folder_check import check_vocabulary_size  # imports torch
+    from alphaapollo.models.load import check_vocabulary_size  # imports torch
 
     settings, data, key = config.models[name], config.data, f"models.{name}.path"
     model = Model(path=settings.path, trust_remote_code=settings.trust_remote_code)

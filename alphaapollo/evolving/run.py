@@ -18,10 +18,9 @@ from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.stall_monitor import StallMonitor
+from alphaapollo.data.files import HELD_OUT, name_splits
 from alphaapollo.data.images import collect_images
-from alphaapollo.data.length_limit import apply_length_limit
-from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.resolved_files import HELD_OUT, name_splits
+from alphaapollo.data.prompts import apply_length_limit, load_prompts
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.calls import STOP, Budget, RoleCaller, make_roles

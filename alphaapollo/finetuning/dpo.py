@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from alphaapollo.algorithms.preference_losses import compute_preference_metrics, get_preference_loss
-from alphaapollo.batching.preference_batch import (
+from alphaapollo.batching.packing import (
     PreferenceBatch,
     collect_row_values,
     distribute_preference_examples,
@@ -29,9 +29,9 @@ from alphaapollo.batching.preference_batch import (
 from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import DpoConfig, Preference, RmConfig
-from alphaapollo.data.preference_examples import PreferenceExample, load_labelled_answers, load_pairs
+from alphaapollo.data.examples import LoadedExamples
+from alphaapollo.data.preference_examples import PreferenceExample, load_preferences
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.runs.run_history import LoggedExample, make_example_row
@@ -102,8 +102,8 @@ class DpoTask(PairTask):
     def load_examples(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
     ) -> LoadedExamples[PreferenceExample]:
-        load = load_pairs if get_preference_loss(self.config.preference.loss).is_pairwise else load_labelled_answers
-        return load(files, renderer, self.config.data, max_samples)
+        single_answers = not get_preference_loss(self.config.preference.loss).is_pairwise
+        return load_preferences(files, renderer, self.config.data, max_samples, single_answers)
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         longest = max(example.longest_row_length for example in examples)
@@ -207,7 +207,7 @@ class RewardModelTask(PairTask):
     def load_examples(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
     ) -> LoadedExamples[PreferenceExample]:
-        read = load_pairs(files, renderer, self.config.data, max_samples)
+        read = load_preferences(files, renderer, self.config.data, max_samples)
         for pair in read.examples:
             pair.rows = [prepare_answer_for_scoring(row, renderer) for row in pair.rows]
         return read

@@ -17,10 +17,10 @@ from alphaapollo.config.schema import DpoConfig, RmConfig, SftConfig, TuningConf
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.data.cache import load_or_compute
+from alphaapollo.data.examples import LoadedExamples, make_source_names
+from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits
-from alphaapollo.data.sources import LoadedExamples, make_source_names
 from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.finetuning.dpo import DpoTask, RewardModelTask
 from alphaapollo.finetuning.sft import SftTask
@@ -28,7 +28,7 @@ from alphaapollo.finetuning.task import FinetuningPlan, FinetuningProgress, Fine
 from alphaapollo.launch import input_checks
 from alphaapollo.launch.model_requirements import ModelUse, check_models, choose_kernels
 from alphaapollo.launch.session import BackgroundCheckpointWriter, open_session
-from alphaapollo.models.folder_check import list_template_notices
+from alphaapollo.models.load import list_template_notices
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import check_trackers

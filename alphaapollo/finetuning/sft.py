@@ -1,6 +1,6 @@
 """Supervised fine-tuning: next-token loss on given responses.
 
-    files -> tokenized examples (data/sft_examples.py) -> mean loss over the response tokens of a batch
+    files -> tokenized examples (data/examples.py) -> mean loss over the response tokens of a batch
     data.val_prompts -> environments -> TrainerEngine -> SftWorker.generate on the training ranks -> rewards
 
 In the validation on held-out prompts, the current model samples answers, which are graded as in RL. No inference
@@ -22,10 +22,9 @@ from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
 from alphaapollo.controller.handles import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
+from alphaapollo.data.examples import LoadedExamples, load_examples
 from alphaapollo.data.images import collect_images
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sft_examples import load_examples
-from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate

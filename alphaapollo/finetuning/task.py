@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.schema import Model, TuningConfig
 from alphaapollo.controller.placement import Placement
+from alphaapollo.data.examples import LoadedExamples
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sources import LoadedExamples
 from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console

@@ -26,7 +26,6 @@ from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import WorkerFailed, WorkerLost
-from alphaapollo.data.resolved_files import forget_files
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.launch.input_checks import detect_node_resources
 from alphaapollo.observability.console import Console
@@ -74,7 +73,6 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
         try:
             with open_console(trainer) as console, nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
                 module = importlib.import_module(module_name)
-                forget_files()
                 with HEARTBEAT.record_call("prepare"):
                     prepared = module.prepare_run(config, *[user_settings] * trains, console)
                 if trainer.dry_run:

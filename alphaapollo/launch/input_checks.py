@@ -24,11 +24,10 @@ from alphaapollo.config.schema import (
 )
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.cache import load_or_compute
+from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits, resolve_entry
 from alphaapollo.data.images import collect_images, list_unused_mark_notices, load_image_processor
-from alphaapollo.data.length_limit import apply_length_limit, prepare_texts
-from alphaapollo.data.prompts import load_prompts
+from alphaapollo.data.prompts import apply_length_limit, load_prompts, prepare_texts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits, resolve_files
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
@@ -111,7 +110,7 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, objec
     Raises ValueError if the tokenizer, a tool, a search index or an MCP server is missing, or if env.action_format does
     not work with the chat template.
     """
-    from alphaapollo.models.folder_check import check_vocabulary_size  # imports torch
+    from alphaapollo.models.load import check_vocabulary_size  # imports torch
 
     path = model.tokenizer_path or model.path
     tokenizer = load_tokenizer(path, model.trust_remote_code)
@@ -187,7 +186,7 @@ def read_prompts(
 
 
 def _load_prompts(
-    files: str | list[str], renderer: Renderer, data: Data | GenerationData, notices: list[str]
+    files: list[str], renderer: Renderer, data: Data | GenerationData, notices: list[str]
 ) -> list[Prompt]:
     """Load the prompts of data files, from the cache if their content is known. Appends to `notices`."""
 
@@ -195,7 +194,7 @@ def _load_prompts(
         more: list[str] = []
         return load_prompts(files, data.prompt_key, more, data.allow_image_urls), more
 
-    digests = [digest_file(file) for entry in resolve_files(files) for file in entry.files]
+    digests = [digest_file(file) for entry in files for file in resolve_entry(entry).files]
     prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key), load)
     notices += found
     return prompts

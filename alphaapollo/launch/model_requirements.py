@@ -18,11 +18,11 @@ from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.data.images import reads_images
 from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS, find_reserved_argument
-from alphaapollo.models.expert_parallel import find_experts
-from alphaapollo.models.folder_check import describe_image_input, find_quantization
 from alphaapollo.models.load import (
     LIGER_ARCHITECTURES,
     check_layers,
+    describe_image_input,
+    find_quantization,
     find_reward_model_class,
     has_reward_model,
     is_causal_lm,
@@ -30,8 +30,9 @@ from alphaapollo.models.load import (
     load_without_weights,
 )
 from alphaapollo.models.lora import resolve_target_modules
+from alphaapollo.models.micro_batch import describe_stateful_layers
 from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks
-from alphaapollo.models.ulysses import describe_stateful_layers
+from alphaapollo.models.sharding import find_experts
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Language models with FSDP2: loading, forward passes, training state, checkpoints and export.
 
-load.py and lora.py load a transformers model, policy.py and scalar_models.py wrap it, and sharding.py shards it.
-micro_batch.py builds the tensors of a forward pass. decoder.py and attention/ compute hidden states from them, and
-lm_head.py computes log-probs.
+load.py and lora.py load a transformers model, policy.py wraps it, and sharding.py shards it. micro_batch.py builds the
+tensors of a forward pass. decoder.py and attention.py compute hidden states, and lm_head.py computes log-probs.
 """

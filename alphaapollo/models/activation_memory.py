@@ -14,12 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.attention import AttentionCall, attend_eager, register_attn_implementation
-from alphaapollo.models.decoder import find_decoder_layers, get_attention_head_size
-from alphaapollo.models.expert_parallel import find_experts
+from alphaapollo.models.decoder import (
+    find_decoder_layers,
+    find_language_model,
+    find_vision_modules,
+    get_attention_head_size,
+)
 from alphaapollo.models.load import load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
-from alphaapollo.models.sharding import MIN_UNIT
-from alphaapollo.models.vision import find_language_model, find_vision_modules
+from alphaapollo.models.sharding import MIN_UNIT, find_experts
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

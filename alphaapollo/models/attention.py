@@ -6,7 +6,7 @@
     varlen   packed  GPU: torch.nn.attention.varlen, with FlashAttention 3 if it is installed and the GPU is a Hopper
     flash    packed  GPU: flash-attn 2, if it is installed (docs/install.md)
 
-With sequence parallelism (models/ulysses.py) each rank computes its part of the heads, for complete rows.
+With sequence parallelism (models/micro_batch.py) each rank computes its part of the heads, for complete rows.
 
 Backends are registered with transformers under new names, for which transformers builds no dense [T, T] mask.
 The layers receive the boundaries of packed rows as the keyword argument `packing`.
@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention
-from alphaapollo.models.micro_batch import Packing
-from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
-from alphaapollo.models.vision import find_language_model
+from alphaapollo.models.decoder import find_language_model
+from alphaapollo.models.micro_batch import Packing, SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,10 +36,8 @@ NAME = "alphaapollo_"  # prefix of our backends among transformers' attention im
 
 
 def register_attn_implementation(backend: Attention, simulate: Callable[[AttentionCall], Tensor] | None = None) -> str:
-    """Register an attention backend with transformers, and return its name for `attn_implementation`.
-
-    `simulate`: function to register instead of the backend, for models on the meta device.
-    """
+    """Register an attention backend with transformers, or `simulate` instead of it, for models on the meta device.
+    Returns its name for `attn_implementation`."""
     from transformers import AttentionInterface
 
     # Transformers takes names that contain "sdpa" or "flash" for its own backends, which some models do not support.

@@ -17,8 +17,9 @@ import pickle
 import random
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -27,6 +28,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.api import CheckpointException
@@ -54,7 +56,6 @@ METADATA_CLASSES: Mapping[tuple[str, str], Any] = {
 GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
 """Classes in the saved state of numpy's random number generator, which is an array."""
 
-
 Optimizer = torch.optim.Optimizer
 
 
@@ -81,9 +82,8 @@ def take_snapshot(
 
 def write_snapshot(snapshot: CheckpointSnapshot, group: dist.ProcessGroup) -> None:
     """Write a snapshot to its folder (a collective over the gloo `group`). Raises OSError, e.g. if the disk is full."""
-    path = Path(snapshot.folder)
-    rank = dist.get_rank()
-    try:
+    path, rank = Path(snapshot.folder), dist.get_rank()
+    with explain_write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         # No copy ahead: torch would use a stream of the first GPU, also on ranks with another GPU.
         files = FileSystemWriter(path / "model", per_thread_copy_ahead=0)
@@ -92,23 +92,26 @@ def write_snapshot(snapshot: CheckpointSnapshot, group: dist.ProcessGroup) -> No
         if rank == 0:
             state = {"world_size": dist.get_world_size(), **snapshot.extra_state}
             (path / "state.json").write_text(json.dumps(state))
-    except (OSError, RuntimeError, CheckpointException) as error:
+
+
+@contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """Context manager that converts any error while writing weights to an OSError that names the folder."""
+    try:
+        yield
+    except (OSError, RuntimeError, CheckpointException, SafetensorError) as error:
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
-        free = shutil.disk_usage(existing).free / 2**20
         raise OSError(
-            f"cannot write the checkpoint {path}: {_describe_error(error)} ({free:.0f} MiB free). Free disk space "
-            "and run the same command again; it resumes from the last complete checkpoint."
+            f"cannot write {path}: {_describe_error(error)} ({shutil.disk_usage(existing).free / 2**20:.0f} MiB free). "
+            "Free disk space or fix permissions, and run the same command again; a run resumes from its last complete "
+            "checkpoint."
         ) from error
 
 
 def load_snapshot(folder: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> JsonObject:
-    """Load a checkpoint, written by any number of ranks, into `model` and `optimizers` (a collective).
-
-    Random number generators are restored only if the number of ranks is unchanged. Resuming is exact only then.
-
-    Returns the saved extra state, and `world_size`, the number of ranks that wrote the checkpoint. Raises ValueError if
-    the checkpoint is incomplete or damaged.
-    """
+    """Load a checkpoint, written by any number of ranks, into `model` and `optimizers` (a collective), and return its
+    extra state and `world_size`. Random number generators are restored only if the number of ranks is unchanged. Raises
+    ValueError if the checkpoint is incomplete or damaged."""
     path = Path(folder)
     reshard(model)
     tensors = _collect_tensors(model, optimizers)
@@ -165,10 +168,8 @@ def _describe_error(error: BaseException) -> str:
 
 
 class CheckpointWriter:
-    """Writer of one rank's share of each checkpoint. All ranks must start the same checkpoints in the same order.
-
-    `in_background`: write a copy while training continues. If false, `start` returns after the files are written.
-    """
+    """Writer of one rank's share of each checkpoint, in_background while training continues or in `start`. All ranks
+    must start the same checkpoints in the same order."""
 
     def __init__(self, in_background: bool):
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)

@@ -38,10 +38,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def compute_weight_grad(grad: Tensor, x: Tensor) -> Tensor:
-    """Compute grad^T x, the gradient of a weight. [n, out], [n, in] -> [out, in]
-
-    oneDNN copies a transposed first argument, so the smaller matrix goes first.
-    """
+    """Compute grad^T x, the gradient of a weight: the smaller matrix goes first, because oneDNN copies a transposed
+    first argument. [n, out], [n, in] -> [out, in]"""
     if x.shape[1] < grad.shape[1]:
         return linear(x.t(), grad.t()).t()
     return linear(grad.t(), x.t())

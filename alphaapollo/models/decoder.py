@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.models.ulysses import TokenSelection
-from alphaapollo.models.vision import add_zero_vision_gradients, embed_tokens_and_images, find_language_model
+from alphaapollo.batching.batch import Rows, compute_offsets
+from alphaapollo.config.schema import Model
+from alphaapollo.data.images import find_placeholders, load_image_processor, make_example_image, reads_images
+from alphaapollo.types import ImageInput
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from alphaapollo.models.micro_batch import MicroBatch, TokenSelection
 
 
 def compute_hidden_states(model: nn.Module, micro: MicroBatch, selection: TokenSelection) -> Tensor:
@@ -50,3 +58,155 @@ def find_decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
         return layers
     lists = [module for module in decoder.modules() if isinstance(module, nn.ModuleList)]
     return list(max(lists, key=len, default=[]))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageBatch:
+    """Distinct images whose placeholder tokens this rank has. The model computes F features from them."""
+
+    tensors: dict[str, Tensor]  # of all images, concatenated: see ImageInput.tensors
+    positions: Tensor  # int64 [m]: placeholders in the rank's part of the micro-batch, flattened; ascending
+    feature_indices: Tensor  # int64 [m]: image feature of each placeholder
+    num_features: int  # F
+
+
+def make_image_batch(
+    rows: Rows,
+    flat_indices: np.ndarray,
+    find_local: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    to_device: Callable[[np.ndarray], Tensor],
+) -> ImageBatch | None:
+    """Make the batch of the images of which this rank has placeholders; None if there are none. An image or prompt that
+    rows share is computed once.
+
+    flat_indices: position of each token of the concatenated rows in the micro-batch. find_local: finds this rank's
+    tokens among positions; returns their positions in the rank's part, and their indices.
+    """
+    images: dict[str, tuple[int, ImageInput]] = {}
+    positions, numbers, offsets = [], [], []
+    for row, row_images in enumerate(rows.images or ()):
+        start = rows.token_offsets[row]
+        positions.append(start + find_placeholders(rows.token_ids[start : rows.token_offsets[row + 1]], row_images))
+        for image in row_images:
+            number, _ = images.setdefault(image.digest, (len(images), image))
+            numbers.append(np.full(image.num_placeholders, number))
+            offsets.append(np.arange(image.num_placeholders))
+    if not images:
+        return None
+    flat, first = np.unique(flat_indices[np.concatenate(positions)], return_index=True)
+    local, selected = find_local(flat)
+    chosen = first[selected]
+    used, image_indices = np.unique(np.concatenate(numbers)[chosen], return_inverse=True)
+    if not len(used):
+        return None
+    distinct = [image for number, image in images.values() if number in used]
+    starts = compute_offsets(np.array([image.num_placeholders for image in distinct]))
+    return ImageBatch(
+        tensors={
+            name: to_device(np.concatenate([image.tensors[name] for image in distinct])) for name in distinct[0].tensors
+        },
+        positions=to_device(local),
+        feature_indices=to_device(starts[image_indices] + np.concatenate(offsets)[chosen]),
+        num_features=int(starts[-1]),
+    )
+
+
+def compute_mrope_positions(rows: Rows) -> np.ndarray | None:
+    """Compute the position ids of the concatenated tokens of all rows, int64 [3, sum T]: time, row and column of an
+    image's placeholders, and three equal numbers for text. None if no image has a grid."""
+    if not any(image.grid for images in rows.images or () for image in images):
+        return None
+    assert rows.images is not None
+    bounds = zip(rows.token_offsets[:-1], rows.token_offsets[1:], rows.images, strict=True)
+    return np.concatenate([_compute_row_positions(rows.token_ids[a:b], images) for a, b, images in bounds], axis=1)
+
+
+def _compute_row_positions(token_ids: np.ndarray, images: Sequence[ImageInput]) -> np.ndarray:
+    """Compute the M-RoPE position ids of one row, as transformers' get_rope_index does: an image of h x w placeholders
+    takes max(h, w) positions. int64 [3, T]"""
+    steps, placed = np.ones(len(token_ids), dtype=np.int64), np.zeros((3, len(token_ids)), dtype=np.int64)
+    placeholders, done = find_placeholders(token_ids, images), 0
+    for image in images:
+        assert image.grid is not None, "all images of a model with M-RoPE have a grid"
+        height, width = image.grid
+        first, end = placeholders[done], placeholders[done] + height * width
+        steps[first:end], steps[end - 1] = 0, max(height, width)
+        placed[1, first:end], placed[2, first:end] = np.divmod(np.arange(height * width), width)
+        done += height * width
+    return placed + np.cumsum(steps) - steps
+
+
+def find_language_model(model: PreTrainedModel) -> Any:
+    """Return the decoder of a vision-language model, without head and vision tower. A text model is returned as is."""
+    base = getattr(model, "base_model", model)
+    return base.language_model if hasattr(base, "get_image_features") else model
+
+
+def find_vision_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the modules of the vision tower: children of the base model except the language model."""
+    language = find_language_model(model)
+    return [] if language is model else [part for part in model.base_model.children() if part is not language]
+
+
+def find_vision_blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the blocks of the vision tower: the modules in its longest module list."""
+    modules = [module for part in find_vision_modules(model) for module in part.modules()]
+    return list(max((module for module in modules if isinstance(module, nn.ModuleList)), key=len, default=[]))
+
+
+def replace_placeholder_ids(token_ids: np.ndarray, placeholder_ids: Sequence[int]) -> np.ndarray:
+    """Replace placeholder tokens among arbitrary token ids, which self-checks use as text, by the first other token."""
+    other = next(token_id for token_id in range(len(placeholder_ids) + 1) if token_id not in placeholder_ids)
+    return np.where(np.isin(token_ids, placeholder_ids), other, token_ids)
+
+
+def load_example_image(model: Model) -> ImageInput | None:
+    """Prepare a generated image with the model's processor, for self-checks. None if the model reads no images."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    trusts = model.trust_remote_code
+    if not reads_images(AutoConfig.from_pretrained(model.path, trust_remote_code=trusts)):
+        return None
+    tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or model.path, trust_remote_code=trusts)
+    processor = load_image_processor(model.path, tokenizer, trusts)
+    assert processor is not None
+    return processor.prepare(make_example_image())
+
+
+def make_image_arguments(method: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Select the tensors of a processor that a method of the model takes; some processors return others, too."""
+    accepted = inspect.signature(method).parameters
+    return {name: tensor for name, tensor in tensors.items() if name in accepted}
+
+
+def embed_tokens_and_images(model: PreTrainedModel, token_ids: Tensor, images: ImageBatch) -> dict[str, object]:
+    """Compute the embeddings [b, T, H] of this rank's tokens [b, T] and images. Returns the inputs of the language
+    model."""
+    output = model.get_image_features(**make_image_arguments(model.get_image_features, images.tensors))
+    embeddings: Tensor = model.get_input_embeddings()(token_ids)
+    tokens = embeddings.flatten(0, 1)
+    features = _select_features(output.pooler_output, images).to(tokens.dtype)
+    inputs: dict[str, object] = {"inputs_embeds": tokens.index_copy(0, images.positions, features).view_as(embeddings)}
+    if deepstack := getattr(output, "deepstack_features", None):  # for the first layers of the decoder (Qwen3-VL)
+        mask = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
+        inputs["visual_pos_masks"] = mask.index_fill(0, images.positions, value=True).view(token_ids.shape)
+        inputs["deepstack_visual_embeds"] = [_select_features(layer, images) for layer in deepstack]
+    return inputs
+
+
+def _select_features(features: Any, images: ImageBatch) -> Tensor:
+    """Select the image features of this rank's placeholders, [m, H]. `features`: one tensor per image, or a tensor
+    [crops, n, H]."""
+    joined: Tensor = torch.cat(list(features)) if isinstance(features, tuple | list) else features.flatten(0, -2)
+    assert len(joined) == images.num_features, f"{len(joined)} image features for {images.num_features} placeholders"
+    return joined.index_select(0, images.feature_indices)
+
+
+def add_zero_vision_gradients(model: PreTrainedModel, states: Tensor) -> Tensor:
+    """Add 0 times the parameters of a trained vision tower to hidden states, so that each parameter has a gradient on
+    every rank, also if the rank has no images. FSDP requires this."""
+    if not torch.is_grad_enabled():
+        return states
+    parameters = [parameter for part in find_vision_modules(model) for parameter in part.parameters()]
+    trained = [parameter.sum() for parameter in parameters if parameter.requires_grad]
+    return states + 0 * torch.stack(trained).sum().to(states.dtype) if trained else states

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.config.schema import LoraForm, Model
-from alphaapollo.data.generation_config import find_generation_config
 from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids, reads_images
 from alphaapollo.data.rendering import load_tokenizer, make_template_digest
+from alphaapollo.data.vocabulary import find_generation_config
 from alphaapollo.models import lora
+from alphaapollo.models.checkpoint import explain_write_errors
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.load import has_custom_code, load_config
 from alphaapollo.models.sharding import full_tensor
@@ -26,7 +26,7 @@ from alphaapollo.utils.seeds import derive_seed
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from alphaapollo.models.scalar_models import ValueModel
+    from alphaapollo.models.policy import ValueModel
 
 
 ModelKind = Literal["policy", "reward model", "critic"]
@@ -44,10 +44,8 @@ TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 0.2}
 @torch.no_grad()
 def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of all parameters, gathered by layer, in `dtype` (a collective: every rank must exhaust it).
-
-    Names are those of a Hugging Face checkpoint, which may differ from the model's: transformers fuses the experts of
-    a layer into one tensor. Tied parameters are yielded once. LoRA adapters are merged into their weights.
-    """
+    Names are those of a Hugging Face checkpoint. Tied parameters are yielded once. LoRA adapters are merged into their
+    weights."""
     from transformers.core_model_loading import revert_weight_conversion
 
     adapted = lora.get_lora_layers(model)
@@ -66,17 +64,12 @@ def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tu
 
 
 def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torch.dtype, lora_form: LoraForm) -> None:
-    """Write a Hugging Face folder with weights, configuration and tokenizer, atomically (a collective; rank 0 writes).
-
-    Args:
-        source: original model, whose tokenizer and modeling code are copied.
-        lora_form: "adapter" = write only the LoRA adapters, as a peft folder with `source` as base model.
-
-    Raises OSError, e.g. if the disk is full.
-    """
+    """Write a Hugging Face folder with weights and configuration, and with tokenizer and modeling code of the model
+    `source`, atomically (a collective; rank 0 writes). lora_form=adapter: only the LoRA adapters, as a peft folder.
+    Raises OSError, e.g. if the disk is full."""
     final = Path(folder)
     partial = final.with_name(f".writing_{final.name}")
-    with _convert_write_errors_to_oserror(folder):
+    with explain_write_errors(Path(folder)):
         tensors = {}
         for name, tensor in lora.gather_adapter(model) if lora_form == "adapter" else gather_parameters(model, dtype):
             if dist.get_rank() == 0:
@@ -100,9 +93,7 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
 
 def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.dtype) -> None:
     """Write a critic to a new folder, as a token classifier with one label and a float32 head. Needs a single rank.
-
-    Raises ValueError if transformers has no token classifier for the model, and OSError, e.g. if the disk is full.
-    """
+    Raises ValueError if transformers has no token classifier for the model, OSError if the disk is full."""
     from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
     config = copy.deepcopy(critic.model.config)
@@ -112,25 +103,12 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
             f"cannot export the critic: transformers has no token classifier for {config.model_type!r} models."
         )
     config.num_labels, config.architectures = 1, [kind.__name__]
-    with _convert_write_errors_to_oserror(folder):
+    with explain_write_errors(Path(folder)):
         prefix = kind.base_model_prefix
         tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in gather_parameters(critic.model, dtype)}
         for name, parameter in critic.value_head.named_parameters():
             tensors[f"score.{name}"] = full_tensor(parameter.detach()).float().cpu()
         _write_folder(Path(folder), tensors, config, dtype, source)
-
-
-@contextmanager
-def _convert_write_errors_to_oserror(folder: str) -> Iterator[None]:
-    """Context manager that converts any error while writing into an OSError that names the folder."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise OSError(
-            f"cannot write the model to {folder} ({error}). Check free disk space and permissions."
-        ) from error
 
 
 def _write_folder(
@@ -185,11 +163,8 @@ def make_probe_tokens(vocab_size: int, pad_token_id: int | None) -> list[int]:
 
 @torch.no_grad()
 def compute_transformers_outputs(folder: Path, kind: ModelKind, token_ids: list[int], source: Model) -> list[float]:
-    """Compute the outputs of an exported model on `token_ids` with transformers only, in float32.
-
-    Returns a policy's T - 1 log-probs of token_ids[1:], a critic's T - 1 values at token_ids[:-1], or a reward model's
-    score as a list of one number. Adapters are loaded on their base model.
-    """
+    """Compute the outputs of an exported model on T `token_ids` with transformers only, in float32: a policy's T - 1
+    log-probs, a critic's T - 1 values, or a reward model's score. Adapters are loaded on their base model."""
     import transformers
 
     config = load_config(source)

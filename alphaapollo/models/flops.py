@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.models.decoder import get_attention_head_size
+from alphaapollo.models.decoder import find_vision_modules, get_attention_head_size
 from alphaapollo.models.moe_routing import ExpertSizes
-from alphaapollo.models.vision import find_vision_modules
 
 EXPERTS = ".experts."  # in names of expert parameters, stacked or separate, but not of shared experts
 

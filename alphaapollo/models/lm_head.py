@@ -39,10 +39,8 @@ class TokenStats(NamedTuple):
 
 @dataclass(frozen=True)
 class LmHead:
-    """Output projection: logits = cap(scale * (hidden W^T + bias)), cap(x) = softcap * tanh(x / softcap).
-
-    It has the logits of the first `num_tokens` rows of W. Other rows are padding, which is never sampled or trained.
-    """
+    """Output projection: logits = cap(scale * (hidden W^T + bias)), cap(x) = softcap * tanh(x / softcap), of the first
+    `num_tokens` rows of W. Other rows are padding, which is never sampled or trained."""
 
     weight: Tensor  # [V, H]
     bias: Tensor | None = None  # [V]
@@ -99,14 +97,9 @@ def compute_token_stats(
     chunk_logits: int | None = None,
     fused: bool = False,
 ) -> TokenStats:
-    """Compute log-probs of target tokens under softmax(logits / temperature), and optionally entropy and divergence.
-
-    Args:
-        hidden: hidden states [n, H] of the tokens before the targets.
-        targets: token ids, int64 [n].
-        chunk_logits: maximum number of logits in memory at a time; None: a limit chosen for the device.
-        fused: compile the operations on logits. A divergence is never fused.
-    """
+    """Compute log-probs of n target tokens under softmax(logits / temperature), and optionally entropy and divergence.
+    hidden: of the tokens before the targets. chunk_logits: logits in memory at a time; None: chosen for the device.
+    fused: compile the operations on logits, except a divergence."""
     states, head = hidden.states, hidden.head
     limit = CHUNK_LOGITS.get(states.device.type, CHUNK_LOGITS["cuda"]) if chunk_logits is None else chunk_logits
     size, fused = max(1, limit // head.weight.shape[0]), fused and divergence_target is None
@@ -219,10 +212,8 @@ def compute_logit_gradient(
     grad_entropy: Tensor | None,
     further: Tensor | None = None,
 ) -> Tensor:
-    """Return the gradient of raw logits [c, V] from the gradients of log-probs and entropy [c].
-
-    further: gradient of the transformed logits [c, V] from other outputs.
-    """
+    """Return the gradient of raw logits [c, V] from the gradients of log-probs and entropy [c], and `further`, the
+    gradient of the transformed logits [c, V] from other outputs."""
     logits = transform(raw)
     logp = logits - normaliser[:, None]
     slope = torch.zeros_like(normaliser[:, None])  # d loss / d z_v as a multiple of p_v

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,32 +15,29 @@ from torch.utils.checkpoint import checkpoint
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
-from alphaapollo.data.images import reads_images
+from alphaapollo.data.images import find_placeholder_ids, reads_images
+from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
 from alphaapollo.models.attention import register_attn_implementation
-from alphaapollo.models.decoder import find_decoder_layers
-from alphaapollo.models.ulysses import describe_stateful_layers
-from alphaapollo.models.vision import find_vision_blocks
+from alphaapollo.models.decoder import find_decoder_layers, find_vision_blocks, load_example_image
+from alphaapollo.models.micro_batch import describe_stateful_layers
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+
+LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")  # in names of weights
 COMPILER = "inductor"  # torch's own: Triton on a GPU, C++ on a CPU
 LIGER_ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
 """Architectures for which log-probs and gradients were compared with and without Liger's kernels."""
 
 
 def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Load a causal language model, or a vision-language model, without dropout: its weights on the CPU, or only its
-    structure.
-
-    Args:
-        dtype: dtype of the parameters, which are meta tensors. None: load the weights, in the dtypes of their files.
-
-    Raises ValueError if the model cannot be read, is not a causal language model, or lacks weights.
-    """
+    """Load a causal language model, or a vision-language model, without dropout, on the CPU. dtype: of parameters
+    without weights, on the meta device; None: load the weights, in the dtypes of their files. Raises ValueError if the
+    model cannot be read, is not a causal language model, or lacks weights."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = load_config(model)
@@ -62,37 +60,27 @@ def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> Pr
     return load_causal_lm(model.model_copy(update=plain), "padded", dtype)
 
 
-def load_reward_model(model: Model, attention: Attention, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it.
-
-    Arguments and errors are those of load_causal_lm. It is also an error if there is no trained head with one output.
-    """
+def load_reward_model(
+    model: Model, attention: Attention, dtype: torch.dtype | None = None, head_seed: int | None = None
+) -> PreTrainedModel:
+    """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it. For training with
+    head_seed, a causal language model gets a new head. Other arguments and errors are those of load_causal_lm."""
     config = load_config(model)
-    loaded = _load_model(find_reward_model_class(config, model.path), config, model, attention, dtype)
+    if head_seed is not None and is_causal_lm(config):
+        config.num_labels, config.pad_token_id = 1, _find_pad_token_id(config, model)
+        auto_class = "AutoModelForSequenceClassification"
+        loaded = _load_model(auto_class, config, model, attention, dtype, new_weights={"score.weight"})
+        if dtype is None:
+            init_scalar_head(cast("torch.nn.Linear", loaded.score.float()), derive_seed(head_seed, "score_head"))
+    else:
+        loaded = _load_model(find_reward_model_class(config, model.path), config, model, attention, dtype)
     if not isinstance(getattr(loaded, "score", None), torch.nn.Linear):
         raise ValueError(
             f"model.path={model.path}: {type(loaded).__name__} has no linear head named `score` on a decoder. Choose a "
             "reward model that is built on a causal language model."
         )
-    return loaded
-
-
-def load_or_init_reward_model(
-    model: Model, attention: Attention, dtype: torch.dtype | None, seed: int
-) -> PreTrainedModel:
-    """Load a model for reward-model training: a trained reward model, or a causal language model, which gets a new head
-    `score` initialized with `seed`. Other arguments and errors are those of load_reward_model."""
-    config = load_config(model)
-    if not is_causal_lm(config):
-        loaded = load_reward_model(model, attention, dtype)
-    else:
-        config.num_labels = 1
-        config.pad_token_id = _find_pad_token_id(config, model)
-        auto_class = "AutoModelForSequenceClassification"
-        loaded = _load_model(auto_class, config, model, attention, dtype, new_weights={"score.weight"})
-        if dtype is None:
-            init_scalar_head(cast("torch.nn.Linear", loaded.score.float()), derive_seed(seed, "score_head"))
-    _enable_gradient_checkpointing(loaded, model)
+    if head_seed is not None:
+        _enable_gradient_checkpointing(loaded, model)
     return loaded
 
 
@@ -142,25 +130,26 @@ def find_reward_model_class(config: PretrainedConfig, model_path: str) -> str:
 
 def load_config(model: Model) -> PretrainedConfig:
     """Load the model's config.json. Raises ValueError if model.path is empty or config.json cannot be read."""
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    if not model.path:
-        raise ValueError("model.path is empty. Set model.path to a Hugging Face hub id or a local folder.")
-    folder = Path(model.path)
-    if not folder.exists() and is_local_path(model.path):
+    if not model.path or (is_local_path(model.path) and not (Path(model.path) / "config.json").is_file()):
         raise ValueError(
-            f"model.path={model.path} does not exist. Set it to a folder with config.json and weights, or to a hub id."
+            f"model.path={model.path or 'empty'}: no such folder with a config.json. Set it to a folder written by "
+            "save_pretrained, or to a hub id."
         )
-    if folder.exists() and not (folder / "config.json").is_file():
-        raise ValueError(f"model.path={model.path} has no config.json. Set it to a folder written by save_pretrained.")
-    try:
+    fix = "the path, for a hub id the network and HF_HUB_OFFLINE, and that transformers supports the model"
+    with _explain_errors(model, "config.json", fix):
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        raise ValueError(
-            f"model.path={model.path}: cannot read config.json ({_get_first_line(error)}). Check the path, "
-            "for a hub id the network and HF_HUB_OFFLINE, and that this version of transformers supports the model."
-        ) from error
+
+
+@contextmanager
+def _explain_errors(model: Model, file: str, fix: str) -> Iterator[None]:
+    """Context manager that converts errors of transformers to a ValueError with the model's path."""
+    try:
+        yield
+    except Exception as error:  # those of transformers, safetensors, the hub and a model's own code
+        reason = (str(error.__cause__ or error).strip() or type(error).__name__).split("\n")[0]
+        raise ValueError(f"model.path={model.path}: cannot read {file} ({reason}). Check {fix}.") from error
 
 
 def _load_model(
@@ -179,27 +168,21 @@ def _load_model(
     check_layers(config, model.path, attention)
     settings: dict[str, object] = {"dtype": dtype or "auto", "trust_remote_code": model.trust_remote_code}
     # Modeling code in the folder may not support pluggable attention. Padded rows work with any causal attention.
-    custom_code = has_custom_code(model, config, auto_class)
-    if attention != "padded" or not custom_code:
+    if attention != "padded" or not has_custom_code(model, config, auto_class):
         settings["attn_implementation"] = name = register_attn_implementation(attention)
         if auto_class == "AutoModelForImageTextToText":
             tower = "flash_attention_2" if attention == "flash" else "sdpa"
             settings["attn_implementation"] = {"text_config": name, "vision_config": tower}
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
-    if dtype is None:
-        loaded = _load_pretrained(getattr(transformers, auto_class), config, model.path, settings, new_weights)
-    else:
-        try:
+    kind: Any = getattr(transformers, auto_class)
+    with _explain_errors(model, "the model", "for missing or truncated weight files, and that config.json fits them"):
+        if dtype is None:
+            loaded, info = kind.from_pretrained(model.path, config=config, output_loading_info=True, **settings)
+            _check_loaded_weights(config, info["unexpected_keys"], {*info["missing_keys"]} - {*new_weights})
+        else:
             with torch.device("meta"):
-                loaded = getattr(transformers, auto_class).from_config(config, **settings)
-        except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            if custom_code:
-                raise
-            raise ValueError(  # e.g. a negative size
-                f"model.path={model.path}: no model can be built from its config.json ({type(error).__name__}: "
-                f"{_get_first_line(error)}). Correct config.json, or choose another model."
-            ) from error
+                loaded = kind.from_config(config, **settings)
     loaded.eval()
     fix_rope_frequencies(loaded, model.max_length)
     if model.use_liger is True:  # resolved, on a GPU
@@ -207,40 +190,18 @@ def _load_model(
     if model.use_torch_compile:
         for layer in find_decoder_layers(loaded):  # below FSDP's hooks; dynamic, for any number of tokens
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
-    return loaded
+    return cast("PreTrainedModel", loaded)
 
 
-def _load_pretrained(
-    auto_class: Any, config: PretrainedConfig, path: str, settings: dict[str, object], new_weights: Collection[str]
-) -> PreTrainedModel:
-    from safetensors import SafetensorError
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    if new_weights:  # hide transformers' warning that new weights have to be trained
-        logging.set_verbosity_error()
-    try:
-        loaded, info = auto_class.from_pretrained(path, config=config, output_loading_info=True, **settings)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"model.path={path}: its weights cannot be loaded ({_get_first_line(error)}). Check for missing or "
-            "truncated weight files."
-        ) from error
-    finally:
-        logging.set_verbosity(verbosity)
-    if missing := sorted({*info["missing_keys"]} - {*new_weights}):
-        raise ValueError(
-            f"model.path={path}: weights are missing ({len(missing)} in total), e.g. {', '.join(missing[:3])}. Use a "
-            "checkpoint that contains all weights of this architecture."
-        )
-    layers = [
-        name for name in info["unexpected_keys"] if re.match(r"(model\.)?(language_model\.)?(model\.)?layers\.", name)
-    ]
-    if layers and not getattr(config.get_text_config(), "num_nextn_predict_layers", None):  # of multi-token prediction
-        raise ValueError(
-            f"model.path={path}: config.json has no layer for the weights {min(layers)}. Correct config.json."
-        )
-    return loaded
+def _check_loaded_weights(config: PretrainedConfig, unexpected: Iterable[str], missing: Collection[str]) -> None:
+    """Raise ValueError if the files have more layers than config.json, which transformers ignores, or lack weights."""
+    text = config.get_text_config()
+    layers = (int(match[1]) + 1 for name in unexpected if (match := LAYER.match(name)))
+    num_layers, has_more = getattr(text, "num_hidden_layers", None), getattr(text, "num_nextn_predict_layers", None)
+    if num_layers and not has_more and (count := max(layers, default=0)) > num_layers:
+        raise ValueError(f"the weights have {count} layers, but config.json has num_hidden_layers={num_layers}")
+    if missing:
+        raise ValueError(f"weights are missing ({len(missing)} in total), e.g. {', '.join(sorted(missing)[:3])}")
 
 
 def check_layers(config: PretrainedConfig, model_path: str, attention: Attention) -> None:
@@ -259,9 +220,7 @@ def has_custom_code(model: Model, config: PretrainedConfig, auto_class: str = "A
 
 def use_liger_kernels(loaded: PreTrainedModel) -> None:
     """Replace norms, rotary embeddings and gated MLPs by Liger's fused GPU kernels, if the architecture is supported.
-
-    Rotary embeddings are replaced for all models of this architecture in the process.
-    """
+    Rotary embeddings are replaced for all models of this architecture in the process."""
     from transformers.integrations.liger import apply_liger_kernel
 
     if loaded.config.model_type in LIGER_ARCHITECTURES:
@@ -270,16 +229,10 @@ def use_liger_kernels(loaded: PreTrainedModel) -> None:
 
 def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> None:
     """Recompute each decoder layer and each block of a vision tower in the backward pass, if this is configured.
-
-    Transformers' own gradient checkpointing would need layers in training mode, in which some models apply dropout.
-    """
+    Transformers' own checkpointing needs layers in training mode, in which some models apply dropout."""
     if model.enable_gradient_checkpointing:
         for layer in [*find_decoder_layers(loaded), *find_vision_blocks(loaded)]:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-
-
-def _get_first_line(error: BaseException) -> str:
-    return (str(error.__cause__ or error).strip() or type(error).__name__).split("\n")[0]
 
 
 def fix_rope_frequencies(model: PreTrainedModel, max_length: int) -> None:
@@ -307,10 +260,8 @@ def fix_rope_frequencies(model: PreTrainedModel, max_length: int) -> None:
 
 
 def fix_rope_parameters(parameters: JsonObject, max_length: int) -> JsonObject:
-    """Return RoPE parameters, which may be nested by layer type, with the same factors for sequences of any length.
-
-    longrope: the long factors if `max_length` exceeds the original context. dynamic: no scaling.
-    """
+    """Return RoPE parameters, which may be nested by layer type, with the same factors for sequences of any length:
+    longrope's long factors if `max_length` exceeds the original context, and no dynamic scaling."""
     fixed: JsonObject = {
         name: fix_rope_parameters(value, max_length) if isinstance(value, dict) else value
         for name, value in parameters.items()
@@ -323,3 +274,49 @@ def fix_rope_parameters(parameters: JsonObject, max_length: int) -> JsonObject:
             if f"{chosen}_{name}" in fixed:
                 fixed[f"short_{name}"] = fixed[f"long_{name}"] = fixed[f"{chosen}_{name}"]
     return fixed
+
+
+def find_quantization(config: PretrainedConfig) -> str:
+    """Return the method with which weights are quantized, e.g. "gptq"; empty if they are not."""
+    for section in (config, config.get_text_config()):
+        for name in ("quantization_config", "compression_config"):
+            if found := getattr(section, name, None):
+                values = found if isinstance(found, Mapping) else vars(found)
+                return str(values.get("quant_method") or name)
+    return ""
+
+
+def describe_image_input(model: Model) -> tuple[object, ...] | None:
+    """Return placeholder tokens and the prepared form of a generated image. None if the model reads no images."""
+    image = load_example_image(model)
+    if image is None:
+        return None
+    return find_placeholder_ids(load_config(model)), image.digest, tuple(image.token_ids)
+
+
+def check_vocabulary_size(model: Model, tokenizer: PreTrainedTokenizerBase, path_key: str) -> None:
+    """Raise ValueError if the model lacks an embedding for a token of the tokenizer that prompts use: special tokens
+    only if they are the end or padding tokens."""
+    size = getattr(load_config(model).get_text_config(), "vocab_size", None)
+    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = [index for index in tokenizer.get_vocab().values() if index not in special]
+    ids += [index for index in (tokenizer.eos_token_id, tokenizer.pad_token_id) if index is not None]
+    if size is not None and ids and max(ids) >= size:
+        raise ValueError(
+            f"{path_key}={model.path}: the model has {size} embeddings, but the tokenizer has ids up to {max(ids)}. "
+            "Use the tokenizer of this model, or a model with enough embeddings."
+        )
+
+
+def list_template_notices(model: Model, renderer: Renderer, template_arguments: Mapping[str, object]) -> list[str]:
+    """Return notices about template arguments without effect, another template than in training, and control strings in
+    the prompts rendered so far."""
+    tokenizer = renderer.tokenizer
+    notices = make_template_argument_warnings(template_arguments, tokenizer) + renderer.list_control_notices()
+    trained = getattr(load_config(model), "chat_template_digest", None)
+    if tokenizer.chat_template and trained not in (None, make_template_digest(tokenizer)):
+        notices.append(
+            f"{model.path} was trained with another chat template than that of {model.tokenizer_path or model.path}, "
+            "which usually makes its answers much worse. Use the tokenizer of its training."
+        )
+    return notices

@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Lora, Model
-from alphaapollo.models.load import load_causal_lm, load_or_init_reward_model
+from alphaapollo.models.decoder import find_vision_modules
+from alphaapollo.models.load import load_causal_lm, load_reward_model
 from alphaapollo.models.sharding import full_tensor, local_tensor
-from alphaapollo.models.vision import find_vision_modules
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -31,12 +31,9 @@ ADAPTER = "default"  # peft's name of the adapter
 
 
 def load_trainable_lm(model: Model, attention: Attention, dtype: torch.dtype | None, seed: int) -> PreTrainedModel:
-    """Load a causal language model for training: its weights if `dtype` is None, else meta tensors (load_causal_lm).
-
-    dtype: of forward passes. Trained parameters are float32, or float64 if it is float64. With model.lora_rank, the
-    parameters are frozen in `dtype`, and float32 adapters are added, initialized with `seed`. With model.freeze_vision,
-    the vision tower of a vision-language model is frozen.
-    """
+    """Load a causal language model for training, whose forward passes have `dtype`; None: with weights
+    (load_causal_lm). Trained parameters are float32, or float64. With model.lora_rank, only float32 adapters are
+    trained, initialized with `seed`. With model.freeze_vision, the vision tower is frozen."""
     loaded = load_causal_lm(model, attention, _get_parameter_dtype(model, dtype))
     if model.freeze_vision:
         for part in find_vision_modules(loaded):
@@ -50,7 +47,7 @@ def load_trainable_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype | None, seed: int
 ) -> PreTrainedModel:
     """Load a reward model for training (see load_trainable_lm). Its head is trained without an adapter."""
-    loaded = load_or_init_reward_model(model, attention, _get_parameter_dtype(model, dtype), seed)
+    loaded = load_reward_model(model, attention, _get_parameter_dtype(model, dtype), seed)
     if model.lora_rank:
         add_adapters(loaded, model, seed)
         for parameter in loaded.score.parameters():
@@ -179,25 +176,16 @@ def gather_scaled_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "") -> None:
-    """Write the Hugging Face folder of an adapter's base model with the adapter merged in.
-
-    dtype: auto = that of the base model. base_path: base model, if it has moved since the adapter was written. Raises
-    ValueError if the adapter or the base model cannot be read.
-    """
+    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. dtype: auto = that of the
+    base model. base_path: base model, if it has moved. Raises ValueError if one of both cannot be read."""
     from peft import PeftConfig, PeftModel
 
     from alphaapollo.data.rendering import load_tokenizer
 
-    try:
-        base = Model(path=base_path or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path or "")
-        loaded = load_causal_lm(base, "padded")
-        chosen = loaded.dtype if dtype == "auto" else getattr(torch, dtype)
-        merged = PeftModel.from_pretrained(loaded.float(), str(adapter)).merge_and_unload().to(chosen)
-    except (ValueError, TypeError, OSError, RuntimeError, KeyError) as error:
-        raise ValueError(
-            f"the adapter {adapter} cannot be merged ({error}). If its base model has moved: alphaapollo export "
-            f"checkpoint={adapter} model_path=FOLDER"
-        ) from error
+    base = Model(path=base_path or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path or "")
+    loaded = load_causal_lm(base, "padded")
+    chosen = loaded.dtype if dtype == "auto" else getattr(torch, dtype)
+    merged = PeftModel.from_pretrained(loaded.float(), str(adapter)).merge_and_unload().to(chosen)
     merged.save_pretrained(folder)
     has_tokenizer = (adapter / "tokenizer_config.json").is_file()
     load_tokenizer(str(adapter) if has_tokenizer else base.path).save_pretrained(folder)

@@ -5,26 +5,35 @@ packed  [1, sum T]: rows end to end; `cu_seqlens` has the row boundaries.
 shared  [1, sum T]: packed, first each shared prompt once, then the rest of each row, which also attends to its prompt
         (batching/shared_prompts.py). Rows that share prompts always have this layout.
 
-With sequence parallelism (models/ulysses.py) each rank has its part of T, which is padded to a multiple of the group
-size. Values of response tokens, e.g. log-probs and masks, are complete on every rank.
+With Ulysses sequence parallelism (arXiv 2309.14509) each rank of a group has its part of T, which is padded to a
+multiple of the group size, and inside attention its part of the heads for all tokens (an all-to-all). Values of
+response tokens, e.g. log-probs and masks, are complete on every rank: each computes the complete loss and the gradients
+of its tokens, which add up over the group.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import init_device_mesh
 
 from alphaapollo.batching.batch import INTEGERS, Columns, Rows, compute_offsets
 from alphaapollo.batching.shared_prompts import SharedPrompts
-from alphaapollo.models.ulysses import SequenceGroup, TokenSelection, find_local_positions
-from alphaapollo.models.vision import ImageBatch, PlaceholderLayout, compute_mrope_positions
+from alphaapollo.models.decoder import ImageBatch, compute_mrope_positions, make_image_batch
 from alphaapollo.types import ImageInput, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -51,10 +60,7 @@ class Packing:
 @dataclass(frozen=True)
 class MicroBatch:
     """Tensors of b rows (token sequences). Tensors of shape [n] have one value per response token, row after row.
-
-    A micro-batch without rows gets a dummy row of two tokens, with which its rank takes part in the collectives of
-    forward and backward. The mask and loss weights of the dummy are zero.
-    """
+    Without rows, a dummy row of two tokens with zero mask and weights takes part in the collectives of the passes."""
 
     token_ids: Tensor  # int64 [b, T] or [1, sum T], this rank's part of T; a shared prompt counts once
     position_ids: Tensor  # int64 [1, T] or [1, sum T], this rank's part; with M-RoPE [3, b, T] or [3, 1, sum T]
@@ -92,16 +98,15 @@ class MicroBatchBuilder:
     sequence: SequenceGroup | None = None  # ranks that share every micro-batch
 
     def build(self, rows: Rows, row_indices: Sequence[int], columns: Columns[np.ndarray] | None = None) -> MicroBatch:
-        """Build the micro-batch of the rows with these indices, or of a dummy row if there are none.
-
-        `columns` has the inputs of the loss (advantages, ...) for all rows. Copies to a GPU are asynchronous.
-        """
+        """Build the micro-batch of the rows with these indices, or of a dummy row if there are none. `columns`: inputs
+        of the loss for all rows. Copies to a GPU are asynchronous."""
         HEARTBEAT.tick()
         is_dummy = not len(row_indices)
         chosen = _DUMMY if is_dummy else rows.select(row_indices)
-        layout = _lay_out_rows(chosen, self.padded, self.sequence.size if self.sequence else 1)
+        size, rank = (self.sequence.size, self.sequence.rank) if self.sequence else (1, 0)
+        layout = _lay_out_rows(chosen, self.padded, size)
         width = layout.token_ids.shape[1]
-        part = self.sequence.get_token_range(width) if self.sequence else slice(None)
+        part = slice(rank * (width // size), (rank + 1) * (width // size))
         responses = chosen.response_lengths
         starts = chosen.token_offsets[:-1] + chosen.response_starts
         token_index = np.repeat(starts, responses) + _concatenate_ranges(responses)
@@ -117,7 +122,9 @@ class MicroBatchBuilder:
                 name: self._to_device(_lay_out_column(column, chosen.columns.get(name), layout)[:, part])
                 for name, column in per_token.items()
             },
-            images=self._select_images(chosen, layout),
+            images=make_image_batch(
+                chosen, layout.flat_indices, partial(self._find_local, width=width), self._to_device
+            ),
             packing=self._make_packing(layout),
             predicting_tokens=predictors,
             last_tokens=self._select_tokens(layout, chosen.token_offsets[1:] - 1),
@@ -139,22 +146,21 @@ class MicroBatchBuilder:
 
     def _select_tokens(self, layout: _TokenLayout, token_index: np.ndarray) -> TokenSelection:
         """Select the tokens that have the indices `token_index` in the concatenated rows."""
-        positions, width = layout.flat_indices[token_index], layout.token_ids.shape[1]
-        if self.sequence is None:
-            return TokenSelection(self._to_device(positions), None, len(positions))
-        local, indices = find_local_positions(positions, width, self.sequence.rank, self.sequence.size)
-        return TokenSelection(self._to_device(local), self._to_device(indices), len(positions))
+        positions = layout.flat_indices[token_index]
+        local, indices = self._find_local(positions, layout.token_ids.shape[1])
+        return TokenSelection(
+            self._to_device(local), self._to_device(indices) if self.sequence else None, len(positions)
+        )
 
-    def _select_images(self, rows: Rows, layout: _TokenLayout) -> ImageBatch | None:
-        """Select the images of which this rank has placeholder tokens."""
-        found = PlaceholderLayout.of_rows(rows, layout.flat_indices)
-        if found is None:
-            return None
-        local, indices = found.positions, np.arange(len(found.positions))
-        if self.sequence is not None:
-            width = layout.token_ids.shape[1]
-            local, indices = find_local_positions(local, width, self.sequence.rank, self.sequence.size)
-        return found.make_image_batch(local, indices, self._to_device)
+    def _find_local(self, positions: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Find this rank's tokens among positions in a flattened array [b, width] that the ranks split by columns.
+        Returns their positions in the rank's flattened part, and their indices in `positions`."""
+        if self.sequence is None:
+            return positions, np.arange(len(positions))
+        rows, columns = np.divmod(positions, width)
+        part = width // self.sequence.size
+        indices = np.flatnonzero(columns // part == self.sequence.rank)
+        return rows[indices] * part + columns[indices] % part, indices
 
     def _make_packing(self, layout: _TokenLayout) -> Packing | None:
         lengths, prefixes, keys = layout.segment_lengths, layout.prefix_segments, None
@@ -278,3 +284,81 @@ def _concatenate_ranges(lengths: np.ndarray) -> np.ndarray:
 
 
 _DUMMY = replace(make_rows([np.zeros(2, dtype=np.int64)], [1]), action_mask=np.zeros(1, dtype=np.uint8))
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """Consecutive ranks that split every sequence among them."""
+
+    group: dist.ProcessGroup
+    rank: int  # rank within the group
+    size: int
+
+
+@dataclass(frozen=True)
+class TokenSelection:
+    """Selected tokens of a micro-batch: p over all ranks of the sequence group, m of them on this rank."""
+
+    shard_positions: Tensor  # int64 [m]: positions in the rank's part of the micro-batch, flattened
+    selection_indices: Tensor | None  # int64 [m]: which of the p tokens this rank has; None: all, in order
+    num_selected: int  # p
+
+
+def create_sequence_groups(device: str, size: int) -> tuple[SequenceGroup | None, dist.ProcessGroup | None]:
+    """Create this rank's sequence-parallel group, and its data-parallel group with one rank of each sequence-parallel
+    group (a collective). Returns (None, None) if `size` is 1."""
+    if size == 1:
+        return None, None
+    mesh = init_device_mesh(device, (dist.get_world_size() // size, size), mesh_dim_names=("data", "sequence"))
+    return SequenceGroup(mesh.get_group("sequence"), mesh.get_local_rank("sequence"), size), mesh.get_group("data")
+
+
+def exchange_tokens_for_heads(x: Tensor, sequence: SequenceGroup) -> Tensor:
+    """Exchange this rank's part of the tokens for its part of the heads. [b, heads, T/s, d] -> [b, heads/s, T, d], or
+    [b, lcm(heads, s)/s, T, d] with repeated heads if s does not divide the number of heads."""
+    repeats = sequence.size // math.gcd(sequence.size, x.shape[1])
+    return _all_to_all(x.repeat_interleave(repeats, dim=1) if repeats > 1 else x, 1, 2, sequence)
+
+
+def exchange_heads_for_tokens(x: Tensor, sequence: SequenceGroup) -> Tensor:
+    """Exchange this rank's part of the heads for its part of the tokens. [b, T, heads/s, d] -> [b, T/s, heads, d]"""
+    return _all_to_all(x, 1, 2, sequence)
+
+
+def gather_token_values(local: Tensor, selection: TokenSelection, sequence: SequenceGroup | None) -> Tensor:
+    """Gather k values per selected token: [k, m] of this rank's m tokens -> [k, p] of the sequence group's p tokens.
+    Differentiable if all ranks compute the same loss; each rank gets the gradient of its m tokens."""
+    if sequence is None:
+        return local
+    gathered: Tensor = _GatherTokens.apply(local, selection.selection_indices, selection.num_selected, sequence)
+    return gathered
+
+
+def describe_stateful_layers(config: PretrainedConfig) -> str:
+    """Describe the layer types in config.json that carry state along the sequence outside of attention, for messages;
+    empty if there are none."""
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or [])
+    stateful = ", ".join(sorted(kinds - {"full_attention", "sliding_attention"}))
+    return f"has layers of type {stateful}, which carry state along the sequence" if stateful else ""
+
+
+def _all_to_all(x: Tensor, split_dim: int, join_dim: int, sequence: SequenceGroup) -> Tensor:
+    """Differentiable all-to-all exchange. Rank r gets the r-th part of dimension `split_dim` from every rank, and
+    concatenates the parts along dimension `join_dim`."""
+    parts = x.unflatten(split_dim, (sequence.size, -1)).movedim(split_dim, 0).contiguous()
+    received: Tensor = all_to_all_single_autograd(parts, None, None, sequence.group)
+    return received.movedim(0, join_dim).flatten(join_dim, join_dim + 1)
+
+
+class _GatherTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, indices: Tensor, count: int, sequence: SequenceGroup) -> Tensor:
+        ctx.save_for_backward(indices)
+        gathered = local.new_zeros(local.shape[0], count).index_copy_(1, indices, local)
+        dist.all_reduce(gathered, group=sequence.group)  # exact: all but one rank add zero for a token
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (indices,) = ctx.saved_tensors
+        return grad.index_select(1, indices), None, None, None

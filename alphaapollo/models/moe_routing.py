@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from alphaapollo.batching.batch import Rows
-from alphaapollo.models.decoder import find_decoder_layers
-from alphaapollo.models.vision import find_language_model
+from alphaapollo.models.decoder import find_decoder_layers, find_language_model
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -165,17 +164,10 @@ class _TopKOverride(TorchFunctionMode):
 
 
 def load_balancing_loss(counts: Tensor, probabilities: Tensor, tokens: Tensor, weight: Tensor | float = 1.0) -> Tensor:
-    """Compute the MoE auxiliary loss as transformers does (arXiv 2101.03961, equations 4 to 6, over all layers).
-
-    The loss is E sum_e f_e P_e, with f_e the share of tokens sent to expert e and P_e its mean router probability.
-    Its value is the number of experts per token if the load is even.
-
-    Args:
-        counts: [E] number of tokens sent to each expert; without gradient.
-        probabilities: [E] router probability of each expert, summed over tokens and layers; has the gradient.
-        tokens: [] number of tokens, multiplied by the number of layers.
-        weight: factor of the loss, e.g. `tokens` as a share of all tokens in the optimizer step.
-    """
+    """Compute the MoE auxiliary loss as transformers does (arXiv 2101.03961, equations 4 to 6, over all layers): E
+    sum_e f_e P_e, with f_e the share of tokens sent to expert e (`counts` [E] / `tokens`) and P_e its mean router
+    probability (`probabilities` [E], with gradient, / `tokens`). tokens: number of tokens times layers. weight: factor
+    of the loss."""
     return counts.shape[0] * (counts / tokens * (probabilities / tokens)).sum() * weight
 
 
@@ -208,12 +200,8 @@ def _find_router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
 
 
 class ExpertLoadBalancer:
-    """Load-balancing loss and expert loads during one update. All ranks call the same methods in the same order.
-
-    Args:
-        coefficient: factor of the loss; 0 = no loss.
-        group: ranks that together have every token sequence once; None: all ranks.
-    """
+    """Load-balancing loss, multiplied by `coefficient`, and expert loads during one update. All ranks call the same
+    methods in the same order. group: ranks that together have every token sequence once; None: all ranks."""
 
     def __init__(self, routers: RouterHooks, coefficient: float, device: torch.device, group: dist.ProcessGroup | None):
         self.routers, self.coefficient, self.device, self.group = routers, coefficient, device, group
@@ -235,9 +223,7 @@ class ExpertLoadBalancer:
 
     def compute_last_pass_loss(self) -> Tensor | float:
         """Return the last forward pass's part of the load-balancing loss, and add its expert loads to `counts`.
-
-        Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0.
-        """
+        Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0."""
         routing = self.routers.current
         assert routing is not None, "run a forward pass first"
         self.counts += routing.counts

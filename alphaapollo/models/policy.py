@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from alphaapollo.algorithms import sampling
 from alphaapollo.batching.batch import Rows
@@ -21,25 +21,27 @@ from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids
 from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.models import lora
 from alphaapollo.models.attention import uses_alphaapollo_backend
-from alphaapollo.models.decoder import compute_hidden_states, find_decoder_layers
-from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
-from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.lora import load_trainable_lm
-from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
-from alphaapollo.models.moe_routing import RouterHooks
-from alphaapollo.models.sharding import FsdpRoot, ModelMesh, shard_model
-from alphaapollo.models.ulysses import gather_token_values
-from alphaapollo.models.vision import (
+from alphaapollo.models.decoder import (
+    compute_hidden_states,
+    find_decoder_layers,
     find_language_model,
     find_vision_modules,
     load_example_image,
     make_image_arguments,
     replace_placeholder_ids,
 )
+from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
+from alphaapollo.models.load import init_scalar_head, load_causal_lm
+from alphaapollo.models.lora import load_trainable_lm
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, gather_token_values, make_rows
+from alphaapollo.models.moe_routing import RouterHooks
+from alphaapollo.models.sharding import FsdpRoot, ModelMesh, shard_model
 from alphaapollo.types import ImageInput
+from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
 
 # Allowed mean |difference| of the self-check, in nats. Logits can be near 30, where bfloat16 has steps of 0.125. In
 # bfloat16 a difference above WARN_ABOVE may be rounding, so it is only a warning.
@@ -49,10 +51,7 @@ WARN_ABOVE = 0.1
 
 class PolicyModel(FsdpRoot):
     """Causal language model with a forward pass that returns log-probs. Its parameter names begin with `model.`.
-
-    Args:
-        excluded_ids: ids that are never sampled (find_excluded_ids); None: the placeholders of images.
-    """
+    excluded_ids: ids that are never sampled (find_excluded_ids); None: the placeholders of images."""
 
     excluded: Tensor  # int64: ids below num_tokens that are never sampled
     example_image: ImageInput | None = None  # of a vision-language model, for check_forward_vs_hf
@@ -121,10 +120,8 @@ class PolicyModel(FsdpRoot):
     def compute_logprobs_with_hf_attention(
         self, token_ids: Tensor, image_tensors: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. [1, T] -> [T - 1]
-
-        image_tensors: tensors of the images in the prompt, see ImageInput.tensors.
-        """
+        """Compute the log-probs of tokens 1 to T - 1 with transformers' own forward pass. image_tensors:
+        ImageInput.tensors of the prompt. [1, T] -> [T - 1]"""
         arguments: dict[str, Any] = {}
         if image_tensors:
             is_image = torch.isin(token_ids, torch.tensor(self.placeholder_ids, device=token_ids.device)).int()
@@ -195,13 +192,10 @@ def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float
 
 @torch.no_grad()
 def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
-    """Compare the policy's log-probs of two short sequences, and of one with an image if the model is a
-    vision-language model, with transformers' own forward pass (a collective).
-
-    It detects output heads with unknown logit transforms, unsupported attention, ignored sliding windows, packed
-    sequences that influence each other, and layers that do not work with sequence parallelism. Returns the mean
-    |difference| in nats. Raises ValueError if it is larger than rounding, or if log-probs are not finite.
-    """
+    """Compare the policy's log-probs of two short sequences, and of one with an image for a vision-language model, with
+    transformers' own forward pass (a collective). It detects unknown logit transforms, unsupported attention, ignored
+    sliding windows, packed sequences that influence each other, and layers without sequence parallelism. Returns the
+    mean |difference| in nats. Raises ValueError if it is larger than rounding, or not finite."""
     text = policy.model.config.get_text_config()
     window = getattr(text, "sliding_window", None) or 0
     lengths = (9 + window * (window <= 1024), 6)  # longer windows would need too much memory
@@ -258,3 +252,41 @@ def check_policy(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.d
             "stops it."
         ]
     return []
+
+
+class ValueModel(FsdpRoot):
+    """Critic: decoder of a causal language model with a new float32 value head, initialized with `seed`. GAE sums
+    differences of values, and bfloat16 has steps of 0.004 near 1."""
+
+    def __init__(self, model: PreTrainedModel, seed: int):
+        super().__init__()
+        self.layers = find_decoder_layers(model)
+        self.model = model.base_model
+        parameter = next(self.model.parameters())
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self.value_head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=parameter.device, dtype=dtype)
+        self.float32_modules = (self.value_head,)
+        if not parameter.is_meta:
+            init_scalar_head(self.value_head, derive_seed(seed, "value_head"))
+            self.value_head.bias.data.zero_()
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """Compute the value before each of the n response tokens. float32 or float64 [n]"""
+        states = compute_hidden_states(self.model, micro, micro.predicting_tokens)
+        values: Tensor = self.value_head(states.to(torch.promote_types(states.dtype, torch.float32)))
+        return gather_token_values(values.t(), micro.predicting_tokens, micro.sequence)[0].clone()  # no view, for FSDP
+
+
+class ScoreModel(FsdpRoot):
+    """Reward model: decoder and float32 score head of a classifier with one label (models.load.load_reward_model)."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.layers = find_decoder_layers(model)
+        self.model, self.score = model.base_model, model.score
+        self.float32_modules = (self.score,)
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """Compute the score of each of the b sequences, at its last token. float32 [b]"""
+        scores: Tensor = self.score(compute_hidden_states(self.model, micro, micro.last_tokens).float())
+        return gather_token_values(scores.t(), micro.last_tokens, micro.sequence)[0].clone()  # no view, for FSDP

@@ -13,15 +13,18 @@ experts over the other ranks on dimension 1: mesh [expert_shard, expert], or [re
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -32,9 +35,9 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn import functional as F
 
 from alphaapollo.models.cpu_linear import use_onednn
-from alphaapollo.models.expert_parallel import distribute_experts, find_experts
 from alphaapollo.processes.network import find_interface, take_reserved_socket_fd
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
@@ -55,13 +58,8 @@ R = TypeVar("R", bound=FsdpRoot)
 
 def join_process_group(device: str, rank: int, world_size: int, init_method: str) -> None:
     """Initialize torch.distributed for this process, unless another model in the process has done so already.
-
-    Gloo uses the network interface that reaches rank 0, because its default is loopback on many machines. The process
-    group has no `device_id`, because ranks wait for each other over gloo.
-
-    `init_method`: tcp://host:port, with a port that rank 0 has reserved (`network.reserve_port`), or file://path. A
-    single rank does not use it.
-    """
+    init_method: tcp://host:port, with a port that rank 0 has reserved (`network.reserve_port`), or file://path; not
+    used by a single rank."""
     if dist.is_initialized():
         assert (dist.get_rank(), dist.get_world_size()) == (rank, world_size)
         return
@@ -96,12 +94,8 @@ class ModelMesh:
 
 
 def make_mesh(device: str, fsdp_size: int = -1, ep_size: int = 1) -> ModelMesh:
-    """Create the device meshes of a model (a collective).
-
-    Args:
-        fsdp_size: number of ranks that share one copy of the model; -1: all.
-        ep_size: number of ranks that split the experts of a layer; divides the ranks of one copy.
-    """
+    """Create the device meshes of a model (a collective). fsdp_size: number of ranks that share one copy of the model;
+    -1: all. ep_size: number of ranks that split the experts of a layer."""
     world_size = dist.get_world_size()
     shards = world_size if fsdp_size == -1 else fsdp_size
 
@@ -198,3 +192,115 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return this rank's slice of a sharded parameter, as a view."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def find_experts(model: nn.Module) -> list[nn.Module]:
+    """Find the modules with the experts of a layer, whose parameters [E, ...] have one slice per expert. Classes with
+    transformers' `use_experts_implementation` have them; other MoE classes are not found."""
+    return [module for module in model.modules() if hasattr(module, "num_experts") and hasattr(module, "is_transposed")]
+
+
+def distribute_experts(experts: nn.Module, mesh: DeviceMesh) -> None:
+    """Split the parameters of an experts module (`find_experts`) over a one-dimensional mesh in place, and replace its
+    forward method by one that exchanges tokens. The parameters must be on the meta device, and become DTensors."""
+    num_experts: Any = experts.num_experts
+    compute = partial(_compute_local_experts, experts, type(experts), num_experts // mesh.size())
+    for name, parameter in list(experts.named_parameters()):
+        local = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=None)
+        setattr(experts, name, nn.Parameter(local, requires_grad=parameter.requires_grad))
+    experts.forward = partial(_exchange_and_compute, compute, num_experts, mesh.get_group())
+
+
+@torch.compiler.disable
+def _exchange_and_compute(
+    compute: Any, num_experts: int, group: dist.ProcessGroup, hidden: Tensor, chosen: Tensor, weights: Tensor
+) -> Tensor:
+    """Compute the sum of the chosen experts' outputs, weighted by `weights`. [n, H], [n, k], [n, k] -> [n, H]"""
+    size, (num_tokens, k) = group.size(), chosen.shape
+    experts, order = chosen.flatten().sort(stable=True)
+    counts = experts.new_zeros(num_experts).scatter_add_(0, experts, torch.ones_like(experts))
+    counts = counts.view(size, -1)  # number of pairs by rank and its experts
+    received = torch.empty_like(counts)
+    dist.all_to_all_single(received, counts, group=group)
+    sent_sizes, received_sizes = torch.stack([counts.sum(1), received.sum(1)]).tolist()
+    pairs = all_to_all_single_autograd(hidden[order // k], received_sizes, sent_sizes, group)
+    local_experts = torch.arange(counts.shape[1], device=hidden.device).repeat(size)
+    outputs = compute(pairs, local_experts.repeat_interleave(received.flatten(), output_size=len(pairs)))
+    returned = all_to_all_single_autograd(outputs, sent_sizes, received_sizes, group)
+    of_tokens = returned[order.argsort()].view(num_tokens, k, -1)
+    return (of_tokens * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
+
+
+def _compute_local_experts(
+    experts: nn.Module, experts_class: type[nn.Module], num_local: int, pairs: Tensor, chosen: Tensor
+) -> Tensor:
+    """Compute m token-expert pairs with this rank's experts. [m, H], [m] -> [m, H]"""
+    num_pairs = len(pairs)
+    if num_pairs == 0:  # one row of zeros keeps the backward pass, in which all ranks exchange gradients
+        pairs, chosen = F.pad(pairs, (0, 0, 0, 1)), chosen.new_zeros(1)
+    local = experts_class.__new__(experts_class)  # the same module with local parameters, and without hooks
+    local.__dict__.update(vars(experts), _parameters={}, num_experts=num_local, **dict(_iterate_local(experts)))
+    outputs: Tensor = experts_class.forward(local, pairs, chosen[:, None], pairs.new_ones(len(pairs), 1))
+    return outputs[:num_pairs]
+
+
+def _iterate_local(experts: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and local part of each parameter. The gradient of the local part is the sum over the ranks that
+    exchange tokens. It is divided by their number, because FSDP averages over the other ranks only."""
+    for name, parameter in experts.named_parameters(recurse=False):
+        assert isinstance(parameter, DTensor)
+        local = parameter.to_local()
+        if local.requires_grad:
+            local.register_hook(partial(torch.mul, other=1 / parameter.device_mesh.size()))
+        yield name, local
+
+
+class TensorOffloader:
+    """Moves the tensors that `list_tensors` returns to host memory and back, if enabled. Host buffers are reused.
+
+    An offloaded tensor loses its storage but remains the same object, so views of FSDP and references of the optimizer
+    remain valid. Computing with it crashes the process, so its owner must reload it first.
+    """
+
+    def __init__(self, list_tensors: Callable[[], Iterable[Tensor]], enabled: bool):
+        self.enabled = enabled
+        self._list_tensors = list_tensors
+        self._copies: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}  # storages on the device, and host buffers
+
+    def reload(self) -> None:
+        """Move offloaded tensors back to the device, asynchronously. A second call does nothing."""
+        for storage, host in self._copies.values():
+            if storage.nbytes() < host.numel():
+                storage.resize_(host.numel())
+                _view_bytes(storage).copy_(host, non_blocking=True)
+
+    def offload(self) -> None:
+        """Move all tensors to host memory. A second call does nothing."""
+        if not self.enabled:
+            return
+        found = (local_tensor(tensor.detach()).untyped_storage() for tensor in self._list_tensors())
+        storages = {storage._cdata: storage for storage in found}
+        copies = {key: self._copies.get(key) or (one, make_host_buffer(one)) for key, one in storages.items()}
+        for storage, host in copies.values():
+            if storage.nbytes():
+                host.copy_(_view_bytes(storage), non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # copies must be complete before the memory is freed
+        for storage in storages.values():
+            storage.resize_(0)
+        self._copies = copies
+
+
+def _view_bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def make_host_buffer(storage: torch.UntypedStorage) -> Tensor:
+    """Make a buffer for a storage in host memory, page-locked until it is deleted if the device is a GPU. torch's own
+    pinned allocator would round it up to a power of two, so a model would take a third more memory."""
+    host = torch.empty(storage.nbytes(), dtype=torch.uint8)
+    if storage.device.type == "cuda" and host.numel():
+        cuda, address = torch.cuda.cudart(), host.data_ptr()
+        torch.cuda.check_error(cuda.cudaHostRegister(address, host.nbytes, 0))
+        weakref.finalize(host, cuda.cudaHostUnregister, address).atexit = False
+    return host

@@ -21,7 +21,7 @@ import numpy as np
 
 from alphaapollo.data.image_messages import convert_messages
 from alphaapollo.data.images import collect_images, find_placeholders
-from alphaapollo.data.length_limit import Truncation, truncate_prompt
+from alphaapollo.data.prompts import Truncation, truncate_prompt
 from alphaapollo.environments.base import (
     Environment,
     EnvironmentFailure,

@@ -17,7 +17,7 @@ from pathlib import Path
 from alphaapollo.config.changes import ConfigChange, find_resume_rule
 from alphaapollo.config.keys import get_field_markers, get_value, list_keys
 from alphaapollo.config.schema.base import CHANGES_DATA, FilePath, Section
-from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, resolve_entry
+from alphaapollo.data.files import HELD_OUT, TRAIN, resolve_entry
 from alphaapollo.utils.hub import is_local_path
 
 Digests = dict[str, list[tuple[str, str]]]

@@ -15,7 +15,7 @@ from alphaapollo.config.keys import ConfigT, format_override, replace_value
 from alphaapollo.config.load import drop_unknown_keys, load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.config.schema.model import Lora
-from alphaapollo.data.generation_config import read_sampling_settings
+from alphaapollo.data.vocabulary import read_sampling_settings
 from alphaapollo.processes.host import make_subprocess_environ
 from alphaapollo.runs.checkpoint_folder import PROGRESS, list_checkpoints
 from alphaapollo.runs.resume import read_saved_config

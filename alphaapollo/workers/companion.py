@@ -20,14 +20,13 @@ from alphaapollo.config.schema import Actor, FrozenFsdp
 from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.models.attention import uses_alphaapollo_backend
 from alphaapollo.models.checkpoint import CheckpointSnapshot, load_snapshot, take_snapshot
+from alphaapollo.models.decoder import replace_placeholder_ids
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.lm_head import DivergenceTarget, TokenStats
-from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, describe_stateful_layers, make_rows
 from alphaapollo.models.policy import PolicyModel, load_policy
 from alphaapollo.models.sharding import FsdpRoot, local_tensor, reshard
-from alphaapollo.models.training.train_state import make_parameter_offloader
-from alphaapollo.models.ulysses import describe_stateful_layers
-from alphaapollo.models.vision import replace_placeholder_ids
+from alphaapollo.models.train_state import make_parameter_offloader
 from alphaapollo.workers.model_worker import compute_token_outputs
 
 if TYPE_CHECKING:

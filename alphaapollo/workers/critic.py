@@ -20,9 +20,9 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Critic, FrozenFsdp, Model
 from alphaapollo.models.load import load_reward_model
 from alphaapollo.models.lora import load_trainable_lm
-from alphaapollo.models.scalar_models import ScoreModel, ValueModel
+from alphaapollo.models.policy import ScoreModel, ValueModel
 from alphaapollo.models.sharding import reshard, shard_model
-from alphaapollo.models.training.train_state import TrainState, make_parameter_offloader
+from alphaapollo.models.train_state import TrainState, make_parameter_offloader
 from alphaapollo.workers.companion import SharedPromptCheck
 from alphaapollo.workers.model_worker import (
     MetricSums,

@@ -12,6 +12,7 @@ import torch
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.models.checkpoint import load_snapshot
+from alphaapollo.models.decoder import replace_placeholder_ids
 from alphaapollo.models.export import (
     ModelKind,
     check_exported_outputs,
@@ -22,10 +23,8 @@ from alphaapollo.models.export import (
 )
 from alphaapollo.models.lora import load_trainable_lm, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
-from alphaapollo.models.policy import PolicyModel
-from alphaapollo.models.scalar_models import ScoreModel, ValueModel
+from alphaapollo.models.policy import PolicyModel, ScoreModel, ValueModel
 from alphaapollo.models.sharding import shard_model
-from alphaapollo.models.vision import replace_placeholder_ids
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
 
 WRAPS: dict[ModelKind, Callable[..., ScoreModel | ValueModel | PolicyModel]] = {

@@ -23,7 +23,7 @@ from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.models.policy import PolicyModel, check_policy, load_policy
 from alphaapollo.models.sharding import FsdpRoot, reshard
-from alphaapollo.models.training.train_state import TrainState
+from alphaapollo.models.train_state import TrainState
 from alphaapollo.types import Completion, Sampling, SamplingRequest
 from alphaapollo.workers.model_worker import MetricSums, TrainingWorker
 from alphaapollo.workers.process_group import RankPlacement

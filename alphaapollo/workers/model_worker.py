@@ -19,7 +19,7 @@ from alphaapollo.models.export import export_model
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.moe_routing import ExpertLoadBalancer, RouterHooks
 from alphaapollo.models.sharding import FsdpRoot, reshard
-from alphaapollo.models.training.train_state import OptimizerStep, TrainState
+from alphaapollo.models.train_state import OptimizerStep, TrainState
 from alphaapollo.observability.timing import measure_process_memory
 from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.workers.process_group import WITHOUT_REPLICAS, RankPlacement, initialize_rank, shut_down_rank

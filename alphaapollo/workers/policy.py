@@ -25,7 +25,7 @@ from alphaapollo.models.lora import gather_scaled_adapter
 from alphaapollo.models.micro_batch import make_rows
 from alphaapollo.models.policy import check_policy, load_policy
 from alphaapollo.models.sharding import reshard
-from alphaapollo.models.training.train_state import OptimizerStep, TrainState
+from alphaapollo.models.train_state import OptimizerStep, TrainState
 from alphaapollo.types import ImageInput, WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
 from alphaapollo.workers.companion import (

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from alphaapollo.algorithms.preference_losses import AnswerBatch, bradley_terry, get_preference_loss
 from alphaapollo.batching.batch import RankBatch
-from alphaapollo.batching.preference_batch import PreferenceBatch
+from alphaapollo.batching.packing import PreferenceBatch
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import DpoConfig, RmConfig
 from alphaapollo.models.lora import is_adapter_parameter, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.models.policy import PolicyModel
-from alphaapollo.models.scalar_models import ScoreModel
+from alphaapollo.models.policy import PolicyModel, ScoreModel
 from alphaapollo.models.sharding import local_tensor, reshard, shard_model
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.digest import compute_joint_digest

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from alphaapollo.config.schema import Fsdp
+from alphaapollo.models.micro_batch import SequenceGroup, create_sequence_groups
 from alphaapollo.models.sharding import ModelMesh, join_process_group, make_mesh
-from alphaapollo.models.ulysses import SequenceGroup, create_sequence_groups
 
 WITHOUT_REPLICAS = Fsdp()
 NO_RENDEZVOUS = ""  # init_method if there is a single rank

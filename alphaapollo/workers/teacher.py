@@ -21,10 +21,9 @@ from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.config.schema import Actor, FrozenFsdp, Model, Teacher
 from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats, TopTokens, WeightedModel
-from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.micro_batch import MicroBatch, gather_token_values
 from alphaapollo.models.policy import check_forward_vs_hf, load_policy
 from alphaapollo.models.sharding import ModelMesh, local_tensor, reshard
-from alphaapollo.models.ulysses import gather_token_values
 from alphaapollo.workers.companion import Companion, FrozenModel, SharedPromptCheck
 from alphaapollo.workers.model_worker import compute_token_outputs
 from alphaapollo.workers.policy_objective import ObjectiveInputs

@@ -109,14 +109,14 @@ def make_inputs() -> dict[str, str]:
 
 def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     """Gradients and loss of each case, computed by the workers of main_dpo and main_rm."""
-    from alphaapollo.batching.preference_batch import (
+    from alphaapollo.batching.packing import (
         collect_row_values,
         distribute_preference_examples,
         distribute_rows_for_reference,
     )
     from alphaapollo.config.resolve import resolve_model
     from alphaapollo.config.schema import DpoConfig, RmConfig
-    from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs
+    from alphaapollo.data.preference_examples import load_preferences
     from alphaapollo.data.rendering import Renderer, load_tokenizer
     from alphaapollo.finetuning.dpo import assign_reference_logps
     from alphaapollo.workers.preference import PreferenceWorker, RewardTrainingWorker
@@ -128,8 +128,9 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
         return PreferenceWorker(config, resolve_model(config.model, "cpu"), placement, 1)
 
     renderer = Renderer(load_tokenizer(inputs["policy"]))
-    examples = load_pairs(inputs["pairs"], renderer, DpoConfig().data).examples
-    answers = load_labelled_answers(inputs["singles"], renderer, DpoConfig(data={"shuffle": False}).data).examples
+    singles = DpoConfig(data={"shuffle": False}).data
+    examples = load_preferences(inputs["pairs"], renderer, DpoConfig().data).examples
+    answers = load_preferences(inputs["singles"], renderer, singles, single_answers=True).examples
     for answer, before in zip(answers, [answers[-1], *answers[:-1]], strict=True):
         answer.unrelated_answer = joined(answer.rows[0], before.rows[0])
     for some, keys in ((examples, {}), (answers, {"loss": "kto"})):

@@ -18,8 +18,7 @@ import numpy as np
 
 from alphaapollo.algorithms import policy_losses, sampling
 from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
-from alphaapollo.batching.packing import build_batch_layout
-from alphaapollo.batching.preference_batch import PreferenceBatch
+from alphaapollo.batching.packing import PreferenceBatch, build_batch_layout
 from alphaapollo.config.schema import Actor, Critic, DpoConfig, RmConfig, RolloutCorrection, SftConfig, Teacher
 from alphaapollo.models import expert_parallel
 from alphaapollo.models.lora import gather_scaled_adapter

@@ -16,8 +16,7 @@ from alphaapollo.data.stream import choose_rows
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.input_checks import check_rewards, explain_missing_cluster, make_renderer, read_prompts
 from alphaapollo.launch.model_requirements import ModelUse, check_models
-from alphaapollo.models.folder_check import list_template_notices
-from alphaapollo.models.load import load_config
+from alphaapollo.models.load import list_template_notices, load_config
 from alphaapollo.planning.trials import describe_sources, try_environment
 from alphaapollo.rollout.self_teacher import check_demonstrations
 from alphaapollo.trainer.progress import TrainingGoal

@@ -17,7 +17,7 @@ from alphaapollo.algorithms.kl import next_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.batching.batch import Columns
 from alphaapollo.batching.packing import filter_mini_batches
-from alphaapollo.models.training.train_state import MAX_SKIPPED_STEPS
+from alphaapollo.models.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.rollout_log import TrainedRow
 from alphaapollo.trainer.metrics import compute_batch_metrics

@@ -120,7 +120,7 @@ def test_every_accepted_key_has_a_reader():
         "trainer/loop.py",
         "finetuning/task.py",
         "workers/policy.py",
-        "models/training/optimizer.py",
+        "models/train_state.py",
         "rollout/worker.py",
     )
     if not all((PACKAGE / reader).exists() for reader in readers):

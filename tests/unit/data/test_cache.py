@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.data import cache, length_limit, sft_examples
+from alphaapollo.data import cache, examples
+from alphaapollo.data import prompts as prompt_files
 from alphaapollo.data.cache import load_or_compute
+from alphaapollo.data.examples import make_text_pieces, tokenize_examples
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sft_examples import make_text_pieces, tokenize_examples
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.types import Prompt, Row
 
@@ -160,8 +161,8 @@ def test_rows_are_tokenized_in_batches(make_tokenizer: Callable[..., Any], monke
     calls = list[int]()
     encode = renderer.encode
     monkeypatch.setattr(renderer, "encode", lambda texts, **keys: calls.append(len(texts)) or encode(texts, **keys))
-    for module in (sft_examples, length_limit):
+    for module in (examples, prompt_files):
         monkeypatch.setattr(module, "BATCH", 2)
     assert tokenize_examples(pieces, renderer) == together
-    assert length_limit.apply_length_limit(prompts, renderer, 3, "drop") == (prompts[:3], 2)
+    assert prompt_files.apply_length_limit(prompts, renderer, 3, "drop") == (prompts[:3], 2)
     assert max(calls) == 2

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.data.chat_turns import split_chat
+from alphaapollo.data.chats import split_chat
+from alphaapollo.data.examples import tokenize_examples
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.sft_examples import tokenize_examples
 from alphaapollo.data.tool_rendering import ToolRenderer
 from tests.families import FAMILIES, Family
 from tests.family_folders import save_family

@@ -11,9 +11,8 @@ import pytest
 
 from alphaapollo.config.check import find_path_errors
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.data.files import convert_rows, read_rows
-from alphaapollo.data.resolved_files import HELD_OUT, TRAIN, name_splits, resolve_entry, resolve_files
-from alphaapollo.data.sources import make_source_names
+from alphaapollo.data.examples import make_source_names
+from alphaapollo.data.files import HELD_OUT, TRAIN, convert_rows, name_splits, read_rows, resolve_entry
 from tests.builders import write_rows
 
 ROWS = [{"text": "a", "more": {"x": 1}}, {"text": "b", "more": {"y": [None]}}]
@@ -69,14 +68,13 @@ def test_arrow_files_are_read(folder, is_stream):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.csv", b"a,b\n1,2\n1,2,3\n", "row 1"),
-        ("a.csv", b"a,b\n1\n", "row 0"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", "1,2,3"),
+        ("a.csv", b"a,b\n1\n", "2 columns, got 1"),
         ("a.csv", b"a,a\n1,2\n", "same name"),
-        ("a.csv", b'a\n"b\n', "Quote the cell"),
         ("a.csv", b"a\n", "no rows"),
         ("a.txt", b"a", "'.txt'"),
-        ("a.jsonl.gz", b"not compressed", "not readable"),
-        ("a.json", b'{"a": 1,\n"b": 2}', "a dict"),
+        ("a.jsonl.gz", b"not compressed", "readable"),
+        ("a.json", b'{"a": 1,\n"b": 2}', "line 1"),
         ("a.arrow", b"no", "readable arrow file"),
     ],
 )
@@ -213,10 +211,10 @@ def hub(folder) -> Path:
     ],
 )
 def test_data_sets_in_the_cache_are_read_offline(hub, entry, splits, split):
-    (found,) = resolve_files([entry], splits)
+    found = resolve_entry(entry, splits)
     name = entry.partition("#")[0]
-    assert (found.entry, found.hub_id, found.commit) == (f"{name}#{split}", name[: len(found.hub_id)], COMMIT)
-    assert all(file.is_file() for file in found.files)
+    assert (found.entry, found.hub_id) == (f"{name}#{split}", name[: len(found.hub_id)])
+    assert all(file.is_file() and file.parent.name == COMMIT for file in found.files)
     own = read_rows(f"chats/{split.partition('[')[0]}.jsonl")[: 1 if "[" in split else 2]
     rows = [row | {"data_source": found.hub_id} for row in own]
     assert read_rows(found.entry) == rows

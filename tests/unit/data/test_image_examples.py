@@ -6,10 +6,10 @@ import pytest
 
 from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import PairData, PreferenceData, SftData
+from alphaapollo.data.examples import load_examples
 from alphaapollo.data.images import find_placeholders, load_image_processor
-from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs
+from alphaapollo.data.preference_examples import load_preferences
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.sft_examples import load_examples
 from tests.builders import write_rows
 from tests.unit.data.images import make_test_image
 
@@ -104,12 +104,12 @@ def test_both_answers_of_a_pair_share_the_image(tmp_path, vision_renderer):
         {"prompt": [ASK], "chosen": "c", "rejected": "d", "images": [RED]},
         {"prompt": [NEXT], "chosen": "c", "rejected": "e", "images": [BLUE]},
     ]
-    pairs = load_pairs(write(tmp_path, rows), vision_renderer, PairData()).examples
+    pairs = load_preferences(write(tmp_path, rows), vision_renderer, PairData()).examples
     for pair, encoded_image in zip(pairs, (RED, BLUE), strict=True):
         for row in pair.rows:
             check_images(vision_renderer, row, [encoded_image])
     chats = [{"chosen": [ASK, ANSWER], "rejected": [ASK, LAST], "images": [RED]}]
-    (pair,) = load_pairs(write(tmp_path, chats), vision_renderer, PairData()).examples
+    (pair,) = load_preferences(write(tmp_path, chats), vision_renderer, PairData()).examples
     assert [get_trained_text(vision_renderer, row) for row in pair.rows] == ["c<|im_end|>", "an <image> tag<|im_end|>"]
     check_images(vision_renderer, pair.rows[1], [RED])
 
@@ -120,7 +120,9 @@ def test_unrelated_answers_keep_the_image_of_their_prompt(tmp_path, vision_rende
         {"prompt": [ASK], "response": "good", "label": True, "images": [RED]},
         {"prompt": [ASK], "response": "bad", "label": False, "images": [other]},
     ]
-    first, second = load_labelled_answers(write(tmp_path, rows), vision_renderer, PreferenceData()).examples
+    first, second = load_preferences(
+        write(tmp_path, rows), vision_renderer, PreferenceData(), single_answers=True
+    ).examples
     check_images(vision_renderer, first.unrelated_answer, [RED])
     check_images(vision_renderer, second.unrelated_answer, [other])
     assert get_trained_text(vision_renderer, first.unrelated_answer) == "bad<|im_end|>"

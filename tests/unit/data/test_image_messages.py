@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from alphaapollo.data.image_messages import ImageReader, RowImages, convert_messages
+from alphaapollo.data.image_messages import ImageReader, convert_messages, read_image_column
 from alphaapollo.data.images import read_image
 from alphaapollo.data.prompts import load_prompts
 from tests.builders import write_rows
@@ -131,7 +131,7 @@ def test_images_that_no_message_can_hold(tmp_path):
         with pytest.raises(ValueError, match=what):
             convert_messages([message])
     with pytest.raises(ValueError, match="'images' is a str"):
-        RowImages.from_row({"images": "a.png"}, ImageReader())
+        read_image_column({"images": "a.png"}, ImageReader())
 
 
 @pytest.fixture

@@ -74,10 +74,10 @@ def test_a_bad_image_has_one_clear_error(name):
 @pytest.mark.parametrize("side", [9_000, 10_000, 20_000])
 def test_a_huge_image_is_rejected_from_its_header(side):
     encoded_image = encode(Image.new("1", (side, side)))
-    with warnings.catch_warnings(), pytest.raises(ValueError, match="more than 67108864 pixels"):
+    with warnings.catch_warnings(), pytest.raises(ValueError, match=r"more than 67108864 pixels|exceeds limit"):
         warnings.simplefilter("error")  # Pillow's DecompressionBombWarning
         read_image(encoded_image)
-    with pytest.raises(ValueError, match="more than 67108864 pixels"):
+    with pytest.raises(ValueError, match=r"more than 67108864 pixels|exceeds limit"):
         read_image_size(encoded_image)
 
 

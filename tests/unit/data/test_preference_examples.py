@@ -1,7 +1,7 @@
 import pytest
 
 from alphaapollo.config.schema import PreferenceData, RewardData
-from alphaapollo.data.preference_examples import load_labelled_answers, load_pairs, make_unrelated_answers
+from alphaapollo.data.preference_examples import load_preferences, make_unrelated_answers
 from tests.builders import write_rows
 
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -16,11 +16,11 @@ def write(tmp_path, rows):
 
 
 def pairs(tmp_path, renderer, rows, **data):
-    return load_pairs(write(tmp_path, rows), renderer, RewardData(**data))
+    return load_preferences(write(tmp_path, rows), renderer, RewardData(**data))
 
 
 def labelled(tmp_path, renderer, rows, **data):
-    return load_labelled_answers(write(tmp_path, rows), renderer, PreferenceData(**data))
+    return load_preferences(write(tmp_path, rows), renderer, PreferenceData(**data), single_answers=True)
 
 
 def extract_answer(renderer, row):
@@ -77,7 +77,7 @@ def test_texts_end_with_eos(tmp_path, renderer):
         ({"prompt": [USER], "chosen": [FOUR], "rejected": "5"}, "must both be text"),
         ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, "),
         ({"prompt": [], "chosen": "4", "rejected": "5"}, "'prompt' is empty"),
-        ({"chosen": "4", "rejected": "5"}, "'prompt' is empty"),
+        ({"chosen": "4", "rejected": "5"}, "there is no 'prompt'"),
         ({"prompt": [USER, FOUR], "chosen": "4", "rejected": "5"}, "'prompt' ends with an assistant"),
         ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
         ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),
@@ -97,7 +97,7 @@ def test_other_columns_are_reported(tmp_path, renderer):
         pairs(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
     with pytest.raises(ValueError, match=r"alphaapollo dpo preference\.loss=kto"):
         path = write(tmp_path, [{"prompt": [USER], "completion": "4", "label": True}])
-        load_pairs(path, renderer, PreferenceData())
+        load_preferences(path, renderer, PreferenceData())
     with pytest.raises(ValueError, match="'rejected' have no common beginning"):
         pairs(tmp_path, renderer, [{"chosen": "four", "rejected": "five"}])
     with pytest.raises(ValueError, match="'response' and 'label' or 'chosen'"):

@@ -12,10 +12,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from alphaapollo.data.chat_turns import split_chat
-from alphaapollo.data.chats import read_chat
+from alphaapollo.data.chats import read_chat, split_chat
+from alphaapollo.data.examples import tokenize_examples
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sft_examples import tokenize_examples
 from tests.families import CALL, CHATML_TOKENS, DEEPSEEK_ADDED, DEEPSEEK_BOS, DEEPSEEK_EOS, LLAMA_31_TOKENS, THINK
 
 library = pytest.importorskip("renderers.base")

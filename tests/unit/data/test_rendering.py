@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from alphaapollo.data.length_limit import apply_length_limit, truncate_prompt
+from alphaapollo.data.prompts import apply_length_limit, truncate_prompt
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.types import Prompt
 

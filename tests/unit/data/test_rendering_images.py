@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from alphaapollo.data.chat_turns import check_chat_is_shown
+from alphaapollo.data.chats import check_chat_is_shown
 from alphaapollo.data.images import load_image_processor
-from alphaapollo.data.length_limit import apply_length_limit
+from alphaapollo.data.prompts import apply_length_limit
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.types import Prompt
@@ -50,7 +50,7 @@ def test_a_prompt_has_the_ids_of_the_models_own_processor(make_renderer, vision_
     expected = processor(text=[renderer.render_chat(chat)], images=images, return_tensors="np")["input_ids"][0].tolist()
     assert renderer.encode_prompt(chat) == expected
     answer = renderer.encode_prompt([ANSWER])
-    assert renderer.encode_prompts([chat, [ANSWER]]) == [expected, answer]
+    assert [renderer.encode_prompt(one) for one in (chat, [ANSWER])] == [expected, answer]
     assert renderer.count_prompt_tokens([Prompt(0, "", chat), Prompt(1, "", [ANSWER])]) == [len(expected), len(answer)]
     prepared = renderer.prepare_images(chat)
     assert prepared[0] is prepared[2] and len(prepared) == 3

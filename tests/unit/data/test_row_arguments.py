@@ -6,8 +6,7 @@ import json
 import pytest
 
 from alphaapollo.config.schema import Data, Env
-from alphaapollo.data.length_limit import apply_length_limit
-from alphaapollo.data.prompts import load_prompts
+from alphaapollo.data.prompts import apply_length_limit, load_prompts
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.base import Services

@@ -2,8 +2,8 @@ import pytest
 
 from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import SftData
+from alphaapollo.data.examples import load_examples
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.sft_examples import load_examples
 from alphaapollo.data.stream import choose_rows
 from tests.builders import write_rows
 

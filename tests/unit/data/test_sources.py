@@ -1,4 +1,4 @@
-from alphaapollo.data.sources import LoadedExamples, make_source_names
+from alphaapollo.data.examples import LoadedExamples, make_source_names
 
 
 def test_names_are_as_short_as_possible_and_distinct():

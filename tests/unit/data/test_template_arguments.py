@@ -1,7 +1,7 @@
 from alphaapollo.config.schema import Model
 from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.models.folder_check import list_template_notices
+from alphaapollo.models.load import list_template_notices
 from tests.unit.tool_templates import HERMES, schema, tokenizer_of
 
 THINKING = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"

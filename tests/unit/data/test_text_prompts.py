@@ -2,7 +2,7 @@
 
 import pytest
 
-from alphaapollo.data.length_limit import prepare_texts
+from alphaapollo.data.prompts import prepare_texts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.types import Prompt
 from tests.unit.tiny import save_tokenizer

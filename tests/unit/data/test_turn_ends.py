@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from alphaapollo.data.generation_config import find_generation_config, read_end_token_ids
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import find_generation_config, read_end_token_ids
 from tests.unit.data.conftest import CHATML
 
 REPLY = [{"role": "user", "content": "?"}]

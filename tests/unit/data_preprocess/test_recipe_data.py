@@ -49,7 +49,7 @@ def test_search_rows_and_corpus(tmp_path: Path):
         {"question": "What is black?", "answer": "coffee", "context": {"title": ["\ud83d"], "sentences": [["x"]]}},
     ]
     written, said = made("prepare_search", tmp_path, write_rows(tmp_path / "hotpot_train.jsonl", rows))
-    check_counts(said, 2, {"no answer (": 1, "no passages (column context": 1, "not valid Unicode (column context)": 1})
+    check_counts(said, 2, {"no answer (": 1, "no passages (column context": 1, "not valid Unicode": 1})
     assert [row["reward_model"]["ground_truth"] for row in written] == ["tea", "yes"]
     assert {row["data_source"] for row in written} == {"hotpot"}
     assert written[0]["env_kwargs"]["question"] == "What is brown?"

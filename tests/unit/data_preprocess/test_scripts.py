@@ -173,8 +173,8 @@ def test_code_formats(tmp_path):
     ]
     assert [row["extra_info"]["gt_traj"] for row in written] == ["    return x\n", "def f", "print(input())", ""]
     assert "assert f(1) == 1" in written[1]["prompt"][0]["content"]
-    reasons = {"no tests": 9, "cannot be read": 4, "not JSON": 1, "neither asserts": 1, "(looked for prompt)": 1}
-    check_counts(said, 4, {**reasons, "starter_code": 1})
+    reasons = {"no tests": 8, "cannot be read": 4, "not JSON": 1, "neither asserts": 1, "(looked for prompt)": 1}
+    check_counts(said, 4, {**reasons, "not valid Unicode": 2})
 
 
 def test_code_on_humaneval_in_a_gzip_file(tmp_path):

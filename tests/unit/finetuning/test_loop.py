@@ -11,7 +11,7 @@ import pytest
 
 from alphaapollo.batching.batch import FinetuningStepResult
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.data.sources import LoadedExamples
+from alphaapollo.data.examples import LoadedExamples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.run import make_example_stream
 from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun, train

@@ -21,8 +21,7 @@ from alphaapollo.models.attention import make_causal_mask
 from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder, Packing, make_rows
-from alphaapollo.models.policy import PolicyModel
-from alphaapollo.models.scalar_models import ValueModel
+from alphaapollo.models.policy import PolicyModel, ValueModel
 from alphaapollo.types import Row
 
 CPU = torch.device("cpu")

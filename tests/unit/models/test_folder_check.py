@@ -1,4 +1,4 @@
-"""Problems of a model folder are found before a worker loads it."""
+"""Problems of a model folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model, Rollout
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.launch.model_requirements import ModelUse, find_unsupported_features
-from alphaapollo.models.folder_check import (
-    check_vocabulary_size,
-)
-from alphaapollo.models.load import load_causal_lm
+from alphaapollo.models.load import check_vocabulary_size, load_causal_lm
 from tests.unit.tiny import save_model
 
 SINGLE = "model.safetensors"
@@ -61,15 +57,30 @@ def test_quantized_weights_are_for_engines_only(folder: Path, changes: dict[str,
     assert [*find_unsupported_features(ModelUse("model.path", model, engine=Rollout()))] == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "facts"),
+    [
+        ({"num_hidden_layers": 1, "layer_types": ["full_attention"]}, ("2 layers", "num_hidden_layers=1")),
+        ({"hidden_size": -32}, ("cannot read the model",)),
+        ({"num_hidden_layers": 7}, ("cannot read config.json", "layer_types")),
+    ],
+)
+def test_a_configuration_that_does_not_fit(folder: Path, changes: dict[str, Any], facts: tuple[str, ...]) -> None:
+    configure(folder, **changes)
+    with pytest.raises(ValueError) as error:
+        load_causal_lm(Model(path=str(folder)), "padded")
+    for fact in facts:
+        assert fact in str(error.value)
+
+
 def test_an_extra_layer_for_multi_token_prediction(folder: Path) -> None:
     tensors = load_file(folder / SINGLE)
     more = {name.replace("layers.1.", "layers.2."): tensors[name].clone() for name in tensors if "layers.1." in name}
     save_file(tensors | more, folder / SINGLE, {"format": "pt"})
-    model = resolve_model(Model(path=str(folder)), "cpu")
-    with pytest.raises(ValueError, match=r"model.layers.2"):
-        load_causal_lm(model, "padded")
+    with pytest.raises(ValueError, match="3 layers"):
+        load_causal_lm(Model(path=str(folder)), "padded")
     configure(folder, num_nextn_predict_layers=1)
-    load_causal_lm(model, "padded")
+    load_causal_lm(Model(path=str(folder)), "padded")
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:

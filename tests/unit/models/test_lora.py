@@ -77,10 +77,10 @@ def test_an_adapter_is_merged_into_its_base_model(model_folder, tmp_path, dtype:
     assert len(AutoTokenizer.from_pretrained(tmp_path / "merged")) == len(AutoTokenizer.from_pretrained(base))
 
 
-def test_an_adapter_without_its_base_model_names_the_key(model_folder, tmp_path) -> None:
+def test_an_adapter_without_its_base_model_is_an_error(model_folder, tmp_path) -> None:
     trained = load(model_folder("llama"))
     write_adapter(tmp_path / "adapter", trained, dict(gather_adapter(trained)), "/gone")
-    with pytest.raises(ValueError, match="model_path="):
+    with pytest.raises(ValueError, match="/gone"):
         write_merged_model(tmp_path / "adapter", tmp_path / "merged")
     write_merged_model(tmp_path / "adapter", tmp_path / "merged", base_path=str(model_folder("llama")))
     assert (tmp_path / "merged" / "config.json").is_file()

@@ -16,12 +16,11 @@ from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import EXCLUDED_LOGIT, reads_images
 from alphaapollo.models import micro_batch
+from alphaapollo.models.decoder import compute_mrope_positions, find_vision_blocks, load_example_image
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm, resolve_target_modules
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
-from alphaapollo.models.policy import PolicyModel, check_policy
-from alphaapollo.models.scalar_models import ValueModel
-from alphaapollo.models.vision import compute_mrope_positions, find_vision_blocks, load_example_image
+from alphaapollo.models.policy import PolicyModel, ValueModel, check_policy
 from alphaapollo.types import Row
 from tests.vision.models import FAMILIES, VARIANTS
 from tests.vision.rows import (

@@ -13,10 +13,9 @@ from alphaapollo.batching.batch import Rows
 from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Model
 from alphaapollo.models import sharding
-from alphaapollo.models.micro_batch import MicroBatchBuilder
+from alphaapollo.models.micro_batch import MicroBatchBuilder, create_sequence_groups
 from alphaapollo.models.policy import load_policy
 from alphaapollo.models.sharding import full_tensor, join_process_group, make_mesh
-from alphaapollo.models.ulysses import create_sequence_groups
 from tests.unit.tiny import run_ranks
 from tests.vision.models import FAMILIES
 from tests.vision.rows import compute_plain_logprobs, load_plain, make_rows_with_images

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.data.chat_turns import check_chat_is_shown
+from alphaapollo.data.chats import check_chat_is_shown
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.planning import first_start as module
 from alphaapollo.planning.first_start import fix_template_date, try_chats

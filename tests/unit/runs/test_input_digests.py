@@ -12,7 +12,6 @@ import huggingface_hub
 import pytest
 
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, RmConfig, SftConfig
-from alphaapollo.data.resolved_files import forget_files
 from alphaapollo.runs import input_digests
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, read_inputs, write_progress
 from alphaapollo.runs.input_digests import compute_input_digests, digest_file
@@ -248,19 +247,9 @@ def test_folders_and_globs_are_compared_by_their_files(entry: str, folder: Path)
     ]
     for apply in change:
         apply()
-        forget_files()
         with pytest.raises(ValueError, match=r"data\.train_files"):
             find_start_point(config)
         (data / "train-1.jsonl").write_text(ROWS)
-
-
-def test_a_folder_is_listed_once_per_start(folder: Path) -> None:
-    config = SftConfig(data={"train_files": f"{folder}/*.jsonl"})
-    before = compute_input_digests(config)
-    (folder / "another.jsonl").write_text(ROWS)
-    assert compute_input_digests(config) == before
-    forget_files()
-    assert len(compute_input_digests(config)["data.train_files"]) == len(before["data.train_files"]) + 1
 
 
 def test_models_of_an_evolution_have_digests(folder: Path) -> None:

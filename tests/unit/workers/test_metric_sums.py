@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from alphaapollo.models.training.train_state import OptimizerStep
+from alphaapollo.models.train_state import OptimizerStep
 from alphaapollo.workers.model_worker import MetricSums, compute_optimizer_metrics
 
 

@@ -100,7 +100,7 @@ def test_bad_steps_are_skipped_up_to_a_limit(start, tmp_path: Path, monkeypatch:
     metrics = worker.update(columns, skip_bad_step=True)
     assert metrics["actor/steps_skipped"] == 0 and worker.state.num_steps == 1
     assert np.isfinite(metrics["actor/grad_norm"]), "nothing is left of the bad gradients"
-    monkeypatch.setattr("alphaapollo.models.training.train_state.MAX_SKIPPED_STEPS", 3)
+    monkeypatch.setattr("alphaapollo.models.train_state.MAX_SKIPPED_STEPS", 3)
     worker.update(bad, skip_bad_step=True)
     worker.save(str(tmp_path / "saved"))
     worker, _ = start()

@@ -11,7 +11,7 @@ import torch
 
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.batching.batch import RankBatch
-from alphaapollo.batching.preference_batch import (
+from alphaapollo.batching.packing import (
     PreferenceBatch,
     collect_row_values,
     distribute_preference_examples,

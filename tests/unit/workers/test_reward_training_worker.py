@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from alphaapollo.batching.packing import build_batch_layout
-from alphaapollo.batching.preference_batch import distribute_preference_examples
+from alphaapollo.batching.packing import build_batch_layout, distribute_preference_examples
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import FrozenFsdp, Model, RmConfig
 from alphaapollo.data.preference_examples import PreferenceExample
 from alphaapollo.models import sharding
-from alphaapollo.models.load import load_or_init_reward_model
+from alphaapollo.models.load import load_reward_model
 from alphaapollo.types import Row
 from alphaapollo.workers.critic import RewardModelWorker
 from alphaapollo.workers.preference import RewardTrainingWorker
@@ -63,7 +62,7 @@ def gradients(rank: int, num_ranks: int, address: str, case: Case) -> tuple[dict
 
 
 def by_transformers(folder: str) -> tuple[dict[str, np.ndarray], float]:
-    model = load_or_init_reward_model(Model(path=folder, enable_gradient_checkpointing=False), "padded", None, seed=0)
+    model = load_reward_model(Model(path=folder, enable_gradient_checkpointing=False), "padded", None, head_seed=0)
     model.set_attn_implementation("eager")
     scale_weights(model, 3.0)
     losses = []

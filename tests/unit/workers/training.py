@@ -23,7 +23,7 @@ from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.models import sharding
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.models.sharding import full_tensor, local_tensor
-from alphaapollo.models.training.train_state import OptimizerStep
+from alphaapollo.models.train_state import OptimizerStep
 from alphaapollo.types import LONGER_PROMPT, Row, WeightUpdate
 from alphaapollo.workers.builders import make_teacher_model_sections
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from alphaapollo.models.training.train_state import TensorOffloader, make_parameter_offloader
+from alphaapollo.models.train_state import TensorOffloader, make_parameter_offloader
 
 
 def bytes_of(tensors: list[torch.Tensor]) -> int:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.training.optimizer import (
+from alphaapollo.models.train_state import (
     clip_gradients,
     compute_learning_rate,
     make_optimizers,

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.models.checkpoint import CheckpointWriter
 from alphaapollo.models.sharding import FsdpRoot, full_tensor, join_process_group, local_tensor, make_mesh, shard_model
-from alphaapollo.models.training.train_state import TrainState
+from alphaapollo.models.train_state import TrainState
 from alphaapollo.workers.process_group import shut_down_rank
 from tests.unit.tiny import run_ranks
 

@@ -1,0 +1,292 @@
+"""Read and tokenize fine-tuning examples. Their action mask marks the tokens to train on: the text of the answers.
+
+A file of supervised examples has a column `messages` with chats, of which every assistant message is trained on, or the
+columns `prompt` and `response` (each text or messages), or one of the formats in data/formats.py. A chat is split into
+prompts and answers (data/chats.py), which are tokenized separately, as in a rollout. The end-of-turn token is
+trained on, the template text after it is not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from alphaapollo.config.schema import PairData, SftData
+from alphaapollo.data.chats import (
+    CONTEXT_COLUMNS,
+    THOUGHT_KEYS,
+    RowContext,
+    TextPiece,
+    add_thoughts,
+    read_chat,
+    read_chat_text,
+    read_thoughts,
+    split_chat,
+)
+from alphaapollo.data.files import DataRow, DataRows, convert_rows, to_file_list
+from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
+from alphaapollo.data.image_messages import ImageReader
+from alphaapollo.data.images import LazyImages, list_unused_mark_notices
+from alphaapollo.data.prompts import BATCH, Truncation, check_length_limit, truncate_prompt
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.stream import choose_rows
+from alphaapollo.types import Message, Row
+from alphaapollo.utils.hub import DATA_FILE
+
+E = TypeVar("E")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoadedExamples(Generic[E]):
+    """Fine-tuning examples that were loaded from the data files."""
+
+    examples: list[E]  # examples of all files, concatenated
+    file_sizes: list[int]  # number of examples of each file
+    notices: list[str]  # messages for the user
+
+    def split_by_file(self) -> list[list[E]]:
+        """Return one list of examples per file."""
+        ends = [sum(self.file_sizes[: index + 1]) for index in range(len(self.file_sizes))]
+        return [self.examples[end - size : end] for end, size in zip(ends, self.file_sizes, strict=True)]
+
+
+RowPlace = tuple[int, str]  # index of the entry of data.train_files, and place in it, e.g. "train.jsonl, row 7"
+
+
+def load_examples(
+    files: str | Sequence[str], renderer: Renderer, data: SftData, max_samples: int = -1
+) -> LoadedExamples[Row]:
+    """Load and tokenize supervised examples of at most max_samples data rows if positive. Raises ValueError for invalid
+    files or rows, or if an example is too long and data.truncation=error."""
+    read_rows = partial(
+        read_rows_in_known_format,
+        needed=[(data.messages_key,), (data.prompt_key, data.response_key)],
+        formats=SFT_FORMATS,
+        names={"messages": data.messages_key, "prompt": data.prompt_key, "response": data.response_key},
+        optional=(*CONTEXT_COLUMNS, *THOUGHT_KEYS),
+    )
+    convert = partial(_split_row_into_pieces, renderer=renderer, data=data)
+    chats, notices = read_examples(files, read_rows, convert, max_samples, data)
+    read = [(place, pieces) for place, examples in chats for pieces in examples]
+    if len(read) > len(chats):
+        notices.append(
+            f"{len(chats)} rows are {len(read)} examples: the chat template changes earlier turns, so each assistant "
+            "turn is an example with the prompt that the model sees. data.train_turns=last uses the last turns only."
+        )
+    texts = [pieces for _, pieces in read]
+    rows = tokenize_examples(texts, renderer)
+    has_images = [bool(row.images) for row in rows]
+    if renderer.images and not any(has_images):
+        notices += list_unused_mark_notices(
+            "".join(piece.text for piece in pieces if not piece.is_trained) for pieces in texts
+        )
+    placed = [(place, row) for (place, _), row in zip(read, rows, strict=True)]
+    truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
+    loaded = apply_max_length(files, placed, lambda row: len(row.token_ids), "examples", data, truncate, has_images)
+    return replace(loaded, notices=[*notices, *loaded.notices, *list_text_notices(texts, renderer)])
+
+
+def read_examples(
+    files: str | Sequence[str],
+    read_rows: Callable[[str], tuple[DataRows, list[str]]],
+    convert: Callable[..., T],
+    max_samples: int,
+    data: SftData | PairData,
+) -> tuple[list[tuple[RowPlace, T]], list[str]]:
+    """Read the rows of all files with `read_rows` (read_rows_in_known_format), at most max_samples if positive, and
+    convert them: `convert(row, reader=ImageReader)`. Returns examples and notices. Raises ValueError for invalid rows.
+    """
+    read, notices = list[tuple[RowPlace, T]](), list[str]()
+    for number, path in enumerate(to_file_list(files)):
+        rows, found = read_rows(path)
+        notices += found
+        reader = ImageReader(rows.source.folder, data.allow_image_urls)
+        places = ((number, location) for location in rows.locations)
+        read += zip(places, convert_rows(path, rows, partial(convert, reader=reader)), strict=True)
+    return choose_rows(read, max_samples, data.seed, data.shuffle), notices
+
+
+def apply_max_length(
+    files: str | Sequence[str],
+    examples: Sequence[tuple[RowPlace, E]],
+    count_tokens: Callable[[E], int],
+    plural_noun: str,
+    data: SftData | PairData,
+    truncate: Callable[[E], E | None] = lambda example: None,
+    has_images: Sequence[bool] = (),
+) -> LoadedExamples[E]:
+    """Drop examples that are longer than data.max_length, or shorten them with `truncate`; those with images are not
+    truncated. Raises ValueError if one is too long and data.truncation=error, or none remains."""
+    lengths = [count_tokens(example) for _, example in examples]
+    limit, locations = data.max_length, [location for (_, location), _ in examples]
+    num_long = check_length_limit(
+        lengths, locations, plural_noun, "data.max_length", limit, data.truncation, has_images
+    )
+    fitted = [
+        (file, example if size <= limit else truncate(example))
+        for ((file, _), example), size in zip(examples, lengths, strict=True)
+    ]
+    remaining = [(number, example) for number, example in fitted if example is not None]
+    sizes = Counter(number for number, _ in remaining)
+    action = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
+    notice = f"{num_long} of {len(lengths)} {plural_noun} are longer than data.max_length and were {action}."
+    file_sizes = [sizes[number] for number in range(len(to_file_list(files)))]
+    return LoadedExamples([example for _, example in remaining], file_sizes, [notice] if num_long else [])
+
+
+def make_source_names(files: str | Sequence[str]) -> list[str]:
+    """Return a unique name for each file: as few last parts of its path as possible, without the suffix, e.g. "a/train"
+    and "b/train"."""
+    paths = [Path(DATA_FILE.sub("", file)).expanduser().absolute() for file in to_file_list(files)]
+    parts = next(
+        (count for count in range(1, 20) if len({path.parts[-count:] for path in paths}) == len(paths)), len(paths)
+    )
+    return ["/".join(path.parts[-parts:]) for path in paths]
+
+
+def list_text_notices(examples: Sequence[Sequence[TextPiece]], renderer: Renderer) -> list[str]:
+    """Return a notice if there are prompts without a chat although the model has a chat template."""
+    texts = sum(not pieces[0].is_chat_text and bool(pieces[0].text) for pieces in examples)
+    if not texts or not renderer.tokenizer.chat_template:
+        return []
+    return [
+        f"{texts} prompts are plain texts, which the answers continue without the chat template of the model. "
+        "Use lists of messages to train on chats."
+    ]
+
+
+def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
+    """Return two pieces: a prompt that is plain text, and the answer that continues it."""
+    return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
+
+
+def _split_row_into_pieces(
+    row: DataRow, renderer: Renderer, data: SftData, reader: ImageReader
+) -> list[list[TextPiece]]:
+    context, thoughts, last_turn_only = RowContext.from_row(row, reader), read_thoughts(row), data.train_turns == "last"
+    value = row.get(data.messages_key)
+    messages = read_chat_text(value) or value
+    if messages is not None:
+        if not isinstance(messages, list):
+            raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a list of messages.")
+        chat = _add_missing_thoughts(context.read_chat(messages, data.messages_key), thoughts)
+        return split_chat(chat, renderer.with_arguments(context.template_arguments), last_turn_only)
+    if not row.keys() & {data.prompt_key, data.response_key}:  # SFT_FORMATS: plain text
+        return [make_text_pieces("", read_text_column(row, "text"))]
+    answer, prompt = read_answer(row, data.response_key, reader), row.get(data.prompt_key)
+    return join_prompt_and_answer(prompt, data.prompt_key, answer, context, renderer, thoughts, last_turn_only)
+
+
+def _add_missing_thoughts(chat: Sequence[Message], thoughts: str) -> list[Message]:
+    """Add thoughts to the last message, if it is an assistant's and has none."""
+    *before, last = chat
+    return [*before, last if last["role"] != "assistant" or read_thoughts(last) else add_thoughts(last, thoughts)]
+
+
+def read_answer(row: DataRow, column: str, reader: ImageReader) -> str | list[Message]:
+    """Return the text or the messages in a column. Raises ValueError if there is none or if they are malformed."""
+    value = read_chat_text(row.get(column)) or row.get(column)
+    if value and isinstance(value, list | dict):
+        return read_chat(value if isinstance(value, list) else [value], repr(column), reader)
+    return read_text_column(row, column)
+
+
+def join_prompt_and_answer(
+    prompt: object,
+    prompt_key: str,
+    answer: str | list[Message],
+    context: RowContext,
+    renderer: Renderer,
+    thoughts: str = "",
+    last_turn_only: bool = False,
+    in_one_example: bool = False,
+) -> list[list[TextPiece]]:
+    """Split a prompt and an answer, each text or messages, into the pieces of examples (split_chat). Only the answer,
+    with the row's `thoughts`, is trained on. Raises ValueError if the prompt is empty or ends with an assistant, or the
+    answer does not fit it."""
+    prompt = read_chat_text(prompt) or prompt
+    if not isinstance(prompt, list):
+        text = read_text_column({prompt_key: prompt}, prompt_key)
+        if context.messages or "tools" in {**renderer.template_arguments, **context.template_arguments}:
+            prompt = [Message(role="user", content=text)]
+        else:
+            context.check_has_no_images(prompt_key)
+            if isinstance(answer, str):
+                return [make_text_pieces(text, (f"<think>\n{thoughts}\n</think>\n\n" if thoughts else "") + answer)]
+            raise ValueError(f"{prompt_key!r} is text, but its answers are messages. Convert the prompt to a chat.")
+    chat = context.read_chat(prompt, prompt_key)
+    if chat[-1]["role"] == "assistant":
+        raise ValueError(f"{prompt_key!r} ends with an assistant message. Remove it; the answers follow the prompt.")
+    answers = [Message(role="assistant", content=answer)] if isinstance(answer, str) else answer
+    if answers[0]["role"] != "assistant" or answers[-1]["role"] != "assistant":
+        raise ValueError(
+            f"the first and the last message of an answer have the roles {answers[0]['role']} and "
+            f"{answers[-1]['role']}; both must be assistant."
+        )
+    if any(message.get("images") for message in answers):
+        raise ValueError(f"the answer to {prompt_key!r} has messages with images. Use a column of complete chats.")
+    given: list[Message] = [{**message, "train": False} for message in chat]
+    own = renderer.with_arguments(context.template_arguments)
+    return split_chat([*given, *_add_missing_thoughts(answers, thoughts)], own, last_turn_only, in_one_example)
+
+
+def read_text_column(row: DataRow, column: str) -> str:
+    """Return the text in a column of a data row. Raises ValueError if the value is empty or not text."""
+    value = row.get(column)
+    if value is None or value == "" or (isinstance(value, str) and value.isspace()):
+        raise ValueError(f"{column!r} is empty. Fill it or remove the row.")
+    if not isinstance(value, str):
+        raise ValueError(f"{column!r} is a {type(value).__name__}; it must be text.")
+    return value
+
+
+def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
+    """Tokenize examples, given as lists of pieces, in batches: the tokenizer uses all cores, but its results are
+    large."""
+    batches = (examples[start : start + BATCH] for start in range(0, len(examples), BATCH))
+    return [row for batch in batches for row in _tokenize_batch(batch, renderer)]
+
+
+def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
+    pieces = [piece for example in examples for piece in example]
+    starts_text = [not piece.is_chat_text and not piece.is_trained for piece in pieces]  # a plain text gets BOS
+    tokens: dict[bool, Iterator[list[int]]] = {}
+    for starts in (False, True):
+        texts = [piece.text for piece, own in zip(pieces, starts_text, strict=True) if own == starts]
+        tokens[starts] = iter(renderer.encode(texts, add_special_tokens=starts) if texts else [])
+    piece_tokens = (next(tokens[starts]) for starts in starts_text)
+    eos, rows = renderer.tokenizer.eos_token_id, list[Row]()
+    for example in examples:
+        ids, mask, ends = list[int](), list[int](), list[int]()
+        for piece, token_ids in zip(example, piece_tokens, strict=False):
+            if renderer.images:
+                token_ids = renderer.images.expand_placeholders(token_ids, piece.encoded_images)
+            ids += token_ids
+            if piece.is_trained and not piece.is_chat_text and eos is not None and token_ids[-1:] != [eos]:
+                ids.append(eos)  # of a plain text
+            mask += [int(piece.is_trained)] * (len(ids) - len(mask))
+            ends += [len(ids) - 1] * piece.is_trained
+        mask[0] = 0  # the first token, trained on in a text without BOS, has no context
+        encoded_images = tuple(one.encoded_image for piece in example for one in piece.encoded_images)
+        images = LazyImages(renderer.images, encoded_images) if renderer.images and encoded_images else ()
+        rows.append(Row(ids, mask, [0.0] * len(ids), ends, images=images))
+    return rows
+
+
+def _truncate_example(row: Row, max_length: int, truncation: Truncation) -> Row | None:
+    """Truncate a tokenized example. Returns None if truncation=drop, or if no token to train on remains."""
+    if truncation == "drop":
+        return None
+    assert not row.images, "check_length_limit rejects or drops such an example"
+    mask = truncate_prompt(list(row.action_mask), max_length, truncation)
+    mask[0] = 0  # the first token cannot be predicted, because it has no context
+    if 1 not in mask:
+        return None
+    shift = len(row.token_ids) - max_length if truncation == "left" else 0
+    ends = [end - shift for end in row.turn_ends if 0 < end - shift < max_length]
+    return Row(truncate_prompt(list(row.token_ids), max_length, truncation), mask, [0.0] * max_length, ends)

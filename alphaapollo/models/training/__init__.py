@@ -1,1 +1,0 @@
-"""Optimizer steps and offloading of one sharded model."""
