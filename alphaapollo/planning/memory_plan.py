@@ -222,7 +222,7 @@ def _estimate_ranks(config: Config, device: Device) -> tuple[dict[str, Usage], i
     if passes:  # one after the other
         phases[FROZEN_PASS] = estimate_state(policy) + critics + idle + max(passes, key=Usage.total)
     width = get_dtype_bytes(role.rollout.dtype)
-    sent = 2 * _count_bucket(policy.sizes, width)  # with a packed copy; from a gathered layer
+    sent = 3 * _count_bucket(policy.sizes, width)  # with a packed copy, and the next one; from a gathered layer
     sent += width * max(policy.sizes.layer_parameters, policy.sizes.root_parameters)
     phases["publish"] = estimate_state(policy) + critics + in_update + Usage({"transfer buckets": sent})
     phases["generate"] = estimate_idle(policy) + critics + idle

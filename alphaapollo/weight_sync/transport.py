@@ -183,6 +183,25 @@ def make_buckets(
         yield bucket
 
 
+def prefetch_buckets(buckets: Iterator[Bucket]) -> Iterator[Bucket]:
+    """Yield the buckets, and gather the next bucket on a separate CUDA stream while the caller sends the current one.
+    Every rank starts the next gather before it yields, so all ranks run their collectives in the same order."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # the current stream computes the weights
+
+    def start_gathering_next_bucket() -> tuple[Bucket | None, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            bucket = next(buckets, None)
+            return bucket, stream.record_event()
+
+    bucket, gathered = start_gathering_next_bucket()
+    while bucket is not None:
+        following = start_gathering_next_bucket()
+        gathered.synchronize()
+        yield bucket
+        bucket, gathered = following
+
+
 def get_largest_bucket_bytes(total_bytes: int) -> int:
     """Return the minimum size of the largest bucket of a model with `total_bytes`."""
     return min(total_bytes, BUCKET_BYTES)

@@ -18,7 +18,7 @@ import torch
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, format_digest
-from alphaapollo.weight_sync.transport import Bucket, count_bytes, make_buckets
+from alphaapollo.weight_sync.transport import Bucket, count_bytes, make_buckets, prefetch_buckets
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class VllmTransferSender:
         digest = 0
         if self.rank == 0:
             self.call_engines("start_weight_update")
-        for bucket in make_buckets(tensors, self.dtype):
+        for bucket in prefetch_buckets(make_buckets(tensors, self.dtype)):
             if self.rank == 0:
                 digest += compute_joint_digest(bucket.values())
             self._send_bucket(self._engine, bucket)

@@ -49,6 +49,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-0"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    monkeypatch.setattr(vllm_transfer, "prefetch_buckets", lambda parts: parts)
     monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how | {"device": "cpu"}))
     monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle", tensor.numel())))
     assert ipc_engine.packed_ipc_producer is packed_tensor.packed_ipc_producer
@@ -144,6 +145,7 @@ def test_engine_failure_in_a_broadcast_does_not_block_rank_0(monkeypatch: pytest
             if fails and method == "update_weights":
                 raise EngineError("rollout engine 3: its core process died")
 
+    monkeypatch.setattr(vllm_transfer, "prefetch_buckets", lambda parts: parts)
     monkeypatch.setattr(vllm_transfer, "TRANSFER_SECONDS", 30.0 if fails else 0.2)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -340,6 +341,7 @@ def _list_patches() -> list[tuple[Any, str, Any]]:
         "device_count": lambda: 1,
         "get_device_capability": lambda *_: (9, 0),
         "get_device_name": lambda *_: GPU,
+        "get_device_properties": lambda *_: SimpleNamespace(name=GPU, major=9, minor=0, total_memory=80 << 30),
         "mem_get_info": lambda *_: (80 << 30, 80 << 30),
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
         "Stream": Stream,

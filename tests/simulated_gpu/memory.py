@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from alphaapollo.config.schema import Actor
-from alphaapollo.models import expert_parallel, policy
+from alphaapollo.models import policy, sharding
 from alphaapollo.planning.memory import estimate_update, make_trained_model
 from tests.simulated_gpu.fake_cuda import FakeGpu, Stream
 from tests.simulated_gpu.workers import fake_rank, make_batch, make_columns, make_policy, make_rows
@@ -196,7 +196,7 @@ def survives(first: list[Event], second: list[Event], capacity: int) -> bool:
 def trace_updates(case: dict[str, Any]) -> tuple[list[Event], list[Event], Any]:
     """Trace two updates, each with the offloading after it. Returns their events, and the worker's model section."""
     trace, pairs = Trace(), [0]
-    exchange = expert_parallel._exchange_and_compute
+    exchange = sharding._exchange_and_compute
 
     def exchange_balanced(*args: Any) -> Any:
         pairs[0] = args[4].numel()
@@ -212,7 +212,7 @@ def trace_updates(case: dict[str, Any]) -> tuple[list[Event], list[Event], Any]:
     random, count = np.random.default_rng(0), world * MICRO_BATCHES * (case["max_tokens"] // length)
     rows = make_rows(random.integers(length // 2, length - 256, count).tolist(), 256, 30_000)
     with (
-        mock.patch.object(expert_parallel, "_exchange_and_compute", exchange_balanced),
+        mock.patch.object(sharding, "_exchange_and_compute", exchange_balanced),
         mock.patch.object(policy, "find_excluded_ids", lambda *_: ()),  # the folders have no tokenizer
         mock.patch.object(torch.UntypedStorage, "resize_", lambda storage, size: trace.resize(storage, size)),
         fake_rank(world, [trace]),

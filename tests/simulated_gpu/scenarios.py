@@ -20,7 +20,7 @@ from alphaapollo.algorithms import policy_losses, sampling
 from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.batching.packing import PreferenceBatch, build_batch_layout
 from alphaapollo.config.schema import Actor, Critic, DpoConfig, RmConfig, RolloutCorrection, SftConfig, Teacher
-from alphaapollo.models import expert_parallel
+from alphaapollo.models import sharding
 from alphaapollo.models.lora import gather_scaled_adapter
 from alphaapollo.types import Sampling, SamplingRequest
 from alphaapollo.workers.builders import make_teacher_model_sections
@@ -174,7 +174,7 @@ def balance_experts(module: Any) -> Any:
 
 @scenario
 def expert_parallelism(run: Recorder) -> None:
-    with balance_experts(expert_parallel), fake_rank(4):
+    with balance_experts(sharding), fake_rank(4):
         actor, model = {"fsdp_config": {"ep_size": 2}}, {"enable_gradient_checkpointing": True}
         worker = make_policy(run.models / "qwen3_moe", actor, model, world_size=4)
         update(run, worker, make_batch(worker, make_rows([20] * 8, **SMALL), 4))

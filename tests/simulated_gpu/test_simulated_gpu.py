@@ -51,8 +51,8 @@ def count_update(steps: int = 1, **more: int) -> Counts:
 
 MORE = {
     "old": "copy to cpu in workers/model_worker.py merge_token_values",
-    "prompts": "item in workers/shared_prompt_check.py _measure_mismatch",
-    "experts": "tolist in models/expert_parallel.py _exchange_and_compute",
+    "prompts": "item in workers/companion.py _measure_mismatch",
+    "experts": "tolist in models/sharding.py _exchange_and_compute",
 }
 
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from transformers import GenerationMixin, PreTrainedModel  # noqa: F401  before torch.cuda is replaced
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
 from alphaapollo.batching.batch import BatchLayout, Columns
 from alphaapollo.batching.packing import build_batch_layout
@@ -21,9 +21,8 @@ from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.launch.model_requirements import choose_kernels
-from alphaapollo.models import load, sharding
+from alphaapollo.models import sharding
 from alphaapollo.models.export import gather_parameters
-from alphaapollo.models.training import train_state
 from alphaapollo.types import Row
 from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.weight_sync.transport import make_buckets, prefetch_buckets
@@ -41,6 +40,7 @@ TEXT_MODELS = {
     "gemma2": "Gemma2ForCausalLM",
     "granite": "GraniteForCausalLM",
 }
+AUTO_CLASSES = (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification)
 VISION_MODELS = ("qwen2_5_vl", "qwen3_vl", "internvl")
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -99,9 +99,11 @@ class NoWriter:
     def close(self) -> None: ...
 
 
-def build_without_weights(auto_class: Any, config: Any, path: str, settings: dict[str, Any], *_: Any) -> Any:
-    """Build a fake model from its configuration, where `_load_pretrained` reads weights."""
-    return auto_class.from_config(config, **settings | {"dtype": getattr(config, "dtype", None) or torch.bfloat16})
+def build_without_weights(auto_class: Any, path: str, config: Any, **settings: Any) -> Any:
+    """Build a fake model from its configuration, where `from_pretrained` reads weights."""
+    del settings["output_loading_info"]
+    dtype = getattr(config, "dtype", None) or torch.bfloat16
+    return auto_class.from_config(config, **settings | {"dtype": dtype}), {"unexpected_keys": [], "missing_keys": []}
 
 
 @contextmanager
@@ -109,13 +111,13 @@ def fake_rank(world_size: int = 1, modes: Sequence[Any] = ()) -> Iterator[FakeGp
     """Context manager with a fake GPU, in which workers can be built for rank 0 of `world_size` ranks."""
     with ExitStack() as stack:
         for owner, name, value in (
-            (load, "_load_pretrained", build_without_weights),
+            *((auto, "from_pretrained", classmethod(build_without_weights)) for auto in AUTO_CLASSES),
             (sharding, "join_process_group", lambda *_: None),
             (process_group, "join_process_group", lambda *_: None),
             (process_group, "make_mesh", outside(process_group.make_mesh)),
             (process_group, "create_sequence_groups", outside(process_group.create_sequence_groups)),
             (model_worker, "CheckpointWriter", NoWriter),
-            (train_state, "lock_pages", lambda tensor: None),
+            (sharding, "make_host_buffer", lambda storage: torch.empty(storage.nbytes(), dtype=torch.uint8)),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield stack.enter_context(fake_cuda(world_size, modes))
