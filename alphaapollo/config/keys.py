@@ -155,7 +155,7 @@ def get_value(config: BaseModel, key: str) -> object:
 
 def nest_value(key: str, value: object) -> dict[str, Any]:
     """Return nested maps with the value of one dotted key: {"trainer": {"seed": 1}} for trainer.seed."""
-    return reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)  # type: ignore[arg-type, return-value]
+    return reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)  # type: ignore[arg-type]
 
 
 def merge_maps(values: dict[str, Any], others: Mapping[str, Any]) -> None:
