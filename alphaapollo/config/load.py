@@ -187,7 +187,8 @@ def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:
         node = loader.get_single_node()
         _mark_texts(node, "", schema)
         values = loader.construct_document(node) if node else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        json.dumps(values, ensure_ascii=False, default=str).encode()  # raises for an unpaired surrogate
+    except (OSError, UnicodeError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{file}: the file cannot be read ({' '.join(str(error).split())}). Fix it, or set another file."
         ) from None
@@ -287,6 +288,7 @@ def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Over
         if not {*"'\""} & {*word} and _takes_text(schema, word.partition("=")[0].lstrip("+")):
             word = UNLIKE_TEXT.sub(r"'\1'", word)
         try:
+            word.encode()  # raises for an unpaired surrogate
             override = parser.parse_override(word)
         except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits
             reason = str(error).replace("missing EQUAL at '<EOF>'", "there is no =")
