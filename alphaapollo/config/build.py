@@ -32,7 +32,8 @@ def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
     try:
         config = schema.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        lines = [describe_validation_error(schema, detail, values) for detail in error.errors()]
+        given = json.loads(json.dumps(values))  # keys are texts, as in the errors
+        lines = [describe_validation_error(schema, detail, given) for detail in error.errors()]
         raise ConfigError(list(dict.fromkeys(lines))) from None
     if isinstance(config, Section):
         conflicts = find_conflicts(Case(config)) if schema in COMMANDS.values() else ()  # not for a section alone

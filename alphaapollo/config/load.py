@@ -24,17 +24,9 @@ from omegaconf._utils import get_yaml_loader  # reads 1e-6 as a number, unlike P
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from alphaapollo.config.build import build_config, describe_unknown_key
+from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import (
-    VERL_GROUP_SIZE,
-    find_map_key_of_entry,
-    format_value,
-    list_keys,
-    list_sections,
-    merge_maps,
-    nest_value,
-)
+from alphaapollo.config.keys import find_map_key_of_entry, format_value, list_keys, merge_maps, nest_value
 from alphaapollo.config.schema import Config
 from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.json_types import JsonObject
@@ -96,7 +88,6 @@ def load_config_and_user_settings(
     if not folders[0].is_dir():
         raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides, schema)
-    _check_override_keys(overrides, schema, folders)
     file = options.config
     if saved_values is None and not file:
         file = find_yaml_file(folders, "", (options.config_name or config_name).removesuffix(".yaml"))
@@ -196,7 +187,8 @@ def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:
         node = loader.get_single_node()
         _mark_texts(node, "", schema)
         values = loader.construct_document(node) if node else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        json.dumps(values, ensure_ascii=False, default=str).encode()  # raises for an unpaired surrogate
+    except (OSError, UnicodeError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{file}: the file cannot be read ({' '.join(str(error).split())}). Fix it, or set another file."
         ) from None
@@ -244,7 +236,6 @@ def _check_no_secrets(values: JsonObject) -> None:
 def check_override(schema: type[BaseModel], override: str) -> None:
     """Raise ConfigError if an override `KEY=VALUE` has an unknown key or a value that the key does not accept."""
     (parsed,) = _parse_overrides([override], schema)
-    _check_override_keys([parsed], schema, [])
     build_config(schema, json.loads(json.dumps(nest_value(parsed.key_or_group, parsed.value()), default=str)))
 
 
@@ -297,6 +288,7 @@ def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Over
         if not {*"'\""} & {*word} and _takes_text(schema, word.partition("=")[0].lstrip("+")):
             word = UNLIKE_TEXT.sub(r"'\1'", word)
         try:
+            word.encode()  # raises for an unpaired surrogate
             override = parser.parse_override(word)
         except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits
             reason = str(error).replace("missing EQUAL at '<EOF>'", "there is no =")
@@ -311,19 +303,6 @@ def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Over
             raise ConfigError(f"{word} sets several values. Set one, or write a list: '{key}=[{value}]'.")
         overrides.append(override)
     return overrides
-
-
-def _check_override_keys(overrides: Sequence[Override], schema: type[BaseModel], folders: Sequence[Path]) -> None:
-    known = {*list_keys(schema), *list_sections(schema), *([VERL_GROUP_SIZE] if schema is Config else [])}
-    unknown = [
-        describe_unknown_key(override.key_or_group, schema, override.value())
-        for override in overrides
-        if not _is_preset(override, folders)
-        and override.key_or_group not in known
-        and not find_map_key_of_entry(override.key_or_group, schema)
-    ]
-    if unknown:
-        raise ConfigError(unknown)
 
 
 def _is_preset(override: Override, folders: Sequence[Path]) -> bool:
