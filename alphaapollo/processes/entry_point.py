@@ -3,7 +3,7 @@
 from alphaapollo.trainer.main_ppo import main
 main(["algorithm.adv_estimator=grpo", ...])  # in a script: no `if __name__ == "__main__":` is needed
 
-<temp>/alphaapollo.x7k2q9lm/   ray/  vllm_dist_.../  alphaapollo-sandbox-.../  ...
+<temp>/alphaapollo-tmp-x7k2q9lm/   ray/  vllm_dist_.../  alphaapollo-sandbox-.../  ...
 
 A command removes its folder at its end. If it failed, it keeps a folder with Ray's logs, which may explain the error.
 The next command removes the folders of failed and killed commands, which are not locked.
@@ -87,7 +87,7 @@ def _is_in_event_loop() -> bool:
     return True
 
 
-PREFIX = "alphaapollo."
+PREFIX = "alphaapollo-tmp-"
 MAX_PATH, MAX_RAY_PATH = 70, 38  # bytes of the folder's path: paths of the sockets in it have at most 107
 CLEAN_EXITS = (0, 130)  # exit codes of a completed and an interrupted command
 
@@ -117,9 +117,9 @@ def run_in_temp_folder(command: Callable[[], int]) -> int:
 
 def remove_stale_folders(base: Path) -> None:
     """Remove folders in `base` that this user's earlier commands left behind."""
-    for folder in base.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, locked, or removed by another command
-            lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    for folder in base.glob(f"{PREFIX}{'[a-z0-9_]' * 8}"):
+        with suppress(OSError):  # no folder, another user's, locked, or removed by another command
+            lock = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(lock).st_uid == os.getuid():

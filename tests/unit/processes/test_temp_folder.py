@@ -81,6 +81,8 @@ run_in_temp_folder(command)
 
 def test_folders_of_killed_commands_are_removed_and_those_of_running_ones_kept(base: Path) -> None:
     (base / "alphaapollo-sandbox-x7k2q9lm").mkdir()  # another prefix
+    (base / "alphaapollo-tmp-x7k2q9lm.txt").touch()
+    (base / "alphaapollo-tmp-x7k2q9lm").touch()  # no folder
     environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
     words = [sys.executable, "-c", OTHER]
     other = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE)
@@ -94,7 +96,11 @@ def test_folders_of_killed_commands_are_removed_and_those_of_running_ones_kept(b
         other.wait()
     remove_stale_folders(base)
     assert not folder.exists()
-    assert sorted(path.name for path in base.iterdir()) == ["alphaapollo-sandbox-x7k2q9lm"]
+    assert sorted(path.name for path in base.iterdir()) == [
+        "alphaapollo-sandbox-x7k2q9lm",
+        "alphaapollo-tmp-x7k2q9lm",
+        "alphaapollo-tmp-x7k2q9lm.txt",
+    ]
 
 
 def test_sockets_with_too_long_paths_stay_outside(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
