@@ -103,7 +103,7 @@ class Evaluation:
         shares = self.metrics.query("high <= 1")
         names = list(shares["figure"].unique())
         rows = shares.assign(at=shares["figure"].map(names.index)).sort_values("at")
-        tables = {source or "(no data source)": table for source, table in rows.groupby("data_source")}
+        tables = {str(source) or "(no data source)": table for source, table in rows.groupby("data_source")}
         points = {source: table[["at", "value"]].to_numpy().tolist() for source, table in tables.items()}
         bands = {source: table[["at", "low", "high"]].to_numpy().tolist() for source, table in tables.items()}
         figure = plot_curves_as_figure(points, str(self.folder), "", bands)

@@ -39,7 +39,7 @@ def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict
         for one in candidates:
             judgement, info = pool.judgements.get(one.key), {"problem": problem, "round": one.position.round}
             source = {"data_source": "evolving", "extra_info": info | {"candidate": one.key}}
-            right = one.is_right if criterion == "truth" else judgement and judgement.is_accepted
+            right = one.is_right if criterion == "truth" else judgement.is_accepted if judgement else None
             answers[right].append({"answer": list(one.messages[one.num_prompt_messages :])} | source)
             if right:
                 rows["sft"].append({"messages": list(one.messages)} | source)

@@ -76,7 +76,7 @@ def make_prompt_traces(database: sqlite3.Connection, run: int, prompt: int, sour
     samples, traces = pd.DataFrame(rows, columns=["kind", "step", "reward"]), list[JsonObject]()
     for number, (kind, of_kind) in enumerate(samples.groupby("kind", sort=False)):
         curves = (of_kind.groupby("step")["reward"].mean(), of_kind.set_index("step")["reward"])
-        name = KIND_NAMES.get(kind, kind)
+        name = KIND_NAMES.get(str(kind), str(kind))
         mean, raw = (Curve(name, one.index.to_numpy(float), one.to_numpy(float)) for one in curves)
         traces += make_traces(mean, number, raw)
     return traces
