@@ -104,8 +104,10 @@ class Evaluation:
         names = list(shares["figure"].unique())
         rows = shares.assign(at=shares["figure"].map(names.index)).sort_values("at")
         tables = {str(source) or "(no data source)": table for source, table in rows.groupby("data_source")}
-        points = {source: table[["at", "value"]].to_numpy().tolist() for source, table in tables.items()}
-        bands = {source: table[["at", "low", "high"]].to_numpy().tolist() for source, table in tables.items()}
+        points = {source: list(zip(table["at"], table["value"], strict=True)) for source, table in tables.items()}
+        bands = {
+            source: list(zip(table["at"], table["low"], table["high"], strict=True)) for source, table in tables.items()
+        }
         figure = plot_curves_as_figure(points, str(self.folder), "", bands)
         figure.axes[0].set_xticks(range(len(names)), names, rotation=30, ha="right")
         return figure
