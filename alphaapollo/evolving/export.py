@@ -24,7 +24,7 @@ import pandas as pd
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.evolving.pool import FILE, Pool
-from alphaapollo.runs.checkpoint_folder import check_format
+from alphaapollo.runs.format import check_format
 from alphaapollo.utils.json_types import JsonObject
 
 Criterion = Literal["truth", "votes"]
@@ -39,8 +39,7 @@ def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict
         for one in candidates:
             judgement, info = pool.judgements.get(one.key), {"problem": problem, "round": one.position.round}
             source = {"data_source": "evolving", "extra_info": info | {"candidate": one.key}}
-            accepted = judgement.is_accepted if judgement else None
-            right = one.is_right if criterion == "truth" else accepted
+            right = one.is_right if criterion == "truth" else judgement.is_accepted if judgement else None
             answers[right].append({"answer": list(one.messages[one.num_prompt_messages :])} | source)
             if right:
                 rows["sft"].append({"messages": list(one.messages)} | source)

@@ -177,7 +177,8 @@ def sum_role_costs(pool: Pool) -> dict[str, dict[str, float]]:
         for call in pool.all_calls
     ]
     sums = pd.DataFrame(rows, columns=["role", *names]).groupby("role").sum().round({"money": 9, "seconds": 3})
-    return {str(role): dict(zip(names, costs, strict=True)) for role, *costs in sums.itertuples()}
+    costs = sums.to_dict("index").items()
+    return {str(role): {str(name): value for name, value in own.items()} for role, own in costs}
 
 
 def count_failures(pool: Pool) -> dict[str, int]:
