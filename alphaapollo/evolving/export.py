@@ -24,7 +24,7 @@ import pandas as pd
 
 from alphaapollo.config.errors import report_error
 from alphaapollo.evolving.pool import FILE, Pool
-from alphaapollo.runs.format import check_format
+from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.utils.json_types import JsonObject
 
 Criterion = Literal["truth", "votes"]

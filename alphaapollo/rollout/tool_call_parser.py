@@ -4,6 +4,7 @@ calls that the chat template renders. For env.action_format=tags see environment
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from collections.abc import Callable
@@ -101,14 +102,11 @@ def _suggest_parsers(renderer: ToolRenderer) -> str:
         return "Parsers need vLLM, which is not installed. Run scripts/setup.sh."
     from alphaapollo.engines.vllm.settings import list_tool_parsers
 
-    fitting = [name for name in list_tool_parsers() if _can_parse_rendered_calls(name, renderer)]
+    fitting = []
+    for name in list_tool_parsers():
+        with contextlib.suppress(ValueError):
+            if not _describe_mismatch(_make_strict_parser(_make_vllm_parser(name, renderer), renderer), renderer):
+                fitting.append(name)
     if not fitting:
         return "No vLLM parser works. Set env.action_format=tags."
     return f"These parsers work: {', '.join(f'env.tool_parser={name}' for name in fitting)}."
-
-
-def _can_parse_rendered_calls(parser_name: str, renderer: ToolRenderer) -> bool:
-    try:
-        return not _describe_mismatch(_make_strict_parser(_make_vllm_parser(parser_name, renderer), renderer), renderer)
-    except ValueError:
-        return False

@@ -10,13 +10,21 @@ layers in use), reason and file. The exit code is 2 if a file could not be run, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 from pathlib import Path
 
-from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxResult, SandboxStatus, SandboxUnavailableError
-from alphaapollo.tools.sandbox.sandbox import OPTIONAL_LAYERS, UNSAFE_VARIABLE
+from alphaapollo.tools.sandbox import (
+    OPTIONAL_LAYERS,
+    UNSAFE_VARIABLE,
+    Sandbox,
+    SandboxError,
+    SandboxResult,
+    SandboxStatus,
+    SandboxUnavailableError,
+)
 
 FIELDS = ("status", "stdout", "stderr", "seconds", "mode", "reason")
 
@@ -29,27 +37,18 @@ def main() -> int:
     parser.add_argument("--without", action="append", default=[], choices=OPTIONAL_LAYERS, help="layer to disable")
     parser.add_argument("--unsafe", action="store_true", help="run even without a seccomp filter")
     options = parser.parse_args()
-    if options.timeout <= 0 or options.memory_mb <= 0:
-        parser.error(f"--timeout={options.timeout:g} and --memory-mb={options.memory_mb} must be above 0")
     all_run = True
-    sandbox = Sandbox(options.without, options.unsafe or os.environ.get(UNSAFE_VARIABLE) == "1")
-    try:
+    with contextlib.closing(Sandbox(options.without, options.unsafe or os.environ.get(UNSAFE_VARIABLE) == "1")) as box:
         for name in options.files:
-            result = _run_python_file(sandbox, name, options)
+            try:
+                code = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8-sig")
+                result = box.run(code, timeout=options.timeout, memory_mb=options.memory_mb, echo=True)
+            except (OSError, UnicodeError, SandboxError, SandboxUnavailableError) as error:
+                result = SandboxResult(SandboxStatus.REFUSED, "", str(error), 0.0, "none", f"not run: {error}")
             shown = {field: getattr(result, field) for field in FIELDS}
             print(json.dumps({**shown, "seconds": round(result.seconds, 4), "file": name}), flush=True)
             all_run &= result.status is not SandboxStatus.REFUSED
-    finally:
-        sandbox.close()
     return 0 if all_run else 2
-
-
-def _run_python_file(sandbox: Sandbox, path: str, options: argparse.Namespace) -> SandboxResult:
-    try:
-        code = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
-        return sandbox.run(code, timeout=options.timeout, memory_mb=options.memory_mb, echo=True)
-    except (OSError, UnicodeError, SandboxError, SandboxUnavailableError) as error:
-        return SandboxResult(SandboxStatus.REFUSED, "", str(error), 0.0, "none", f"not run: {error}")
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def test_the_check_can_fail(tmp_path: Path) -> None:
         file.write_text(text)
 
     module("batching/packing.py", "from alphaapollo.trainer import loop\n")
-    module("rollout/episode.py", "def f():\n    from alphaapollo.workers.policy import PolicyWorker\n    import vllm\n")
+    module("rollout/group.py", "def f():\n    from alphaapollo.workers.policy import PolicyWorker\n    import vllm\n")
     module("engines/vllm/engine.py", "import vllm\nfrom alphaapollo.config.schema import Rollout\n")
     module("rewards/code.py", "from alphaapollo.tools.base import Tool\nimport torch.nn\n")
     module("trainer/loop.py", "import ray.util\nimport torch.distributed as dist\n")
