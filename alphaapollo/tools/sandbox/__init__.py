@@ -156,7 +156,7 @@ class Sandbox:
         try:
             return self._run_request_once(request, cancelled)
         except SandboxError:  # a failure of the sandbox is retried once
-            if request.session or cancelled.is_set() or self._zygote is None:
+            if request.session or request.connection or cancelled.is_set() or self._zygote is None:
                 raise
         return self._run_request_once(request, cancelled)
 
