@@ -224,7 +224,8 @@ async def run_suite(suite: Suite, server: ModelServer, folder: Path) -> SuiteRes
     except TimeoutError:
         error = f"it did not end within {suite.timeout:g} s"
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as failure:  # results of an unknown format
-        error = f"{type(failure).__name__}: {failure}"
+        kind = "" if isinstance(failure, OSError | ValueError) else f"{type(failure).__name__}: "
+        error = f"{kind}{failure}"
     if error:
         scores, error = [], redact(f"{error[:REASON_CHARS]} (see {folder / LOG})")
     result = SuiteResult(suite.text, suite.name, folder.parent.name, scores, error)
