@@ -139,7 +139,6 @@ def _meetings() -> tempfile.TemporaryDirectory:
 PRELOADED = [
     "alphaapollo.workers.critic",
     "alphaapollo.workers.policy",
-    "alphaapollo.workers.reward_model",
     "alphaapollo.workers.finetuning_worker",
     "transformers.models.qwen3.modeling_qwen3",
     "torch.distributed.fsdp",
