@@ -111,6 +111,8 @@ class VllmEngine(Engine):
             config = AsyncEngineArgs(**build_engine_arguments(self.spec)).create_engine_config()
         except (ValueError, OSError, TypeError) as error:  # TypeError: an unknown argument in engine_kwargs
             raise ValueError(f"vLLM cannot serve {self.spec.model_path}: {error}") from error
+        if self.spec.device == "cpu":
+            self._check_head_size(config.model_config)
         if is_vision_model := config.model_config.is_multimodal_model:
             config.model_config.skip_tokenizer_init = False  # vLLM's multimodal processors need a tokenizer
         try:
@@ -126,6 +128,17 @@ class VllmEngine(Engine):
 
             assert self._engine.renderer.mm_processor is not None
             self._image_prompts = ImagePromptBuilder(self._engine.renderer.mm_processor)
+
+    def _check_head_size(self, model_config: Any) -> None:
+        """Raise ValueError if vLLM's attention on a CPU does not support the model's head size."""
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        size, known = model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+        if not model_config.use_mla and size not in known:
+            raise ValueError(
+                f"vLLM cannot serve {self.spec.model_path} on a CPU: its heads have the size {size}, but only "
+                f"{', '.join(map(str, known))} are supported. Use a GPU, another model, or rollout.name=hf."
+            )
 
     async def close(self) -> None:
         for process in self._list_core_processes():
