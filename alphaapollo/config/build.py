@@ -72,7 +72,11 @@ def describe_validation_error(schema: type[BaseModel], pydantic_error: Mapping[s
     """Convert an entry of `ValidationError.errors()` to an error message with key, expected type and value."""
     parts = [str(part) for part in pydantic_error["loc"]]
     if pydantic_error["type"] == "extra_forbidden":
-        return describe_unknown_key(".".join(parts), schema, reduce(getitem, pydantic_error["loc"], values))
+        value = reduce(getitem, pydantic_error["loc"], values)
+        while isinstance(value, dict) and len(value) == 1:  # one key of an unknown section
+            ((part, value),) = value.items()
+            parts.append(part)
+        return describe_unknown_key(".".join(parts), schema, value)
     keys, groups = list_keys(schema), list_sections(schema)
     while ".".join(parts) not in keys | groups:
         parts.pop()  # parts that pydantic adds: the branch of a union, the index in a list

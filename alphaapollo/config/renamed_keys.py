@@ -17,7 +17,7 @@ REMOVED_KEYS = {
     "budget.reserve": "0.3.0: the end of a run calls no model",
     "data.curriculum.decay": "0.3.0: a pass rate is a moving average with weight 0.5",
     "data.curriculum.retire_above": "0.3.0: prompts with a pass rate of at least 0.95 are retired",
-    "env.agent.accept_request_rewards": "0.3.0: a program gives its reward with endpoint.reward, or a command in $ALPHAAPOLLO_RESULT",
+    "env.agent.accept_request_rewards": "0.3.0: programs call endpoint.reward, commands write $ALPHAAPOLLO_RESULT",
     "env.agent.model_names": "0.3.0: the model is named policy",
     "env.agent.reward_weight": "0.3.0: scale the rewards in your program",
     "evolving.asks": "0.3.0: a role is asked up to three times",

@@ -237,12 +237,14 @@ def list_column_names(rows: Iterable[DataRow]) -> list[str]:
 
 def _read_file(path: Path) -> list[DataRow | BadRow]:
     """Read a file. Raises ValueError if it is not readable as its suffix says."""
-    import pyarrow
-    import pyarrow.parquet
-
     (path,) = resolve_entry(str(path)).files
     kind = DATA_FILE.search(path.name)[1].lower()  # type: ignore[index]
     try:
+        if path.name.lower().endswith(("json", "jsonl")):
+            return _read_json(path, path.read_bytes(), kind)
+        import pyarrow  # only now: gpu-check reads jsonl without it
+        import pyarrow.parquet
+
         if kind == "parquet":
             return list(pyarrow.parquet.read_table(path).to_pylist())
         with pyarrow.input_stream(str(path), compression="detect") as stream:
@@ -251,7 +253,7 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
             open_table = pyarrow.ipc.open_file if content[:6] == b"ARROW1" else pyarrow.ipc.open_stream
             return list(open_table(content).read_all().to_pylist())
         return _read_csv(content, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, content, kind)
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, LookupError, NotImplementedError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: the file is not a readable {kind} file ({error}). Create it again.") from error
 
 

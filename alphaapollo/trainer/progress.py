@@ -81,10 +81,10 @@ class Progress(RunProgress):
             rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
             drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}
             progress.curriculum = CurriculumState(array("d", rates), drawn, state["stage"], state.get("stage_start", 0))
-        recent: object = progress.recent  # the number of groups
+        recent: object = progress.recent  # the number of groups; the default if an earlier version wrote the file
         if isinstance(recent, list) and recent:
             raise ValueError(f"{folder} has groups for data.reuse in a format that only alphaapollo 0.2.0 reads.")
-        progress.recent = RecentGroups(read_pickle(folder / RECENT)) if recent else RecentGroups()
+        progress.recent = RecentGroups(read_pickle(folder / RECENT) if isinstance(recent, int) and recent else ())
         return progress
 
 

@@ -162,19 +162,26 @@ def test_code_formats(tmp_path):
         *DIRTY,
     ]
     written, said = made("prepare_code", tmp_path, rows)
-    assert [row["extra_info"]["index"] for row in written] == [0, 1, 2, 3]
+    assert [row["extra_info"]["index"] for row in written] == [0, 1, 2, 3, 8, 9]  # a run reports the last two
     assert {row["data_source"] for row in written} == {"code/x"}
     truths = [json.loads(row["reward_model"]["ground_truth"]) for row in written]
-    assert truths == [
+    assert truths[:4] == [
         humaneval,
         {"asserts": ["assert f(1) == 1"], "setup": "import math"},
         pairs,
         {"inputs": [[1], [2]], "outputs": [1, 2], "entry_point": "same"},
     ]
-    assert [row["extra_info"]["gt_traj"] for row in written] == ["    return x\n", "def f", "print(input())", ""]
+    assert [row["extra_info"]["gt_traj"] for row in written] == [
+        "    return x\n",
+        "def f",
+        "print(input())",
+        "",
+        "",
+        "",
+    ]
     assert "assert f(1) == 1" in written[1]["prompt"][0]["content"]
-    reasons = {"no tests": 8, "cannot be read": 4, "not JSON": 1, "neither asserts": 1, "(looked for prompt)": 1}
-    check_counts(said, 4, {**reasons, "not valid Unicode": 2})
+    reasons = {"no tests": 8, "cannot be read": 2, "not JSON": 1, "neither asserts": 1, "(looked for prompt)": 1}
+    check_counts(said, 6, {**reasons, "not valid Unicode": 2})
 
 
 def test_code_on_humaneval_in_a_gzip_file(tmp_path):

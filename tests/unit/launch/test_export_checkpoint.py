@@ -76,7 +76,7 @@ def test_initial_model_that_moved_is_replaced_by_the_runs_own(run: Path, tmp_pat
     save_config(SftConfig(model={"path": "no/such/model"}), moved / "config.yaml")
     assert prepare_export(ExportConfig(checkpoint=str(moved))).model.path == str(moved / "model")
     shutil.rmtree(moved / "model")
-    with pytest.raises(ValueError, match=r"model\.path=no/such/model does not exist"):
+    with pytest.raises(ValueError, match=r"model\.path=no/such/model: no such folder"):
         prepare_export(ExportConfig(checkpoint=str(moved)))
 
 

@@ -23,7 +23,7 @@ ROWS = [
     {"data_source": "gsm8k", "response": "#### 4", "ground_truth": "4", "is_correct": True},
     {"data_source": "gsm8k", "response": "#### 5", "ground_truth": "4", "is_correct": False},
     {"data_source": "gsm8k", "response": "#### 4", "ground_truth": "4", "is_correct": False},
-    {"data_source": "gsm8k", "response": "no idea \ud83d", "ground_truth": "4", "is_correct": True},
+    {"data_source": "gsm8k", "response": "no idea", "ground_truth": "4", "is_correct": True},
     {"data_source": "gsm8k", "response": "#### 4", "ground_truth": "none", "is_correct": True},
     {"data_source": "math", "response": r"\\boxed{0.5}", "ground_truth": 0.5, "is_correct": 1},
 ]
@@ -47,7 +47,7 @@ def test_the_last_line_has_the_counts_and_disagreements_are_listed(tmp_path):
     assert counts["rows_per_s"] > 0 and {name: counts[name] for name in COUNTS} == COUNTS
     text = "\n".join(lines)
     listed = re.findall(r"^row (\d+), ([\w ]+)[^\n]*\n +truth +(.*)\n +answer +(.*)", text, re.MULTILINE)
-    assert listed[:2] == [("2", "false positive", "4", "4"), ("3", "false negative", "4", "no idea \\ud83d")]
+    assert listed[:2] == [("2", "false positive", "4", "4"), ("3", "false negative", "4", "no idea")]
     assert re.search(r"row 4, failure: .*ValueError: .*'none'", text) and len(re.findall("^row ", text, re.M)) == 3
     assert [float(n) for n in re.findall(r"\d+(?:\.\d+)?", lines[-2])] == [60.0, 95, 23.07, 88.24, 0.167]
 

@@ -9,7 +9,9 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from alphaapollo.config.schema import CustomRewardFunction
+from alphaapollo.config.build import build_config
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.schema import Config, CustomRewardFunction
 from alphaapollo.rewards.base import adapt_to_episode, convert_to_score
 from alphaapollo.rewards.custom import convert_verl_result, load_reward_function
 from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
@@ -233,8 +235,8 @@ def test_no_function_applies(tmp_path):
 
 
 def test_one_weight_for_each_name():
-    with pytest.raises(ValueError, match=r"weights=\[1\.0\].*name=.*"):
-        CustomRewardFunction(path="x.py", name=["f", "g"], weights=[1.0])
+    with pytest.raises(ConfigError, match="one weight for each name"):
+        build_config(Config, {"custom_reward_function": {"path": "x.py", "name": ["f", "g"], "weights": [1.0]}})
 
 
 @pytest.mark.parametrize(

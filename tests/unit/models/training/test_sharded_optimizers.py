@@ -152,9 +152,3 @@ def test_muon_is_for_matrices_of_layers() -> None:
     shapes = [[tuple(p.shape) for group in one.param_groups for p in group["params"]] for one in (muon, adam)]
     assert shapes == [[(64, 256), (256, 64), (6, 256)], [(2, 6), (64,), (6,), (2,)]]
     assert local_tensor(next(state.module.parameters())).dtype == torch.float32
-
-
-def test_missing_torchao_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="name=adamw_8bit needs torchao"):
-        SftConfig(optim={"name": "adamw_8bit"})

@@ -122,12 +122,12 @@ def test_a_malformed_rubric_of_a_row_is_named(rows: object) -> None:
     ],
 )
 def test_templates_must_show_the_answer(section: type[Judge], values: dict[str, str], name: str) -> None:
-    with pytest.raises(ValidationError, match=rf"{{{name}}}, which the template lacks"):
+    with pytest.raises(ValidationError, match=rf"would not see .*{{{name}}}"):
         section(**values)
 
 
 def test_names_of_criteria_differ_from_those_of_rows() -> None:
-    with pytest.raises(ValidationError, match=r"name 1 .*row's own criterion"):
+    with pytest.raises(ValidationError, match=r"row's own criterion"):
         Rubric(criteria={"1": Criterion(text="It is right.")})
 
 

@@ -15,6 +15,7 @@ from alphaapollo.config.schema import Config, Model, Teacher
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.launch.model_requirements import check_models
 from alphaapollo.trainer.setup.inputs import check_teacher_vocabulary, check_teachers, list_model_uses
+from alphaapollo.trainer.step.distillation import TeacherServerError
 from alphaapollo.types import Prompt
 from examples.quickstart.make_task import make_tokenizer
 from tests.unit.tiny import save_model
@@ -77,7 +78,7 @@ def test_a_server_must_read_and_decode_every_token_like_the_policy(renderer: Ren
     make_tokenizer(tmp_path / "other", ("<left>", "<rigth>"))
     with pytest.raises(ValueError, match=r"another tokenizer.*tokens 0 to 273"):
         check_server(renderer, decode_with(load_tokenizer(str(tmp_path / "other"))))
-    with pytest.raises(ValueError, match=r"BadRequestError.*400"):
+    with pytest.raises(TeacherServerError, match=r"BadRequestError.*400"):
         check_server(renderer, decode_with(renderer.tokenizer, shortest=10**6))
 
 
