@@ -37,7 +37,7 @@ def test_student_approaches_teacher_without_a_reward(ppo: Runner, tmp_path: Path
     assert distances[0] > distances[1] > distances[2] > 0
     assert all(line["distill/divergence"] == pytest.approx(line["distill/reverse_kl"], rel=1e-4) for line in lines)
     assert all(line["critic/score/mean"] == 0 for line in lines)
-    assert "1 x reverse, from" in done.output and "nothing gives a reward" in " ".join(done.output.split())
+    assert "divergence" in done.output and "nothing gives a reward" in " ".join(done.output.split())
 
     words = [str(done.folder / "recorded/step_000002")]
     replay = Program(

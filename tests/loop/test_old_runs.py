@@ -39,7 +39,9 @@ def repeat_command(folder: Path, **changes: str) -> str:
 
 
 def test_runs_resume_and_a_recording_is_replayed(runs: Path) -> None:
-    if (recording := runs / "rl/recorded/step_000002").joinpath("inputs.pickle").is_file():  # since format 2
+    recording = runs / "rl/recorded/step_000002"
+    is_newest = (recording / "inputs.pickle").is_file()  # since format 2, recordings and pools have other files
+    if is_newest:
         run("alphaapollo.trainer.replay.__main__", recording)  # exit code 0: the results are equal
     for name in ("rl", "sft"):
         printed = repeat_command(runs / name, **{"trainer.total_training_steps": "3"})
@@ -48,6 +50,7 @@ def test_runs_resume_and_a_recording_is_replayed(runs: Path) -> None:
         assert steps[-3:] == [1, 2, 3]
         for folder in (runs / name, runs / name / "checkpoints/step_000003"):
             assert json.loads((folder / "format.json").read_text())["format"] == FORMAT
-    generation, evolution = (repeat_command(runs / name) for name in ("generation", "evolution"))
-    assert "finished 2 prompts" in " ".join(generation.split()) and "2 candidates" in evolution
+    assert "finished 2 prompts" in " ".join(repeat_command(runs / "generation").split())
+    if is_newest:
+        assert "2 candidates" in repeat_command(runs / "evolution")
     assert {path.name for path in runs.iterdir() if path.is_dir()} == {*RUNS}, "no run is moved aside"
