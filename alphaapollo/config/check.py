@@ -132,7 +132,7 @@ def find_path_errors(config: Section) -> Iterator[str]:
 
 
 def list_model_paths(config: BaseModel) -> Iterator[tuple[str, str]]:
-    """Yield (key, path) of each model, also of those in maps such as teacher.models."""
+    """Yield (key, path) of each model, also of those in maps of models."""
     for key in [*list_keys(type(config)).values(), *list_entry_keys(config)]:
         if any(path.kind == "model" for _, path in get_field_markers(key, FilePath)):
             yield key.name, str(get_value(config, key.name))

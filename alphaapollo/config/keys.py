@@ -79,7 +79,7 @@ def find_key_rule(rules: Mapping[str, MarkerT], key: Key) -> MarkerT | None:
 
 @cache
 def list_sections(schema: type[BaseModel]) -> dict[str, list[str]]:
-    """Return the names of the keys and sections directly in each section: {"teacher": ["divergence", ...], ...}."""
+    """Return the names of the keys and sections directly in each section: {"critic": ["ppo_epochs", ...], ...}."""
     children: dict[str, list[str]] = {}
     for name in list_keys(schema):
         parts = name.split(".")
@@ -178,7 +178,7 @@ def walk_sections(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, B
 
 
 def list_entry_keys(config: BaseModel) -> Iterator[Key]:
-    """Yield the keys of sections that are entries of maps, such as teacher.models.math.path."""
+    """Yield the keys of sections that are entries of maps, such as models.policy.path."""
     for key in list_keys(type(config)).values():
         value = get_value(config, key.name)
         for name, entry in value.items() if isinstance(value, dict) else ():

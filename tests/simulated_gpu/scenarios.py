@@ -279,7 +279,7 @@ def optimizers(run: Recorder) -> None:
             worker = make_policy(run.models / "qwen3", {"optim": {"name": name}}, world_size=4)
             update(run, worker, make_batch(worker, world_size=4), name)
             worker.state.check_weights_finite = lambda: None
-            with run.record(f"{name}: snapshot"):
+            with run.record(f"snapshot of {name}"):
                 worker.state.snapshot("checkpoint")
 
 

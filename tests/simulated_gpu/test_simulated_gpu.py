@@ -43,7 +43,7 @@ Counts = dict[str, int]
 def count_update(steps: int = 1, **more: int) -> Counts:
     """Host synchronizations of a policy update: none per micro-batch, one per step, and three at the end."""
     return {
-        "item in models/training/optimizer.py clip_gradients": steps,
+        "item in models/train_state.py clip_gradients": steps,
         "copy to cpu in workers/model_worker.py merge_token_values": 1,
         "tolist in workers/model_worker.py reduce": 2,
     } | {MORE[name]: number for name, number in more.items()}
@@ -52,7 +52,6 @@ def count_update(steps: int = 1, **more: int) -> Counts:
 MORE = {
     "old": "copy to cpu in workers/model_worker.py merge_token_values",
     "prompts": "item in workers/companion.py _measure_mismatch",
-    "experts": "tolist in models/sharding.py _exchange_and_compute",
 }
 
 
@@ -104,12 +103,12 @@ def test_no_loss_and_no_family_waits_for_the_gpu_in_a_micro_batch(found: dict[st
 
 def test_other_worker_methods_wait_for_the_gpu_once(found: dict[str, dict[str, Counts]]) -> None:
     merged = {"copy to cpu in workers/model_worker.py merge_token_values": 1}
-    step = {"item in models/training/optimizer.py clip_gradients": 1}
+    step = {"item in models/train_state.py clip_gradients": 1}
     assert found["dense"]["log-probs"] == found["reference"]["reference log-probs"] == merged
     assert found["dense"]["log-prob mismatch"] == found["lora"]["publish adapters"] == {}
     assert found["critic"] == {"values": merged, "update": step | {"tolist in workers/model_worker.py reduce": 1}}
     assert found["sft"]["step"] == step | {"tolist in workers/model_worker.py reduce": 2}
-    assert found["optimizers"]["adamw: snapshot"] == found["optimizers"]["muon: snapshot"] == {}
+    assert found["optimizers"]["snapshot of adamw"] == found["optimizers"]["snapshot of muon"] == {}
 
 
 MEMORY: dict[str, dict[str, Any]] = {

@@ -129,7 +129,7 @@ def test_unknown_keys_are_all_named_with_the_nearest(own: Path):
         "data.seed:",
         '"8".',
         "critic:",
-        "foo (got {bar:1}):",
+        "foo.bar (got 1):",
     ):
         assert fact in text
 
