@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,8 @@ def test_the_planned_memory_of_an_update_is_within_10_percent(name: str, guard: 
 
 
 def test_vllm_accepts_the_engines_of_every_recipe() -> None:
-    pytest.importorskip("vllm.platforms.cuda")
+    if find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
     output = run_preloaded(None, "tests.simulated_gpu.vllm_configuration", timeout=900)
     engines = json.loads(output[output.index("{") :])
     assert len(engines) == 21
