@@ -93,7 +93,10 @@ def load_config_and_user_settings(
         file = find_yaml_file(folders, "", (options.config_name or config_name).removesuffix(".yaml"))
     start = read_user_yaml(str(file), schema) if file else saved_values or {}
     chosen = {one.key_or_group: one.value() for one in overrides if _is_preset(one, folders)}
-    layers = [*_list_layers(start, schema, folders, chosen)]
+    try:
+        layers = [*_list_layers(start, schema, folders, chosen)]
+    except RecursionError:
+        raise ConfigError(f"{file}: the files in its defaults list include each other. Remove one entry.") from None
     unused = {group: name for group, name in chosen.items() if not any(f"{group}=" in label for label, _ in layers)}
     layers += _list_layers({"defaults": [{group: name} for group, name in unused.items()]}, schema, folders, {})
     values: JsonObject = schema().model_dump(mode="json")

@@ -220,12 +220,16 @@ class StallMonitor:
     def _end_run(self, stall: Stall, reports: Sequence[WorkerReport]) -> None:
         path = self._trainer.folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
         shown = list(dict.fromkeys([*stall.culprits, *list_awaited(reports), reports[0]]))[:MAX_STACKS]
-        path.parent.mkdir(parents=True, exist_ok=True)
         stacks = [f"=== {worker.name}\n{self._collect_stacks(worker)}" for worker in shown]
-        path.write_text("\n".join([stall.verdict, "", *stacks]))
+        written = f"Python stacks are in {path}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join([stall.verdict, "", *stacks]))
+        except OSError as error:  # the run must end also if the disk is full
+            written = f"Python stacks could not be written ({error})"
         cause = f"no progress for {self._stalled:.0f} s (trainer.stall_timeout): {stall.verdict}"
         names = [culprit.worker for culprit in stall.culprits]
-        self._error = RunStalled(f"{cause}. Python stacks are in {path}", names, self._make_resume_hint())
+        self._error = RunStalled(f"{cause}. {written}", names, self._make_resume_hint())
         for _ in range(2):  # after the first cancellation the loop may wait for a checkpoint that hangs as well
             if self._left.is_set():  # the block has ended meanwhile
                 return

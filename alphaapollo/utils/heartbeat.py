@@ -163,8 +163,11 @@ class Heartbeat:
         required = {os.getpid(): "", **self._helpers()}
         processes = [read_process(pid, name) for pid, name in required.items()]
         processes += [read_process(pid, is_required=False) for pid in list_descendants(*required)]
-        found, disk = tuple(process for process in processes if process), psutil.Process().io_counters()
-        return Report(self.ticks, self.list_active_calls(), found, disk.read_bytes + disk.write_bytes)
+        found, disk_bytes = tuple(process for process in processes if process), 0
+        with suppress(psutil.AccessDenied):  # in some containers
+            traffic = psutil.Process().io_counters()
+            disk_bytes = traffic.read_bytes + traffic.write_bytes
+        return Report(self.ticks, self.list_active_calls(), found, disk_bytes)
 
     def list_active_calls(self) -> tuple[ActiveCall, ...]:
         now, merged = self._clock(), dict[tuple[str, str], ActiveCall]()

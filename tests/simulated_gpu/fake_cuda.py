@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = f"{ROOT}/alphaapollo/"
 LARGEST_WITH_VALUES = 1 << 16  # elements of an integer tensor whose values are known
 GPU = "NVIDIA H100 80GB HBM3"
 
@@ -136,8 +137,8 @@ class FakeGpu(TorchDispatchMode):
     @staticmethod
     def note(kind: str) -> None:
         """Count a wait of the host for the GPU, by the innermost line of alphaapollo that causes it."""
-        frames = [frame for frame in traceback.extract_stack() if "/alphaapollo/alphaapollo/" in _module_path(frame)]
-        place = f"{_module_path(frames[-1]).rpartition('/alphaapollo/')[2]} {frames[-1].name}" if frames else "?"
+        frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(PACKAGE)]
+        place = f"{frames[-1].filename.removeprefix(PACKAGE)} {frames[-1].name}" if frames else "?"
         FakeGpu.syncs[kind, place] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -182,12 +183,6 @@ class FakeGpu(TorchDispatchMode):
                 del first.known_values
             return made
         return made if real is None else _attach_values(made, real)
-
-
-def _module_path(frame: traceback.FrameSummary) -> str:
-    path = frame.filename
-    package = f"{ROOT}/alphaapollo/"
-    return f"/alphaapollo/alphaapollo/{path.removeprefix(package)}" if path.startswith(package) else path
 
 
 def _is_mask(index: Tensor | None) -> bool:

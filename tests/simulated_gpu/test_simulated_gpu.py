@@ -12,14 +12,11 @@ import pytest
 
 from tests.simulated_gpu.fake_cuda import compile_guard, run_preloaded
 from tests.simulated_gpu.scenarios import SCENARIOS
-from tests.simulated_gpu.workers import make_models
+from tests.simulated_gpu.workers import QWEN3, make_models
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "scripts" / "published_models"
-QWEN3_8B = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_act": "silu",
+QWEN3_8B = QWEN3 | {
     "hidden_size": 4096,
     "intermediate_size": 12288,
     "num_hidden_layers": 36,
@@ -28,10 +25,7 @@ QWEN3_8B = {
     "head_dim": 128,
     "vocab_size": 151936,
     "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
     "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
 }
 pytestmark = [
     pytest.mark.timeout(1500),

@@ -106,6 +106,12 @@ def test_own_folder_is_searched_first_and_builds_on_the_shipped_one(own: Path):
     assert (config.algorithm.gamma, config.algorithm.lam, config.algorithm.adv_estimator) == (0.5, 0.9, "grpo")
 
 
+def test_files_that_include_each_other_are_an_error(own: Path):
+    for name, other in (("one", "other"), ("other", "one")):
+        (own / f"{name}.yaml").write_text(f"defaults: [{other}, _self_]\n")
+    assert "include each other" in problem("--config-dir", str(own), "--config-name", "one")
+
+
 def test_a_yaml_without_a_defaults_list_still_has_every_key(own: Path):
     config = load("--config-dir", str(own), "--config-name", "plain", "trainer.nnodes=2", "algorithm=dapo")
     assert (config.trainer.seed, config.trainer.nnodes, config.algorithm.filter_groups.enable) == (5, 2, True)

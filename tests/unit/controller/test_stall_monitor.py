@@ -275,6 +275,12 @@ def test_error_names_the_blocking_process_and_has_stacks(tmp_path: Path) -> None
     assert "=== the policy 1 (pid 11)\n--- process 11\n" in file.read_text()
 
 
+def test_the_run_ends_if_its_stacks_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "stalls").write_text("a file in place of the folder")
+    error = run_stalled(tmp_path, [], lambda: asyncio.sleep(50))
+    assert error.culprits == ["policy 1"] and "could not be written" in str(error)
+
+
 def test_block_that_ignores_a_cancel_is_cancelled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall_monitor, "GRACE_SECONDS", 0.5)
 
