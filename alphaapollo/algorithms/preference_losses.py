@@ -115,15 +115,11 @@ class PreferenceLoss:
             else:
                 assert answers.kl is not None
                 is_correct = (rewards > beta * answers.kl.clamp(min=0.0)) == answers.is_desirable
-            metric_sums = {
-                "loss": losses.sum(),
-                "chosen": answers.is_desirable.sum(),
-                "rejected": (~answers.is_desirable).sum(),
-                "reward_chosen": rewards[answers.is_desirable].sum(),
-                "reward_rejected": rewards[~answers.is_desirable].sum(),
-                "logp_chosen": answers.logp[answers.is_desirable].sum(),
-                "logp_rejected": answers.logp[~answers.is_desirable].sum(),
-            }
+            metric_sums = {"loss": losses.sum()}
+            for side, selected in (("chosen", answers.is_desirable), ("rejected", ~answers.is_desirable)):
+                metric_sums[side] = selected.sum()
+                for name, column in (("reward", rewards), ("logp", answers.logp)):  # a boolean index would wait
+                    metric_sums[f"{name}_{side}"] = torch.where(selected, column, 0.0).sum()
         return PreferenceLossOutput(losses, is_correct, metric_sums)
 
     def try_on_toy_answers(self, config: Preference) -> None:

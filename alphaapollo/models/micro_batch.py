@@ -111,34 +111,35 @@ class MicroBatchBuilder:
         starts = chosen.token_offsets[:-1] + chosen.response_starts
         token_index = np.repeat(starts, responses) + _concatenate_ranges(responses)
         predictors = self._select_tokens(layout, token_index - 1)
-        targets = self._to_device(chosen.token_ids[token_index].astype(np.int64))
+        targets = self.to_device(chosen.token_ids[token_index].astype(np.int64))
         matrix_indices = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)
         per_token = {name: column for name, column in rows.columns.items() if isinstance(column, np.ndarray)}
         return MicroBatch(
-            token_ids=self._to_device(layout.token_ids[:, part]),
-            position_ids=self._to_device(_compute_position_ids(chosen, layout)[..., part]),
-            is_real_token=self._to_device(layout.is_real_token[:, part] & (not is_dummy)),
+            token_ids=self.to_device(layout.token_ids[:, part]),
+            position_ids=self.to_device(_compute_position_ids(chosen, layout)[..., part]),
+            is_real_token=self.to_device(layout.is_real_token[:, part] & (not is_dummy)),
             token_columns={
-                name: self._to_device(_lay_out_column(column, chosen.columns.get(name), layout)[:, part])
+                name: self.to_device(_lay_out_column(column, chosen.columns.get(name), layout)[:, part])
                 for name, column in per_token.items()
             },
             images=make_image_batch(
-                chosen, layout.flat_indices, partial(self._find_local, width=width), self._to_device
+                chosen, layout.flat_indices, partial(self._find_local, width=width), self.to_device
             ),
             packing=self._make_packing(layout),
             predicting_tokens=predictors,
             last_tokens=self._select_tokens(layout, chosen.token_offsets[1:] - 1),
             targets=targets if predictors.selection_indices is None else targets[predictors.selection_indices],
-            matrix_indices=self._to_device(matrix_indices),
-            mask=self._to_device(chosen.action_mask.astype(np.float32)),
-            rollout_logprobs=self._to_device(chosen.rollout_logprobs.astype(np.float32)),
+            matrix_indices=self.to_device(matrix_indices),
+            mask=self.to_device(chosen.action_mask.astype(np.float32)),
+            rollout_logprobs=self.to_device(chosen.rollout_logprobs.astype(np.float32)),
             columns=self._copy_columns(columns or Columns(), rows, row_indices),
             rows=chosen,
             is_dummy=is_dummy,
             sequence=self.sequence,
         )
 
-    def _to_device(self, array: np.ndarray) -> Tensor:
+    def to_device(self, array: np.ndarray) -> Tensor:
+        """Copy an array to the device, without waiting for the copy."""
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()  # torch keeps it until the copy is complete
@@ -149,7 +150,7 @@ class MicroBatchBuilder:
         positions = layout.flat_indices[token_index]
         local, indices = self._find_local(positions, layout.token_ids.shape[1])
         return TokenSelection(
-            self._to_device(local), self._to_device(indices) if self.sequence else None, len(positions)
+            self.to_device(local), self.to_device(indices) if self.sequence else None, len(positions)
         )
 
     def _find_local(self, positions: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -174,10 +175,10 @@ class MicroBatchBuilder:
             keys = SegmentAttentionKeys(
                 prefix_segments=prefixes.tolist(),
                 lengths=(before + lengths).tolist(),
-                cu_seqlens=self._to_device(compute_offsets(before + lengths).astype(np.int32)),
-                positions=self._to_device(np.repeat(starts, sizes) + _concatenate_ranges(sizes)),
+                cu_seqlens=self.to_device(compute_offsets(before + lengths).astype(np.int32)),
+                positions=self.to_device(np.repeat(starts, sizes) + _concatenate_ranges(sizes)),
             )
-        return Packing(self._to_device(offsets.astype(np.int32)), lengths.tolist(), keys)
+        return Packing(self.to_device(offsets.astype(np.int32)), lengths.tolist(), keys)
 
     def _copy_columns(self, columns: Columns[np.ndarray], rows: Rows, row_indices: Sequence[int]) -> Columns[Tensor]:
         """Copy the loss inputs of the rows at `row_indices` to the device, as float32 or float64. Without indices, each
@@ -189,7 +190,7 @@ class MicroBatchBuilder:
                 continue
             if name not in INTEGERS:
                 column = column.astype(np.promote_types(column.dtype, np.float32))
-            copied[name] = self._to_device(
+            copied[name] = self.to_device(
                 column if len(row_indices) else np.zeros((1, *column.shape[1:]), column.dtype)
             )
         return Columns(**copied)

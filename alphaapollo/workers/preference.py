@@ -20,7 +20,7 @@ from alphaapollo.batching.packing import PreferenceBatch
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import DpoConfig, RmConfig
 from alphaapollo.models.lora import is_adapter_parameter, load_trainable_reward_model
-from alphaapollo.models.micro_batch import MicroBatch
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel, ScoreModel
 from alphaapollo.models.sharding import local_tensor, reshard, shard_model
 from alphaapollo.utils.user_module import load_user_module
@@ -52,14 +52,16 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         The reference is the model before its first step, or with LoRA without its adapters.
         """
         assert self.config.lora_rank or not self.state.num_steps, "a trained model cannot be the reference"
-        sums = np.empty(len(batch.rows))
+        found, order = [torch.zeros(0, dtype=torch.float64, device=self.device)], list[int]()
         with self.model.disable_adapters():
             for mini_batch in batch.mini_batches:
                 for row_indices in mini_batch.micro_batches:
                     micro = self.builder.build(batch.rows, row_indices)
-                    logp, _ = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
-                    sums[row_indices] = logp.cpu().numpy()
+                    found.append(_sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)[0])
+                    order += row_indices
         reshard(self.model)
+        sums = np.empty(len(batch.rows))
+        sums[order] = torch.cat(found).cpu().numpy()
         return sums
 
     def compute_weights_digest(self) -> int:
@@ -88,14 +90,12 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         answers = AnswerBatch(
             logp=logp,
             lengths=lengths,
-            is_desirable=torch.from_numpy(batch.is_good[row_indices]).to(self.device),
-            ref_logp=None
-            if batch.ref_logps is None
-            else torch.from_numpy(batch.ref_logps[row_indices]).to(self.device),
+            is_desirable=self.builder.to_device(batch.is_good[row_indices]),
+            ref_logp=None if batch.ref_logps is None else self.builder.to_device(batch.ref_logps[row_indices]),
             kl=None if self.preference_loss.is_pairwise else torch.tensor(counts["kl"] / counts["compared"]),
         )
         output = self.preference_loss(answers, self.preference)
-        metrics = output.metric_sums | count_correct_by_source(batch, row_indices, output.is_correct)
+        metrics = output.metric_sums | count_correct_by_source(batch, row_indices, output.is_correct, self.builder)
         return output.losses.sum() / counts["compared"], metrics
 
     @torch.no_grad()
@@ -107,7 +107,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
                 micro = self.builder.build(batch.unrelated_answers.rows, row_indices)
                 logp, _ = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
                 assert batch.unrelated_ref_logps is not None, "KTO needs a reference"
-                total += (logp - torch.from_numpy(batch.unrelated_ref_logps[row_indices]).to(self.device)).sum()
+                total += (logp - self.builder.to_device(batch.unrelated_ref_logps[row_indices])).sum()
         reshard(self.model)
         return total
 
@@ -120,16 +120,18 @@ def _sum_answer_logprobs(micro: MicroBatch, logprobs: Tensor) -> tuple[Tensor, T
     return micro.drop_dummy_row(sums), micro.drop_dummy_row(lengths)
 
 
-def count_correct_by_source(batch: PreferenceBatch, row_indices: list[int], correct: Tensor) -> dict[str, Tensor]:
+def count_correct_by_source(
+    batch: PreferenceBatch, row_indices: list[int], correct: Tensor, builder: MicroBatchBuilder
+) -> dict[str, Tensor]:
     """Count the True values of `correct` [pairs, or single answers], also per data source if there are several."""
     sums = {"right": correct.sum()}
     if len(batch.source_names) == 1:
         return sums
     step = len(row_indices) // len(correct) if len(correct) else 1
-    sources = torch.from_numpy(batch.sources[row_indices[::step]])
-    correct = correct.cpu()
+    sources = builder.to_device(batch.sources[row_indices[::step]])
     for index, name in enumerate(batch.source_names):
-        sums |= {f"{name}/compared": (sources == index).sum(), f"{name}/right": correct[sources == index].sum()}
+        is_own = sources == index
+        sums |= {f"{name}/compared": is_own.sum(), f"{name}/right": (correct & is_own).sum()}
     return sums
 
 
@@ -161,7 +163,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
         self.shared_prompts.begin_update(batch)
         micro = self.builder.build(batch.rows, row_indices)
         scores = micro.drop_dummy_row(self.model(micro))
-        margins = torch.from_numpy(batch.margins[row_indices[::2]]).to(self.device)
+        margins = self.builder.to_device(batch.margins[row_indices[::2]])
         chosen, rejected = scores[0::2].double(), scores[1::2].double()
         losses = bradley_terry(chosen, rejected, margins, self.centring)
         sums = {
@@ -170,4 +172,5 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
             "score_rejected": rejected.sum(),
             "score_square": scores.double().square().sum(),
         }
-        return losses.sum() / counts["compared"], sums | count_correct_by_source(batch, row_indices, chosen > rejected)
+        correct = count_correct_by_source(batch, row_indices, chosen > rejected, self.builder)
+        return losses.sum() / counts["compared"], sums | correct
