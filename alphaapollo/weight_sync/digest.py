@@ -15,32 +15,39 @@ from collections.abc import Iterable
 import torch
 
 MODULUS = 1 << 64
-_CHUNK_CPU = 1 << 15  # elements per hash call; the buffers fit into a core's cache
-_CHUNK_ACCELERATOR = 1 << 24
+_CHUNK = 1 << 15  # elements per hash call on a CPU; the buffers fit into a core's cache
 _MULTIPLIERS = (-7046029254386353131, -4658895280553007687)  # odd, as in splitmix64
 _SHIFTS = (32, 29)
 
 
-def compute_tensor_digest(tensor: torch.Tensor) -> int:
-    """Compute the digest of a floating-point tensor of any shape, in [0, 2**64): the sum of a hash of each element.
+def compute_joint_digest(tensors: Iterable[torch.Tensor]) -> int:
+    """Compute the digest of floating-point tensors of any shapes, in [0, 2**64): the sum of a hash of each element.
 
     Elements are hashed as float32, so a bfloat16 tensor and its float32 copy have the same digest. The hash of 0.0 is
-    0, the hash of -0.0 is not.
+    0, the hash of -0.0 is not. Waits for the GPU once.
     """
-    values = tensor.detach().reshape(-1)
-    chunk = _CHUNK_CPU if values.device.type == "cpu" else _CHUNK_ACCELERATOR
+    return int(sum_hashes(tensors)) % MODULUS
+
+
+def sum_hashes(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Sum the hashes of the elements of all tensors, which are on one device. Returns an int64 scalar on this device,
+    which is the digest modulo 2**64."""
+    sums = [_sum_tensor_hashes(tensor.detach()) for tensor in tensors]
+    return torch.stack(sums).sum() if sums else torch.zeros((), dtype=torch.int64)
+
+
+def _sum_tensor_hashes(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_cuda:
+        from alphaapollo.weight_sync.digest_kernel import sum_hashes_on_gpu
+
+        return sum_hashes_on_gpu(tensor.contiguous(), _MULTIPLIERS, _SHIFTS)
     sums: list[torch.Tensor] = []
-    for part in values.split(chunk):
+    for part in tensor.reshape(-1).split(_CHUNK):
         words = part.to(torch.float32).view(torch.int32)
         if not sums:  # the first part is the longest
             buffers = torch.empty(2, words.numel(), dtype=torch.int64, device=words.device)
         sums.append(_hash_and_sum_words(words, *buffers[:, : words.numel()]))
-    return int(torch.stack(sums).sum()) % MODULUS
-
-
-def compute_joint_digest(tensors: Iterable[torch.Tensor]) -> int:
-    """Compute the digest of several tensors: the sum of their digests modulo 2**64."""
-    return sum(compute_tensor_digest(tensor) for tensor in tensors) % MODULUS
+    return torch.stack(sums).sum()
 
 
 def format_digest(digest: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest
+from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, sum_hashes
 
 
 def select_tensor_parts_for_digest(layer: Any, parameter_name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -35,17 +35,16 @@ def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -
     packed_digest_attribute: layer attribute with a future of the weight's digest, computed before vLLM packed the
     weight. If a layer also keeps the unpacked weight (tied embeddings), the result changes if their digests differ.
     """
-    total = 0
-    live: dict[int, int] = {}  # digest by parameter id; layers may share a parameter
+    packed = 0  # difference that packed copies make
+    live: dict[int, torch.Tensor] = {}  # summed hashes by parameter id; layers may share a parameter
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if id(parameter) not in live:
                 parts = select_tensor_parts_for_digest(layer, name, parameter)
-                live[id(parameter)] = compute_joint_digest(parts) if parameter.numel() else 0
-                total += live[id(parameter)]
+                live[id(parameter)] = sum_hashes(parts if parameter.numel() else ()).to(parameter.device)
             if name == "weight" and hasattr(layer, packed_digest_attribute):
-                total += getattr(layer, packed_digest_attribute).result() - live[id(parameter)]
-    return total % MODULUS
+                packed += getattr(layer, packed_digest_attribute).result() - int(live[id(parameter)])
+    return (packed + int(torch.stack([*live.values()]).sum())) % MODULUS
 
 
 def compute_adapter_digest(model: torch.nn.Module) -> int:

@@ -24,6 +24,7 @@ from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.models import sharding
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.types import Row
+from alphaapollo.weight_sync import digest_kernel
 from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.weight_sync.transport import make_buckets, prefetch_buckets
 from alphaapollo.workers import model_worker, process_group
@@ -117,6 +118,7 @@ def fake_rank(world_size: int = 1, modes: Sequence[Any] = ()) -> Iterator[FakeGp
             (process_group, "make_mesh", outside(process_group.make_mesh)),
             (process_group, "create_sequence_groups", outside(process_group.create_sequence_groups)),
             (model_worker, "CheckpointWriter", NoWriter),
+            (digest_kernel, "_add_hashes", mock.MagicMock()),
             (sharding, "make_host_buffer", lambda storage: torch.empty(storage.nbytes(), dtype=torch.uint8)),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
