@@ -76,6 +76,9 @@ def check_gpus() -> Iterator[CheckResult]:
         yield CheckResult("gpu", f"{found} finds no GPU", "fail", fix)
     else:
         yield CheckResult("gpu", f"{found}. More: make gpu-check")
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if "expandable_segments:true" in os.environ.get(name, "").lower():
+            yield CheckResult("gpu", f"{name} has expandable segments; weight syncs between processes switch them off")
 
 
 def check_space() -> Iterator[CheckResult]:

@@ -143,7 +143,8 @@ def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, devi
             return "padded"
         if dtype == "float32":
             return "sdpa"
-        return "flash" if has_flash else "varlen"
+        has_flash_3 = importlib.util.find_spec("flash_attn_interface") is not None  # varlen uses it
+        return "flash" if has_flash and not has_flash_3 else "varlen"
     if device == "cpu" and requested in ("varlen", "flash"):
         raise ValueError(f"model.attention={requested} cannot train on a CPU. Set it to auto, padded or sdpa.")
     if requested in ("varlen", "flash") and dtype == "float32":

@@ -27,7 +27,7 @@ from alphaapollo.controller.ray_cluster import (
     is_local_ray_unresponsive,
 )
 from alphaapollo.controller.ray_ranks import CPU_SHARE, ActorSlot, RayRanks, pickle_function
-from alphaapollo.controller.stall_monitor import monitor_processes
+from alphaapollo.controller.stall_monitor import limit_idle_start, monitor_processes
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, start_rollout_worker
 from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.processes.watchdog import RUN, kill_run_processes, remove_paths
@@ -116,7 +116,10 @@ async def launch_ray_workers(
         await check_nodes_match_driver(reserved, required_paths)
     groups = RayWorkerGroups(specs, reserved)
     try:
-        async with asyncio.timeout(start_timeout), monitor_processes(groups.required_service_processes, lambda _: None):
+        async with (
+            limit_idle_start(start_timeout, groups.ranks_by_role.values()),
+            monitor_processes(groups.required_service_processes, lambda _: None),
+        ):
             await groups.start()
     except BaseException as error:
         ray_node = ray._private.worker._global_node
@@ -125,8 +128,8 @@ async def launch_ray_workers(
             raise
         starting, logs = ", ".join(sorted(groups.starting)), ray_node.get_logs_dir_path()  # of Ray on this machine
         raise TimeoutError(
-            f"not all workers started within trainer.start_timeout={start_timeout:.0f} s; still starting: {starting}. "
-            f"See their logs in the run's logs/ and in {logs}. Raise trainer.start_timeout for a large model."
+            f"not all workers started, and none used the CPU or the disk for trainer.start_timeout={start_timeout:.0f} "
+            f"s; still starting: {starting}. See their logs in the run's logs/ and in {logs}."
         ) from None
     return groups
 

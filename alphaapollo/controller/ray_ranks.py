@@ -184,7 +184,7 @@ class RayRanks(Ranks[W]):
         here, calls = ray.get_runtime_context().get_node_id(), [actor.report.remote() for actor in self.actors]
         answered, _ = ray.wait(calls, num_returns=len(calls), timeout=timeout)
         reports = []
-        for rank, (call, location) in enumerate(zip(calls, self._locations, strict=True)):
+        for rank, (call, location) in enumerate(zip(calls, self._locations, strict=False)):  # none yet at the start
             node = "" if location.node == here else location.node
             process = None if node else read_process(location.pid)
             report = Report(None, processes=(process,) if process else ())

@@ -15,9 +15,10 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -133,6 +134,7 @@ class StallMonitor:
         required_pids: Mapping[str, int] = MappingProxyType({}),
     ):
         self._ranks, self._trainer, self._device = ranks, trainer, device
+        self.collect_reports: Callable[[], list[WorkerReport]] = partial(collect_reports, ranks)
         self._notify, self._make_resume_hint = notify, make_resume_hint
         self._required = {pid: name for name, pid in required_pids.items()}
         self._left = threading.Event()
@@ -208,15 +210,6 @@ class StallMonitor:
             self._notify(f"progress again, after {self._stalled:.0f} s")
         self._stalled, self._before, self._is_reported = 0.0, None, False
 
-    def collect_reports(self) -> list[WorkerReport]:
-        """Return the reports of the controller and all workers."""
-        pid, report = os.getpid(), HEARTBEAT.make_report()
-        first, *rest = report.processes
-        first = replace(first, cpu_seconds=first.cpu_seconds - time.thread_time())  # exclude this thread
-        report = replace(report, processes=(first, *rest))
-        controller = WorkerReport("controller", f"the controller (pid {pid})", pid, report)
-        return [controller, *(one for ranks in self._ranks for one in ranks.collect_reports(ANSWER_SECONDS))]
-
     def _end_run(self, stall: Stall, reports: Sequence[WorkerReport]) -> None:
         path = self._trainer.folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
         shown = list(dict.fromkeys([*stall.culprits, *list_awaited(reports), reports[0]]))[:MAX_STACKS]
@@ -247,6 +240,39 @@ class StallMonitor:
         if ranks is not None and worker.report.ticks is not None:
             return ranks.collect_stacks(int(worker.worker.rpartition(" ")[2]), pids)
         return f"no stacks: it does not answer on node {worker.node}" if worker.node else dump_stacks(pids)
+
+
+def collect_reports(all_ranks: Iterable[Ranks[Any]]) -> list[WorkerReport]:
+    """Return the reports of the controller and all workers."""
+    pid, report = os.getpid(), HEARTBEAT.make_report()
+    first, *rest = report.processes
+    first = replace(first, cpu_seconds=first.cpu_seconds - time.thread_time())  # exclude this thread
+    report = replace(report, processes=(first, *rest))
+    controller = WorkerReport("controller", f"the controller (pid {pid})", pid, report)
+    return [controller, *(one for ranks in all_ranks for one in ranks.collect_reports(ANSWER_SECONDS))]
+
+
+@asynccontextmanager
+async def limit_idle_start(seconds: float, ranks: Collection[Ranks[Any]]) -> AsyncIterator[None]:
+    """Context manager that raises TimeoutError out of its block when the workers that it waits for have used neither
+    the CPU nor the disk for `seconds`. A large model may need much longer to load and compile."""
+    loop, before = asyncio.get_running_loop(), list[WorkerReport]()
+
+    async def extend_after_progress(limit: asyncio.Timeout) -> None:
+        nonlocal before
+        while True:
+            await asyncio.sleep(interval := seconds / CHECKS)
+            now = await asyncio.to_thread(collect_reports, ranks)
+            if before and find_stall(before, now, interval, "cpu") is None:
+                limit.reschedule(loop.time() + seconds)
+            before = now
+
+    async with asyncio.timeout(seconds) as limit:
+        extending = asyncio.create_task(extend_after_progress(limit))
+        try:
+            yield
+        finally:
+            extending.cancel()
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from alphaapollo.algorithms.kl import Divergence, distribution_overlap, forward_
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.models.cpu_linear import compute_weight_grad, linear
 
-CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # per chunk: 16 MiB of float32 fit into a CPU cache, 512 MiB fill a GPU
+CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**28}  # per chunk: 16 MiB of float32 fit into a CPU cache, 1 GiB fills a GPU
 
 
 class TokenStats(NamedTuple):

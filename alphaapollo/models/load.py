@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +18,10 @@ from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import find_placeholder_ids, reads_images
 from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
-from alphaapollo.models.attention import register_attn_implementation
+from alphaapollo.models.attention import register_attn_implementation, use_varlen_attention_in_vision_tower
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_blocks, load_example_image
 from alphaapollo.models.micro_batch import describe_stateful_layers
+from alphaapollo.models.sharding import keep_split_sizes
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.seeds import derive_seed
@@ -171,8 +173,7 @@ def _load_model(
     if attention != "padded" or not has_custom_code(model, config, auto_class):
         settings["attn_implementation"] = name = register_attn_implementation(attention)
         if auto_class == "AutoModelForImageTextToText":
-            tower = "flash_attention_2" if attention == "flash" else "sdpa"
-            settings["attn_implementation"] = {"text_config": name, "vision_config": tower}
+            settings["attn_implementation"] = {"text_config": name, "vision_config": "sdpa"}
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
     kind: Any = getattr(transformers, auto_class)
@@ -184,6 +185,8 @@ def _load_model(
             with torch.device("meta"):
                 loaded = kind.from_config(config, **settings)
     loaded.eval()
+    if attention in ("varlen", "flash"):
+        use_varlen_attention_in_vision_tower(loaded)
     fix_rope_frequencies(loaded, model.max_length)
     if model.use_liger is True:  # resolved, on a GPU
         use_liger_kernels(loaded)
@@ -221,6 +224,8 @@ def has_custom_code(model: Model, config: PretrainedConfig, auto_class: str = "A
 def use_liger_kernels(loaded: PreTrainedModel) -> None:
     """Replace norms, rotary embeddings and gated MLPs by Liger's fused GPU kernels, if the architecture is supported.
     Rotary embeddings are replaced for all models of this architecture in the process."""
+    # On Hopper, Liger would take another kernel for large batches with gradients than for log-probs.
+    os.environ.setdefault("LIGER_KERNEL_IMPL_ROPE", "nvidia-triton")
     from transformers.integrations.liger import apply_liger_kernel
 
     if loaded.config.model_type in LIGER_ARCHITECTURES:
@@ -232,7 +237,8 @@ def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> Non
     Transformers' own checkpointing needs layers in training mode, in which some models apply dropout."""
     if model.enable_gradient_checkpointing:
         for layer in [*find_decoder_layers(loaded), *find_vision_blocks(loaded)]:
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            settings = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": keep_split_sizes}
+            layer.forward = partial(checkpoint, layer.forward, **settings)
 
 
 def fix_rope_frequencies(model: PreTrainedModel, max_length: int) -> None:

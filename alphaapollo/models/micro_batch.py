@@ -149,9 +149,7 @@ class MicroBatchBuilder:
         """Select the tokens that have the indices `token_index` in the concatenated rows."""
         positions = layout.flat_indices[token_index]
         local, indices = self._find_local(positions, layout.token_ids.shape[1])
-        return TokenSelection(
-            self.to_device(local), self.to_device(indices) if self.sequence else None, len(positions)
-        )
+        return TokenSelection(self.to_device(local), self.to_device(indices) if self.sequence else None, len(positions))
 
     def _find_local(self, positions: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Find this rank's tokens among positions in a flattened array [b, width] that the ranks split by columns.

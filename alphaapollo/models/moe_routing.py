@@ -245,12 +245,13 @@ class ExpertLoadBalancer:
         """Compute metrics of the expert loads over all ranks (a collective), see docs/metrics.md."""
         together = torch.cat([self.counts.flatten(), self.num_overridden[None], self.num_forced[None]])
         dist.all_reduce(together)
-        counts = together[:-2].view_as(self.counts)[self.routers.layers]
-        num_overridden, num_forced = together[-2:].tolist()
+        together = torch.cat([together, self.loss[None]]).cpu()
+        counts = together[:-3].view_as(self.counts)[self.routers.layers]
+        num_overridden, num_forced, loss = together[-3:].tolist()
         mean = counts.mean(1, keepdim=True).clamp(min=1e-9)
         metrics = {"expert_load_max": float((counts / mean).max()), "expert_dead": float((counts == 0).double().mean())}
         if num_forced:
             metrics["router_differs"] = num_overridden / num_forced
         if self.coefficient:
-            metrics["router_aux_loss"] = float(self.loss) / max(1, self.steps)
+            metrics["router_aux_loss"] = loss / max(1, self.steps)
         return metrics

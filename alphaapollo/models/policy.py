@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from alphaapollo.algorithms import sampling
 from alphaapollo.batching.batch import Rows
@@ -72,6 +73,14 @@ class PolicyModel(FsdpRoot):
         excluded = [index for index in self.excluded_ids if index < self.num_tokens]
         device = model.get_output_embeddings().weight.device
         self.register_buffer("excluded", torch.tensor(excluded, device=device, dtype=torch.int64), persistent=False)
+        model.get_output_embeddings().compute = self._compute_token_stats
+
+    @property
+    def untied_head(self) -> nn.Module | None:
+        """The output head, if it is trained and not tied to the embedding."""
+        head: nn.Module = self.model.get_output_embeddings()
+        is_tied = head.weight is self.model.get_input_embeddings().weight
+        return head if head.weight.requires_grad and not is_tied else None
 
     def forward(
         self,
@@ -81,10 +90,9 @@ class PolicyModel(FsdpRoot):
         divergence_target: DivergenceTarget | None = None,
     ) -> TokenStats:
         """Compute log-probs [n] of the response tokens, and optionally entropy and divergence (compute_token_stats)."""
-        hidden = PolicyModel.compute_lm_head_input(self, micro)  # without the FSDP hooks of self.compute_lm_head_input
-        stats = compute_token_stats(
-            hidden, micro.targets, temperature, needs_entropy, divergence_target, fused=hidden.states.is_cuda
-        )
+        states = self._compute_predicting_states(micro)
+        head: Any = self.model.get_output_embeddings()
+        stats: TokenStats = head.compute(states, micro.targets, temperature, needs_entropy, divergence_target)
         if micro.sequence is None:
             return stats
         present = {name: column for name, column in stats._asdict().items() if column is not None}
@@ -108,14 +116,24 @@ class PolicyModel(FsdpRoot):
 
     def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
         """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""
+        if isinstance(self.untied_head, FSDPModule):
+            self.untied_head.unshard()
+        return LmHeadInput(self._compute_predicting_states(micro), self._make_head())
+
+    def _make_head(self) -> LmHead:
         output = self.model.get_output_embeddings()
         excluded = self.excluded if len(self.excluded) else None
-        head = LmHead(output.weight, output.bias, self.scale, self.softcap, self.num_tokens, excluded)
+        return LmHead(output.weight, output.bias, self.scale, self.softcap, self.num_tokens, excluded)
+
+    def _compute_token_stats(self, states: Tensor, targets: Tensor, *settings: Any) -> TokenStats:
+        return compute_token_stats(LmHeadInput(states, self._make_head()), targets, *settings, fused=states.is_cuda)
+
+    def _compute_predicting_states(self, micro: MicroBatch) -> Tensor:
         routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.token_columns)
         states = compute_hidden_states(self.model.base_model, micro, micro.predicting_tokens)
         if routing:
             routing.is_recording = False
-        return LmHeadInput(states, head)
+        return states
 
     def compute_logprobs_with_hf_attention(
         self, token_ids: Tensor, image_tensors: Mapping[str, Tensor] | None = None

@@ -15,9 +15,12 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -51,6 +54,11 @@ class FsdpRoot(nn.Module):
     layers: Sequence[nn.Module]  # modules that are gathered one at a time, the decoder layers
     float32_modules: Sequence[nn.Module] = ()  # submodules that always compute in float32
     forward_methods: Sequence[str] = ()  # methods besides forward that use parameters
+
+    @property
+    def untied_head(self) -> nn.Module | None:
+        """A large output head with parameters of its own, whose method `compute` uses them."""
+        return None
 
 
 R = TypeVar("R", bound=FsdpRoot)
@@ -140,11 +148,17 @@ def shard_model(
     for layer in root.layers:
         if sum(parameter.numel() for parameter in layer.parameters()) >= MIN_UNIT:
             fully_shard(layer, mesh=mesh.dense, mp_policy=precision, offload_policy=policy)
+    if mesh.experts is not None:
+        _prefetch_layers(root.layers)
     for module in root.float32_modules:
         exact_precision = MixedPrecisionPolicy(param_dtype=exact, reduce_dtype=exact)
         fully_shard(module, mesh=mesh.dense, mp_policy=exact_precision, offload_policy=policy)
-    # The root unit has the embedding and the head. It stays gathered because the backward pass starts with the head.
-    fully_shard(root, mesh=mesh.dense, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
+    # The root unit has the embedding and a tied head. The head stays gathered: the backward pass starts with it. As a
+    # unit of its own, its gradients are reduced while the layers compute theirs.
+    for module in filter(None, [root.untied_head, root]):
+        fully_shard(module, mesh=mesh.dense, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
+    if root.untied_head is not None:
+        register_fsdp_forward_method(root.untied_head, "compute")
     for method in root.forward_methods:
         register_fsdp_forward_method(root, method)
     source = load_weights() if dist.get_rank() == 0 else None
@@ -179,7 +193,9 @@ def _scatter_weights(
 
 def reshard(model: nn.Module) -> None:
     """Free the full parameters that a forward pass without backward leaves gathered. Call it before optimizer steps."""
-    cast(FSDPModule, model).reshard()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -211,6 +227,39 @@ def distribute_experts(experts: nn.Module, mesh: DeviceMesh) -> None:
     experts.forward = partial(_exchange_and_compute, compute, num_experts, mesh.get_group())
 
 
+def _prefetch_layers(layers: Sequence[nn.Module]) -> None:
+    """Gather each layer while the one before it is computed. Otherwise a layer with experts would be gathered only
+    after the host has read the number of tokens to exchange."""
+    units = [[part for part in layer.modules() if isinstance(part, FSDPModule)] for layer in layers]
+    for before, after in pairwise(filter(None, units)):
+        before[0].set_modules_to_forward_prefetch(after)
+        after[0].set_modules_to_backward_prefetch(before)
+
+
+ReadSizes = Callable[[Tensor], list[list[int]]]
+_read_split_sizes: ContextVar[ReadSizes] = ContextVar("read_split_sizes", default=lambda sizes: sizes.tolist())
+
+
+def keep_split_sizes() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return contexts for a checkpointed layer's forward pass and its recomputation, which exchanges as many tokens and
+    does not wait for the GPU again (`context_fn` of torch.utils.checkpoint)."""
+    kept: list[list[list[int]]] = []
+
+    def read_and_keep(sizes: Tensor) -> list[list[int]]:
+        kept.append(sizes.tolist())
+        return kept[-1]
+
+    @contextmanager
+    def use(read: ReadSizes) -> Iterator[None]:
+        token = _read_split_sizes.set(read)
+        try:
+            yield
+        finally:
+            _read_split_sizes.reset(token)
+
+    return use(read_and_keep), use(lambda _: kept.pop(0))
+
+
 @torch.compiler.disable
 def _exchange_and_compute(
     compute: Any, num_experts: int, group: dist.ProcessGroup, hidden: Tensor, chosen: Tensor, weights: Tensor
@@ -222,7 +271,7 @@ def _exchange_and_compute(
     counts = counts.view(size, -1)  # number of pairs by rank and its experts
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)
-    sent_sizes, received_sizes = torch.stack([counts.sum(1), received.sum(1)]).tolist()
+    sent_sizes, received_sizes = _read_split_sizes.get()(torch.stack([counts.sum(1), received.sum(1)]))
     pairs = all_to_all_single_autograd(hidden[order // k], received_sizes, sent_sizes, group)
     local_experts = torch.arange(counts.shape[1], device=hidden.device).repeat(size)
     outputs = compute(pairs, local_experts.repeat_interleave(received.flatten(), output_size=len(pairs)))

@@ -8,8 +8,11 @@ single weight update.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -24,6 +27,7 @@ from alphaapollo.weight_sync.vllm_import import import_vllm
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine, WeightSource
 
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first one counts, as in torch
 TRANSFER_SECONDS = 300.0  # timeout of the handshake and of each bucket over NCCL
 T = TypeVar("T")
 UpdateInfo = dict[str, object] | list[dict[str, object]]
@@ -51,11 +55,12 @@ class VllmTransferSender:
         digest = 0
         if self.rank == 0:
             self.call_engines("start_weight_update")
-        for bucket in prefetch_buckets(make_buckets(tensors, self.dtype)):
-            if self.rank == 0:
-                digest += compute_joint_digest(bucket.values())
-            self._send_bucket(self._engine, bucket)
-            del bucket  # free its memory before another gather starts
+        with without_expandable_segments():
+            for bucket in prefetch_buckets(make_buckets(tensors, self.dtype)):
+                if self.rank == 0:
+                    digest += compute_joint_digest(bucket.values())
+                self._send_bucket(self._engine, bucket)
+                del bucket  # free its memory before another gather starts
         if self.rank > 0:
             return None
         self.call_engines("finish_weight_update", None)
@@ -114,6 +119,22 @@ class VllmTransferSender:
         return self._call_with_failure_detection(
             lambda: join(info, client=self._update_client, source=make_weight_source({}))
         )
+
+
+@contextmanager
+def without_expandable_segments() -> Iterator[None]:
+    """Context manager in which torch allocates no expandable segments, which other processes can map over CUDA IPC only
+    with a privilege that containers lack. torch resets what a new configuration leaves out, so it gets all of it."""
+    configured = next((value for name in ALLOCATOR_VARIABLES if (value := os.environ.get(name))), "")
+    changed = re.sub(r"(expandable_segments\s*:\s*)true", r"\1False", configured, flags=re.IGNORECASE)
+    if changed == configured:
+        yield
+        return
+    torch.cuda.memory._set_allocator_settings(changed)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._set_allocator_settings(configured)
 
 
 class SingleUpdateWeightSyncClient:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.utils.deterministic
 
 from alphaapollo.config.schema import Fsdp
 from alphaapollo.models.micro_batch import SequenceGroup, create_sequence_groups
@@ -40,6 +42,10 @@ def initialize_rank(
     torch.set_num_threads(placement.num_threads)  # Ray starts its processes with one thread
     if placement.device == "cuda":
         torch.cuda.set_device(placement.rank % torch.cuda.device_count())  # a Ray actor sees its own GPU only
+        if fsdp.full_determinism:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts
+            torch.use_deterministic_algorithms(True)
+            torch.utils.deterministic.fill_uninitialized_memory = False
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
     mesh = make_mesh(placement.device, fsdp.fsdp_size, fsdp.ep_size)
     return mesh, *create_sequence_groups(placement.device, placement.sequence_parallel_size)

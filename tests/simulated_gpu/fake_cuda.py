@@ -51,9 +51,9 @@ def compile_guard(folder: Path) -> Path:
     return library
 
 
-def run_preloaded(library: Path | None, module: str, *words: str, timeout: float = 600) -> str:
+def run_preloaded(library: Path | None, module: str, *words: str, timeout: float = 600, **variables: str) -> str:
     """Run `python -m module words` with the guard (None: without), and return its standard output."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({"LD_PRELOAD": str(library)} if library else {})
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({"LD_PRELOAD": str(library)} if library else {}) | variables
     command = [sys.executable, "-m", module, *words]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-6000:]

@@ -1,7 +1,7 @@
 """The digest's kernel, without a GPU: run by Triton's interpreter, or compiled for an H100.
 
-    TRITON_INTERPRET=1 python -m tests.simulated_gpu.kernels        # prints [digest of the kernel, digest of torch], ...
-    python -m tests.simulated_gpu.kernels                           # prints the bytes of the compiled kernel
+TRITON_INTERPRET=1 python -m tests.simulated_gpu.kernels        # prints [digest of the kernel, digest of torch], ...
+python -m tests.simulated_gpu.kernels                           # prints the bytes of the compiled kernel
 """
 
 from __future__ import annotations

@@ -96,6 +96,42 @@ def test_no_loss_and_no_family_waits_for_the_gpu_in_a_micro_batch(found: dict[st
     assert {title: counts for title, counts in parts.items() if counts != count_update()} == {}
 
 
+@pytest.mark.parametrize("name", ["preferences", "reward_models"])
+def test_preference_training_waits_for_the_gpu_at_the_end_of_a_step(
+    found: dict[str, dict[str, Counts]], name: str
+) -> None:
+    step = {"item in models/train_state.py clip_gradients": 1, "tolist in workers/model_worker.py reduce": 2}
+    assert found[name] and all(counts == step for counts in found[name].values())
+
+
+def test_experts_wait_for_the_gpu_once_per_layer_also_with_checkpointing(found: dict[str, dict[str, Counts]]) -> None:
+    metrics = {"copy to cpu in models/moe_routing.py compute_metrics": 1}
+    layers = {"tolist in models/sharding.py read_and_keep": 2}
+    updates = {name: next(iter(found[name].values())) for name in ("experts", "expert_parallelism")}
+    assert updates == {"experts": count_update() | metrics, "expert_parallelism": count_update() | metrics | layers}
+
+
+def test_vision_towers_wait_for_the_gpu_as_often_with_any_number_of_layers(found: dict[str, dict[str, Counts]]) -> None:
+    names = ("qwen2_5_vl", "qwen2_5_vl_with_trained_tower", "qwen3_vl")
+    updates = [next(iter(found[name].values())) for name in names]
+    waits = [sum(counts.values()) - sum(count_update().values()) for counts in updates]
+    assert waits == [9, 9, 11]
+
+
+def test_a_publish_waits_for_the_gpu_twice_per_bucket(found: dict[str, dict[str, Counts]]) -> None:
+    bucket = {
+        "event.synchronize in weight_sync/transport.py prefetch_buckets": 1,
+        "item in weight_sync/digest.py compute_joint_digest": 1,
+    }
+    assert found["publish_dense"]["publish"] == found["expert_parallelism"]["publish"] == bucket
+
+
+def test_the_kernel_of_the_digest_computes_what_torch_computes_and_compiles_for_an_h100() -> None:
+    interpreted = json.loads(run_preloaded(None, "tests.simulated_gpu.kernels", TRITON_INTERPRET="1"))
+    assert len(interpreted) == 5 and all(kernel == expected for kernel, expected in interpreted)
+    assert int(run_preloaded(None, "tests.simulated_gpu.kernels")) > 1000
+
+
 def test_other_worker_methods_wait_for_the_gpu_once(found: dict[str, dict[str, Counts]]) -> None:
     merged = {"copy to cpu in workers/model_worker.py merge_token_values": 1}
     step = {"item in models/train_state.py clip_gradients": 1}
@@ -140,3 +176,4 @@ def test_vllm_accepts_the_engines_of_every_recipe() -> None:
     engines = json.loads(output[output.index("{") :])
     assert len(engines) == 21
     assert all(one["sleep"] is (one["transfer"] == "ipc") for one in engines.values())
+    assert all(one["largest graph"] == one["sequences"] for one in engines.values()), engines

@@ -64,7 +64,7 @@ class GenerationTrainer(RunSettings):
     ] = "ray"
     """ray = worker processes; local = one engine, everything in this process."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds that cluster nodes may take to join, and then the engines to start."""
+    """Seconds that cluster nodes may take to join, and that starting engines may use neither the CPU nor the disk."""
 
     @property
     def num_gpus(self) -> int:

@@ -28,6 +28,7 @@ from alphaapollo.config.schema.base import (
 OptimizerName = Literal["adamw", "muon", "adamw_8bit"]
 LoraForm = Literal["merged", "adapter"]
 """Weights that the trainer exports or syncs: full weights with the adapters merged in, or the adapters alone."""
+DETERMINES_GPU = ActiveWhen("@device", "cuda", reason="computations on a CPU are always deterministic")
 WHEN_SHARDED = ActiveUnless("/trainer.num_ranks", 1, reason="there is one training rank")
 NEEDS_ADAPTERS = Requires(ActiveWhen("lora_rank"), fix="lora_rank=16")
 INACTIVE_WITH_OFFLOAD_POLICY = ActiveUnless("offload_policy")
@@ -125,6 +126,9 @@ class Fsdp(Section):
     """Keep the optimizer state in host memory between updates (GPU only)."""
     offload_policy: Annotated[bool, NEEDS_GPU] = False
     """FSDP2's CPU offload: parameters, gradients and optimizer step stay on the CPU; slow (GPU only)."""
+    full_determinism: Annotated[bool, DETERMINES_GPU] = False
+    """Use only deterministic GPU kernels, so that equal updates are equal bit for bit; slower. An operation that has
+    none ends the run with torch's error. See docs/reliability.md."""
 
     def count_shards(self, num_ranks: int) -> int:
         """Return the number of ranks that share one copy of the model."""
@@ -209,6 +213,9 @@ class Rollout(Section):
     """Maximum tokens per engine step."""
     enforce_eager: bool | None = None
     """Run the engine without compilation and CUDA graphs; null = true on a CPU, false on a GPU."""
+    full_determinism: Annotated[bool, NEEDS_VLLM, DETERMINES_GPU] = False
+    """Use vLLM's batch-invariant kernels (Hopper or newer): the tokens of a request do not depend on other requests in
+    the batch; slower."""
     lora: Annotated[
         LoraForm,
         NEEDS_VLLM,

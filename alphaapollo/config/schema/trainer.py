@@ -118,8 +118,8 @@ class Training(RunSettings):
     """Torch threads per training rank; null = cores of a node / its ranks. A run that resumes on a CPU keeps its number
     of threads."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds that cluster nodes may take to join, and then workers and engines to start; the error names the missing
-    ones."""
+    """Seconds that cluster nodes may take to join, and that starting workers and engines may use neither the CPU nor
+    the disk; the error names the missing ones."""
 
     @property
     def num_ranks(self) -> int:

@@ -64,6 +64,8 @@ def build_vllm_environment(spec: EngineSpec) -> dict[str, str]:
         return variables | _build_cpu_environment(spec)
     if spec.transport == "ipc":
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # needed to send CUDA IPC handles
+    if spec.rollout.full_determinism:
+        variables["VLLM_BATCH_INVARIANT"] = "1"
     return variables
 
 
@@ -118,6 +120,7 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
     if spec.device == "cuda":
         # a sleeping engine keeps its CUDA graphs in host memory
         arguments |= dict.fromkeys(("enable_sleep_mode", "sleep_mode_offload_cudagraph"), spec.is_colocated)
+        arguments["moe_backend"] = "triton"  # others permute the experts' weights when they load them
     return arguments | build_common_arguments(spec)
 
 
@@ -144,6 +147,8 @@ def build_common_arguments(spec: EngineSpec) -> dict[str, object]:
     else:
         arguments["gpu_memory_utilization"] = get_resolved(rollout.gpu_memory_utilization)
         arguments["enable_expert_parallel"] = rollout.expert_parallel_size > 1
+        if not rollout.enforce_eager:  # by default, batches of more than 512 sequences run without a CUDA graph
+            arguments["max_cudagraph_capture_size"] = get_resolved(rollout.max_num_seqs)
     return arguments | rollout.engine_kwargs.vllm
 
 

@@ -76,12 +76,19 @@ def test_attention_that_a_cpu_cannot_train_with(requested: str):
 
 
 @pytest.mark.parametrize(
-    ("found", "kind"), [({"flash_attn"}, "varlen"), ({"flash_attn", "flash_attn_2_cuda"}, "flash")]
+    ("found", "kind"),
+    [
+        ({"flash_attn"}, "varlen"),
+        ({"flash_attn", "flash_attn_2_cuda"}, "flash"),
+        ({"flash_attn", "flash_attn_2_cuda", "flash_attn_interface"}, "varlen"),
+    ],
 )
-def test_flash_attn_4_is_not_taken_for_2(monkeypatch: pytest.MonkeyPatch, found: set[str], kind: str):
+def test_flash_attn_4_is_not_taken_for_2_and_3_is_preferred(
+    monkeypatch: pytest.MonkeyPatch, found: set[str], kind: str
+):
     """Both install a module `flash_attn`; only version 2 has the required function."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in found else None)
     assert resolve_model(Model(), "cuda").attention == kind
-    if kind == "varlen":
+    if "flash_attn_2_cuda" not in found:
         with pytest.raises(ValueError, match="pip install flash-attn"):
             resolve_model(Model(attention="flash"), "cuda")

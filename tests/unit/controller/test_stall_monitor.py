@@ -149,7 +149,7 @@ class Replay(StallMonitor):
 
     def __init__(self, collect_reports: Callable[[], Reports], *arguments: Any):
         super().__init__([], *arguments)
-        self.collect_reports = collect_reports  # type: ignore[method-assign]
+        self.collect_reports = collect_reports
 
 
 def trainer(folder: Path, notice: float, timeout: float | None) -> Any:
@@ -251,6 +251,31 @@ def test_a_failure_of_the_monitor_is_reported_once_and_it_continues(tmp_path: Pa
     asyncio.run(wait())
     failures = [line for line in lines if "stall monitor failed" in line]
     assert len(failures) == 1 and "ValueError: no text" in failures[0]
+
+
+class StartingRanks:
+    """Ranks of which one computes between the first reports and then is idle."""
+
+    def __init__(self, cpu_seconds: list[float]):
+        self.cpu_seconds = cpu_seconds
+
+    def collect_reports(self, timeout: float) -> Reports:
+        cpu = self.cpu_seconds.pop(0) if len(self.cpu_seconds) > 1 else self.cpu_seconds[0]
+        return [answers("policy 0", 10, cpu=cpu)]
+
+
+def test_a_start_may_take_long_as_long_as_its_workers_compute() -> None:
+    ranks: Any = StartingRanks([float(second) for second in range(30)])
+
+    async def start() -> None:
+        with HEARTBEAT.record_call("start", "policy 0"):
+            async with stall_monitor.limit_idle_start(1.0, [ranks]):
+                await asyncio.sleep(60)
+
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        asyncio.run(start())
+    assert ranks.cpu_seconds == [29.0] and time.monotonic() - begin > 3
 
 
 def run_stalled(tmp_path: Path, lines: list[str], block: Callable[[], Coroutine[Any, Any, None]]) -> RunStalled:

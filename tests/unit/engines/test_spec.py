@@ -46,6 +46,9 @@ def test_gpu_settings(tmp_path):
     colocated, apart = build_engine_arguments(spec("cuda")), build_engine_arguments(spec("cuda", colocate=False))
     assert colocated["enable_sleep_mode"] and not apart["enable_sleep_mode"]
     assert not build_engine_arguments(spec("cuda", free_cache_engine=False))["enable_sleep_mode"]
+    assert colocated["max_cudagraph_capture_size"] == 256 and colocated["moe_backend"] == "triton"
+    assert "max_cudagraph_capture_size" not in build_engine_arguments(spec("cuda", enforce_eager=True))
+    assert build_vllm_environment(spec("cuda", full_determinism=True))["VLLM_BATCH_INVARIANT"] == "1"
     assert colocated["gpu_memory_utilization"] == 0.5 and "block_size" not in colocated
     assert build_vllm_environment(spec("cuda", path=str(tmp_path), transport="ipc")) == {
         "VLLM_NO_USAGE_STATS": "1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,16 @@ def test_kernels_are_applied_to_a_resolved_model(tmp_path: Path, monkeypatch: py
     model = Model(path=str(save_model("qwen3", tmp_path)), use_liger=setting)
     load.load_causal_lm(model, "padded")
     assert fused == ["qwen3"] * (setting is True)
+
+
+def test_all_passes_use_the_same_kernel_for_rotary_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.integrations import liger
+
+    monkeypatch.delenv("LIGER_KERNEL_IMPL_ROPE", raising=False)
+    found: list[str] = []
+    monkeypatch.setattr(liger, "apply_liger_kernel", lambda *_: found.append(os.environ["LIGER_KERNEL_IMPL_ROPE"]))
+    load.use_liger_kernels(build_model("qwen3"))
+    assert found == ["nvidia-triton"]
 
 
 @pytest.mark.parametrize("name", LIGER_ARCHITECTURES)

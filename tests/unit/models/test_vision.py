@@ -6,17 +6,24 @@ import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.varlen
 
 from alphaapollo.batching.batch import Rows
 from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import EXCLUDED_LOGIT, reads_images
-from alphaapollo.models import micro_batch
-from alphaapollo.models.decoder import compute_mrope_positions, find_vision_blocks, load_example_image
+from alphaapollo.models import attention, micro_batch
+from alphaapollo.models.decoder import (
+    compute_mrope_positions,
+    embed_tokens_and_images,
+    find_vision_blocks,
+    load_example_image,
+)
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm, resolve_target_modules
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
@@ -67,6 +74,32 @@ def test_logprobs_and_gradients_equal_transformers(vision_folder, family: str, a
     for name, parameter in policy.model.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=1e-5)
     assert all(parameter.grad.any() for part in find_vision_blocks(policy.model) for parameter in part.parameters())
+
+
+def attend_each_sequence(
+    query: Any, key: Any, value: Any, bounds: Any, _: Any, longest: int, __: int, scale: float
+) -> Any:
+    """What torch's kernel for packed sequences computes without a window: [T, heads, d] each -> [T, heads, d]"""
+    lengths = bounds.diff().tolist()
+    assert longest == max(lengths)
+    parts = zip(*(tensor.split(lengths) for tensor in (query, key, value)), strict=True)
+    heads_first = ([tensor.transpose(0, 1) for tensor in part] for part in parts)
+    outputs = [torch.nn.functional.scaled_dot_product_attention(*part, scale=scale) for part in heads_first]
+    return torch.cat(outputs, dim=1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
+def test_one_call_per_layer_of_the_tower_gives_the_same_features(vision_folder, family: str, monkeypatch: Any):
+    kernel = mock.Mock(side_effect=attend_each_sequence)
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", kernel)
+    monkeypatch.setattr(attention, "activate_flash_attention_3", lambda: False)
+    plain, packed = load(vision_folder(family)), load(vision_folder(family))
+    attention.use_varlen_attention_in_vision_tower(packed.model)
+    micro = build(make_rows_with_images(vision_folder(family)))
+    with torch.no_grad():
+        torch.testing.assert_close(packed(micro, 1.0).logprobs, plain(micro, 1.0).logprobs, rtol=0, atol=1e-5)
+    images_have_one_size = family == "internvl"  # so they are one batch
+    assert kernel.call_count == (0 if images_have_one_size else len(find_vision_blocks(packed.model)))
 
 
 @pytest.mark.parametrize("family", QWEN)
