@@ -15,6 +15,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
+from torch.distributed.fsdp import FSDPModule
 
 from alphaapollo.algorithms import policy_losses, sampling
 from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
@@ -150,6 +152,38 @@ def hsdp(run: Recorder) -> None:
 
 
 @scenario
+def untied_head(run: Recorder) -> None:
+    with fake_rank(8):
+        worker = make_policy(run.models / "llama", world_size=8)
+        events = record_calls(worker.policy, "post_backward")
+        update(run, worker, make_batch(worker, make_rows([20] * 16, **SMALL), 8))
+        assert events[0] == "model.lm_head" and events[-1] == "", events  # the root has the embedding
+
+
+def record_calls(model: torch.nn.Module, method: str) -> list[str]:
+    """Record the names of FSDP's units in the order in which they are gathered (`unshard`), or in which their gradients
+    are reduced (`post_backward`)."""
+    events: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            group: Any = module._get_fsdp_state()._fsdp_param_group
+            call = getattr(group, method)
+            setattr(group, method, lambda *args, name=name, call=call: (events.append(name), call(*args)))
+    return events
+
+
+@scenario
+def full_determinism(run: Recorder) -> None:
+    with fake_rank():
+        try:
+            worker = make_policy(run.models / "qwen3", {"fsdp_config": {"full_determinism": True}})
+            assert torch.are_deterministic_algorithms_enabled()
+            update(run, worker, make_batch(worker))
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+@scenario
 def experts(run: Recorder) -> None:
     with fake_rank(2):
         model = {"router_aux_loss_coef": 0.01, "enable_gradient_checkpointing": True}
@@ -177,7 +211,12 @@ def expert_parallelism(run: Recorder) -> None:
     with balance_experts(sharding), fake_rank(4):
         actor, model = {"fsdp_config": {"ep_size": 2}}, {"enable_gradient_checkpointing": True}
         worker = make_policy(run.models / "qwen3_moe", actor, model, world_size=4)
+        events = record_calls(worker.policy, "unshard")
+        FakeGpu.hints.insert(0, lambda sizes: events.append("wait") if tuple(sizes.shape) == (2, 2) else None)
         update(run, worker, make_batch(worker, make_rows([20] * 8, **SMALL), 4))
+        # The second layer is gathered before the host waits for sizes of the first one.
+        assert events[events.index("wait") - 1] == "model.model.layers.1.mlp.experts", events
+        FakeGpu.hints.pop(0)
         publish(run, worker)
 
 

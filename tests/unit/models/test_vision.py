@@ -20,7 +20,6 @@ from alphaapollo.data.images import EXCLUDED_LOGIT, reads_images
 from alphaapollo.models import attention, micro_batch
 from alphaapollo.models.decoder import (
     compute_mrope_positions,
-    embed_tokens_and_images,
     find_vision_blocks,
     load_example_image,
 )

@@ -145,6 +145,8 @@ class Engine:
 
     async def sleep(self) -> None:
         self.gpu.note("sleep")
+        for _ in range(10):  # vLLM asserts that no other process takes memory meanwhile (`work` would fail)
+            await asyncio.sleep(0)
         self.gpu.engine.clear()
 
     async def wake_weights(self) -> None:
