@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from alphaapollo.config.schema import Actor
 from alphaapollo.models import policy, sharding
-from alphaapollo.planning.memory import estimate_update, make_trained_model
+from alphaapollo.planning.memory import estimate_update, make_rank_model
 from tests.simulated_gpu.fake_cuda import FakeGpu, Stream
 from tests.simulated_gpu.workers import fake_rank, make_batch, make_columns, make_policy, make_rows
 
@@ -246,7 +246,7 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
         low, high = (low, middle) if survives(first, second, middle) else (middle, high)
     shape = case["max_tokens"] // case["row_length"], case["row_length"]
     fsdp = Actor(**case.get("actor", {})).fsdp_config
-    planned = estimate_update(make_trained_model(section, fsdp, "cuda", case["world_size"], shape, steps_per_update=1))
+    planned = estimate_update(make_rank_model(section, fsdp, "cuda", case["world_size"], shape, steps_per_update=1))
     sizes = {"allocated": allocator.peak_allocated, "reserved": allocator.peak_reserved, "smallest": high}
     return {name: size / GIB for name, size in {**sizes, "planned": planned.total()}.items()}
 
