@@ -28,6 +28,7 @@ from alphaapollo.models.load import load_config, load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes
 from alphaapollo.models.sharding import MIN_UNIT, find_experts
+from alphaapollo.weight_sync.transport import BUCKET_BYTES
 
 GIB = 2**30
 FLOAT32 = 4
@@ -272,6 +273,18 @@ def estimate_update(model: RankModel) -> Usage:
     reduced = trained_root + trained_root // model.shards
     at_end = {"gathered layers": width * (root + trained_root) + reduction * reduced}
     return max((passes + Usage(in_head), passes + Usage(in_layer), passes + Usage(at_end), step), key=Usage.total)
+
+
+def count_bucket_bytes(sizes: ModelSizes, width: int) -> int:
+    """Return the bytes of the largest bucket of a weight sync, which has at least one parameter of `width` bytes."""
+    return min(width * sizes.parameters, BUCKET_BYTES + width * sizes.head_parameters)
+
+
+def count_sent_bytes(sizes: ModelSizes, width: int) -> int:
+    """Return the bytes of a rank's buffers in a weight sync: a bucket, its packed copy, the next bucket, the layer from
+    which it is gathered, and the experts that are split from this layer."""
+    layer = max(sizes.layer_parameters + sizes.layer_expert_parameters, sizes.root_parameters)
+    return 3 * count_bucket_bytes(sizes, width) + width * layer
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,9 @@ def list_fast_settings(
         [{checkpointing: value} for value in ([True] if get_value(config, checkpointing) else [False, True])],
         [{budget: size} for size in budgets if size >= min(budgets[0], MIN_TOKENS) or size == budgets[0]],
     ]
-    every = [{k: v for one in chosen for k, v in one.items() if k in free} for chosen in product(*choices)]
+    every: list[Settings] = [
+        {k: v for one in chosen for k, v in one.items() if k in free} for chosen in product(*choices)
+    ]
     if device == "cpu":
         return every
     return sorted(every, key=lambda one: estimate_update_cost(replace_values(config, one), request).seconds_per_token)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.resolve import get_resolved, resolve_controller
-from alphaapollo.config.schema import Config, TuningConfig
+from alphaapollo.config.schema import Actor, Config, Critic, Model, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.planning.memory import (
     DIVERGENCE_COPIES,
@@ -17,6 +17,8 @@ from alphaapollo.planning.memory import (
     MicroBatchCost,
     RankModel,
     Usage,
+    count_bucket_bytes,
+    count_sent_bytes,
     estimate_cost,
     estimate_idle,
     estimate_layer_bytes,
@@ -27,7 +29,6 @@ from alphaapollo.planning.memory import (
     make_frozen_model,
     make_rank_model,
 )
-from alphaapollo.weight_sync.transport import BUCKET_BYTES
 from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections
 
 PROCESS = {"cuda": GIB, "cpu": GIB * 6 // 10}  # CUDA context and NCCL buffers, or imported libraries
@@ -151,6 +152,7 @@ def _make_trained_models(
 ) -> dict[str, RankModel]:
     """Return the trained models on a rank by the phase of their update, the policy first."""
     shape, ranks = find_micro_batch_shape(config, request), config.trainer.num_ranks
+    roles: dict[str, tuple[Model, Actor | Critic | TuningConfig, int, int]]  # with steps per update, copies of logits
     if not isinstance(config, Config):
         copies = LOGIT_COPIES * (request is None or request.computes_logits)
         roles, images = {UPDATE: (config.model, config, 2, copies)}, shape[1]
@@ -212,10 +214,8 @@ def _add_phases(
     weights = 0 if policy.fsdp.offload_policy else policy.state["weights"] - estimate_idle(policy)["weights"]
     reloaded = idle + Usage(weights=weights)
     passes = {FROZEN_PASS: reloaded + max(loaded, key=Usage.total)} if loaded else {}  # one after the other
-    sizes, width = policy.sizes, get_dtype_bytes(config.actor_rollout_ref.rollout.dtype)
-    # a bucket, its packed copy and the next bucket; a gathered layer, and the experts that are split from it
-    gathered = max(sizes.layer_parameters + sizes.layer_expert_parameters, sizes.root_parameters)
-    sent = Usage({"transfer buckets": 3 * _count_bucket_bytes(config) + width * gathered})
+    width = get_dtype_bytes(config.actor_rollout_ref.rollout.dtype)
+    sent = Usage({"transfer buckets": count_sent_bytes(policy.sizes, width)})
     return updates | passes | {"publish": reloaded + sent, "generate": idle}
 
 
@@ -251,10 +251,11 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
         return replace(plan, phases=apart | {"generate (an engine's GPU)": engine + asleep})
     awake = dict.fromkeys(phases, engine)
     if rollout.free_cache_engine:
-        experts = load_model_sizes(config.actor_rollout_ref.model).layer_expert_parameters
+        sizes, width = load_model_sizes(config.actor_rollout_ref.model), get_dtype_bytes(rollout.dtype)
+        experts = sizes.layer_expert_parameters
         # vLLM copies each bucket, collects the experts of a layer, and loads them beside those in use
-        loading = get_dtype_bytes(rollout.dtype) * (experts + 2 * experts // rollout.tensor_model_parallel_size)
-        received = Usage({"engine buffers": _count_bucket_bytes(config) + loading})
+        loading = width * (experts + 2 * experts // rollout.tensor_model_parallel_size)
+        received = Usage({"engine buffers": count_bucket_bytes(sizes, width) + loading})
         awake = {"generate": engine, "publish": received + Usage({"engine weights": engine["engine weights"]})}
     return replace(plan, phases={name: usage + asleep + awake.get(name, Usage()) for name, usage in phases.items()})
 
@@ -292,13 +293,6 @@ def count_kv_token_bytes(config: Config) -> int:
     return size // min(rollout.tensor_model_parallel_size, sizes.num_kv_heads)
 
 
-def _count_bucket_bytes(config: Config) -> int:
-    """Return the bytes of the largest bucket of a weight sync, which has at least one parameter."""
-    role, sizes = config.actor_rollout_ref, load_model_sizes(config.actor_rollout_ref.model)
-    width = get_dtype_bytes(role.rollout.dtype)
-    return min(width * sizes.parameters, BUCKET_BYTES + width * sizes.head_parameters)
-
-
 def find_micro_batch_shape(
     config: Config | TuningConfig, request: MemoryRequest | None = None, longest_row: int | None = None
 ) -> tuple[int, int]:
@@ -322,6 +316,7 @@ def find_micro_batch_shape(
 def estimate_update_cost(config: Config | TuningConfig, request: MemoryRequest | None = None) -> MicroBatchCost:
     """Estimate the time of the policy's largest micro-batch."""
     tokens, trainer = math.prod(find_micro_batch_shape(config, request)), config.trainer
-    role = config.actor_rollout_ref if isinstance(config, Config) else config
-    fsdp = config.actor_rollout_ref.actor.fsdp_config if isinstance(config, Config) else config.fsdp_config
-    return estimate_cost(role.model, fsdp, tokens, trainer.num_ranks, trainer.n_gpus_per_node)
+    if isinstance(config, Config):
+        model, fsdp = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.fsdp_config
+        return estimate_cost(model, fsdp, tokens, trainer.num_ranks, trainer.n_gpus_per_node)
+    return estimate_cost(config.model, config.fsdp_config, tokens, trainer.num_ranks, trainer.n_gpus_per_node)

@@ -50,7 +50,8 @@ def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, st
     if memory is None or memory.cost is None or num_ranks == 1:
         return {}
     cost, copies = memory.cost, num_ranks // memory.shards
-    seconds = f"about {cost.traffic_seconds:.2g} s, computation {cost.compute_seconds:.2g} s"
+    compute = cost.tokens * cost.compute_seconds_per_token
+    seconds = f"about {cost.traffic_seconds:.2f} s, and {compute:.2f} s of computation"
     return {
         "copies of the model": f"{copies}, each over {memory.shards} ranks" + " (HSDP)" * (copies > 1),
         "traffic of a micro-batch": f"{cost.traffic / 1e9:.1f} GB {cost.network}, {seconds}",
