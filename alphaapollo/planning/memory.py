@@ -54,7 +54,8 @@ class ModelSizes:
     root_parameters: int  # outside the layers that FSDP gathers one at a time: embedding, head, norms
     layer_parameters: int  # of the largest such layer; 0 if layers are too small to be gathered one at a time
     num_layers: int
-    saved_per_token: int  # numbers that a layer saves per token for its backward pass, besides norms
+    saved_per_token: int  # numbers that a layer saves per token for its backward pass, besides those of its norms
+    norms_per_token: int  # numbers per token that the norms of a layer compute in float32, without one of hidden_size
     expert_parameters: int  # of the experts that expert parallelism can split, in all layers
     layer_expert_parameters: int  # of these, in one layer
     head_parameters: int  # of the output projection
@@ -79,22 +80,28 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     units = [count for count in counts if count >= MIN_UNIT]
     experts = [[p for part in find_experts(layer) for p in part.parameters()] for layer in layers]
     total = sum(parameter.numel() for parameter in model.parameters())
-    # about a layer: products save their inputs, and what follows saves their outputs; experts save permuted tokens
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    # products save their inputs, and what follows saves their outputs
     chosen = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
     outputs = [sum(one.out_features for one in layer.modules() if isinstance(one, nn.Linear)) for layer in layers]
-    of_experts = [sum(one.shape[1] for one in some if one.ndim == 3) + config.hidden_size / 2 for some in experts]
+    of_experts = [sum(one.shape[1] for one in some if one.ndim == 3) for some in experts]
     saved = max(2 * (dense + chosen * each) for dense, each in zip(outputs, of_experts, strict=True))
+    norms = [
+        one.weight.numel() for one in layers[-1].modules() if "Norm" in type(one).__name__ and hasattr(one, "weight")
+    ]
+    head, heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
+    normed = sum(size * heads // 2 if size == head else size for size in norms)  # queries and keys by head
     flops = FlopsEstimator.from_model(model) or FlopsEstimator(total, total, 0, 0)  # of unknown experts
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     latent = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
-    cached = latent + config.qk_rope_head_dim if latent else 2 * kv_heads * get_attention_head_size(config)
+    cached = latent + config.qk_rope_head_dim if latent else 2 * kv_heads * head
     kinds = getattr(config, "layer_types", None) or []  # layers with a window or a recurrent state keep no more
     return ModelSizes(
         parameters=total,
         root_parameters=total - sum(units),
         layer_parameters=max(units, default=0),
         num_layers=len(layers),
-        saved_per_token=int(saved),
+        saved_per_token=saved,
+        norms_per_token=max(normed, config.hidden_size) - config.hidden_size,
         expert_parameters=sum(p.numel() for some in experts for p in some),
         layer_expert_parameters=max(sum(p.numel() for p in some) for some in experts),
         head_parameters=model.get_output_embeddings().weight.numel(),
@@ -113,7 +120,7 @@ def estimate_layer_bytes(model: Model, num_rows: int, row_length: int) -> int:
     text = load_config(model).get_text_config()
     is_fused = kernel == "flash" or not find_unsupported_features(text, "varlen")  # the others do not fuse softcap
     scores = 0 if is_fused else SCORE_BYTES * sizes.num_heads * row_length
-    norms = 2 * FLOAT32 * sizes.hidden_size  # two norms compute in float32
+    norms = 2 * FLOAT32 * sizes.norms_per_token
     return num_rows * row_length * (get_dtype_bytes(model.dtype) * sizes.saved_per_token + norms + scores)
 
 

@@ -82,6 +82,7 @@ SIZES = ModelSizes(
     layer_parameters=100,
     num_layers=8,
     saved_per_token=1,
+    norms_per_token=1,
     expert_parameters=480,
     layer_expert_parameters=60,
     head_parameters=150,
