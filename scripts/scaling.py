@@ -77,23 +77,27 @@ def setting(model: str, machine: Machine) -> Config:
 
 
 def search(model: str, machine: Machine) -> tuple[Settings, MemoryPlan] | None:
-    """Find keys with which the model fits with a margin and an engine has KV cache for eight rows."""
-    room, config, capacity = 8 * (1024 + 7168), setting(model, machine), machine.gib * GIB
+    """Find keys with which the model fits with a margin and an engine has KV cache for eight rows. On several nodes, a
+    copy of the model is on each node or over all ranks, whichever takes less time."""
+    room, capacity, found = 8 * (1024 + 7168), machine.gib * GIB, []
+    for size in {machine.gpus, machine.nodes * machine.gpus}:
+        config = replace_values(setting(model, machine), {"actor_rollout_ref.actor.fsdp_config.fsdp_size": size})
 
-    def is_acceptable(plan: MemoryPlan) -> bool:
-        return plan.has_headroom and plan.kv_cache_tokens >= room
+        def make_plan(keys: Settings, config: Config = config) -> MemoryPlan:
+            return plan_memory(replace_values(config, keys), "cuda", capacity)
 
-    def plan(one: Config) -> MemoryPlan:
-        return plan_memory(one, "cuda", capacity)
+        def is_acceptable(keys: Settings) -> bool:
+            plan = make_plan(keys)
+            return plan.has_headroom and plan.kv_cache_tokens >= room
 
-    options = list_memory_saving_settings(config, "cuda")
-    keys, found = find_cheapest_settings(config, plan, options, is_acceptable)
-    return (keys, plan(replace_values(config, keys))) if found else None
+        keys, fits = find_cheapest_settings(list_memory_saving_settings(config, "cuda"), is_acceptable)
+        found += [(keys, make_plan(keys))] * fits
+    return min(found, key=lambda one: (len(one[0]), one[1].cost.seconds_per_token), default=None)
 
 
 def lines() -> Iterator[str]:
-    yield "| model | GPUs | keys besides the defaults | peak GiB | at | KV cache of an engine, tokens |\n"
-    yield "|---|---|---|---|---|---|\n"
+    yield "| model | GPUs | ranks per copy | keys besides the defaults | peak GiB | at | KV cache, tokens |\n"
+    yield "|---|---|---|---|---|---|---|\n"
     for model in MODELS:
         too_small = []
         for machine in MACHINES:
@@ -105,9 +109,10 @@ def lines() -> Iterator[str]:
             moment, held = plan.peak
             words = "<br>".join(f"`{short(key)}={format_value(value)}`" for key, value in keys.items()) or "none"
             peak = f"{held.total() / GIB:.0f} | {moment.removeprefix('update of the ')}"
-            yield f"| {model} | {machine.name} | {words} | {peak} | {plan.kv_cache_tokens // 1000:,} k |\n"
+            cache = f"{plan.kv_cache_tokens // 1000:,} k"
+            yield f"| {model} | {machine.name} | {plan.shards} | {words} | {peak} | {cache} |\n"
         if too_small:
-            yield f"| {model} | {', '.join(too_small)} | does not fit | | | |\n"
+            yield f"| {model} | {', '.join(too_small)} | | does not fit | | | |\n"
 
 
 def short(key: str) -> str:

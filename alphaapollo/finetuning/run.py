@@ -37,6 +37,7 @@ from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max
 from alphaapollo.planning.plan_table import (
     describe_checkpoint_schedule,
     describe_memory_peak,
+    describe_sharding,
     print_plan_table,
     summarize_memory,
 )
@@ -95,6 +96,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Cons
         task=task,
         config=config,
         model=fitted.model,
+        fsdp=fitted.fsdp_config,
         decode=partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False),
         placement=placement,
         max_tokens=get_max_tokens(fitted.data.max_token_len_per_gpu) * size,
@@ -169,6 +171,7 @@ def make_run_plan(plan: FinetuningPlan) -> RunPlan:
         "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory),
         "memory": describe_memory_peak(memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
+        **describe_sharding(memory, plan.placement.num_ranks),
     }
     return RunPlan(settings, summarize_memory(memory), plan.notices)
 
@@ -188,7 +191,7 @@ async def run(plan: FinetuningPlan, progress: FinetuningProgress, console: Conso
     config, trainer = plan.config, plan.config.trainer
     build = partial(
         plan.task.worker_class,
-        config,
+        config.model_copy(update={"fsdp_config": plan.fsdp}),
         plan.model,
         optimizer_steps=plan.total_steps,
         saves_in_background=plan.memory is None or plan.memory.saves_in_background,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.check import check_config_and_get_notices
-from alphaapollo.config.schema import Model, TuningConfig
+from alphaapollo.config.schema import Fsdp, Model, TuningConfig
 from alphaapollo.controller.placement import Placement
 from alphaapollo.data.examples import LoadedExamples
 from alphaapollo.data.rendering import Renderer
@@ -90,6 +90,7 @@ class FinetuningPlan:
     task: FinetuningTask
     config: TuningConfig
     model: Model  # model section, with dtype and attention resolved
+    fsdp: Fsdp  # section fsdp_config, with the ranks that share a copy of the model resolved
     decode: Callable[[Sequence[int]], str]  # returns the text of tokens, with special tokens
     placement: Placement
     max_tokens: int  # token budget of a micro-batch, over the ranks that share its rows

@@ -30,20 +30,19 @@ from alphaapollo.models.decoder import find_language_model, find_vision_modules
 from alphaapollo.models.micro_batch import Packing, SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 NAME = "alphaapollo_"  # prefix of our backends among transformers' attention implementations
 TOWER = NAME + "flash_tower"  # with "flash" in the name, vision towers pass the bounds of images
 
 
-def register_attn_implementation(backend: Attention, simulate: Callable[[AttentionCall], Tensor] | None = None) -> str:
-    """Register an attention backend with transformers, or `simulate` instead of it, for models on the meta device.
-    Returns its name for `attn_implementation`."""
+def register_attn_implementation(backend: Attention) -> str:
+    """Register an attention backend with transformers. Returns its name for `attn_implementation`."""
     from transformers import AttentionInterface
 
     # Transformers takes names that contain "sdpa" or "flash" for its own backends, which some models do not support.
-    name = NAME + ("" if simulate is None else "meta_") + backend.replace("sdpa", "rows").replace("flash", "fa2")
-    AttentionInterface.register(name, make_attention_interface(simulate or BACKENDS[backend]))
+    name = NAME + backend.replace("sdpa", "rows").replace("flash", "fa2")
+    AttentionInterface.register(name, make_attention_interface(BACKENDS[backend]))
     return name
 
 
@@ -417,6 +416,15 @@ _UNSUPPORTED: dict[Attention, tuple[str, ...]] = {
     "varlen": ("softcap", "sinks"),
     "flash": ("sinks",),
 }
+
+
+def find_unsupported_features(text_config: PretrainedConfig, backend: Attention) -> list[str]:
+    """Return what a model's attention needs and the backend does not have."""
+    needs = {
+        "softcap": getattr(text_config, "attn_logit_softcapping", None) is not None,
+        "sinks": text_config.model_type.startswith("gpt_oss"),
+    }
+    return [name for name in _UNSUPPORTED.get(backend, ()) if needs[name]]
 
 
 BACKENDS: dict[Attention, Callable[[AttentionCall], Tensor]] = {

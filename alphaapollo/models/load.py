@@ -18,7 +18,11 @@ from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import find_placeholder_ids, reads_images
 from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
-from alphaapollo.models.attention import register_attn_implementation, use_varlen_attention_in_vision_tower
+from alphaapollo.models.attention import (
+    find_unsupported_features,
+    register_attn_implementation,
+    use_varlen_attention_in_vision_tower,
+)
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_blocks, load_example_image
 from alphaapollo.models.micro_batch import describe_stateful_layers
 from alphaapollo.models.sharding import keep_split_sizes
@@ -214,6 +218,9 @@ def check_layers(config: PretrainedConfig, model_path: str, attention: Attention
         raise ValueError(f"{model} has layers of type {found[0]}, which is not supported. Choose another model.")
     if stateful and attention != "padded":
         raise ValueError(f"{model} {stateful}, so rows cannot be packed. Set model.attention=padded.")
+    if missing := " and ".join(find_unsupported_features(config.get_text_config(), attention)):
+        fix = f"which model.attention={attention} does not support. Set model.attention=sdpa"
+        raise ValueError(f"{model} needs attention with {missing}, {fix}.")
 
 
 def has_custom_code(model: Model, config: PretrainedConfig, auto_class: str = "AutoModelForCausalLM") -> bool:

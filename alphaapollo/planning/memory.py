@@ -1,4 +1,4 @@
-"""Estimate the memory of one model on a rank: bytes by kind while it is idle, after a step, and in an update.
+"""Estimate the memory of a model on a training rank, and the time of a micro-batch, from the model's sizes.
 
 The estimate follows the FSDP2 settings of models/sharding.py. Parameters are float32 shards. One layer is gathered at a
 time (with expert parallelism, a part of its experts) and the next one is prefetched. The root (embedding, head, norms)
@@ -9,248 +9,320 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TypeVar
 
-import torch
+import numpy as np
+from torch import nn
 
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
-from alphaapollo.config.schema.model import Fsdp, OptimizerName
-from alphaapollo.models.activation_memory import (
-    ModelSizes,
-    count_adapter_parameters,
-    estimate_image_bytes,
-    load_on_meta_device,
-    measure_layer_bytes,
-    read_model_sizes,
-)
+from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, OptimizerName
+from alphaapollo.models.attention import find_unsupported_features
+from alphaapollo.models.decoder import find_decoder_layers, find_vision_modules, get_attention_head_size
+from alphaapollo.models.flops import PEAK, FlopsEstimator
 from alphaapollo.models.lm_head import CHUNK_LOGITS
-from alphaapollo.models.load import load_config
+from alphaapollo.models.load import load_config, load_without_weights
+from alphaapollo.models.lora import resolve_target_modules
+from alphaapollo.models.moe_routing import ExpertSizes
+from alphaapollo.models.sharding import MIN_UNIT, find_experts
+from alphaapollo.weight_sync.transport import BUCKET_BYTES
 
 GIB = 2**30
 FLOAT32 = 4
 MOMENTS = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": FLOAT32}  # bytes per parameter
 LOGIT_COPIES, DIVERGENCE_COPIES = 4, 6  # float32 copies of a chunk of logits; with those of a frozen model
+SCORE_BYTES = 10  # saved per head and pair of tokens by attention that is not fused
 
+# Rates of a GPU from data sheets. H100: 40 % of the peak. NVLink 4: 80 % of 450 GB/s in each direction. InfiniBand NDR:
+# one adapter of 400 Gb/s in a node; nodes with an adapter for each GPU exchange up to eight times as much.
+FLOPS_PER_S = 0.4 * PEAK["H100"]
+BYTES_PER_S = {"within a node": 360e9, "between nodes": 50e9}
+
+FsdpT = TypeVar("FsdpT", bound=Fsdp | FrozenFsdp)
 Usage = Counter[str]
 """Kind of memory -> bytes."""
 
 
 @dataclass(frozen=True)
-class TrainedModel:
-    """A trained model on one rank, and the settings that determine its memory."""
+class ModelSizes:
+    """Parameter counts of a model, what a layer saves, and sizes of the KV cache."""
 
-    sizes: ModelSizes
-    fsdp: Fsdp  # without offloading on a CPU
-    shards: int  # number of ranks that share one copy of the weights
-    dtype_bytes: int  # bytes per element in forward and backward passes
-    saved_bytes: int = 0  # activations that all layers save for the backward pass
-    layer_bytes: int = 0  # further activations while a layer computes its gradients
-    head_bytes: int = 0  # logits of a chunk with their gradients
-    adapter_parameters: int = 0  # 0: all parameters are trained
-    freezes_vision: bool = False
-    optimizer: OptimizerName = "adamw"
-    steps_per_update: int = 2
-
-    def count_others(self, expert_parameters: int) -> int:
-        """Return how many of a number of expert parameters belong to other ranks."""
-        return expert_parameters - expert_parameters // self.fsdp.ep_size
-
-    @property
-    def gathered_layer_parameters(self) -> int:
-        """Parameters of the largest layer after FSDP has gathered it on this rank."""
-        return self.sizes.layer_parameters - self.count_others(self.sizes.layer_expert_parameters)
-
-    @property
-    def frozen_vision_parameters(self) -> int:
-        return self.sizes.vision_parameters if self.freezes_vision and not self.adapter_parameters else 0
-
-    @property
-    def trained_parameters(self) -> int:
-        """Number of values in this rank's shards of the trained parameters."""
-        trained = self.adapter_parameters or self.sizes.parameters - self.frozen_vision_parameters
-        return -(-trained // self.shards)
-
-    @property
-    def frozen_bytes(self) -> int:
-        """Bytes of this rank's shards of frozen weights: with LoRA all base weights, else those of a frozen tower."""
-        if self.adapter_parameters:
-            return self.dtype_bytes * -(-self.sizes.parameters // self.shards)
-        return FLOAT32 * -(-self.frozen_vision_parameters // self.shards)
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Bytes of this rank's part of a checkpoint: float32 weights and the optimizer state."""
-        return FLOAT32 * self.trained_parameters + self.optimizer_bytes
-
-    @property
-    def optimizer_bytes(self) -> int:
-        return math.ceil(MOMENTS[self.optimizer] * self.trained_parameters)
-
-    @property
-    def offloaded_bytes(self) -> int:
-        """Bytes of this model that are in host memory while another model uses the device."""
-        return self.frozen_bytes + self.checkpoint_bytes - estimate_idle(self).total()
+    parameters: int
+    root_parameters: int  # outside the layers that FSDP gathers one at a time: embedding, head, norms
+    layer_parameters: int  # of the largest such layer; 0 if layers are too small to be gathered one at a time
+    num_layers: int
+    saved_per_token: int  # numbers that a layer saves per token for its backward pass, besides those of its norms
+    norms_per_token: int  # numbers per token that the norms of a layer compute in float32, without one of hidden_size
+    expert_parameters: int  # of the experts that expert parallelism can split, in all layers
+    layer_expert_parameters: int  # of these, in one layer
+    head_parameters: int  # of the output projection
+    hidden_size: int
+    kv_elements_per_token: int  # in the KV cache of the layers that keep the whole sequence
+    num_heads: int
+    num_kv_heads: int  # over which tensor-parallel ranks divide the cache
+    vision_parameters: int = 0  # of the vision tower; they are among root_parameters
+    flops_per_token: float = 0.0  # of a forward and a backward pass, without attention
 
 
-def estimate_state(model: TrainedModel) -> Usage:
-    """Estimate the memory of a model on the device after an optimizer step."""
-    if model.fsdp.offload_policy:
-        return Usage()
-    return Usage(
-        {"weights": model.frozen_bytes + FLOAT32 * model.trained_parameters, "optimizer": model.optimizer_bytes}
+def load_model_sizes(model: Model) -> ModelSizes:
+    """Read the sizes from config.json and the modules of the model, without weights."""
+    return _load_model_sizes(model.path, model.trust_remote_code)
+
+
+@lru_cache(maxsize=16)
+def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
+    model = load_without_weights(Model(path=path, trust_remote_code=trust_remote_code))
+    config, layers = model.config.get_text_config(), find_decoder_layers(model)
+    counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
+    units = [count for count in counts if count >= MIN_UNIT]
+    experts = [[p for part in find_experts(layer) for p in part.parameters()] for layer in layers]
+    total = sum(parameter.numel() for parameter in model.parameters())
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    # products save their inputs, and what follows saves their outputs
+    chosen = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
+    outputs = [sum(one.out_features for one in layer.modules() if isinstance(one, nn.Linear)) for layer in layers]
+    of_experts = [sum(one.shape[1] for one in some if one.ndim == 3) for some in experts]
+    saved = max(2 * (dense + chosen * each) for dense, each in zip(outputs, of_experts, strict=True))
+    norms = [
+        one.weight.numel() for one in layers[-1].modules() if "Norm" in type(one).__name__ and hasattr(one, "weight")
+    ]
+    head, heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
+    normed = sum(size * heads // 2 if size == head else size for size in norms)  # queries and keys by head
+    flops = FlopsEstimator.from_model(model) or FlopsEstimator(total, total, 0, 0)  # of unknown experts
+    latent = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
+    cached = latent + config.qk_rope_head_dim if latent else 2 * kv_heads * head
+    kinds = getattr(config, "layer_types", None) or []  # layers with a window or a recurrent state keep no more
+    return ModelSizes(
+        parameters=total,
+        root_parameters=total - sum(units),
+        layer_parameters=max(units, default=0),
+        num_layers=len(layers),
+        saved_per_token=saved,
+        norms_per_token=max(normed, config.hidden_size) - config.hidden_size,
+        expert_parameters=sum(p.numel() for some in experts for p in some),
+        layer_expert_parameters=max(sum(p.numel() for p in some) for some in experts),
+        head_parameters=model.get_output_embeddings().weight.numel(),
+        hidden_size=config.hidden_size,
+        kv_elements_per_token=(kinds.count("full_attention") or len(layers)) * cached,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=1 if latent else kv_heads,
+        vision_parameters=sum(p.numel() for part in find_vision_modules(model) for p in part.parameters()),
+        flops_per_token=flops.estimate_training_flops(np.ones(1)),
     )
 
 
-def estimate_idle(model: TrainedModel) -> Usage:
-    """Estimate the memory of a model while another one uses the device."""
-    offloaded = {"weights": getattr(model.fsdp, "param_offload", False), "optimizer": model.fsdp.optimizer_offload}
-    return Usage({kind: size for kind, size in estimate_state(model).items() if not offloaded[kind]})
+def estimate_layer_bytes(model: Model, num_rows: int, row_length: int) -> int:
+    """Estimate what a layer saves for the backward pass of rows of equal length."""
+    sizes, kernel = load_model_sizes(model), get_attention_kernel(model)
+    text = load_config(model).get_text_config()
+    is_fused = kernel == "flash" or not find_unsupported_features(text, "varlen")  # the others do not fuse softcap
+    scores = 0 if is_fused else SCORE_BYTES * sizes.num_heads * row_length
+    norms = 2 * FLOAT32 * sizes.norms_per_token
+    return num_rows * row_length * (get_dtype_bytes(model.dtype) * sizes.saved_per_token + norms + scores)
 
 
-def estimate_update(model: TrainedModel) -> Usage:
-    """Estimate the memory of an update at its peak: in the head, in a layer, in the reduction of the root's gradients
-    or in the optimizer step."""
-    sizes, width, fsdp = model.sizes, model.dtype_bytes, model.fsdp
-    root, unit, all_trained = sizes.root_parameters, model.gathered_layer_parameters, not model.adapter_parameters
-    step, reduction = estimate_state(model), FLOAT32 * all_trained
-    step["gradients"] = 0 if fsdp.offload_policy else FLOAT32 * model.trained_parameters
-    own = Usage(step)
-    if fsdp.optimizer_offload and model.steps_per_update == 1:
-        del own["optimizer"]
-    if all_trained and not fsdp.sync_each_micro_batch:  # float32 gradients stay unsharded until the optimizer step
-        unsharded = sizes.parameters - model.count_others(sizes.expert_parameters) - model.frozen_vision_parameters
-        own["gradients"] += FLOAT32 * unsharded
-        reduction = 0
-    trained_root = (root - model.frozen_vision_parameters) * all_trained
-    head = {"gathered layers": width * root, "activations": model.saved_bytes, "logits": model.head_bytes}
-    layer = {
-        # this layer, the prefetched layer, and the gradients of the last layer
-        "gathered layers": width * (root + 2 * unit) + reduction * unit,
-        "activations": model.saved_bytes + model.layer_bytes,
-        "logits": width * sizes.head_parameters * all_trained,  # the head's gradient exists until the embedding's does
-    }
-    last = {
-        "gathered layers": width * (root + trained_root) + reduction * (trained_root + trained_root // model.shards)
-    }
-    return max(own + Usage(head), own + Usage(layer), own + Usage(last), step, key=Usage.total)
+def estimate_image_bytes(model: Model, num_image_tokens: int) -> int:
+    """Estimate the memory of images of `num_image_tokens` image tokens during a training pass: float32 pixels and, if
+    the vision tower is trained, what its blocks save for the backward pass. 0 for a text model."""
+    vision = getattr(load_config(model), "vision_config", None)
+    if vision is None:
+        return 0
+    size = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
+    ratio = getattr(load_config(model), "downsample_ratio", 1)  # InternVL; the others merge patches
+    patches = int(num_image_tokens * (getattr(vision, "spatial_merge_size", 0) or 1 / ratio) ** 2)
+    pixels = patches * 3 * size**2 * getattr(vision, "temporal_patch_size", 1) * FLOAT32
+    depth = getattr(vision, "depth", 0) or vision.num_hidden_layers
+    # inputs of two norms and of qkv, q, k and v with rotated q and k, attention and its projection; the MLP's three
+    block = 9 * vision.hidden_size + 3 * vision.intermediate_size
+    block = vision.hidden_size if model.enable_gradient_checkpointing is True else block
+    is_trained = not (model.freeze_vision or model.lora_rank)
+    return pixels + patches * depth * block * get_dtype_bytes(model.dtype) * is_trained
 
 
-def make_trained_model(
+def count_adapter_parameters(model: Model) -> int:
+    """Count the parameters of all LoRA adapters: A [rank, in] and B [out, rank] of each adapted layer."""
+    if not model.lora_rank:
+        return 0
+    loaded = load_without_weights(model)
+    targets = set(resolve_target_modules(loaded, model))
+    layers = [module for name, module in loaded.named_modules() if name.rpartition(".")[2] in targets]
+    return sum(model.lora_rank * sum(layer.weight.shape) for layer in layers if isinstance(layer, nn.Linear))
+
+
+@dataclass(frozen=True)
+class RankModel:
+    """A model on a training rank: its sizes, and the settings that determine its memory."""
+
+    sizes: ModelSizes
+    fsdp: Fsdp | FrozenFsdp  # without offloading on a CPU
+    shards: int  # number of ranks that share one copy of the weights
+    dtype_bytes: int  # bytes per element in forward and backward passes
+    state: Usage  # this rank's shards of weights and optimizer state, on the device or in host memory
+    trained: int = 0  # parameters with gradients, of all shards; 0: a frozen model
+    adapts: bool = False  # only LoRA adapters are trained
+    saved_bytes: int = 0  # activations that all layers save for the backward pass
+    layer_bytes: int = 0  # further activations while a layer computes
+    head_bytes: int = 0  # logits of a chunk with their gradients
+    steps_per_update: int = 2
+
+    @property
+    def gathered_layer(self) -> int:
+        """Parameters of the largest layer after FSDP has gathered it on this rank."""
+        return self.sizes.layer_parameters - self.count_others(self.sizes.layer_expert_parameters)
+
+    def count_others(self, experts: int) -> int:
+        """Return how many of a number of expert parameters belong to other ranks (expert parallelism)."""
+        return experts - experts // getattr(self.fsdp, "ep_size", 1)
+
+
+def _get_active_offloads(fsdp: FsdpT, device: Device) -> FsdpT:
+    """Return the section without offloading, which has no effect, on a CPU."""
+    keys = [key for key in ("optimizer_offload", "offload_policy", "param_offload") if hasattr(fsdp, key)]
+    return fsdp if device == "cuda" else fsdp.model_copy(update=dict.fromkeys(keys, False))
+
+
+def make_frozen_model(
+    model: Model, fsdp: Fsdp | FrozenFsdp, device: Device, shards: int, num_tokens: int, dtype: str = ""
+) -> RankModel:
+    """Describe a model without gradients on a rank. dtype: of its weights; "": the model's."""
+    sizes, width = load_model_sizes(model), get_dtype_bytes(model.dtype)
+    state = Usage({"frozen models": get_dtype_bytes(dtype or model.dtype) * -(-sizes.parameters // shards)})
+    activations = 2 * estimate_layer_bytes(model, 1, num_tokens) // 3
+    return RankModel(sizes, _get_active_offloads(fsdp, device), shards, width, state, layer_bytes=activations)
+
+
+def make_rank_model(
     model: Model,
     fsdp: Fsdp,
     device: Device,
     num_ranks: int,
     micro_batch_shape: tuple[int, int],
-    image_tokens_per_row: int = 0,
-    logit_copies: int = LOGIT_COPIES,
     optimizer: OptimizerName = "adamw",
     steps_per_update: int = 2,
-) -> TrainedModel:
-    """Read the sizes of a trained model and measure its activations.
+    logit_copies: int = LOGIT_COPIES,
+    image_tokens_per_row: int = 0,
+) -> RankModel:
+    """Describe a trained model on a rank.
 
-    Args:
-        model: resolved model section, with its LoRA keys.
-        micro_batch_shape: (rows, tokens per row) on one rank.
-        image_tokens_per_row: the most image tokens that a row may have, if the model reads images.
-        logit_copies: copies of a chunk of logits; 0: the model computes one number per token or row.
+    micro_batch_shape: (rows, tokens per row) on one rank. logit_copies: copies of a chunk of logits; 0: the model
+    computes one number per token or row. image_tokens_per_row: the most image tokens of a row.
     """
     (rows, length), sizes, width = micro_batch_shape, load_model_sizes(model), get_dtype_bytes(model.dtype)
-    adapts, checkpointing = bool(model.lora_rank), model.enable_gradient_checkpointing is True
-    layer = _measure_layer_bytes(_make_model_key(model), rows, length)
-    saved = rows * length * sizes.hidden_size * width if checkpointing else layer  # with checkpointing: its input
-    images = estimate_image_bytes(
-        load_config(model),
-        rows * min(length, image_tokens_per_row),
-        width,
-        not (model.freeze_vision or adapts),
-        checkpointing,
-    )
-    without = {} if device == "cuda" else {"optimizer_offload": False, "offload_policy": False, "param_offload": False}
-    trained = TrainedModel(
-        sizes,
-        fsdp.model_copy(update={key: value for key, value in without.items() if hasattr(fsdp, key)}),
+    adapters, shards, recomputes = (
+        count_adapter_parameters(model),
         fsdp.count_shards(num_ranks),
-        width,
-        saved_bytes=sizes.num_layers * saved + images,
-        head_bytes=min(CHUNK_LOGITS[device], rows * length * (sizes.head_parameters // sizes.hidden_size))
-        * FLOAT32
-        * logit_copies
-        + (FLOAT32 + width) * sizes.head_parameters * bool(logit_copies and not adapts),
-        adapter_parameters=count_adapter_parameters(_load_meta_model(_make_model_key(model)), model) if adapts else 0,
-        freezes_vision=model.freeze_vision,
-        optimizer=optimizer,
-        steps_per_update=steps_per_update,
+        model.enable_gradient_checkpointing is True,
     )
-    gradients = 0 if adapts else width * trained.gathered_layer_parameters
-    return replace(trained, layer_bytes=gradients + (layer if checkpointing else 0) + layer // 3)
+    frozen = sizes.parameters if adapters else sizes.vision_parameters * model.freeze_vision
+    trained = adapters or sizes.parameters - frozen
+    own = -(-trained // shards)
+    weights = FLOAT32 * own + (width if adapters else FLOAT32) * -(-frozen // shards)
+    layer = estimate_layer_bytes(model, rows, length)
+    saved = rows * length * sizes.hidden_size * width if recomputes else layer  # with checkpointing: its input
+    logits = min(CHUNK_LOGITS[device], rows * length * (sizes.head_parameters // sizes.hidden_size))
+    head_gradients = (FLOAT32 + width) * sizes.head_parameters * bool(logit_copies and not adapters)
+    unit = sizes.layer_parameters - sizes.layer_expert_parameters + sizes.layer_expert_parameters // fsdp.ep_size
+    return RankModel(
+        sizes,
+        _get_active_offloads(fsdp, device),
+        shards,
+        width,
+        Usage({"weights": weights, "optimizer": math.ceil(MOMENTS[optimizer] * own)}),
+        trained,
+        bool(adapters),
+        sizes.num_layers * saved + estimate_image_bytes(model, rows * min(length, image_tokens_per_row)),
+        layer * recomputes + layer // 3 + width * unit * (not adapters),
+        FLOAT32 * logit_copies * logits + head_gradients,
+        steps_per_update,
+    )
+
+
+def estimate_idle(model: RankModel) -> Usage:
+    """Estimate the memory of a model while another one uses the device."""
+    if model.fsdp.offload_policy:
+        return Usage()
+    keeps_weights = not getattr(model.fsdp, "param_offload", False)
+    keeps = {"optimizer": not getattr(model.fsdp, "optimizer_offload", False)}
+    return Usage({kind: size for kind, size in model.state.items() if keeps.get(kind, keeps_weights)})
+
+
+def estimate_pass(model: RankModel) -> Usage:
+    """Estimate the memory of a frozen model while it computes: its layers, and the activations of one."""
+    layers = model.dtype_bytes * (model.sizes.root_parameters + 2 * model.sizes.layer_parameters)
+    weights = Usage() if model.fsdp.offload_policy else model.state
+    return weights + Usage({"gathered layers": layers, "activations": model.layer_bytes})
+
+
+def estimate_update(model: RankModel) -> Usage:
+    """Estimate the memory of an update at its peak: in the head, in a layer, in the reduction of the root's gradients
+    or in the optimizer step."""
+    sizes, width, fsdp, reduction = model.sizes, model.dtype_bytes, model.fsdp, FLOAT32 * (not model.adapts)
+    assert isinstance(fsdp, Fsdp)
+    root, layer, gradients = sizes.root_parameters, model.gathered_layer, FLOAT32 * -(-model.trained // model.shards)
+    step = Usage() if fsdp.offload_policy else Usage({**model.state, "gradients": gradients})
+    passes = Usage(step)
+    if fsdp.optimizer_offload and model.steps_per_update == 1:
+        del passes["optimizer"]
+    if reduction and not fsdp.sync_each_micro_batch:  # float32 gradients stay unsharded until the optimizer step
+        passes["gradients"] += FLOAT32 * (model.trained - model.count_others(sizes.expert_parameters))
+        reduction = 0
+    trained_root = 0 if model.adapts else root - (sizes.parameters - model.trained)
+    in_head = {"gathered layers": width * root, "activations": model.saved_bytes, "logits": model.head_bytes}
+    in_layer = {
+        # this layer, the prefetched layer, and the gradients of the last layer
+        "gathered layers": width * (root + 2 * layer) + reduction * layer,
+        "activations": model.saved_bytes + model.layer_bytes,
+        "logits": width * sizes.head_parameters * (not model.adapts),  # until the embedding has its gradient
+    }
+    reduced = trained_root + trained_root // model.shards
+    at_end = {"gathered layers": width * (root + trained_root) + reduction * reduced}
+    return max((passes + Usage(in_head), passes + Usage(in_layer), passes + Usage(at_end), step), key=Usage.total)
+
+
+def count_bucket_bytes(sizes: ModelSizes, width: int) -> int:
+    """Return the bytes of the largest bucket of a weight sync, which has at least one parameter of `width` bytes."""
+    return min(width * sizes.parameters, BUCKET_BYTES + width * sizes.head_parameters)
+
+
+def count_sent_bytes(sizes: ModelSizes, width: int) -> int:
+    """Return the bytes of a rank's buffers in a weight sync: a bucket, its packed copy, the next bucket, the layer from
+    which it is gathered, and the experts that are split from this layer."""
+    layer = max(sizes.layer_parameters + sizes.layer_expert_parameters, sizes.root_parameters)
+    return 3 * count_bucket_bytes(sizes, width) + width * layer
+
+
+@dataclass(frozen=True)
+class MicroBatchCost:
+    """Estimated time of a micro-batch on a GPU, if traffic and computation do not overlap."""
+
+    tokens: int
+    traffic: float  # bytes that a rank receives
+    network: str  # key of BYTES_PER_S
+    compute_seconds_per_token: float
+
+    @property
+    def traffic_seconds(self) -> float:
+        return self.traffic / BYTES_PER_S[self.network]
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self.compute_seconds_per_token + self.traffic_seconds / self.tokens
+
+
+def estimate_cost(model: Model, fsdp: Fsdp, tokens: int, num_ranks: int, per_node: int) -> MicroBatchCost:
+    """Estimate the time of a micro-batch. A rank receives the other ranks' shards of the weights in the forward and in
+    the backward pass, and float32 gradients. Gradient checkpointing computes the forward pass twice."""
+    sizes, shards = load_model_sizes(model), fsdp.count_shards(num_ranks)
+    received = (sizes.parameters - sizes.expert_parameters) * (1 - 1 / shards)
+    received += sizes.expert_parameters * (1 / fsdp.ep_size - 1 / shards)
+    width = 2 * get_dtype_bytes(model.dtype) + FLOAT32 * (fsdp.sync_each_micro_batch and not model.lora_rank)
+    flops = sizes.flops_per_token * (4 / 3 if model.enable_gradient_checkpointing is True else 1)
+    network = "within a node" if shards <= per_node else "between nodes"
+    return MicroBatchCost(tokens, width * received, network, flops / FLOPS_PER_S)
 
 
 def get_dtype_bytes(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else FLOAT32
-
-
-def count_frozen_bytes(model: Model, shards: int, dtype: str) -> int:
-    """Return the bytes of a frozen model's weights on one of `shards` ranks."""
-    return get_dtype_bytes(dtype) * -(-load_model_sizes(model).parameters // shards)
-
-
-def count_loading_bytes(model: Model) -> int:
-    """Return the bytes of host memory in which rank 0 loads the model, in the dtype of its files."""
-    return (load_config(model).dtype or torch.float32).itemsize * load_model_sizes(model).parameters
-
-
-def compute_micro_batch_shape(
-    longest_row: int, rows_per_step: int, max_tokens: int, num_ranks: int, sequence_parallel_size: int
-) -> tuple[int, int]:
-    """Return (rows, tokens per row) of the largest micro-batch on a rank. A row is one token sequence.
-
-    Args:
-        longest_row: number of tokens of the longest row. Micro-batches have at least this size, even above max_tokens.
-        rows_per_step: number of rows of an optimizer step, over all ranks.
-        max_tokens: token budget of a micro-batch on a rank.
-        sequence_parallel_size: number of ranks that share every row.
-    """
-    step = -(-rows_per_step // (num_ranks // sequence_parallel_size)) * longest_row
-    tokens = max(longest_row, min(max_tokens * sequence_parallel_size, step)) // sequence_parallel_size
-    rows = max(1, -(-tokens // longest_row))
-    return rows, max(1, tokens // rows)
-
-
-def load_model_sizes(model: Model) -> ModelSizes:
-    return _read_model_sizes(_make_model_key(model))
-
-
-ModelKey = tuple[str, bool, str, str]  # path, trust_remote_code, dtype, attention
-
-
-def _make_model_key(model: Model) -> ModelKey:
-    return model.path, model.trust_remote_code, model.dtype, get_attention_kernel(model)
-
-
-@lru_cache(maxsize=4)
-def _load_meta_model(key: ModelKey) -> Any:
-    path, trust, dtype, attention = key
-    section = Model.model_validate({"path": path, "trust_remote_code": trust, "attention": attention})
-    return load_on_meta_device(section, getattr(torch, dtype))
-
-
-@lru_cache(maxsize=16)
-def _read_model_sizes(key: ModelKey) -> ModelSizes:
-    return read_model_sizes(_load_meta_model(key))
-
-
-@lru_cache(maxsize=128)
-def _measure_layer_bytes(key: ModelKey, num_rows: int, row_length: int) -> int:
-    return measure_layer_bytes(_load_meta_model(key), num_rows, row_length)
-
-
-def measure_pass(model: Model, num_tokens: int) -> Usage:
-    """Estimate the layers and activations of a forward pass: two thirds of what a layer saves for its backward pass."""
-    sizes = load_model_sizes(model)
-    layers = get_dtype_bytes(model.dtype) * (sizes.root_parameters + 2 * sizes.layer_parameters)
-    activations = 2 * _measure_layer_bytes(_make_model_key(model), 1, num_tokens) // 3
-    return Usage({"gathered layers": layers, "activations": activations})

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Literal, TypeVar
 
+import torch
+
 from alphaapollo.config.keys import format_value, get_value, replace_value
-from alphaapollo.config.schema import Config, Model, Rollout, TuningConfig
+from alphaapollo.config.schema import Config, Rollout, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import Machine
-from alphaapollo.planning.memory import GIB, Usage, count_loading_bytes, load_model_sizes
+from alphaapollo.models.load import load_config
+from alphaapollo.planning.memory import GIB, Usage, load_model_sizes
 from alphaapollo.planning.memory_plan import (
     DEFAULT_ENGINE_SHARE,
+    ROLLOUT,
     USABLE,
     MemoryPlan,
     MemoryRequest,
     count_kv_token_bytes,
+    estimate_update_cost,
     has_critic,
     plan_memory,
 )
 
-ROLE, ACTOR, ROLLOUT = "actor_rollout_ref.", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ROLE, ACTOR = "actor_rollout_ref.", "actor_rollout_ref.actor."
 CHECKPOINTING = f"{ROLE}model.enable_gradient_checkpointing"
-BUDGET, ENGINE_SHARE = f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ROLLOUT}.gpu_memory_utilization"
-DEFAULT_CACHE = Rollout().kv_cache_gib
+BUDGET, ENGINE_SHARE = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ROLLOUT}.gpu_memory_utilization"
 MAX_TOKENS = 16384  # tokens of a micro-batch, if they fit
 MIN_TOKENS = 2048  # smaller micro-batches cost more time than gradient checkpointing
 
@@ -41,32 +46,40 @@ def fit_to_memory(
     host_memory: int = 0,
     request: MemoryRequest | None = None,
 ) -> tuple[ConfigT, MemoryPlan]:
-    """Plan the memory of a run, and choose gradient checkpointing, the token budget and the engines' share of a GPU
-    where they are `auto`. Returns the configuration and the plan, with a `problem` if the run cannot fit.
+    """Plan the memory of a run, and choose gradient checkpointing, the token budget, the ranks that share a model on
+    several nodes, and the engines' share of a GPU, where they are `auto`. Returns the configuration and the plan, with
+    a `problem` if the run cannot fit.
 
     capacity: as for plan_memory. host_memory: bytes of host memory of a GPU node; 0: unknown. request: of fine-tuning.
     """
-    budget, checkpointing = get_memory_keys(config)
+    budget, checkpointing, *sizes = get_memory_keys(config)
     free = {checkpointing} if is_gradient_checkpointing_auto else set()
     if get_value(config, budget) == "auto":
         free.add(budget)
         config = replace_value(config, budget, MAX_TOKENS)
+    sizes = [key for key in sizes if get_value(config, key) == -1 and device == "cuda" and config.trainer.nnodes > 1]
+    config = replace_values(config, dict.fromkeys(sizes, config.trainer.num_ranks))
 
-    def make_plan(one: ConfigT) -> MemoryPlan:
-        return plan_memory(one, device, capacity, request)
+    def make_plan(settings: Settings) -> MemoryPlan:
+        return plan_memory(replace_values(config, settings), device, capacity, request)
 
-    all_options = list_memory_saving_settings(config, device, request)
-    options = ({key: value for key, value in option.items() if key in free} for option in all_options)
-    settings, _ = find_cheapest_settings(config, make_plan, options, lambda plan: plan.has_headroom_in_update)
-    config = replace_values(config, settings)
-    plan = make_plan(config)
+    def fits(settings: Settings) -> bool:
+        """A model on each node must also leave memory to the engines."""
+        plan, per_node = make_plan(settings), config.trainer.n_gpus_per_node
+        is_on_each_node = any(settings.get(key) == per_node for key in sizes)
+        return plan.has_headroom if is_on_each_node else plan.has_headroom_in_update
+
+    options = list_fast_settings(config, device, [*free, *(sizes if capacity else ())], request)
+    config = replace_values(config, next(filter(fits, options), options[-1]))
+    plan = make_plan({})
 
     def suggest_settings() -> str:
+        options = list_memory_saving_settings(config, device, request)
         settings, found = find_cheapest_settings(
-            config,
-            make_plan,
-            list_memory_saving_settings(config, device, request),
-            lambda plan: plan.has_headroom and (not host_memory or plan.offloaded_bytes <= host_memory),
+            options,
+            lambda settings: (
+                (plan := make_plan(settings)).has_headroom and (not host_memory or plan.offloaded_bytes <= host_memory)
+            ),
         )
         if found:
             return f"Set {' '.join(f'{key}={format_value(value)}' for key, value in settings.items())}."
@@ -79,13 +92,12 @@ def fit_to_memory(
     elif not plan.has_headroom:
         shortage = f"{plan.describe_peak('about')}, so the run may end with an out-of-memory error"
         plan = replace(plan, warning=f"{shortage}. {suggest_settings()}")
-    if isinstance(config, Config) and device == "cuda":
-        config = replace_value(config, ENGINE_SHARE, plan.engine_share)
     if device == "cuda":
-        model = config.actor_rollout_ref.model if isinstance(config, Config) else config.model
-        problem = plan.problem or _explain_missing_host_memory(model, plan, host_memory)
-        fits = not host_memory or plan.offloaded_bytes + plan.checkpoint_copy_bytes <= USABLE * host_memory
-        return config, replace(plan, problem=problem, saves_in_background=fits)
+        if isinstance(config, Config):
+            config = replace_value(config, ENGINE_SHARE, plan.engine_share)
+        problem = plan.problem or _explain_missing_host_memory(config, plan, host_memory)
+        fits_host = not host_memory or plan.offloaded_bytes + plan.checkpoint_copy_bytes <= USABLE * host_memory
+        return config, replace(plan, problem=problem, saves_in_background=fits_host)
     copies = Usage({"checkpoint copy": plan.checkpoint_copy_bytes})
     with_copies = replace(plan, phases={name: usage + copies for name, usage in plan.phases.items()})
     return config, with_copies if with_copies.has_headroom else replace(plan, saves_in_background=False)
@@ -98,27 +110,26 @@ def fit_to_memory_if_measurable(
     is_gradient_checkpointing_auto: bool,
     request: MemoryRequest | None = None,
 ) -> tuple[ConfigT, MemoryPlan | None, list[str]]:
-    """Do the same, and return notices, too. The plan is None if the model's code fails on the meta device."""
+    """Do the same, and return notices, too. The plan is None if the sizes of the model cannot be read."""
     capacity = machine.get_training_memory(device)
     try:
         fitted, plan = fit_to_memory(config, device, capacity, is_gradient_checkpointing_auto, machine.memory, request)
-    except (RuntimeError, TypeError, AttributeError, LookupError) as error:  # from code that needs data
+    except (RuntimeError, TypeError, AttributeError, LookupError) as error:  # from modeling code of any kind
         failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.!')}"
-        notice = f"the memory of the model is not planned, because it cannot run on the meta device ({failure})."
         if isinstance(config, Config) and config.actor_rollout_ref.rollout.gpu_memory_utilization == "auto":
             config = replace_value(config, ENGINE_SHARE, DEFAULT_ENGINE_SHARE)
-        return config, None, [notice + " Gradient checkpointing stays off." * is_gradient_checkpointing_auto]
+        return config, None, [f"memory is not planned, because the sizes of the model cannot be read ({failure})."]
     return fitted, plan, [plan.warning] if plan.warning else []
 
 
-def _explain_missing_host_memory(model: Model, plan: MemoryPlan, host_memory: int) -> str:
-    """Return why the host memory of a GPU node is too small, or "" if it may be enough."""
+def _explain_missing_host_memory(config: Config | TuningConfig, plan: MemoryPlan, host_memory: int) -> str:
+    """Return why the host memory of a GPU node is too small, or "" if it may be enough. Rank 0 loads the model in the
+    dtype of its files."""
+    model = config.actor_rollout_ref.model if isinstance(config, Config) else config.model
+    loaded = (load_config(model).dtype or torch.float32).itemsize * load_model_sizes(model).parameters
     offload = "Unset some of the offload keys of fsdp_config, or raise trainer.nnodes"
-    needs = {
-        "offloading": (plan.offloaded_bytes, offload),
-        "loading the model": (count_loading_bytes(model), "Use nodes with more memory, or save the model in bfloat16"),
-    }
-    for purpose, (size, fix) in needs.items():
+    load = "Use nodes with more memory, or save the model in bfloat16"
+    for purpose, size, fix in (("offloading", plan.offloaded_bytes, offload), ("loading the model", loaded, load)):
         if 0 < host_memory < size:
             needed = f"{size / GIB:.0f} GiB of host memory per node, but a node has {host_memory / GIB:.0f} GiB"
             return f"memory: {purpose} needs {needed}. {fix}."
@@ -126,89 +137,101 @@ def _explain_missing_host_memory(model: Model, plan: MemoryPlan, host_memory: in
 
 
 def find_cheapest_settings(
-    config: ConfigT,
-    make_plan: Callable[[ConfigT], MemoryPlan],
-    options: Iterator[Settings],
-    is_acceptable: Callable[[MemoryPlan], bool],
+    options: Iterable[Settings], is_acceptable: Callable[[Settings], bool]
 ) -> tuple[Settings, bool]:
-    """Return the settings that cost the least time among those whose memory plan satisfies `is_acceptable`, and True;
-    or those that save the most memory, and False, if no settings do. options: each in addition to those before it."""
-
-    def is_acceptable_with(settings: Settings) -> bool:
-        return is_acceptable(make_plan(replace_values(config, settings)))
-
+    """Return the first acceptable settings, without those that are not needed, and True; or all settings, and False.
+    options: each in addition to those before it; those that cost the least time come first."""
     settings: dict[str, object] = {}
-    while not is_acceptable_with(settings):
-        option = next(options, None)
-        if option is None:
-            return settings, False
+    for option in options:
         settings |= option
+        if is_acceptable(settings):
+            break
+    else:
+        return settings, False
     for key in reversed(list(settings)):
         fewer = {other: value for other, value in settings.items() if other != key}
-        settings = fewer if is_acceptable_with(fewer) else settings
+        settings = fewer if is_acceptable(fewer) else settings
     return settings, True
 
 
-def get_memory_keys(config: Config | TuningConfig) -> tuple[str, str]:
-    """Return the keys of the token budget and of gradient checkpointing."""
-    if isinstance(config, Config):
-        return BUDGET, CHECKPOINTING
-    return "data.max_token_len_per_gpu", CHECKPOINTING.removeprefix(ROLE)
+def get_memory_keys(config: Config | TuningConfig) -> list[str]:
+    """Return the keys of token budget, gradient checkpointing, and ranks that share each trained model."""
+    if not isinstance(config, Config):
+        return ["data.max_token_len_per_gpu", CHECKPOINTING.removeprefix(ROLE), "fsdp_config.fsdp_size"]
+    sections = [ACTOR, *["critic."] * has_critic(config)]
+    return [BUDGET, CHECKPOINTING, *(f"{section}fsdp_config.fsdp_size" for section in sections)]
+
+
+def list_fast_settings(
+    config: Config | TuningConfig, device: Device, free: Collection[str], request: MemoryRequest | None = None
+) -> list[Settings]:
+    """List all values of the `free` keys of `get_memory_keys`, the fastest first. On GPUs, more micro-batches cost
+    traffic, and gradient checkpointing costs computation. On CPUs, smaller micro-batches come first."""
+    budget, checkpointing, *sizes = get_memory_keys(config)
+    trainer, sizes = config.trainer, [key for key in sizes if key in free]
+    parts = (int(str(get_value(config, key.replace("fsdp_size", "ep_size")))) for key in sizes)
+    of_node = [] if any(trainer.n_gpus_per_node % part for part in parts) else [trainer.n_gpus_per_node]
+    budgets = _list_budgets(config, request)
+    choices: list[list[Settings]] = [
+        [dict.fromkeys(sizes, size) for size in [*of_node, trainer.num_ranks]] if sizes else [{}],
+        [{checkpointing: value} for value in ([True] if get_value(config, checkpointing) else [False, True])],
+        [{budget: size} for size in budgets if size >= min(budgets[0], MIN_TOKENS) or size == budgets[0]],
+    ]
+    every: list[Settings] = [
+        {k: v for one in chosen for k, v in one.items() if k in free} for chosen in product(*choices)
+    ]
+    if device == "cpu":
+        return every
+    return sorted(every, key=lambda one: estimate_update_cost(replace_values(config, one), request).seconds_per_token)
 
 
 def list_memory_saving_settings(
     config: Config | TuningConfig, device: Device, request: MemoryRequest | None = None
 ) -> Iterator[Settings]:
     """Yield settings that save memory, each in addition to those before it. Those that cost the least time come first:
-    smaller micro-batches, gradient checkpointing, offloading."""
-    (budget_key, checkpointing), sections = get_memory_keys(config), ["fsdp_config"]
-    budget = int(str(get_value(config, budget_key)))
+    micro-batches and gradient checkpointing, then offloading."""
+    budget, checkpointing, *sizes = get_memory_keys(config)
+    yield from list_fast_settings(config, device, (budget, checkpointing), request)
+    sections, offloads = [key.removesuffix("fsdp_size") for key in sizes], ["offload_policy"]
+    frozen, engines = list[Settings](), list[Settings]()
+    if isinstance(config, Config):
+        offloads, role, per_node = (
+            ["param_offload", "offload_policy"],
+            config.actor_rollout_ref,
+            config.trainer.n_gpus_per_node,
+        )
+        models = ["actor_rollout_ref.ref"] * config.needs_reference + list(config.teacher.local_models)
+        frozen = [{f"{key}.fsdp_config.param_offload": True} for key in models]
+        heads, smallest = load_model_sizes(role.model).num_heads, role.rollout.tensor_model_parallel_size + 1
+        parallel = [n for n in range(smallest, per_node + 1) if per_node % n == 0 and heads % n == 0]
+        engines = [{f"{ROLLOUT}.tensor_model_parallel_size": size} for size in parallel]
+    if device == "cuda":
+        yield from (*engines, *({f"{section}optimizer_offload": True} for section in sections), *frozen)
+    yield from ({budget: size} for size in _list_budgets(config, request) if size < MIN_TOKENS)
+    if device == "cuda":
+        yield from [{ENGINE_SHARE: "auto"}] * isinstance(config, Config)
+        yield from ({f"{section}{key}": True} for key in offloads for section in sections)
+    elif isinstance(config, Config):
+        needed = count_kv_token_bytes(config) * config.data.max_length / GIB
+        yield {f"{ROLLOUT}.kv_cache_gib": max(Rollout().kv_cache_gib, math.ceil(10 * needed) / 10)}
+
+
+def _list_budgets(config: Config | TuningConfig, request: MemoryRequest | None) -> list[int]:
+    """Return the token budget, half of it, a quarter, ... and last a rank's part of the longest row, if it is less."""
     if isinstance(config, Config):
         longest, parallel = config.data.max_length, config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
-        sections = [f"{section}.fsdp_config" for section in [ACTOR, *["critic"] * has_critic(config)]]
     else:
         assert request is not None
         longest, parallel = request.longest_row * request.rows_per_example, config.ulysses_sequence_parallel_size
-    longest = -(-longest // parallel)
-    smaller = [{budget_key: size} for size in halve(budget, max(longest, MIN_TOKENS))]
-    yield from smaller
-    if not get_value(config, checkpointing):
-        yield {checkpointing: True, budget_key: budget}
-        yield from smaller
-    if device == "cuda":
-        if isinstance(config, Config):
-            heads = load_model_sizes(config.actor_rollout_ref.model).num_heads
-            for size in range(
-                config.actor_rollout_ref.rollout.tensor_model_parallel_size + 1, config.trainer.n_gpus_per_node + 1
-            ):
-                if config.trainer.n_gpus_per_node % size == 0 and heads % size == 0:
-                    yield {f"{ROLLOUT}.tensor_model_parallel_size": size}
-        yield from ({f"{section}.optimizer_offload": True} for section in sections)
-    if isinstance(config, Config) and device == "cuda":
-        frozen = ["actor_rollout_ref.ref"] * config.needs_reference + list(config.teacher.local_models)
-        yield from ({f"{key}.fsdp_config.param_offload": True} for key in frozen)
-    yield from ({budget_key: size} for size in halve(min(budget, MIN_TOKENS), longest))
-    if isinstance(config, Config):
-        if device == "cpu":
-            needed = count_kv_token_bytes(config) * config.data.max_length / GIB
-            yield {f"{ROLLOUT}.kv_cache_gib": max(DEFAULT_CACHE, math.ceil(10 * needed) / 10)}
-        elif config.actor_rollout_ref.rollout.gpu_memory_utilization != "auto":
-            yield {ENGINE_SHARE: "auto"}
-    if device == "cuda":
-        offload = ("param_offload", "offload_policy") if isinstance(config, Config) else ("offload_policy",)
-        yield from ({f"{section}.{key}": True} for key in offload for section in sections)
+    budgets, smallest = [int(str(get_value(config, get_memory_keys(config)[0])))], -(-longest // parallel)
+    while budgets[-1] > smallest:
+        budgets.append(max(smallest, budgets[-1] // 2))
+    return budgets
 
 
 def get_max_tokens(budget: int | Literal["auto"]) -> int:
     """Return a token budget as configured or, if it is `auto`, the one with which the memory plan begins."""
     return MAX_TOKENS if budget == "auto" else budget
-
-
-def halve(budget: int, smallest: int) -> Iterator[int]:
-    """Yield budget / 2, budget / 4, ..., and last `smallest`, if it is less than the budget."""
-    while budget > smallest:
-        budget = max(smallest, budget // 2)
-        yield budget
 
 
 def replace_values(config: ConfigT, values: Settings) -> ConfigT:

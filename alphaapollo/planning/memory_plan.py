@@ -1,4 +1,4 @@
-"""Plan the memory of a run before it starts: bytes on a GPU, or on a machine without GPUs, in each phase."""
+"""Plan the memory of a run: bytes on a GPU, or on a machine without GPUs, in each phase of an iteration."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from dataclasses import dataclass, replace
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.resolve import get_resolved, resolve_controller
-from alphaapollo.config.schema import Config, Model, TuningConfig
+from alphaapollo.config.schema import Actor, Config, Critic, Model, TuningConfig
 from alphaapollo.config.schema.base import Device
-from alphaapollo.config.schema.model import FrozenFsdp, Fsdp
-from alphaapollo.models.activation_memory import ModelSizes
 from alphaapollo.planning.memory import (
     DIVERGENCE_COPIES,
     FLOAT32,
     GIB,
     LOGIT_COPIES,
+    MicroBatchCost,
+    RankModel,
     Usage,
-    compute_micro_batch_shape,
-    count_frozen_bytes,
+    count_bucket_bytes,
+    count_sent_bytes,
+    estimate_cost,
     estimate_idle,
-    estimate_state,
+    estimate_layer_bytes,
+    estimate_pass,
     estimate_update,
     get_dtype_bytes,
     load_model_sizes,
-    make_trained_model,
-    measure_pass,
+    make_frozen_model,
+    make_rank_model,
 )
-from alphaapollo.weight_sync.transport import get_largest_bucket_bytes
 from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections
 
 PROCESS = {"cuda": GIB, "cpu": GIB * 6 // 10}  # CUDA context and NCCL buffers, or imported libraries
@@ -39,6 +40,16 @@ DEFAULT_ENGINE_SHARE = 0.5  # of a GPU of unknown size
 MIN_ROWS = 8  # sequences of maximum length for which an engine should have KV cache
 CERTAIN_KINDS = ("weights", "gradients", "optimizer", "frozen models", "engine weights", "kv cache")
 UPDATE, FROZEN_PASS = "update", "frozen models compute"  # beginnings of names of phases
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """Properties of a fine-tuning task that determine its memory."""
+
+    longest_row: int  # number of tokens of the longest row (token sequence)
+    rows_per_example: int = 1  # e.g. 2 for pairs; the rows of an example stay in one micro-batch
+    computes_logits: bool = True  # True: log-probs over the vocabulary; False: one number per row
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,8 @@ class MemoryPlan:
     offloaded_bytes: int = 0  # bytes that GPUs offload to a node's host memory
     checkpoint_copy_bytes: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
     saves_in_background: bool = True  # whether these copies fit into memory
+    shards: int = 1  # ranks that share one copy of the trained model
+    cost: MicroBatchCost | None = None  # of the largest micro-batch; None: on a CPU
     problem: str = ""  # why the run certainly does not fit, and the keys that reduce memory; "": it may fit
     warning: str = ""  # why the run may not fit, and the keys that reduce memory; "": it fits as far as is known
 
@@ -67,8 +80,8 @@ class MemoryPlan:
     def certain(self) -> MemoryPlan:
         """The plan with only those kinds of memory that are known exactly and cannot be reduced."""
         spare = Usage({"kv cache": self.spare_kv_cache})
-        certain = {name: Usage({kind: usage[kind] for kind in CERTAIN_KINDS}) for name, usage in self.phases.items()}
-        return replace(self, phases={name: usage - spare for name, usage in certain.items()})
+        kinds = {name: Usage({kind: usage[kind] for kind in CERTAIN_KINDS}) for name, usage in self.phases.items()}
+        return replace(self, phases={name: usage - spare for name, usage in kinds.items()})
 
     @property
     def is_possible(self) -> bool:
@@ -93,45 +106,6 @@ class MemoryPlan:
         return f"memory: {needed} at its peak ({phase}: {parts})"
 
 
-@dataclass(frozen=True)
-class MemoryRequest:
-    """Properties of a fine-tuning task that determine its memory."""
-
-    longest_row: int  # number of tokens of the longest row (token sequence)
-    rows_per_example: int = 1  # e.g. 2 for pairs; the rows of an example stay in one micro-batch
-    computes_logits: bool = True  # True: log-probs over the vocabulary; False: one number per row
-
-
-def _plan_finetuning(config: TuningConfig, device: Device, capacity: int, request: MemoryRequest) -> MemoryPlan:
-    trainer, model, data = config.trainer, config.model, config.data
-    examples, tokens = compute_micro_batch_shape(
-        longest_row=request.longest_row * request.rows_per_example,
-        rows_per_step=data.train_batch_size,
-        max_tokens=get_resolved(data.max_token_len_per_gpu),
-        num_ranks=trainer.num_ranks,
-        sequence_parallel_size=config.ulysses_sequence_parallel_size,
-    )
-    shape = examples * request.rows_per_example, max(1, tokens // request.rows_per_example)
-    copies = LOGIT_COPIES * request.computes_logits
-    trained = make_trained_model(
-        model, config.fsdp_config, device, trainer.num_ranks, shape, shape[1], copies, config.optim.name
-    )
-    phases = {UPDATE: estimate_update(trained) + Usage({"runtime": PROCESS[device]})}
-    ranks = trainer.n_gpus_per_node
-    written = trained.checkpoint_bytes * ranks if trainer.save_freq > 0 else 0
-    if device == "cuda":
-        return MemoryPlan(
-            phases, capacity, "a GPU", offloaded_bytes=trained.offloaded_bytes * ranks, checkpoint_copy_bytes=written
-        )
-    driver = Usage({"runtime": (PROCESS["cpu"] + RAY) * (resolve_controller(trainer) == "ray")})
-    node = {name: _multiply(usage, ranks) + driver for name, usage in phases.items()}
-    return MemoryPlan(node, capacity, "this machine", checkpoint_copy_bytes=written)
-
-
-def _multiply(usage: Usage, count: int) -> Usage:
-    return Usage({kind: size * count for kind, size in usage.items()})
-
-
 def plan_memory(
     config: Config | TuningConfig, device: Device, capacity: int, request: MemoryRequest | None = None
 ) -> MemoryPlan:
@@ -139,183 +113,164 @@ def plan_memory(
 
     capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown. request: of fine-tuning.
     """
-    if not isinstance(config, Config):
-        assert request is not None
-        return _plan_finetuning(config, device, capacity, request)
-    role, trainer = config.actor_rollout_ref, config.trainer
-    rollout, ranks = role.rollout, trainer.n_gpus_per_node
-    phases, offloaded, written = _estimate_ranks(config, device)
-    engine, token_bytes = _estimate_engine(config, device), count_kv_token_bytes(config)
-    asleep = Usage({"engine buffers": SLEEPING_ENGINE * (rollout.name == "vllm" and device == "cuda")})
-    share = _get_engine_share(config, phases, engine, capacity) if device == "cuda" else 0
-    cache = int(share * capacity) - engine.total() if share else int(rollout.kv_cache_gib * GIB)
-    engine["kv cache"] = max(0, cache) if rollout.name == "vllm" else 0
-    row = config.data.max_length * token_bytes
-    spare = max(0, engine["kv cache"] - row) if share and rollout.gpu_memory_utilization == "auto" else 0
-    shortage = _describe_kv_cache_shortage(config, engine["engine weights"], row, share, capacity)
+    trainer, ranks = config.trainer, config.trainer.n_gpus_per_node
+    trained = _make_trained_models(config, device, request)
+    policy = next(iter(trained.values()))
+    frozen = _make_frozen_models(config, device, policy.shards) if isinstance(config, Config) else []
+    models = [*trained.values(), *frozen]
+    further = len(trained) - 1 + (isinstance(config, Config) and config.reward_model.enable)  # processes of a rank
+    own = PROCESS[device] + FURTHER_PROCESS * further * (device == "cuda")
+    idle = sum(map(estimate_idle, models), Usage(runtime=own))
+    phases = {name: idle + (estimate_update(one) - estimate_idle(one)) for name, one in trained.items()}
+    if isinstance(config, Config):
+        phases = _add_phases(config, phases, idle, policy, frozen)
+    written = sum(FLOAT32 * -(-one.trained // one.shards) + one.state["optimizer"] for one in trained.values())
+    if isinstance(config, Config) and _moves_frozen_models(config):
+        written += sum(one.state.total() for one in frozen if one.sizes is policy.sizes)
+    if device == "cpu":
+        libraries = (1 + ranks * further) * PROCESS["cpu"] + RAY  # of the driver, and the further processes
+        libraries *= resolve_controller(trainer) == "ray"
+        phases = {name: _multiply(usage, ranks) + Usage(runtime=libraries) for name, usage in phases.items()}
     plan = MemoryPlan(
         phases,
         capacity,
-        f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU",
-        share,
-        engine["kv cache"] // token_bytes,
-        spare,
-        shortage,
-        offloaded * ranks,
-        written * ranks if trainer.save_freq > 0 or trainer.record_steps else 0,
+        "this machine" if device == "cpu" else f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU",
+        offloaded_bytes=ranks * sum((one.state - estimate_idle(one)).total() for one in models),
+        checkpoint_copy_bytes=ranks * written * bool(trainer.save_freq > 0 or getattr(trainer, "record_steps", None)),
+        shards=policy.shards,
+        cost=estimate_update_cost(config, request) if device == "cuda" else None,
     )
-    if device == "cpu":
-        others = ranks * (has_critic(config) + config.reward_model.enable)
-        others += (3 if rollout.name == "vllm" else 1) * (rollout.num_engines or 1) + 1  # vLLM: 3 processes; the driver
-        libraries = {"runtime": (others * PROCESS["cpu"] + RAY) * (trainer.controller != "local")}
-        shared = _multiply(engine, rollout.num_engines or 1) + Usage(libraries)
-        node = {name: _multiply(usage, ranks) + shared for name, usage in phases.items()}
-        return replace(plan, phases=node, device_name="this machine")
-    if not rollout.colocate:
-        return replace(
-            plan,
-            phases={name: usage for name, usage in phases.items() if name != "generate"}
-            | {"generate (an engine's GPU)": engine + asleep},
-        )
-    sleeps = rollout.free_cache_engine
-    phases = {
-        name: usage + asleep + (Usage() if sleeps and name != "generate" else engine) for name, usage in phases.items()
+    return _add_engines(config, plan, device) if isinstance(config, Config) else plan
+
+
+def _multiply(usage: Usage, count: int) -> Usage:
+    return Usage({kind: size * count for kind, size in usage.items()})
+
+
+def _make_trained_models(
+    config: Config | TuningConfig, device: Device, request: MemoryRequest | None
+) -> dict[str, RankModel]:
+    """Return the trained models on a rank by the phase of their update, the policy first."""
+    shape, ranks = find_micro_batch_shape(config, request), config.trainer.num_ranks
+    roles: dict[str, tuple[Model, Actor | Critic | TuningConfig, int, int]]  # with steps per update, copies of logits
+    if not isinstance(config, Config):
+        copies = LOGIT_COPIES * (request is None or request.computes_logits)
+        roles, images = {UPDATE: (config.model, config, 2, copies)}, shape[1]
+    else:
+        role, critic, images = config.actor_rollout_ref, config.critic, config.data.max_prompt_length
+        copies = DIVERGENCE_COPIES if _computes_divergence(config) else LOGIT_COPIES
+        roles = {f"{UPDATE} of the policy": (role.model, role.actor, config.steps_per_iteration, copies)}
+        if has_critic(config):
+            steps, model = config.num_mini_batches * critic.ppo_epochs, make_critic_model_section(role.model, critic)
+            roles[f"{UPDATE} of the critic"] = model, critic, steps, 0
+    return {
+        phase: make_rank_model(model, one.fsdp_config, device, ranks, shape, one.optim.name, steps, copies, images)
+        for phase, (model, one, steps, copies) in roles.items()
     }
-    if sleeps:
-        received = _count_bucket(load_model_sizes(role.model), get_dtype_bytes(rollout.dtype))
-        phases["publish"] += Usage({"engine weights": engine["engine weights"], "engine buffers": received})
-    return replace(plan, phases=phases)
 
 
-def _estimate_ranks(config: Config, device: Device) -> tuple[dict[str, Usage], int, int]:
-    """Estimate the memory of a training rank, without engines. Returns the memory in each phase, the bytes offloaded to
-    host memory, and the bytes of the copies from which checkpoints are written."""
-    role, critic, prompt = config.actor_rollout_ref, config.critic, config.data.max_prompt_length
-    computes_divergence = role.actor.uses_full_kl or config.teacher.uses_full_vocabulary
-    sizes = device, config.trainer.num_ranks, find_micro_batch_shape(config), prompt
-    copies, actor = DIVERGENCE_COPIES if computes_divergence else LOGIT_COPIES, role.actor
-    policy = make_trained_model(
-        role.model, actor.fsdp_config, *sizes, copies, actor.optim.name, config.steps_per_iteration
-    )
-    trained = [policy]
-    if has_critic(config):
-        steps, model = config.num_mini_batches * critic.ppo_epochs, make_critic_model_section(role.model, critic)
-        trained.append(make_trained_model(model, critic.fsdp_config, *sizes, 0, critic.optim.name, steps))
-    further = FURTHER_PROCESS * (has_critic(config) + config.reward_model.enable) * (device == "cuda")
-    fixed = Usage({"runtime": PROCESS[device] + further})
-    if config.reward_model.enable:
-        scorer = config.reward_model.model
-        section = role.model.model_copy(update={"path": scorer.path})
-        fixed += _estimate_frozen(section, scorer.fsdp_config, config.trainer.num_ranks, device)[1]
-    frozen = _list_frozen_models(config, policy.shards, device)
-    idle = sum((one for _, _, one in frozen), fixed)
-    # frozen models, and the gathered heads of teachers, whose distributions the policy's update reads
-    in_update = sum((loaded for _, loaded, _ in frozen), fixed) if computes_divergence else idle
-    for model in make_teacher_model_sections(role.model, config.teacher).values() if computes_divergence else ():
-        in_update += Usage({"gathered layers": get_dtype_bytes(model.dtype) * load_model_sizes(model).root_parameters})
-    critics = sum((estimate_idle(one) for one in trained[1:]), Usage())
-    phases = {f"{UPDATE} of the policy": estimate_update(policy) + critics + in_update}
-    for one in trained[1:]:
-        phases[f"{UPDATE} of the critic"] = estimate_update(one) + estimate_idle(policy) + idle
-    rows, length = find_micro_batch_shape(config, config.max_teacher_length)
-    passes = [loaded - away + measure_pass(model, rows * length) for model, loaded, away in frozen]
-    if passes:  # one after the other
-        phases[FROZEN_PASS] = estimate_state(policy) + critics + idle + max(passes, key=Usage.total)
-    width = get_dtype_bytes(role.rollout.dtype)
-    sent = 3 * _count_bucket(policy.sizes, width)  # with a packed copy, and the next one; from a gathered layer
-    sent += width * max(policy.sizes.layer_parameters, policy.sizes.root_parameters)
-    phases["publish"] = estimate_state(policy) + critics + in_update + Usage({"transfer buckets": sent})
-    phases["generate"] = estimate_idle(policy) + critics + idle
-    offloaded = sum(one.offloaded_bytes for one in trained)
-    offloaded += sum(loaded.total() - away.total() for _, loaded, away in frozen)
-    written, reset = sum(one.checkpoint_bytes for one in trained), config.algorithm.reference_reset
-    if reset.every or reset.patience or (config.teacher.uses_self_teacher and not role.model.lora_rank):
-        written += sum(loaded.total() for _, loaded, _ in frozen)  # checkpoints have the moved reference or teacher
-    return phases, offloaded, written
-
-
-def _list_frozen_models(config: Config, shards: int, device: Device) -> list[tuple[Model, Usage, Usage]]:
-    """Return reference and teachers on a rank, each with its memory while it computes and while it does not. With LoRA,
-    the base model is the reference. A self-teacher has the policy's float32 weights."""
-    role, teacher = config.actor_rollout_ref, config.teacher
-    sections: list[tuple[Model, FrozenFsdp | Fsdp, str]] = []
-    if config.needs_reference and not role.model.lora_rank:
-        sections.append((role.model, role.ref.fsdp_config, ""))
+def _make_frozen_models(config: Config, device: Device, shards: int) -> list[RankModel]:
+    """Return reference, teachers and reward model on a rank. With LoRA, the base model is the reference. A self-teacher
+    has the policy's float32 weights."""
+    role, teacher, scorer = config.actor_rollout_ref, config.teacher, config.reward_model
+    tokens = math.prod(find_micro_batch_shape(config, longest_row=config.max_teacher_length))
+    adapts, frozen = bool(role.model.lora_rank), list[RankModel]()
+    if config.needs_reference and not adapts:
+        frozen.append(make_frozen_model(role.model, role.ref.fsdp_config, device, shards, tokens))
     if teacher.uses_self_teacher:
-        sections.append((role.model, role.actor.fsdp_config, "" if role.model.lora_rank else "float32"))
+        dtype = "" if adapts else "float32"
+        frozen.append(make_frozen_model(role.model, role.actor.fsdp_config, device, shards, tokens, dtype))
     for key, model in make_teacher_model_sections(role.model, teacher).items():
-        sections.append((model, teacher.local_models[key].fsdp_config, ""))
-    return [(model, *_estimate_frozen(model, fsdp, shards, device, dtype)) for model, fsdp, dtype in sections]
-
-
-def _estimate_frozen(
-    model: Model, fsdp: FrozenFsdp | Fsdp, shards: int, device: Device, dtype: str = ""
-) -> tuple[Usage, Usage]:
-    """Return the memory of a frozen model on one of `shards` ranks: while it computes, and while it does not. dtype: of
-    its weights; "": the model's."""
-    if fsdp.offload_policy and device == "cuda":
-        return Usage(), Usage()
-    loaded = Usage({"frozen models": count_frozen_bytes(model, shards, dtype or model.dtype)})
-    return loaded, Usage() if getattr(fsdp, "param_offload", False) and device == "cuda" else loaded
-
-
-def _get_engine_share(config: Config, phases: dict[str, Usage], engine: Usage, capacity: int) -> float:
-    """Return rollout.gpu_memory_utilization or, if it is `auto`, the share of a GPU that training leaves to an engine,
-    but at least what the engine needs for MIN_ROWS sequences.
-
-    phases: memory of a training rank by phase. engine: memory of an engine without KV cache. capacity: bytes of a GPU;
-    0: unknown.
-    """
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.gpu_memory_utilization != "auto":
-        return rollout.gpu_memory_utilization
-    if not capacity:
-        return DEFAULT_ENGINE_SHARE
-    beside = [phases["generate"]] if rollout.free_cache_engine else phases.values()
-    training = max(usage.total() for usage in beside) if rollout.colocate else 0
-    asleep = SLEEPING_ENGINE * (rollout.name == "vllm")
-    needed = engine.total() + MIN_ROWS * config.data.max_length * count_kv_token_bytes(config)
-    share = max(USABLE - (training + asleep) / capacity, min(USABLE, needed / capacity))
-    return math.floor(100 * share) / 100
-
-
-def _describe_kv_cache_shortage(config: Config, weights: int, needed: int, share: float, capacity: int) -> str:
-    """Return why an engine's KV cache certainly cannot hold one sequence, or "" if it may. share: of a GPU of
-    `capacity` bytes; 0: on a CPU. weights and needed: bytes of the engine's weights, and of one sequence."""
-    rollout, given = config.actor_rollout_ref.rollout, share * capacity
-    fits = weights + needed <= given if share else needed <= rollout.kv_cache_gib * GIB
-    if fits or rollout.name != "vllm" or (share and not capacity):
-        return ""
-    row = f"{needed / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
-    row += " (data.max_prompt_length + data.max_response_length)"
-    if not share:
-        return f"actor_rollout_ref.rollout.kv_cache_gib={rollout.kv_cache_gib:g} is too small: an engine needs {row}"
-    of_gpu = f"gpu_memory_utilization={share:g} of a GPU of {capacity / GIB:.0f} GiB is {given / GIB:.1f} GiB"
-    return f"actor_rollout_ref.rollout.{of_gpu}, but an engine needs {weights / GIB:.1f} GiB for its weights and {row}"
-
-
-def count_kv_token_bytes(config: Config) -> int:
-    """Return the bytes of a token in the KV cache of one tensor-parallel rank. Layers that keep only a window do not
-    count."""
-    rollout, sizes = config.actor_rollout_ref.rollout, load_model_sizes(config.actor_rollout_ref.model)
-    size = sizes.kv_elements_per_token * get_dtype_bytes(rollout.dtype)
-    return size // min(rollout.tensor_model_parallel_size, sizes.num_kv_heads)
+        frozen.append(make_frozen_model(model, teacher.local_models[key].fsdp_config, device, shards, tokens))
+    if scorer.enable:
+        model, shards = role.model.model_copy(update={"path": scorer.model.path}), config.trainer.num_ranks
+        frozen.append(make_frozen_model(model, scorer.model.fsdp_config, device, shards, tokens))
+    return frozen
 
 
 def has_critic(config: Config) -> bool:
     return "values" in get_estimator(config.algorithm.adv_estimator).needs
 
 
-def find_micro_batch_shape(config: Config, longest_row: int | None = None) -> tuple[int, int]:
-    """Return (rows, tokens per row) of the largest micro-batch on a rank. longest_row: None = data.max_length."""
-    data, actor = config.data, config.actor_rollout_ref.actor
-    return compute_micro_batch_shape(
-        longest_row=longest_row or data.max_length,
-        rows_per_step=min(actor.ppo_mini_batch_size, config.trajectories_per_update),
-        max_tokens=get_resolved(actor.ppo_max_token_len_per_gpu),
-        num_ranks=config.trainer.num_ranks,
-        sequence_parallel_size=actor.ulysses_sequence_parallel_size,
-    )
+def _computes_divergence(config: Config) -> bool:
+    return config.actor_rollout_ref.actor.uses_full_kl or config.teacher.uses_full_vocabulary
+
+
+def _moves_frozen_models(config: Config) -> bool:
+    """Whether reference or self-teacher change, so that checkpoints contain them."""
+    reset, adapts = config.algorithm.reference_reset, bool(config.actor_rollout_ref.model.lora_rank)
+    return bool(reset.every or reset.patience or (config.teacher.uses_self_teacher and not adapts))
+
+
+def _add_phases(
+    config: Config, updates: dict[str, Usage], idle: Usage, policy: RankModel, frozen: list[RankModel]
+) -> dict[str, Usage]:
+    """Add the other phases, and to the policy's update the frozen models that it reads. idle: a rank that waits."""
+    loaded = [estimate_pass(one) - estimate_idle(one) for one in frozen]
+    if _computes_divergence(config):  # with their gathered heads
+        heads = sum(one.dtype_bytes * one.sizes.root_parameters for one in frozen)
+        read = Usage({"frozen models": sum(one["frozen models"] for one in loaded), "gathered layers": heads})
+        updates = {name: usage + (read if "policy" in name else Usage()) for name, usage in updates.items()}
+    weights = 0 if policy.fsdp.offload_policy else policy.state["weights"] - estimate_idle(policy)["weights"]
+    reloaded = idle + Usage(weights=weights)
+    passes = {FROZEN_PASS: reloaded + max(loaded, key=Usage.total)} if loaded else {}  # one after the other
+    width = get_dtype_bytes(config.actor_rollout_ref.rollout.dtype)
+    sent = Usage({"transfer buckets": count_sent_bytes(policy.sizes, width)})
+    return updates | passes | {"publish": reloaded + sent, "generate": idle}
+
+
+def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan:
+    """Add the engines to the phases of a rank (on a CPU: of a machine), and choose the size of their KV cache."""
+    rollout, capacity, phases = config.actor_rollout_ref.rollout, plan.capacity, plan.phases
+    engine, token_bytes = _estimate_engine(config, device), count_kv_token_bytes(config)
+    row, is_vllm = config.data.max_length * token_bytes, rollout.name == "vllm"
+    if device == "cpu":
+        share, cache = 0.0, int(rollout.kv_cache_gib * GIB)
+        key, needs = f"kv_cache_gib={rollout.kv_cache_gib:g}", ""
+    else:
+        share = _choose_engine_share(config, phases, engine.total() + MIN_ROWS * row, capacity)
+        cache = int(share * capacity) - engine.total()
+        key = f"gpu_memory_utilization={share:g} of {plan.device_name}"
+        needs = f"{engine['engine weights'] / GIB:.1f} GiB for its weights and "
+    plan = replace(plan, engine_share=share)
+    if is_vllm:
+        engine["kv cache"] = max(0, cache)
+        if (capacity or device == "cpu") and row > cache + engine["engine buffers"]:  # buffers are an estimate
+            needs += f"{row / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
+            plan = replace(plan, kv_cache_shortage=f"{ROLLOUT}.{key} is too small: an engine needs {needs}")
+        if rollout.gpu_memory_utilization == "auto" and device == "cuda":
+            plan = replace(plan, spare_kv_cache=max(0, cache - row))
+    plan = replace(plan, kv_cache_tokens=engine["kv cache"] // token_bytes)
+    if device == "cpu":
+        count, processes = rollout.num_engines or 1, (3 if is_vllm else 1) * (config.trainer.controller == "ray")
+        engines = _multiply(engine + Usage(runtime=processes * PROCESS["cpu"]), count)
+        return replace(plan, phases={name: usage + engines for name, usage in phases.items()})
+    asleep = Usage({"engine buffers": SLEEPING_ENGINE * is_vllm})
+    if not rollout.colocate:
+        apart = {name: usage for name, usage in phases.items() if name != "generate"}
+        return replace(plan, phases=apart | {"generate (an engine's GPU)": engine + asleep})
+    awake = dict.fromkeys(phases, engine)
+    if rollout.free_cache_engine:
+        sizes, width = load_model_sizes(config.actor_rollout_ref.model), get_dtype_bytes(rollout.dtype)
+        experts = sizes.layer_expert_parameters
+        # vLLM copies each bucket, collects the experts of a layer, and loads them beside those in use
+        loading = width * (experts + 2 * experts // rollout.tensor_model_parallel_size)
+        received = Usage({"engine buffers": count_bucket_bytes(sizes, width) + loading})
+        awake = {"generate": engine, "publish": received + Usage({"engine weights": engine["engine weights"]})}
+    return replace(plan, phases={name: usage + asleep + awake.get(name, Usage()) for name, usage in phases.items()})
+
+
+def _choose_engine_share(config: Config, phases: dict[str, Usage], needed: int, capacity: int) -> float:
+    """Return rollout.gpu_memory_utilization or, if it is `auto`, the share of a GPU of `capacity` bytes (0: unknown)
+    that the `phases` of training leave to an engine, but at least the `needed` bytes."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.gpu_memory_utilization != "auto":
+        return rollout.gpu_memory_utilization
+    if not capacity:
+        return DEFAULT_ENGINE_SHARE
+    beside = [phases["generate"]] if rollout.free_cache_engine else phases.values()
+    training = max(usage.total() for usage in beside) * rollout.colocate + SLEEPING_ENGINE * (rollout.name == "vllm")
+    return math.floor(100 * max(USABLE - training / capacity, min(USABLE, needed / capacity))) / 100
 
 
 def _estimate_engine(config: Config, device: Device) -> Usage:
@@ -325,16 +280,43 @@ def _estimate_engine(config: Config, device: Device) -> Usage:
         return Usage()
     sizes, parallel = load_model_sizes(model), rollout.tensor_model_parallel_size
     weights = Usage({"engine weights": get_dtype_bytes(rollout.dtype) * sizes.parameters // parallel})
-    if device == "cpu":
-        return weights
-    # float32 logits, and a copy to sample from
+    # activations of a step; float32 logits, and a copy to sample from
+    activations = 2 * estimate_layer_bytes(model, 1, max(rollout.max_num_batched_tokens, config.data.max_length)) // 3
     logits = 2 * FLOAT32 * get_resolved(rollout.max_num_seqs) * (sizes.head_parameters // sizes.hidden_size)
-    activations = measure_pass(model, max(rollout.max_num_batched_tokens, config.data.max_length))["activations"]
-    return weights + Usage({"engine buffers": activations // parallel + logits})
+    return weights + Usage({"engine buffers": (activations // parallel + logits) * (device == "cuda")})
 
 
-def _count_bucket(sizes: ModelSizes, width: int) -> int:
-    """Return the bytes of the largest bucket of a weight sync, which has at least one parameter."""
-    return min(
-        width * sizes.parameters, get_largest_bucket_bytes(width * sizes.parameters) + width * sizes.head_parameters
-    )
+def count_kv_token_bytes(config: Config) -> int:
+    """Return the bytes of a token in the KV cache of one tensor-parallel rank, without layers that keep a window."""
+    rollout, sizes = config.actor_rollout_ref.rollout, load_model_sizes(config.actor_rollout_ref.model)
+    size = sizes.kv_elements_per_token * get_dtype_bytes(rollout.dtype)
+    return size // min(rollout.tensor_model_parallel_size, sizes.num_kv_heads)
+
+
+def find_micro_batch_shape(
+    config: Config | TuningConfig, request: MemoryRequest | None = None, longest_row: int | None = None
+) -> tuple[int, int]:
+    """Return (rows, tokens per row) of the largest micro-batch on a rank, which has at least one row, even above the
+    token budget. longest_row: None = data.max_length, or of the request."""
+    if isinstance(config, Config):
+        actor, longest, rows = config.actor_rollout_ref.actor, longest_row or config.data.max_length, 1
+        step, budget = min(actor.ppo_mini_batch_size, config.trajectories_per_update), actor.ppo_max_token_len_per_gpu
+        parallel = actor.ulysses_sequence_parallel_size
+    else:
+        assert request is not None
+        longest, rows, parallel = request.longest_row, request.rows_per_example, config.ulysses_sequence_parallel_size
+        step, budget = config.data.train_batch_size, config.data.max_token_len_per_gpu
+    examples = -(-step // (config.trainer.num_ranks // parallel))  # of an optimizer step, on the ranks that share them
+    longest *= rows
+    tokens = max(longest, min(get_resolved(budget) * parallel, examples * longest)) // parallel
+    examples = max(1, -(-tokens // longest))
+    return examples * rows, max(1, tokens // examples // rows)
+
+
+def estimate_update_cost(config: Config | TuningConfig, request: MemoryRequest | None = None) -> MicroBatchCost:
+    """Estimate the time of the policy's largest micro-batch."""
+    tokens, trainer = math.prod(find_micro_batch_shape(config, request)), config.trainer
+    if isinstance(config, Config):
+        model, fsdp = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.fsdp_config
+        return estimate_cost(model, fsdp, tokens, trainer.num_ranks, trainer.n_gpus_per_node)
+    return estimate_cost(config.model, config.fsdp_config, tokens, trainer.num_ranks, trainer.n_gpus_per_node)

@@ -44,6 +44,20 @@ def describe_memory_peak(memory: MemoryPlan | None) -> str:
     return f"{usage.total() / GIB:.1f} GiB on {memory.device_name} at its peak ({moment}){host}, calculated"
 
 
+def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, str]:
+    """Return plan rows about the ranks that share a copy of the model and what a micro-batch costs them; none for a
+    single rank, and on a CPU."""
+    if memory is None or memory.cost is None or num_ranks == 1:
+        return {}
+    cost, copies = memory.cost, num_ranks // memory.shards
+    compute = cost.tokens * cost.compute_seconds_per_token
+    seconds = f"about {cost.traffic_seconds:.2f} s, and {compute:.2f} s of computation"
+    return {
+        "copies of the model": f"{copies}, each over {memory.shards} ranks" + " (HSDP)" * (copies > 1),
+        "traffic of a micro-batch": f"{cost.traffic / 1e9:.1f} GB {cost.network}, {seconds}",
+    }
+
+
 def describe_checkpoint_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> str:
     """Describe how often checkpoints are written, and whether the next iteration waits for them. frequency: iterations
     between checkpoints; -1: never. unit: plural word for iterations, e.g. steps."""

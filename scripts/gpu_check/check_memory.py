@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.planning.memory import FLOAT32, TrainedModel, estimate_idle, estimate_update, make_trained_model
+from alphaapollo.planning.memory import FLOAT32, RankModel, estimate_idle, estimate_update, make_rank_model
 from scripts.gpu_check.device import GIB
 from scripts.gpu_check.kit import Kit, need, vocabulary_of
 from scripts.random_batch import random_batch
@@ -68,6 +68,6 @@ def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None
         assert name != "plain" or start < 1.5 * weights + GIB, f"the start used {start / GIB:.1f} GiB"
 
 
-def make_plan(kit: Kit, worker: Any, micro_batch_shape: tuple[int, int]) -> TrainedModel:
+def make_plan(kit: Kit, worker: Any, micro_batch_shape: tuple[int, int]) -> RankModel:
     fsdp = worker.actor.fsdp_config
-    return make_trained_model(worker.config, fsdp, kit.device, 1, micro_batch_shape, steps_per_update=1)  # type: ignore[arg-type]
+    return make_rank_model(worker.config, fsdp, kit.device, 1, micro_batch_shape, steps_per_update=1)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.load import LIGER_ARCHITECTURES, load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.planning.memory import estimate_update, make_trained_model
+from alphaapollo.planning.memory import estimate_update, make_rank_model
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.checks import Untested
 from scripts.gpu_check.device import GIB
@@ -108,7 +108,7 @@ def plan_peak(kit: Kit, folder: Path, micro_batch_shape: tuple[int, int], checkp
     from alphaapollo.config.schema import Fsdp, Model
 
     model = resolve_model(Model(path=str(folder), enable_gradient_checkpointing=checkpointing), kit.device)  # type: ignore[arg-type]
-    plan = make_trained_model(model, Fsdp(), kit.device, 1, micro_batch_shape)  # type: ignore[arg-type]
+    plan = make_rank_model(model, Fsdp(), kit.device, 1, micro_batch_shape)  # type: ignore[arg-type]
     return estimate_update(plan).total()
 
 

@@ -3,7 +3,7 @@
     python -m tests.simulated_gpu.memory '{"model": DIR, "world_size": 8, "max_tokens": 4096, "row_length": 2048}'
 
 Prints {"allocated", "reserved", "smallest", "planned"} in GiB as JSON. smallest: the smallest device on which the
-second update survives. planned: what alphaapollo/planning expects.
+second update survives. planned: what alphaapollo/planning expects. With "publishes": true, it measures a weight sync.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import gc
 import json
 import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,10 @@ from torch.utils._pytree import tree_leaves
 
 from alphaapollo.config.schema import Actor
 from alphaapollo.models import policy, sharding
-from alphaapollo.planning.memory import estimate_update, make_trained_model
+from alphaapollo.models.export import gather_parameters
+from alphaapollo.planning.memory import count_sent_bytes, estimate_update, load_model_sizes, make_rank_model
+from alphaapollo.weight_sync.transport import count_bytes, make_buckets, prefetch_buckets
+from alphaapollo.workers.policy import PolicyWorker
 from tests.simulated_gpu.fake_cuda import FakeGpu, Stream
 from tests.simulated_gpu.workers import fake_rank, make_batch, make_columns, make_policy, make_rows
 
@@ -193,8 +198,9 @@ def survives(first: list[Event], second: list[Event], capacity: int) -> bool:
     return not allocator.failures
 
 
-def trace_updates(case: dict[str, Any]) -> tuple[list[Event], list[Event], Any]:
-    """Trace two updates, each with the offloading after it. Returns their events, and the worker's model section."""
+@contextmanager
+def traced_worker(case: dict[str, Any]) -> Iterator[tuple[Trace, PolicyWorker]]:
+    """Context manager with a policy worker on a fake GPU, all of whose allocations are traced."""
     trace, pairs = Trace(), [0]
     exchange = sharding._exchange_and_compute
 
@@ -208,19 +214,24 @@ def trace_updates(case: dict[str, Any]) -> tuple[list[Event], list[Event], Any]:
         ranks = sizes.shape[1]
         return [[pairs[0] // ranks + (rank < pairs[0] % ranks) for rank in range(ranks)]] * 2
 
-    world, length = case["world_size"], case["row_length"]
-    random, count = np.random.default_rng(0), world * MICRO_BATCHES * (case["max_tokens"] // length)
-    rows = make_rows(random.integers(length // 2, length - 256, count).tolist(), 256, 30_000)
     with (
         mock.patch.object(sharding, "_exchange_and_compute", exchange_balanced),
         mock.patch.object(policy, "find_excluded_ids", lambda *_: ()),  # the folders have no tokenizer
         mock.patch.object(torch.UntypedStorage, "resize_", lambda storage, size: trace.resize(storage, size)),
-        fake_rank(world, [trace]),
+        fake_rank(case["world_size"], [trace]),
         mock.patch.object(torch.cuda, "empty_cache", trace.empty_cache),
     ):
         FakeGpu.hints.append(balance)
         model = {"enable_gradient_checkpointing": case.get("checkpointing", False)}
-        worker = make_policy(Path(case["model"]), case.get("actor"), model, world)
+        yield trace, make_policy(Path(case["model"]), case.get("actor"), model, case["world_size"])
+
+
+def trace_updates(case: dict[str, Any]) -> tuple[list[Event], list[Event], Any]:
+    """Trace two updates, each with the offloading after it. Returns their events, and the worker's model section."""
+    world, length = case["world_size"], case["row_length"]
+    random, count = np.random.default_rng(0), world * MICRO_BATCHES * (case["max_tokens"] // length)
+    rows = make_rows(random.integers(length // 2, length - 256, count).tolist(), 256, 30_000)
+    with traced_worker(case) as (trace, worker):
         batch = make_batch(worker, rows, world, max_tokens=case["max_tokens"])
         worker.load_batch(batch.rank_batches[0])
         ends = []
@@ -231,6 +242,24 @@ def trace_updates(case: dict[str, Any]) -> tuple[list[Event], list[Event], Any]:
             gc.collect()
             ends.append(len(trace.events))
     return trace.events[: ends[0]], trace.events[ends[0] : ends[1]], worker.config
+
+
+def measure_publish(case: dict[str, Any]) -> dict[str, float]:
+    """Measure what a rank needs in addition while it gathers the weights, packs them and sends them over CUDA IPC."""
+    with traced_worker(case) as (trace, worker):
+        worker.offload()
+        start = len(trace.events)
+        for bucket in prefetch_buckets(
+            make_buckets(gather_parameters(worker.policy.model, worker.dtype), worker.dtype)
+        ):
+            packed = torch.empty(count_bytes(bucket), dtype=torch.uint8, device="cuda")
+            del bucket, packed
+    allocator = CachingAllocator()
+    allocator.replay([*trace.events[:start], ("empty_cache", 0, 0, 0)])
+    idle = allocator.peak_reserved = allocator.reserved
+    allocator.replay(trace.events[start:])
+    planned = count_sent_bytes(load_model_sizes(worker.config), 2)
+    return {"reserved": (allocator.peak_reserved - idle) / GIB, "planned": planned / GIB}
 
 
 def measure(case: dict[str, Any]) -> dict[str, float]:
@@ -246,10 +275,12 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
         low, high = (low, middle) if survives(first, second, middle) else (middle, high)
     shape = case["max_tokens"] // case["row_length"], case["row_length"]
     fsdp = Actor(**case.get("actor", {})).fsdp_config
-    planned = estimate_update(make_trained_model(section, fsdp, "cuda", case["world_size"], shape, steps_per_update=1))
+    planned = estimate_update(make_rank_model(section, fsdp, "cuda", case["world_size"], shape, steps_per_update=1))
     sizes = {"allocated": allocator.peak_allocated, "reserved": allocator.peak_reserved, "smallest": high}
     return {name: size / GIB for name, size in {**sizes, "planned": planned.total()}.items()}
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: round(size, 2) for name, size in measure(json.loads(sys.argv[1])).items()}))
+    arguments = json.loads(sys.argv[1])
+    found = measure_publish(arguments) if arguments.get("publishes") else measure(arguments)
+    print(json.dumps({name: round(size, 2) for name, size in found.items()}))

@@ -169,6 +169,16 @@ def test_the_planned_memory_of_an_update_is_within_10_percent(name: str, guard: 
     assert 0.9 * sizes["smallest"] <= sizes["planned"] <= 1.1 * sizes["smallest"], sizes
 
 
+def test_the_planned_memory_of_a_publish_is_enough(guard: Path, tmp_path: Path) -> None:
+    """Qwen3-30B-A3B with six layers: the buffers do not depend on the number of layers."""
+    config = json.loads((PUBLISHED / "qwen3-30b-a3b" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 6}))
+    case = {"model": str(tmp_path), "world_size": 8, "actor": {"fsdp_config": {"ep_size": 8}}, "publishes": True}
+    output = run_preloaded(guard, "tests.simulated_gpu.memory", json.dumps(case), timeout=1200)
+    sizes = json.loads(output.strip().splitlines()[-1])
+    assert 0.95 * sizes["reserved"] <= sizes["planned"] <= 1.2 * sizes["reserved"], sizes
+
+
 def test_vllm_accepts_the_engines_of_every_recipe() -> None:
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")

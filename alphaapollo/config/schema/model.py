@@ -115,7 +115,8 @@ class Optimizer(Section):
 class Fsdp(Section):
     fsdp_size: CountOrMinusOne = -1
     """Ranks that share one copy of the model, e.g. the GPUs of a node; the other ranks hold further copies and exchange
-    gradients once per optimizer step (HSDP). Must divide the number of ranks; -1 = one copy over all ranks."""
+    gradients once per optimizer step (HSDP). Must divide the number of ranks; -1 = on several GPU nodes a copy on each
+    node, if the memory plan fits, otherwise one copy over all ranks."""
     ep_size: PositiveInt = 1
     """Ranks that split the experts of each layer of a mixture of experts and exchange tokens (docs/parallelism.md).
     Must divide fsdp_size and the number of experts; 1 = every rank gathers all experts."""

@@ -12,13 +12,18 @@ from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.keys import format_value, get_value, list_keys
 from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.resolve import count_engine_gpus, resolve_device, resolve_model, resolve_rollout
-from alphaapollo.config.schema import Actor, Config, Model, Rollout
+from alphaapollo.config.schema import Actor, Config, Critic, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
 from alphaapollo.launch.input_checks import collect_environment_notices, find_environment_spec
 from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
 from alphaapollo.planning.memory_plan import MemoryPlan
-from alphaapollo.planning.plan_table import describe_checkpoint_schedule, describe_memory_peak, summarize_memory
+from alphaapollo.planning.plan_table import (
+    describe_checkpoint_schedule,
+    describe_memory_peak,
+    describe_sharding,
+    summarize_memory,
+)
 from alphaapollo.runs.resume import StartPoint
 from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
@@ -53,6 +58,8 @@ class Plan:
     placement: Placement
     model: Model  # settings of all trained models, with dtype and attention resolved
     rollout: Rollout  # rollout section, with dtype and number of engines resolved
+    actor: Actor  # actor section, with the ranks that share a copy of the model resolved
+    critic: Critic  # likewise
     max_tokens: int  # token budget of a micro-batch, over the ranks that share its rows
     needs_old_logprobs: bool  # the driver needs old log-probs before the update
     uses_rollout_logprobs: bool  # the old log-probs are those of the rollout engine; the trainer computes none
@@ -104,6 +111,8 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str], presets: 
         placement=placement,
         model=model,
         rollout=rollout,
+        actor=actor,
+        critic=config.critic,
         max_tokens=_get_max_tokens(actor),
         needs_old_logprobs=algorithm.use_kl_in_reward
         or policy_loss.select_tokens is not None
@@ -151,8 +160,9 @@ def _get_max_tokens(actor: Actor) -> int:
 
 
 def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
-    """Add the estimate of device memory. Choose kernels, gradient checkpointing, token budget and the engines' share of
-    a GPU. Reads the models' config.json. If the run cannot fit, `memory.problem` of the returned plan says why."""
+    """Add the estimate of device memory. Choose kernels, gradient checkpointing, token budget, the ranks that share a
+    model and the engines' share of a GPU. Reads the models' config.json. If the run cannot fit, `memory.problem` of the
+    returned plan says why."""
     role = config.actor_rollout_ref
     plan = replace(plan, model=choose_kernels(plan.model, role.model))
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
@@ -164,6 +174,8 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine) -> Plan:
         plan,
         model=chosen.model,
         rollout=chosen.rollout,
+        actor=chosen.actor,
+        critic=fitted.critic,
         max_tokens=_get_max_tokens(chosen.actor),
         memory=memory,
         notices=plan.notices + notices,
@@ -229,6 +241,7 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
         "memory": describe_memory_peak(plan.memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
         "data-parallel degree": f"{plan.placement.data_parallel_size}",
+        **describe_sharding(plan.memory, plan.placement.num_ranks),
     }
 
 
@@ -240,7 +253,8 @@ def make_worker_specs(
     total_iterations: for learning rate schedules. has_reward_function: also True if the environment gives the reward.
     """
     placement = plan.placement
-    role = config.actor_rollout_ref.model_copy(update={"model": plan.model, "rollout": plan.rollout})
+    chosen = {"model": plan.model, "rollout": plan.rollout, "actor": plan.actor}
+    role = config.actor_rollout_ref.model_copy(update=chosen)
     is_vllm_on_ray = role.rollout.name == "vllm" and config.trainer.controller == "ray"
     serves_adapters = role.rollout.lora == "adapter"
     transport = Transport(
@@ -303,8 +317,8 @@ def _make_rank_builders(
     if plan.placement.has_critic:
         builders["critic"] = partial(
             CriticWorker,
-            make_critic_model_section(section.model, config.critic),
-            config.critic,
+            make_critic_model_section(section.model, plan.critic),
+            plan.critic,
             optimizer_steps=config.count_critic_optimizer_steps(total_iterations),
             seed=config.trainer.seed,
             saves_in_background=plan.saves_in_background,

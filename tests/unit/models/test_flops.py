@@ -74,11 +74,11 @@ def test_frozen_parameters_have_no_weight_gradient() -> None:
 def test_a_vision_tower_does_not_count() -> None:
     """Two layers of q, k, v and output projection 64 x (128 + 64 + 64 + 128), MLP 3 x 64 x 128; tied head 64 x V."""
     from alphaapollo.config.schema import Model
-    from alphaapollo.models.activation_memory import load_on_meta_device
+    from alphaapollo.models.load import load_without_weights
 
     with TemporaryDirectory() as folder:
         make("qwen3_vl", folder)
-        model = load_on_meta_device(Model(path=folder), torch.float32)
+        model = load_without_weights(Model(path=folder))
     vocabulary = model.config.get_text_config().vocab_size
     size = FlopsEstimator.from_model(model)
     assert size is not None and size.num_parameters == 2 * (64 * 384 + 3 * 64 * 128) + 64 * vocabulary

@@ -9,9 +9,9 @@ import pytest
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model, SftConfig
-from alphaapollo.planning.memory import compute_micro_batch_shape, load_model_sizes
+from alphaapollo.planning.memory import load_model_sizes
 from alphaapollo.planning.memory_fit import fit_to_memory
-from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest
+from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest, find_micro_batch_shape
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 GIB = 2**30
@@ -42,7 +42,7 @@ def test_gradient_checkpointing_is_enabled_if_needed():
 
 def test_plan_that_cannot_fit_names_keys_that_help():
     warning = fitted("qwen2.5-7b", 8, 80, enable_gradient_checkpointing=False)[1].warning
-    assert "on a GPU at its peak" in warning and "model.enable_gradient_checkpointing=true" in warning
+    assert "on a GPU of 80 GiB at its peak" in warning and "model.enable_gradient_checkpointing=true" in warning
     assert "fsdp_config.offload_policy=true" in fitted("qwen2.5-7b", 1, 80)[1].problem
     assert fitted("qwen2.5-7b", 1, 80, lora_rank=16)[1].problem == ""
 
@@ -56,7 +56,8 @@ def test_plan_that_cannot_fit_names_keys_that_help():
     ],
 )
 def test_largest_micro_batch(ranks: int, longest_row: int, shape: tuple[int, int]):
-    assert compute_micro_batch_shape(longest_row, 32, 16_384, ranks, 1) == shape
+    config = on_ranks(ranks, data={"train_batch_size": 32, "max_token_len_per_gpu": 16_384, "max_length": 32_000})
+    assert find_micro_batch_shape(config, MemoryRequest(longest_row)) == shape
 
 
 def test_checkpoint_copies_are_counted():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,22 @@ import torch
 from alphaapollo.config.schema import Fsdp, Model
 from alphaapollo.config.schema.model import RoleFsdp
 from alphaapollo.models import sharding
-from alphaapollo.models.activation_memory import (
-    ModelSizes,
-    load_on_meta_device,
-    read_model_sizes,
-)
 from alphaapollo.models.decoder import find_decoder_layers
+from alphaapollo.models.load import load_without_weights
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.planning.memory import TrainedModel, Usage, estimate_idle, estimate_update
-from tests.unit.tiny import run_ranks
+from alphaapollo.planning.memory import (
+    ModelSizes,
+    RankModel,
+    Usage,
+    estimate_cost,
+    estimate_idle,
+    estimate_image_bytes,
+    estimate_layer_bytes,
+    estimate_update,
+    load_model_sizes,
+    make_rank_model,
+)
+from tests.unit.tiny import run_ranks, save_model
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 
@@ -34,7 +40,7 @@ def slices_of_fsdp(
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     sharding._scatter_weights = lambda *_: None  # the model has no data
-    model = load_on_meta_device(Model(path=str(PUBLISHED / name)), torch.float32)
+    model = load_without_weights(Model(path=str(PUBLISHED / name)))
     policy = PolicyModel(model)
     layers = find_decoder_layers(model)
     sharding.shard_model(policy, Model, sharding.make_mesh("cpu", -1, ep_size), torch.bfloat16, False)
@@ -58,13 +64,16 @@ def test_slices_match_fsdp(name: str, world_size: int, ep_size: int):
     """Weights, gradients and the two moments of published models over simulated ranks; FSDP2 gives the first ranks
     whole rows, so at most a row of each parameter more."""
     ((held, unit, root),) = run_ranks(slices_of_fsdp, 1, name, world_size, ep_size)
-    sizes = read_model_sizes(load_on_meta_device(Model(path=str(PUBLISHED / name)), torch.bfloat16))
-    trained = TrainedModel(sizes, Fsdp(ep_size=ep_size), world_size, 2)
-    assert (trained.gathered_layer_parameters, sizes.root_parameters) == (unit, root)
-    assert trained.trained_parameters == pytest.approx(held, rel=1e-3)
-    assert estimate_idle(trained) == Usage(
-        weights=4 * trained.trained_parameters, optimizer=8 * trained.trained_parameters
+    trained = make_rank_model(bfloat16(name), Fsdp(ep_size=ep_size), "cuda", world_size, (1, 8))
+    assert (trained.gathered_layer, trained.sizes.root_parameters) == (unit, root)
+    assert trained.state == estimate_idle(trained)
+    assert trained.state == Usage(
+        weights=pytest.approx(4 * held, rel=1e-3), optimizer=pytest.approx(8 * held, rel=1e-3)
     )
+
+
+def bfloat16(name: str) -> Model:
+    return Model(path=str(PUBLISHED / name), dtype="bfloat16", attention="varlen", enable_gradient_checkpointing=False)
 
 
 SIZES = ModelSizes(
@@ -72,6 +81,8 @@ SIZES = ModelSizes(
     root_parameters=200,
     layer_parameters=100,
     num_layers=8,
+    saved_per_token=1,
+    norms_per_token=1,
     expert_parameters=480,
     layer_expert_parameters=60,
     head_parameters=150,
@@ -82,9 +93,16 @@ SIZES = ModelSizes(
 )
 
 
+def make(fsdp: Fsdp | None = None, shards: int = 4, **settings: object) -> RankModel:
+    """All 1000 parameters in float32 with two moments, unless `settings` differ."""
+    own = 1000 // shards
+    given = {"state": Usage(weights=4 * own, optimizer=8 * own), "trained": 1000, **settings}
+    return RankModel(SIZES, fsdp or Fsdp(), shards, 2, **given)
+
+
 def test_peak_of_an_update():
     def peak(saved: int, layer: int, head: int) -> Usage:
-        return estimate_update(TrainedModel(SIZES, Fsdp(), 4, 2, saved, layer, head))
+        return estimate_update(make(saved_bytes=saved, layer_bytes=layer, head_bytes=head))
 
     own = Usage(weights=1000, gradients=1000, optimizer=2000)
     assert peak(7000, 500, 9000) == own + Usage({"gathered layers": 400, "activations": 7000, "logits": 9000})
@@ -94,23 +112,88 @@ def test_peak_of_an_update():
 
 
 def test_a_frozen_vision_tower_has_no_gradients_and_no_moments():
-    """200 of 1000 parameters are frozen: 200 per rank are trained, and the rank's 50 frozen ones only have weights."""
-    sizes = replace(SIZES, vision_parameters=200, root_parameters=300)
-    trained = TrainedModel(sizes, Fsdp(), shards=4, dtype_bytes=2, freezes_vision=True)
-    own = Usage(weights=4 * 200 + 4 * 50, optimizer=8 * 200)
-    assert estimate_idle(trained) == own
-    peak = estimate_update(trained)
-    assert (peak["weights"], peak["gradients"], peak["optimizer"]) == (1000, 4 * 200, 8 * 200)
+    model = bfloat16("qwen2.5-vl-7b")
+    trained = make_rank_model(model, Fsdp(), "cuda", 4, (1, 8))
+    complete, tower = load_model_sizes(model).parameters, load_model_sizes(model).vision_parameters
+    own = (complete - tower) // 4
+    assert trained.state["weights"] == pytest.approx(complete) and tower > 6e8
+    assert (trained.state["optimizer"], estimate_update(trained)["gradients"]) == (8 * own, 4 * own)
 
 
 def test_offload_keys_reduce_the_usage():
-    def held(steps: int = 2, **how: bool) -> tuple[int, int, int]:
-        trained = TrainedModel(SIZES, RoleFsdp.model_validate(how), 1, 2, steps_per_update=steps)
-        return estimate_idle(trained).total(), estimate_update(trained).total(), trained.offloaded_bytes
+    def held(steps: int = 2, **how: bool) -> tuple[int, int]:
+        trained = make(RoleFsdp.model_validate(how), 1, steps_per_update=steps)
+        return estimate_idle(trained).total(), estimate_update(trained).total()
 
-    assert held() == (12_000, 18_400, 0)
-    assert held(optimizer_offload=True) == (4000, 18_400, 8000)
-    assert held(1, optimizer_offload=True) == (4000, 16_000, 8000)
-    assert held(optimizer_offload=True, param_offload=True) == (0, 18_400, 12_000)
-    assert held(offload_policy=True) == (0, 2400, 12_000)
-    assert held(sync_each_micro_batch=False) == (12_000, 21_100, 0)
+    assert held() == (12_000, 18_400)
+    assert held(optimizer_offload=True) == (4000, 18_400)
+    assert held(1, optimizer_offload=True) == (4000, 16_000)
+    assert held(optimizer_offload=True, param_offload=True) == (0, 18_400)
+    assert held(offload_policy=True) == (0, 2400)
+    assert held(sync_each_micro_batch=False) == (12_000, 21_100)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "unit", "kv_bytes"),
+    [
+        ("qwen2.5-0.5b", 494_032_768, 14_912_384, 12_288),
+        ("qwen2.5-7b", 7_615_616_512, 233_057_792, 57_344),
+        ("qwen2.5-32b", 32_763_876_352, 487_605_248, 262_144),
+        ("qwen3-235b-a22b", 235_093_634_560, 2_487_755_008, 192_512),
+    ],
+)
+def test_published_sizes(name: str, parameters: int, unit: int, kv_bytes: int):
+    sizes = load_model_sizes(bfloat16(name))
+    assert (sizes.parameters, sizes.layer_parameters, 2 * sizes.kv_elements_per_token) == (parameters, unit, kv_bytes)
+    assert sizes.root_parameters == parameters - sizes.num_layers * unit
+
+
+def test_activations_of_a_layer():
+    """Qwen2.5-7B in bfloat16, a token and layer: two norms keep their input in float32, the normalized state and their
+    output (8 H) and a factor (4); attention its q, k, v, output (2 bytes each) and a float32 a head; the MLP the gate,
+    its activation, up and their product (8 I)."""
+    hidden, inner, queries, keys, heads = 3584, 18944, 3584, 512, 28
+    token = 2 * (8 * hidden + 4) + 4 * queries + 4 * keys + 4 * heads + 8 * inner
+    assert estimate_layer_bytes(bfloat16("qwen2.5-7b"), 2, 8192) == pytest.approx(2 * 8192 * token, rel=0.02)
+
+
+def test_experts_save_what_their_tokens_need():
+    """Qwen3-30B-A3B, measured on the meta device with torch's hooks for saved tensors: 97,600 numbers per token."""
+    assert estimate_layer_bytes(bfloat16("qwen3-30b-a3b"), 1, 1) == pytest.approx(2 * 97_600, rel=0.02)
+
+
+def test_capped_scores_are_explicit_or_fused(tmp_path: Path):
+    model = bfloat16(str(save_model("gemma2", tmp_path)))  # which caps scores
+    fused, explicit = (
+        estimate_layer_bytes(model.model_copy(update={"attention": one}), 1, 512) for one in ("flash", "sdpa")
+    )
+    assert explicit > 4 * fused
+
+
+def test_images_take_pixels_and_the_activations_of_a_trained_tower():
+    """Qwen2.5-VL: 4 patches per image token, 3 x 2 x 14 x 14 float32 pixels each; 32 blocks of 1280 and 3420."""
+    model, pixels = bfloat16("qwen2.5-vl-7b"), 100 * 4 * 3 * 2 * 14 * 14 * 4
+    assert estimate_image_bytes(model, 100) == pixels
+    trained = model.model_copy(update={"freeze_vision": False})
+    assert estimate_image_bytes(trained, 100) == pixels + 400 * 32 * (9 * 1280 + 3 * 3420) * 2
+    recomputed = trained.model_copy(update={"enable_gradient_checkpointing": True})
+    assert estimate_image_bytes(recomputed, 100) == pixels + 400 * 32 * 1280 * 2
+    assert estimate_image_bytes(bfloat16("qwen2.5-7b"), 100) == 0
+
+
+def test_traffic_of_a_micro_batch():
+    """Other ranks' shards: bfloat16 weights twice, float32 gradients; a rank has its own experts."""
+    model, P = bfloat16("qwen2.5-7b"), 7_615_616_512
+
+    def traffic(shards: int, **how: object) -> tuple[float, str]:
+        cost = estimate_cost(model, Fsdp.model_validate({"fsdp_size": shards, **how}), 4096, 16, 8)
+        return cost.traffic, cost.network
+
+    assert traffic(1)[0] == 0
+    assert traffic(8) == (pytest.approx(8 * P * 7 / 8), "within a node")
+    assert traffic(16) == (pytest.approx(8 * P * 15 / 16), "between nodes")
+    assert traffic(16, sync_each_micro_batch=False)[0] == pytest.approx(4 * P * 15 / 16)
+    experts = bfloat16("qwen3-30b-a3b")
+    sizes, fsdp = load_model_sizes(experts), Fsdp(ep_size=8)
+    dense = sizes.parameters - sizes.expert_parameters
+    assert estimate_cost(experts, fsdp, 4096, 8, 8).traffic == pytest.approx(8 * dense * 7 / 8)

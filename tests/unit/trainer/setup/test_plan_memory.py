@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -10,7 +11,8 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
 from alphaapollo.planning import memory_fit
 from alphaapollo.planning.memory_fit import BUDGET, CHECKPOINTING, replace_values
-from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan
+from alphaapollo.planning.plan_table import describe_sharding
+from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan, make_worker_specs
 from tests.unit.tiny import save_model
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "scripts" / "published_models"
@@ -44,6 +46,20 @@ def test_auto_gradient_checkpointing_follows_the_memory_plan(config: Config):
     assert chosen() == (False, 7680, False)  # the longest row
     assert chosen(**{BUDGET: 16_384}) == (True, 16_384, False)
     assert chosen(**{BUDGET: 16_384, CHECKPOINTING: False}) == (False, 16_384, True)
+
+
+def test_a_copy_on_each_node_reaches_plan_and_workers(config: Config):
+    one = replace_values(config, {"trainer.nnodes": 2, "algorithm.adv_estimator": "gae"})
+    plan = add_memory_plan(make_plan(one, MACHINE), one, MACHINE)
+    assert one.actor_rollout_ref.actor.fsdp_config.fsdp_size == -1
+    assert plan.actor.fsdp_config.fsdp_size == plan.critic.fsdp_config.fsdp_size == 8
+    builders = make_worker_specs(one, plan, "run", 1, True).rank_builders
+    policy, critic = cast(Any, builders["policy"]).args[0].actor, cast(Any, builders["critic"]).args[1]
+    assert policy.fsdp_config.fsdp_size == critic.fsdp_config.fsdp_size == 8
+    rows = describe_sharding(plan.memory, 16)
+    assert rows["copies of the model"] == "2, each over 8 ranks (HSDP)"
+    assert rows["traffic of a micro-batch"].startswith("53.3 GB within a node")
+    assert describe_sharding(plan.memory, 1) == {}
 
 
 def test_token_budgets_add_up_over_sequence_parallel_ranks(config: Config):
