@@ -159,7 +159,7 @@ def test_activations_of_a_layer():
 
 def test_experts_save_what_their_tokens_need():
     """Qwen3-30B-A3B, measured on the meta device with torch's hooks for saved tensors: 97,600 numbers per token."""
-    assert estimate_layer_bytes(bfloat16("qwen3-30b-a3b"), 1, 1) == pytest.approx(2 * 97_600, rel=0.02)
+    assert estimate_layer_bytes(bfloat16("qwen3-30b-a3b"), 1, 1) == pytest.approx(2 * 97_600, rel=0.05)
 
 
 def test_capped_scores_are_explicit_or_fused(tmp_path: Path):

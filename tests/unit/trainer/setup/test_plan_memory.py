@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Config:
         {
             "actor_rollout_ref.model.path": str(PUBLISHED / "qwen2.5-7b"),
             "data.train_files": str(file),
-            "data.max_response_length": 7168,
+            "data.max_response_length": 6144,
             "algorithm.adv_estimator": "grpo",
             "env.rollout.n": 8,
             "trainer.n_gpus_per_node": 8,
@@ -43,7 +43,7 @@ def test_auto_gradient_checkpointing_follows_the_memory_plan(config: Config):
         assert plan.memory is not None and plan.memory.problem == ""
         return plan.model.enable_gradient_checkpointing, plan.max_tokens, plan.memory.warning in plan.notices
 
-    assert chosen() == (False, 7680, False)  # the longest row
+    assert chosen() == (False, 6656, False)  # the longest row
     assert chosen(**{BUDGET: 16_384}) == (True, 16_384, False)
     assert chosen(**{BUDGET: 16_384, CHECKPOINTING: False}) == (False, 16_384, True)
 
