@@ -79,6 +79,5 @@ def _plan_step(part: str, gpu_memory: int) -> dict[str, Expectation]:
     plan = plan_recipe(load_config_and_user_settings(Config, "ppo", words)[0]).memory
     assert plan is not None
     usage = plan.phases["update of the policy"]
-    return {
-        "policy_peak_gib": _plan(usage.total() - usage["engine buffers"] - usage["runtime"])
-    }  # of torch's allocator
+    reserved = usage.total() - usage["engine buffers"] - usage["runtime"]  # by torch's allocator in the trainer
+    return {"policy_peak_gib": _plan(reserved)}
