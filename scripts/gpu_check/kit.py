@@ -160,8 +160,8 @@ def pad_vocabulary(tokenizer_file: Path, size: int) -> None:
     """Give each of the model's embeddings a token, because ids without one have no probability."""
     tokenizer = json.loads(tokenizer_file.read_text())
     vocabulary = tokenizer["model"]["vocab"]
-    count = len(vocabulary) + len(tokenizer["added_tokens"])
-    vocabulary |= {f"unused{index}": index for index in range(count, size)}
+    vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # else they get other ids
+    vocabulary |= {f"unused{index}": index for index in range(len(vocabulary), size)}
     tokenizer_file.write_text(json.dumps(tokenizer))
 
 

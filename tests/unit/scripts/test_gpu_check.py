@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from alphaapollo.data.vocabulary import find_excluded_ids
 from scripts import checks
 from scripts.checks import ROOT, Outcome, Untested, table
 from scripts.gpu_check import check_attention, check_graphs, check_ipc, check_memory, check_throughput
@@ -146,6 +147,11 @@ def test_memory_and_weight_transfer_are_measured(tmp_path: Path, monkeypatch: py
         "round 4 gb_per_s",
     } <= measurements.keys()
     assert measurements["buckets"] > 3  # type: ignore[operator]
+
+
+def test_random_models_have_a_token_for_each_embedding(tmp_path: Path) -> None:
+    folder = str(Kit("cpu", tmp_path).model(num_hidden_layers=1))
+    assert find_excluded_ids(folder, folder, False) == ()
 
 
 def test_attention_kinds_agree_with_the_reference(tmp_path: Path) -> None:
