@@ -114,7 +114,7 @@ def plan_memory(
     capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown. request: of fine-tuning.
     """
     trainer, ranks = config.trainer, config.trainer.n_gpus_per_node
-    trained = _make_trained_models(config, device, request)
+    trained = _make_rank_models(config, device, request)
     policy = next(iter(trained.values()))
     frozen = _make_frozen_models(config, device, policy.shards) if isinstance(config, Config) else []
     models = [*trained.values(), *frozen]
@@ -147,7 +147,7 @@ def _multiply(usage: Usage, count: int) -> Usage:
     return Usage({kind: size * count for kind, size in usage.items()})
 
 
-def _make_trained_models(
+def _make_rank_models(
     config: Config | TuningConfig, device: Device, request: MemoryRequest | None
 ) -> dict[str, RankModel]:
     """Return the trained models on a rank by the phase of their update, the policy first."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -169,11 +170,14 @@ def make_weight_source(bucket: Bucket) -> WeightSource:
     """Wrap a bucket of tensors as a WeightSource, from which vLLM reads the tensors to send."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-    class BucketSource(WeightSource):
-        def metadata(self) -> list[ParamMeta]:
-            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket.items()]
+    def list_metadata(source: WeightSource) -> list[ParamMeta]:
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket.items()]
 
-        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-            yield from bucket.items()
+    def iterate(source: WeightSource) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from bucket.items()
 
-    return BucketSource()
+    methods: dict[str, object] = {"metadata": list_metadata, "__iter__": iterate}
+    if hasattr(WeightSource, "iter_full"):  # vLLM 0.33
+        methods = {"metadata": cached_property(list_metadata), "iter_full": iterate}
+    source: WeightSource = type("BucketSource", (WeightSource,), methods)()
+    return source

@@ -3,7 +3,7 @@
     make cluster-check                      # or: python -m scripts.cluster_check --only two_nodes slurm
 
 The nodes are simulated machines (machines.py) on a real network of Linux namespaces; its speed is not representative.
-Each check runs in a separate process with a deadline, in the order of CHECKS. Writes table.md, result.json,
+Each check runs in a separate process with a deadline, in the order of CHECKS. Writes table.md, report.json,
 measurements.jsonl and log.txt under --out; the exit status is 1 if a check failed. Needs permission to create
 namespaces (root, or user namespaces).
 """

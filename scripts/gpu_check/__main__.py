@@ -1,13 +1,15 @@
 """Check that training is correct on this machine, and measure its speed and memory.
 
     make gpu-check                                          # ten minutes on one GPU; minutes on a CPU, with small sizes
+    make gpu-check ARGS="--minutes 60"                      # all checks, with complete iterations
     python -m scripts.gpu_check --only attention memory     # some checks; results of others in --out are kept
     python -m scripts.gpu_check --wheels FOLDER             # on a machine with torch and transformers, without an index
 
 FOLDER has the wheels of the other required packages; `python -m scripts.gpu_check.wheels FOLDER` downloads them on a
 machine with an index. Each check runs in a separate process with a deadline, in the order of CHECKS. Checks of packages
 that are not installed are reported as untested, never as passed. Measurements are appended to measurements.jsonl under
---out at once; table.md and result.json are written after each check. The exit status is 1 if a check failed.
+--out at once; table.md and report.json are written after each check, and expected values (expectations.py) are printed
+beside measured ones. scripts/gpu_report.py writes a report into the docs. The exit status is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from scripts import checks  # noqa: E402
 from scripts.checks import Outcome  # noqa: E402
 from scripts.gpu_check.kit import Kit  # noqa: E402
 from scripts.gpu_check.older_torch import adapt_varlen_attention  # noqa: E402
+from scripts.gpu_check.report import make_report  # noqa: E402
 from scripts.gpu_check.wheels import unpack_wheels  # noqa: E402
 
 # The most informative checks first. Compilation is last: it takes minutes and rarely fails.
@@ -51,6 +54,8 @@ CHECKS: dict[str, tuple[int, str]] = {  # NAME or NAME:PART of check_NAME.py -> 
     "vision": (225, "two iterations with images and a trained vision tower, three families: log-prob mismatch"),
     "graphs": (70, "vLLM's decoding with and without CUDA graphs"),
     "throughput:compiled": (120, "update of 0.5B with and without torch.compile"),
+    "step:0.5b": (900, "three iterations of 0.5B with vLLM: 128 x 8 samples of 1,800 tokens"),
+    "step:gsm8k": (900, "three iterations of the recipe gsm8k for one GPU, with random weights"),
 }
 PATIENCE = 5  # factor on all times on a CPU, which may be shared
 MIN_SECONDS = 15.0  # a check needs about this long to import its libraries
@@ -64,10 +69,23 @@ def child(name: str, device: str, work: Path, out: Path) -> NoReturn:
 
     def check() -> None:
         adapt_varlen_attention()
+        with kit.part("expectations"):
+            checks.expect(out, name, find_expectations(name, kit))
         importlib.import_module(f"scripts.gpu_check.check_{module}").run(kit, *([part] if part else []))
         kit.raise_failures()
 
     checks.child(name, check, out)
+
+
+def find_expectations(name: str, kit: Kit) -> dict[str, tuple[float, float, str]]:
+    """Expected values of a check on this GPU; none on a CPU, where checks use small models."""
+    if not kit.on_gpu:
+        return {}
+    import torch
+
+    from scripts.gpu_check.expectations import list_expectations
+
+    return list_expectations(name, torch.cuda.get_device_name(), kit.memory.get_total())
 
 
 def run_check(name: str, device: str, work: Path, out: Path, deadline: float) -> Outcome:
@@ -87,7 +105,7 @@ def main() -> int:
         if args.wheels:
             site = unpack_wheels(args.wheels, Path(folder, "site"))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-        gpu = find_gpu() if args.device != "cpu" else ""
+        gpu, driver = find_gpu() if args.device != "cpu" else ("", "")
         device, patience = ("cuda", 1) if gpu or args.device == "cuda" else ("cpu", PATIENCE)
         end = time.monotonic() + 60 * args.minutes * patience
 
@@ -99,7 +117,9 @@ def main() -> int:
 
         texts = {name: CHECKS[name][1] for name in args.only or CHECKS}
         title = f"gpu-check on {gpu or device}, {time.strftime('%Y-%m-%d')}"
-        return checks.run_all(texts, out, run, title)
+        status = checks.run_all(texts, out, run, title, partial(make_report, gpu, driver))
+    print(f"Report: {out / checks.REPORT}. Write it into the docs: python -m scripts.gpu_report {out / checks.REPORT}")
+    return status
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -114,11 +134,14 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def find_gpu() -> str:
-    """Name of the GPU, or an empty text; found in another process so that this one has no CUDA context."""
+def find_gpu() -> tuple[str, str]:
+    """Name and driver version of the GPU, or empty texts. Other processes find them: this one has no CUDA context."""
     code = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return answer.stdout.strip()
+    name = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    if not name or not shutil.which("nvidia-smi"):
+        return name, "unknown" if name else ""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    return name, subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

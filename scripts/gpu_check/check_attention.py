@@ -122,7 +122,7 @@ def written_out(tensors: list[Tensor], shape: Shape) -> Tensor:
     query, key, value = tensors
     groups = shape.heads // shape.kv_heads
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    lengths, prefixes = torch.tensor(LENGTHS), torch.tensor(shape.shared_prompts)
+    lengths, prefixes = torch.tensor(LENGTHS), torch.tensor(shape.prefixes)
     before = torch.where(prefixes == torch.arange(len(LENGTHS)), 0, lengths[prefixes])
     row = torch.repeat_interleave(lengths).to(query.device)
     prefix = prefixes.to(query.device)[row]

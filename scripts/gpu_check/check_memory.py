@@ -1,4 +1,4 @@
-"""Memory of an update against the memory plan, with gradient checkpointing, LoRA and each offload; seconds and GB/s of
+"""Memory of an update against the memory plan, with gradient checkpointing, LoRA and each offload; GB/s of
 offloading and reloading."""
 
 from __future__ import annotations
@@ -6,9 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.planning.memory import FLOAT32, RankModel, estimate_idle, estimate_update, make_rank_model
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.config.schema import Actor, Model
+from alphaapollo.planning.memory import FLOAT32, RankModel, estimate_update, make_rank_model
 from scripts.gpu_check.device import GIB
-from scripts.gpu_check.kit import Kit, need, vocabulary_of
+from scripts.gpu_check.kit import MODEL, Kit, need, vocabulary_of
 from scripts.random_batch import random_batch
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -19,6 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "optimizer_offload": {"actor": {"fsdp_config": {"optimizer_offload": True}}},
     "offload_policy": {"actor": {"fsdp_config": {"offload_policy": True}}},
 }
+LENGTHS = {"cuda": [1024] * 8, "cpu": [32] * 2}
 TOLERANCE = 0.25  # relative
 
 
@@ -32,7 +35,7 @@ def run(kit: Kit) -> None:
 def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None:
     if name == "lora":
         need("peft")
-    lengths = [1024] * 8 if kit.on_gpu else [32] * 2
+    lengths = LENGTHS[kit.device]
     kit.memory.free_unused()
     kit.memory.reset_peak()
     worker = kit.worker(folder, **settings)
@@ -43,9 +46,8 @@ def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None
     kit.memory.reset_peak()
     worker.update(columns)
     peak, loaded = kit.memory.get_peak(), kit.memory.get_allocated()
-    plan = make_plan(kit, worker, (len(lengths), lengths[0]))
-    planned = estimate_update(plan).total()
-    measurements = {"peak_gib": peak / GIB, "planned_gib": planned / GIB, "planned_over_measured": planned / peak}
+    planned = estimate_update(plan_variant(kit.device, folder, settings, lengths)).total()
+    measurements = {"peak_gib": peak / GIB}
     worker.offload()  # allocates page-locked memory
     worker.state.reload()
     with kit.clock() as down:
@@ -54,7 +56,7 @@ def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None
     with kit.clock() as up:
         worker.state.reload()
     worker.offload()
-    measurements |= {"idle_gib": idle / GIB, "planned_idle_gib": estimate_idle(plan).total() / GIB}
+    measurements["idle_gib"] = idle / GIB
     if name == "param_offload":
         measurements |= {"to_host_gb_per_s": weights / down[0] / 1e9, "from_host_gb_per_s": weights / up[0] / 1e9}
     if name == "plain":
@@ -68,6 +70,7 @@ def measure(kit: Kit, folder: Path, name: str, settings: dict[str, Any]) -> None
         assert name != "plain" or start < 1.5 * weights + GIB, f"the start used {start / GIB:.1f} GiB"
 
 
-def make_plan(kit: Kit, worker: Any, micro_batch_shape: tuple[int, int]) -> RankModel:
-    fsdp = worker.actor.fsdp_config
-    return make_rank_model(worker.config, fsdp, kit.device, 1, micro_batch_shape, steps_per_update=1)  # type: ignore[arg-type]
+def plan_variant(device: str, folder: Path, settings: dict[str, Any], lengths: list[int]) -> RankModel:
+    model = resolve_model(Model(path=str(folder), **MODEL | settings.get("model", {})), device)  # type: ignore[arg-type]
+    fsdp, shape = Actor(**settings.get("actor", {})).fsdp_config, (len(lengths), lengths[0])
+    return make_rank_model(model, fsdp, device, 1, shape, steps_per_update=1)  # type: ignore[arg-type]

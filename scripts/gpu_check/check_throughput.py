@@ -3,7 +3,11 @@ bfloat16 on the same tokens (Hugging Face model, log-softmax, PPO's clipped loss
 
 from __future__ import annotations
 
+import json
+import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,8 @@ from typing import Any
 import torch
 
 from alphaapollo.batching.batch import Columns, RankBatch
-from alphaapollo.config.resolve import get_attention_kernel
+from alphaapollo.config.resolve import get_attention_kernel, resolve_model
+from alphaapollo.config.schema import Fsdp, Model
 from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.load import LIGER_ARCHITECTURES, load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch
@@ -20,9 +25,10 @@ from alphaapollo.planning.memory import estimate_update, make_rank_model
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.checks import Untested
 from scripts.gpu_check.device import GIB
-from scripts.gpu_check.kit import ROUNDS, Kit, need, read_config, vocabulary_of
+from scripts.gpu_check.kit import PUBLISHED, ROUNDS, Kit, need, read_config, vocabulary_of
 from scripts.random_batch import random_batch
 
+MICRO_BATCHES = 2  # of an update
 MAX_WAITS = 6.0  # per micro-batch: metrics are summed on the device
 USABLE = 0.9  # share of the GPU's memory that a planned update may take
 
@@ -47,7 +53,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Work:
-    """An optimizer step of two micro-batches on a model."""
+    """An optimizer step of MICRO_BATCHES micro-batches on a model."""
 
     kit: Kit
     folder: Path
@@ -90,26 +96,35 @@ def run(kit: Kit, size: str) -> None:
 def prepare(kit: Kit, shape: Shape) -> Work:
     """Make the model and a batch, and choose gradient checkpointing by the memory plan."""
     folder = kit.model(shape.name, **shape.changes)
-    count, length, tokens = (2 * shape.tokens // 1024, 1024, shape.tokens) if kit.on_gpu else (4, 64, 128)
-    batch, columns = random_batch([length] * count, vocabulary_of(folder), tokens, padded=not kit.on_gpu)
-    for checkpointing in (False, True):
-        planned = plan_peak(kit, folder, (tokens // length, length), checkpointing)
-        if planned < USABLE * kit.memory.get_total():
-            break
-    else:
+    length, tokens = (1024, shape.tokens) if kit.on_gpu else (64, 128)
+    lengths = [length] * (MICRO_BATCHES * tokens // length)
+    batch, columns = random_batch(lengths, vocabulary_of(folder), tokens, padded=not kit.on_gpu)
+    memory = kit.memory.get_total()
+    checkpointing, planned = choose_checkpointing(kit.device, folder, (tokens // length, length), memory)
+    if planned > USABLE * memory:
         raise Untested(f"an update needs {planned / GIB:.0f} GiB")
-    kit.record("planned_gib", planned / GIB)
     kit.record("checkpointing", checkpointing)
-    return Work(kit, folder, [length] * count, batch, columns, checkpointing)
+    return Work(kit, folder, lengths, batch, columns, checkpointing)
 
 
-def plan_peak(kit: Kit, folder: Path, micro_batch_shape: tuple[int, int], checkpointing: bool) -> int:
-    from alphaapollo.config.resolve import resolve_model
-    from alphaapollo.config.schema import Fsdp, Model
+@contextmanager
+def write_config(shape: Shape) -> Iterator[Path]:
+    """Context manager that yields a folder with the config.json of a shape, for plans."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(read_config(PUBLISHED / shape.name) | shape.changes))
+        yield Path(folder)
 
-    model = resolve_model(Model(path=str(folder), enable_gradient_checkpointing=checkpointing), kit.device)  # type: ignore[arg-type]
-    plan = make_rank_model(model, Fsdp(), kit.device, 1, micro_batch_shape)  # type: ignore[arg-type]
-    return estimate_update(plan).total()
+
+def choose_checkpointing(
+    device: str, folder: Path, micro_batch_shape: tuple[int, int], memory: int
+) -> tuple[bool, int]:
+    """Return whether an update needs gradient checkpointing to fit into `memory` bytes, and its planned peak."""
+    for checkpointing in (False, True):
+        model = resolve_model(Model(path=str(folder), enable_gradient_checkpointing=checkpointing), device)  # type: ignore[arg-type]
+        planned = estimate_update(make_rank_model(model, Fsdp(), device, 1, micro_batch_shape)).total()  # type: ignore[arg-type]
+        if planned < USABLE * memory:
+            break
+    return checkpointing, planned
 
 
 def measure_update(work: Work, worker: PolicyWorker, prefix: str = "") -> float:

@@ -24,6 +24,7 @@ PUBLISHED = ROOT / "scripts" / "published_models"
 SMALL = {"vocab_size": 512, "hidden_size": 448, "intermediate_size": 896, "num_hidden_layers": 2}
 SMALL |= {"num_attention_heads": 14, "num_key_value_heads": 2}
 SMALL_EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 32}
+MODEL = {"use_liger": False, "enable_gradient_checkpointing": False}  # keys of each worker's section model
 ROUNDS = 3
 
 
@@ -77,7 +78,7 @@ class Kit:
         folder = self.folder / "models" / "-".join([name, *(str(value) for value in changes.values())])
         if (folder / "tokenizer.json").is_file():
             return folder
-        values = json.loads((PUBLISHED / name / "config.json").read_text()) | changes
+        values = read_config(PUBLISHED / name) | changes
         if not self.on_gpu:
             values |= SMALL | (SMALL_EXPERTS if "num_experts" in values else {})
         torch.manual_seed(0)
@@ -99,7 +100,7 @@ class Kit:
         from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
         from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement
 
-        model = {"use_liger": False, "enable_gradient_checkpointing": False} | settings.get("model", {})
+        model = MODEL | settings.get("model", {})
         setup = PolicyWorkerConfig(
             model=resolve_model(Model(path=str(folder), **model), self.device),  # type: ignore[arg-type]
             actor=Actor(**{"optim": {"lr": 1e-4}} | settings.get("actor", {})),
@@ -159,8 +160,8 @@ def pad_vocabulary(tokenizer_file: Path, size: int) -> None:
     """Give each of the model's embeddings a token, because ids without one have no probability."""
     tokenizer = json.loads(tokenizer_file.read_text())
     vocabulary = tokenizer["model"]["vocab"]
-    count = len(vocabulary) + len(tokenizer["added_tokens"])
-    vocabulary |= {f"unused{index}": index for index in range(count, size)}
+    vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # else they get other ids
+    vocabulary |= {f"unused{index}": index for index in range(len(vocabulary), size)}
     tokenizer_file.write_text(json.dumps(tokenizer))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from scripts.checks import ROOT, last_line
 from scripts.gpu_check.kit import Kit, need
@@ -27,13 +28,13 @@ SMALL = [
 ]
 
 
-def train(kit: Kit, name: str, *words: str) -> list[dict[str, float]]:
+def train(kit: Kit, name: str, *words: str, defaults: Sequence[str] = SMALL) -> list[dict[str, float]]:
     """Metrics, one dictionary per iteration. Raises RuntimeError with the last output of a failed run."""
     need(*REQUIRED)
     task, runs = kit.folder / "task", kit.folder / "runs"
     make_task(task, REWARD)
     command = [
-        *(sys.executable, "-m", "scripts.gpu_check.older_torch", "alphaapollo.trainer.main_ppo", *SMALL),
+        *(sys.executable, "-m", "scripts.gpu_check.older_torch", "alphaapollo.trainer.main_ppo", *defaults),
         *(*run_words(task, runs, name), *words),
         f"trainer.device={kit.device}",
     ]

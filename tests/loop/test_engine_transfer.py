@@ -47,7 +47,9 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     empty = torch.empty
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-0"))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    for module in (torch.cuda, torch.accelerator):  # vLLM 0.32 and 0.33
+        monkeypatch.setattr(module, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+        monkeypatch.setattr(module, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
     monkeypatch.setattr(vllm_transfer, "prefetch_buckets", lambda parts: parts)
     monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how | {"device": "cpu"}))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.simulated_gpu.counts import count_update
 from tests.simulated_gpu.fake_cuda import compile_guard, run_preloaded
 from tests.simulated_gpu.scenarios import SCENARIOS
 from tests.simulated_gpu.workers import QWEN3, make_models
@@ -33,21 +34,6 @@ pytestmark = [
 ]
 
 Counts = dict[str, int]
-
-
-def count_update(steps: int = 1, **more: int) -> Counts:
-    """Host synchronizations of a policy update: none per micro-batch, one per step, and three at the end."""
-    return {
-        "item in models/train_state.py clip_gradients": steps,
-        "copy to cpu in workers/model_worker.py merge_token_values": 1,
-        "tolist in workers/model_worker.py reduce": 2,
-    } | {MORE[name]: number for name, number in more.items()}
-
-
-MORE = {
-    "old": "copy to cpu in workers/model_worker.py merge_token_values",
-    "prompts": "item in workers/companion.py _measure_mismatch",
-}
 
 
 @pytest.fixture(scope="module")

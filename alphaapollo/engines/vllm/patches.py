@@ -111,12 +111,12 @@ def return_untruncated_logits(sample_random: Callable[..., Any]) -> Callable[...
 
     @functools.wraps(sample_random)
     def sample_tokens(
-        self: Any, logits: torch.Tensor, mapping: Any, mapping_np: Any, pos: Any, top_k: Any, top_p: Any, fused: bool
-    ) -> Any:
+        self: Any, logits: torch.Tensor, mapping: Any, mapping_np: Any, pos: Any, top_k: Any, top_p: Any, *flags: bool
+    ) -> Any:  # vLLM 0.32 passes one flag, and 0.33 two
         if top_k is None and top_p is None:
-            return sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, fused)
+            return sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, *flags)
         untruncated = logits.clone()
-        sampled, _ = sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, fused)
+        sampled, _ = sample_random(self, logits, mapping, mapping_np, pos, top_k, top_p, *flags)
         return sampled, untruncated
 
     return sample_tokens

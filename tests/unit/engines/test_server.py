@@ -31,7 +31,7 @@ def pairs(words: list[str]) -> dict[str, str]:
 def test_cpu_server_has_engine_settings() -> None:
     words = build_server_command(spec("cpu"), "first", "127.0.0.1", 8000)
     given = pairs(words)
-    assert words[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", "/model"]
+    assert words[1:5] == ["-m", "vllm.entrypoints.launchers.api_server.entry", "--model", "/model"]
     assert (given["--served-model-name"], given["--port"]) == ("first", "8000")
     assert (given["--max-model-len"], given["--dtype"], given["--block-size"]) == ("300", "float32", "32")
     assert given["--kv-cache-memory-bytes"] == str(2**29)

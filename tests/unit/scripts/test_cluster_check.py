@@ -22,6 +22,6 @@ def test_without_namespaces_all_is_untested(tmp_path: Path):
         [sys.executable, *words], cwd=ROOT, env={"PATH": "/nowhere"}, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    outcomes = json.loads((tmp_path / "out" / "result.json").read_text())
+    outcomes = json.loads((tmp_path / "out" / "report.json").read_text())["checks"]
     assert [(one["name"], one["status"]) for one in outcomes] == [("two_nodes", "untested"), ("lost", "untested")]
     assert all("setpriv, unshare, nsenter, ip, mount" in one["reason"] for one in outcomes)

@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from alphaapollo.data.vocabulary import find_excluded_ids
 from scripts import checks
 from scripts.checks import ROOT, Outcome, Untested, table
-from scripts.gpu_check import check_graphs, check_ipc, check_memory, check_throughput
+from scripts.gpu_check import check_attention, check_graphs, check_ipc, check_memory, check_throughput
 from scripts.gpu_check.__main__ import CHECKS, main
 from scripts.gpu_check.kit import Kit, need
 from scripts.gpu_check.older_torch import adapt_varlen_attention, is_older_torch
@@ -29,6 +30,7 @@ from pathlib import Path
 from scripts import checks
 
 def check():
+    checks.expect(Path({out!r}), "slow", {{"mfu": (0.25, 0.5, "estimate")}})
     checks.record(Path({out!r}), "slow", "tokens_per_s", 1234.5)
     checks.record(Path({out!r}), "slow", "mfu", 0.375)
     time.sleep(600)
@@ -54,8 +56,11 @@ def test_it_writes_a_table_and_keeps_results_of_other_checks(tmp_path: Path, mon
     assert main() == 0, (tmp_path / "log.txt").read_text()
     monkeypatch.setattr(sys, "argv", [*arguments, "ipc", "--minutes", "0"])
     assert main() == 0
-    versions, ipc = json.loads((tmp_path / "result.json").read_text())
+    report = json.loads((tmp_path / "report.json").read_text())
+    versions, ipc = report["checks"]
     assert (versions["status"], ipc["status"]) == ("passed", "untested") and "--only ipc" in ipc["reason"]
+    assert report["versions"]["torch"] == torch.__version__ and report["gpu"] == ""
+    assert {"versions matmul_tflops", "versions copy_gb_per_s"} <= {figure["name"] for figure in report["figures"]}
     table = (tmp_path / "table.md").read_text()
     assert f"torch {versions['measurements']['torch']}," in table and "| ipc | **untested** | 0 |" in table
 
@@ -66,19 +71,21 @@ def test_measurements_of_a_check_that_is_stopped_are_kept(
     measurements = tmp_path / "measurements.jsonl"
 
     def clock() -> float:  # the deadline passes when both measurements are written
-        return 1000.0 if measurements.exists() and measurements.read_text().count("\n") == 2 else 0.0
+        return 1000.0 if measurements.exists() and measurements.read_text().count("\n") == 3 else 0.0
 
     def run(name: str) -> Outcome:
         return checks.run_check(name, [sys.executable, "-c", HANGS.format(out=str(tmp_path))], tmp_path, deadline=100)
 
     monkeypatch.setattr(checks, "time", SimpleNamespace(monotonic=clock))
     assert checks.run_all({"slow": "hangs"}, tmp_path, run, "t") == 1
-    (outcome,) = json.loads((tmp_path / "result.json").read_text())
+    (outcome,) = json.loads((tmp_path / "report.json").read_text())["checks"]
     assert outcome["measurements"] == {"tokens_per_s": 1234.5, "mfu": 0.375}
+    assert outcome["expected"] == {"mfu": [0.25, 0.5, "estimate"]}
     row = (tmp_path / "table.md").read_text().splitlines()[-1]
-    assert row.startswith("| slow | **failed** | 1000 |") and row.endswith("; tokens_per_s 1234, mfu 0.375 |")
+    beside = "mfu 0.375 (expected 0.25 to 0.5: estimate)"
+    assert row.startswith("| slow | **failed** | 1000 |") and row.endswith(f"; tokens_per_s 1234, {beside} |")
     assert "100 s" in row and str(tmp_path / "log.txt") in row
-    assert "    tokens_per_s 1234\n    mfu 0.375\n" in capsys.readouterr().out
+    assert f"    tokens_per_s 1234\n    {beside}\n" in capsys.readouterr().out
 
 
 def test_a_check_whose_process_fails_has_failed(tmp_path: Path) -> None:
@@ -122,7 +129,7 @@ def test_parts_of_an_update_are_measured(tmp_path: Path, size: str) -> None:
     check_throughput.run(kit, size)
     kit.raise_failures()
     parts = {f"{part}_ms" for part in ("trunk", "head", "fsdp", "optimizer", "rest")}
-    assert {"tokens_per_s", "peak_gib", "planned_gib", *parts} <= measurements.keys()
+    assert {"tokens_per_s", "peak_gib", *parts} <= measurements.keys()
 
 
 def test_memory_and_weight_transfer_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,12 +141,25 @@ def test_memory_and_weight_transfer_are_measured(tmp_path: Path, monkeypatch: py
     check_ipc.run(kit)
     kit.raise_failures()
     assert {
-        "plain planned_over_measured",
+        "plain peak_gib",
         "lora idle_gib",
         "digest_gb_per_s",
         "round 4 gb_per_s",
     } <= measurements.keys()
     assert measurements["buckets"] > 3  # type: ignore[operator]
+
+
+def test_random_models_have_a_token_for_each_embedding(tmp_path: Path) -> None:
+    folder = str(Kit("cpu", tmp_path).model(num_hidden_layers=1))
+    assert find_excluded_ids(folder, folder, False) == ()
+
+
+def test_attention_kinds_agree_with_the_reference(tmp_path: Path) -> None:
+    measurements: dict[str, object] = {}
+    kit = Kit("cpu", tmp_path, measurements.__setitem__)
+    check_attention.run(kit)
+    kit.raise_failures()
+    assert {"sdpa float32", "sdpa tflops", "padded float32"} <= measurements.keys()
 
 
 def test_an_older_torch_is_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
