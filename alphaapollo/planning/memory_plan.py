@@ -27,7 +27,7 @@ from alphaapollo.planning.memory import (
     make_trained_model,
     measure_pass,
 )
-from alphaapollo.weight_sync.transport import get_largest_bucket_bytes
+from alphaapollo.weight_sync.shared_memory import get_largest_bucket_bytes
 from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections
 
 PROCESS = {"cuda": GIB, "cpu": GIB * 6 // 10}  # CUDA context and NCCL buffers, or imported libraries
