@@ -71,9 +71,6 @@ class TrainState:
             is_last = number == len(micro_batches)
             module.set_requires_gradient_sync(is_last or self.syncs_each_micro_batch)
             module.set_requires_all_reduce(is_last)
-            if self.keeps_gathered:
-                module.set_reshard_after_forward(False)
-                module.set_reshard_after_backward(is_last)
             yield micro_batch
 
     def step(self, skip_bad_step: bool = False) -> OptimizerStep:
