@@ -70,8 +70,12 @@ def start_local_cluster() -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN", LOCAL_TOKEN)
     ray._raylet.Config.initialize("")  # this process has read the variables when it imported Ray
     os.environ.setdefault("RAY_worker_niceness", "0")  # the driver's priority; Ray's own is 15 below it
-    # Without cluster support, all processes of Ray listen on 127.0.0.1 only. Ray has no option for it.
-    constants, services = ray._private.ray_constants, ray._private.services
+    # Without cluster support, all processes of Ray listen on 127.0.0.1 only. Ray has no option for it, and none that
+    # leaves out its autoscaler, log monitor and API server, which take seconds to start.
+    constants, services, node = ray._private.ray_constants, ray._private.services, ray._private.node.Node
+    unused = {name: getattr(node, name) for name in ("start_monitor", "start_log_monitor", "start_api_server")}
+    for name in unused:
+        setattr(node, name, lambda *_, **__: None)
     has_clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     popen, services.ConsolePopen = services.ConsolePopen, RayProcess
     try:
@@ -82,6 +86,8 @@ def start_local_cluster() -> None:
         raise WorkerDied(f"Ray does not start on this machine: {reason}", "Ray's start") from error
     finally:
         constants.ENABLE_RAY_CLUSTER, services.ConsolePopen = has_clusters, popen
+        for name, method in unused.items():
+            setattr(node, name, method)
 
 
 class RayProcess(subprocess.Popen[bytes]):

@@ -28,7 +28,7 @@ from alphaapollo.controller.ray_cluster import (
 )
 from alphaapollo.controller.ray_ranks import CPU_SHARE, ActorSlot, RayRanks, pickle_function
 from alphaapollo.controller.stall_monitor import limit_idle_start, monitor_processes
-from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs, start_rollout_worker
+from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.processes.watchdog import RUN, kill_run_processes, remove_paths
 from alphaapollo.weight_sync.transport import assign_weight_writers
@@ -154,6 +154,7 @@ class RayWorkerGroups(WorkerGroups):
         vLLM allocates its share of the GPU memory that is free when it starts. On shared GPUs, engines therefore only
         import their libraries until the trainers are built and offloaded.
         """
+        from alphaapollo.rollout.worker import start_rollout_worker
         from alphaapollo.workers.process_group import RankPlacement
 
         specs, placement, ranks_by_role = self.specs, self.specs.placement, self.ranks_by_role

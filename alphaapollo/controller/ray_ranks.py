@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -77,6 +78,9 @@ class WorkerActor(Generic[W]):
     """Asynchronous Ray actor that owns one worker. Calls of async methods overlap, e.g. generate; a call of any other
     method blocks the actor until it returns."""
 
+    def __init__(self) -> None:
+        gc.disable()  # as in utils/imports.py, until `start` ends: Ray imports the modules of its arguments
+
     def location(self, reserves_address: bool) -> ActorLocation:
         location = get_process_location()
         if not reserves_address:
@@ -102,6 +106,7 @@ class WorkerActor(Generic[W]):
         if ray.get_runtime_context().get_node_id() == driver.node:
             exit_when_process_ends(driver.pid)
         self.worker = await await_if_awaitable(build())
+        gc.enable()
 
     async def call(self, function: bytes, *arguments: object) -> Any:
         """Call function(worker, *arguments) and return the result. The function is pickled by `pickle_function`."""

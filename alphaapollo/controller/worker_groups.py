@@ -93,6 +93,8 @@ class LocalWorkerGroups(WorkerGroups):
             self._add_group(role, LocalRanks(worker, role, thread))
 
     async def start_engine(self) -> None:
+        from alphaapollo.rollout.worker import start_rollout_worker
+
         restrict_network_to_loopback()
         assert self.specs.engine_builder
         worker = await start_rollout_worker(partial(self.specs.engine_builder, 0, LOCAL_NODE))
@@ -106,11 +108,3 @@ class LocalWorkerGroups(WorkerGroups):
             if ranks.role != "rollout":
                 await ranks.close()
         remove_paths(map(Path, self.specs.cleanup_folders))
-
-
-async def start_rollout_worker(build: Callable[[], RolloutWorker], without_gpu: bool = False) -> RolloutWorker:
-    """Build a rollout worker in this process, start its engine and return the worker. without_gpu: only import the
-    libraries that the start needs."""
-    worker = build()
-    await (worker.preload_libraries() if without_gpu else worker.start())
-    return worker

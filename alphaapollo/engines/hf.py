@@ -22,7 +22,7 @@ from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.transport import read_safetensors
+from alphaapollo.weight_sync.shared_memory import read_safetensors
 
 
 @dataclass

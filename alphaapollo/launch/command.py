@@ -39,6 +39,7 @@ from alphaapollo.runs.resume import find_start_point, format_completed_run_messa
 from alphaapollo.runs.run_history import record_in_history
 from alphaapollo.runs.run_model import resolve_model_paths
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.imports import pause_gc
 from alphaapollo.weight_sync.verification import WeightSyncError
 
 CommandConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
@@ -72,8 +73,8 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
 
         try:
             with open_console(trainer) as console, nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
-                module = importlib.import_module(module_name)
-                with HEARTBEAT.record_call("prepare"):
+                with HEARTBEAT.record_call("prepare"), pause_gc():  # most of the time is spent on imports
+                    module = importlib.import_module(module_name)
                     prepared = module.prepare_run(config, *[user_settings] * trains, console)
                 if trainer.dry_run:
                     console.show_line("dry run: the configuration is valid, nothing was started.")

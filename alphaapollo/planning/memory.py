@@ -28,7 +28,7 @@ from alphaapollo.models.load import load_config, load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes
 from alphaapollo.models.sharding import MIN_UNIT, find_experts
-from alphaapollo.weight_sync.transport import BUCKET_BYTES
+from alphaapollo.weight_sync.shared_memory import BUCKET_BYTES
 
 GIB = 2**30
 FLOAT32 = 4

@@ -56,6 +56,8 @@ def entry_point(main: MainFunction) -> MainFunction:
                 file=sys.stderr,
             )
             return 2
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of torch, which is not imported yet, and of workers:
+        # threads that wait for others by spinning make everything several times slower beside other processes
         script = sys.modules["__main__"].__dict__
         file = script.pop("__file__", None) if script.get("__spec__") is None else None  # `python -m` sets __spec__
         try:

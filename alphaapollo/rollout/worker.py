@@ -45,6 +45,7 @@ from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, Turn, WeightReceipt
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.imports import pause_gc
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.transport import TransportKind, WeightReader, get_weights_folder
 
@@ -129,8 +130,7 @@ class RolloutWorker:
         model, env, data, teacher = self._setup.model, self._setup.env, self._setup.data, self._setup.self_teacher
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         self._tools = await open_toolbox(env)
-        gc.disable()  # garbage collection takes a quarter of the import time and finds nothing
-        try:
+        with pause_gc():
             # Before the tokenizer is loaded: concurrent imports would see a partly initialized module.
             await self.engine.preload_libraries()
             tokenizer, *_ = await asyncio.gather(
@@ -146,8 +146,6 @@ class RolloutWorker:
                 schemas = self._tools.schemas()
                 renderer = tool_renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
                 read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
-        finally:
-            gc.enable()
         self._rewards.render = renderer.render_prompt
         self._stop_token_ids = renderer.eos_token_ids
         if (judge := self._setup.reward.judge).backend == "policy":
@@ -289,3 +287,11 @@ def make_policy_judge(engine: Engine, renderer: Renderer, judge: Judge) -> Compl
         return renderer.decode(completion.token_ids)
 
     return complete
+
+
+async def start_rollout_worker(build: Callable[[], RolloutWorker], without_gpu: bool = False) -> RolloutWorker:
+    """Build a rollout worker in this process, start its engine and return the worker. without_gpu: only import the
+    libraries that the start needs."""
+    worker = build()
+    await (worker.preload_libraries() if without_gpu else worker.start())
+    return worker

@@ -8,7 +8,7 @@ from pathlib import Path
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from alphaapollo.weight_sync.transport import read_safetensors
+from alphaapollo.weight_sync.shared_memory import read_safetensors
 
 
 @dataclass

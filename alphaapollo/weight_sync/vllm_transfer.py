@@ -22,7 +22,7 @@ import torch
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, format_digest
-from alphaapollo.weight_sync.transport import Bucket, count_bytes, make_buckets, prefetch_buckets
+from alphaapollo.weight_sync.shared_memory import Bucket, count_bytes, make_buckets, prefetch_buckets
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:

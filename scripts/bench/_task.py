@@ -70,6 +70,16 @@ def make_model(folder: Path, size: Size, seed: int = 0) -> int:
     return model.num_parameters()
 
 
+def count_parameters(folder: Path) -> int:
+    """Count the parameters of a model folder, tied ones once."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    return model.num_parameters()
+
+
 def make_prompts(file: Path, count: int, seed: int = 0, tokens: int | None = None) -> None:
     """Write sums of two 3-digit numbers as chats, in the columns that main_ppo reads.
 

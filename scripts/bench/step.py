@@ -3,9 +3,10 @@
     .venv/bin/python scripts/bench/step.py --size 3M
     .venv/bin/python scripts/bench/step.py --size 100M --steps 3
     .venv/bin/python scripts/bench/step.py --size 3M --prompt-tokens 512 --num-prompts 8
+    .venv/bin/python scripts/bench/step.py --model DIR --dtype bfloat16   # a pretrained model
     .venv/bin/python scripts/bench/step.py --tail        # some very long answers, and our asynchronous loop
 
-Both sides have the same random model, prompts, group size, token limit, dtype and optimizer steps, and alternate. TRL
+Both sides have the same model, prompts, group size, token limit, dtype and optimizer steps, and alternate. TRL
 generates with Hugging Face's generate (its vLLM path does not run on a CPU), in a virtual environment under
 outputs/bench that the first run creates (uv pip install trl, with the torch and transformers pinned here). A short
 search, which is printed, selects its micro-batch and threads at that dtype, then tries the other dtype.
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "outputs" / "bench"
 sys.path.insert(0, str(ROOT))
 
-from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_reward  # noqa: E402
+from scripts.bench._task import SIZES, count_parameters, machine, make_model, make_prompts, make_reward  # noqa: E402
 from scripts.bench._trl import Settings, Task, environment, median, search, time_trl, trl_python  # noqa: E402
 from scripts.bench._whole_run import train  # noqa: E402
 
@@ -91,6 +92,7 @@ def outside(phases: dict[str, float]) -> float:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="3M")
+    parser.add_argument("--model", type=Path, help="folder of a model, instead of --size")
     parser.add_argument("--num-prompts", type=int, help="default: 16; 4 for the large model or --tail")
     parser.add_argument("--prompt-tokens", type=int, help="tokens of a rendered prompt; default: 28, the sum alone")
     parser.add_argument("--group", type=int, default=8)
@@ -109,14 +111,15 @@ def arguments() -> argparse.Namespace:
     )
     args = parser.parse_args()
     args.max_tokens = args.max_tokens or (1024 if args.tail else 64)
-    args.num_prompts = args.num_prompts or (16 if args.size == "3M" and not args.tail else 4)
+    args.num_prompts = args.num_prompts or (16 if (args.model or args.size == "3M") and not args.tail else 4)
+    args.size = args.model.resolve().name if args.model else args.size
     return args
 
 
 def main() -> None:
     args = arguments()
-    model, prompts = FOLDER / args.size, FOLDER / "prompts.parquet"
-    parameters = make_model(model, SIZES[args.size])
+    model, prompts = args.model or FOLDER / args.size, FOLDER / "prompts.parquet"
+    parameters = count_parameters(model) if args.model else make_model(model, SIZES[args.size])
     make_prompts(prompts, args.num_prompts * 8, tokens=args.prompt_tokens)
     task = Task(str(model), str(prompts), args.num_prompts, args.group, args.max_tokens)
     python = trl_python(FOLDER / "trl-venv")

@@ -1,12 +1,17 @@
 """Compare the policy update (FSDP2, packing, losses, metrics) with a bare torch loop over the same rows.
 
     .venv/bin/python scripts/bench/update.py --size 3M
+    .venv/bin/python scripts/bench/update.py --model DIR --dtype bfloat16 --rows 64 --rounds 3 --profile
 
 The rows are groups of 8 responses to a prompt of the same length. The bare loop has no FSDP, groups or metrics: it runs
 the plain Hugging Face model on right-padded micro-batches of rows sorted by length, with as many tokens as ours,
 log-softmax, PPO's clipped loss, backward, clip and AdamW. The sides alternate. The last line is a JSON object: `ratio`
 is bare seconds over ours, the median of the rounds (1 = no overhead). `processor_ratio` is the same for processor time
-of all threads, which is more reliable on a busy machine.
+of all threads, which is more reliable on a busy machine. The bare loop's model has the dtype of `--dtype`.
+
+`matrix_products` are those of the update alone: the same shapes in the same dtype, in the same rounds. `bound_ratio` is
+their processor time over that of our update (1: the update only multiplies matrices). `--profile` adds the seconds of
+each kind of operation in one update (torch.profiler).
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -35,6 +42,7 @@ from alphaapollo.config.schema import Actor, Model, Optimizer, Reference  # noqa
 from alphaapollo.types import Row  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement  # noqa: E402
+from scripts.bench._products import MatrixProducts, count_update_products, profile_operations  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"
@@ -107,19 +115,23 @@ def bare_update(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="3M")
+    parser.add_argument("--model", type=Path, help="folder of a model, instead of --size")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of both sides")
     parser.add_argument("--rows", type=int, default=256, help=f"responses, in groups of {GROUP}")
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens of the longest response and prompt")
     parser.add_argument("--plain", action="store_true", help="do not share prompts")
     parser.add_argument("--micro-batch-tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--skip-bare", action="store_true", help="measure only this project's update")
+    parser.add_argument("--profile", action="store_true", help="profile one more update")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     print(json.dumps(measure(args)))
 
 
-def make_worker(model: Path, threads: int) -> PolicyWorker:
+def make_worker(model: Path, threads: int, dtype: Literal["float32", "bfloat16"] = "float32") -> PolicyWorker:
     setup = PolicyWorkerConfig(
-        resolve_model(Model(path=str(model)), "cpu"),
+        resolve_model(Model(path=str(model), dtype=dtype), "cpu"),
         Actor(optim=OPTIMIZER),
         Reference(),
         needs_reference=False,
@@ -131,37 +143,49 @@ def make_worker(model: Path, threads: int) -> PolicyWorker:
 
 def measure(args: argparse.Namespace) -> dict[str, object]:
     torch.set_num_threads(args.threads)
-    folder = FOLDER / args.size
-    parameters = make_model(folder, SIZES[args.size])
-    batch, columns = make_batch(args)
-    worker = make_worker(folder, args.threads)
-    worker.load_batch(batch)
+    folder = args.model or FOLDER / args.size
+    if not args.model:
+        make_model(folder, SIZES[args.size])
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIMIZER.lr, weight_decay=0.0)
-    seconds: dict[str, list[float]] = {"bare": [], "ours": []}
-    processor: dict[str, list[float]] = {"bare": [], "ours": []}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.dtype))
+    parameters = model.num_parameters()
+    batch, columns = make_batch(args, model.config.vocab_size)
+    products = MatrixProducts(count_update_products(model, batch), getattr(torch, args.dtype))
+    worker = make_worker(folder, args.threads, args.dtype)
+    worker.load_batch(batch)
+    sides: dict[str, Callable[[], object]] = {
+        "ours": lambda: worker.update(columns),
+        "products": products.compute,
+    }
+    if not args.skip_bare:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIMIZER.lr, weight_decay=0.0)
+        sides["bare"] = lambda: bare_update(model, optimizer, batch, columns, args.micro_batch_tokens)
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    processor: dict[str, list[float]] = {side: [] for side in sides}
     for round_number in range(args.rounds + 1):
-        for side in seconds:
+        for side, run in sides.items():
             start, processor_start = time.perf_counter(), time.process_time()
-            if side == "bare":
-                bare_update(model, optimizer, batch, columns, args.micro_batch_tokens)
-            else:
-                worker.update(columns)
+            run()
             if round_number:  # the first round warms up
                 seconds[side].append(time.perf_counter() - start)
                 processor[side].append(time.process_time() - processor_start)
+    operations = profile_operations(sides["ours"]) if args.profile else None
     worker.close()
-    ratios = [a / b for a, b in zip(seconds["bare"], seconds["ours"], strict=True)]
+    middle = {side: statistics.median(values) for side, values in processor.items()}
+    ratios = [a / b for a, b in zip(seconds.get("bare", []), seconds["ours"], strict=False)]
     return {
         "benchmark": "update",
-        "size": args.size,
+        "model": str(args.model or args.size),
         "parameters": parameters,
-        "ratio": round(statistics.median(ratios), 3),
+        "dtype": args.dtype,
+        "ratio": round(statistics.median(ratios), 3) if ratios else None,
         "seconds": {side: round(statistics.median(values), 4) for side, values in seconds.items()},
-        "processor_ratio": round(statistics.median(processor["bare"]) / statistics.median(processor["ours"]), 3),
-        "processor_seconds": {side: round(statistics.median(values), 4) for side, values in processor.items()},
+        "processor_ratio": round(middle["bare"] / middle["ours"], 3) if ratios else None,
+        "processor_seconds": {side: round(value, 4) for side, value in middle.items()},
+        "bound_ratio": round(middle["products"] / middle["ours"], 3),
+        "matrix_products": products.describe(middle["products"]),
+        "operations": operations,
         "tokens": int(batch.rows.lengths.sum()),
         "shared_prompts": not args.plain,
         "threads": args.threads,
@@ -169,9 +193,9 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def make_batch(args: argparse.Namespace) -> tuple[RankBatch, Columns]:
+def make_batch(args: argparse.Namespace, vocab_size: int) -> tuple[RankBatch, Columns]:
     """Random rows with random advantages in two mini-batches, which split groups as in a run."""
-    rows = make_rows(args.rows, args.max_tokens, SIZES[args.size].vocab_size - 3)
+    rows = make_rows(args.rows, args.max_tokens, vocab_size - 3)
     layout = build_batch_layout(
         rows,
         range(len(rows)),

@@ -15,7 +15,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.types import WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.transport import SharedAdapterSender, SharedMemorySender
+from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 from examples.quickstart.make_task import SHAPE
 from tests.vision.models import save_model
 

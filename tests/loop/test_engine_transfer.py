@@ -19,7 +19,7 @@ from alphaapollo.engines.protocol import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.images import ImagePromptBuilder
 from alphaapollo.engines.vllm.settings import build_engine_arguments
-from alphaapollo.weight_sync import transport, vllm_transfer
+from alphaapollo.weight_sync import shared_memory, vllm_transfer
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.vllm_transfer import SingleUpdateWeightSyncClient, VllmTransferSender
 from tests.loop.weight_transfer import TransferCase, transfer
@@ -59,7 +59,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_all_batches_are_one_update(no_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "BUCKET_BYTES", 256)
+    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 256)
     client = Client()
     sender = VllmTransferSender(client, torch.float32, rank=0, transport="ipc")
     for version in (1, 2):

@@ -21,8 +21,9 @@ from alphaapollo.engines.protocol import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.models.sharding import join_process_group
 from alphaapollo.types import Sampling, WeightUpdate
-from alphaapollo.weight_sync import transport
-from alphaapollo.weight_sync.transport import SharedMemorySender, TransportKind
+from alphaapollo.weight_sync import shared_memory
+from alphaapollo.weight_sync.shared_memory import SharedMemorySender
+from alphaapollo.weight_sync.transport import TransportKind
 from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 from tests.loop.engine_kit import PROBE, checkpoint, logprobs_of, make_model, mean_abs_difference
 
@@ -40,7 +41,7 @@ class TransferCase:
     colocate: bool = True
     tensor_parallel: int = 1
     has_graphs: bool = False
-    bucket_bytes: int = transport.BUCKET_BYTES
+    bucket_bytes: int = shared_memory.BUCKET_BYTES
     limit: float = 0.1  # mean |difference| of log-probs of engine (bfloat16 on GPUs) and transformers (float32)
 
     @property
@@ -110,7 +111,7 @@ def transfer(rank: int, num_ranks: int, address: str, case: TransferCase, folder
     if num_ranks > 1:
         join_process_group(case.device, rank, num_ranks, address)
     models = case.make_models()
-    with mock.patch.object(transport, "BUCKET_BYTES", case.bucket_bytes):
+    with mock.patch.object(shared_memory, "BUCKET_BYTES", case.bucket_bytes):
         if rank == 0:
             asyncio.run(publish_and_verify(case, folder, *models))
             return

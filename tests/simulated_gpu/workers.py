@@ -26,7 +26,7 @@ from alphaapollo.models.export import gather_parameters
 from alphaapollo.types import Row
 from alphaapollo.weight_sync import digest_kernel
 from alphaapollo.weight_sync.digest import compute_joint_digest
-from alphaapollo.weight_sync.transport import make_buckets, prefetch_buckets
+from alphaapollo.weight_sync.shared_memory import make_buckets, prefetch_buckets
 from alphaapollo.workers import model_worker, process_group
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement

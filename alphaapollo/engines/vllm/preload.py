@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 
@@ -10,10 +11,13 @@ import setproctitle
 
 from alphaapollo.engines.vllm.process import CORE_MODULES, LOG, redirect_output_to_file
 from alphaapollo.engines.vllm.settings import register_triton_interpreter
+from alphaapollo.utils.imports import pause_gc
 
 redirect_output_to_file(os.environ[LOG])
 register_triton_interpreter()
 setproctitle.getproctitle()  # must run before the environment changes, so that children show as VLLM::EngineCore
-for module in CORE_MODULES:
-    importlib.import_module(module)
+with pause_gc():
+    for module in CORE_MODULES:
+        importlib.import_module(module)
+gc.freeze()  # a collection in a forked core would copy the memory that it shares with this process
 atexit.register(os._exit, 0)  # skip the interpreter shutdown, which takes seconds

@@ -12,7 +12,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.hf import HFEngine
 from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightUpdate
-from alphaapollo.weight_sync.transport import SharedMemorySender
+from alphaapollo.weight_sync.shared_memory import SharedMemorySender
 from tests.unit.tiny import build_model, save_model
 
 PROBS = [0.5, 0.3, 0.15, 0.05]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from alphaapollo.weight_sync import transport
-from alphaapollo.weight_sync.transport import make_buckets, prefetch_buckets
+from alphaapollo.weight_sync import shared_memory
+from alphaapollo.weight_sync.shared_memory import make_buckets, prefetch_buckets
 
 
 def test_buckets_are_cast_and_complete() -> None:
@@ -24,7 +24,7 @@ def test_buckets_are_cast_and_complete() -> None:
 
 
 def test_a_bucket_ends_with_the_tensor_that_reaches_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "BUCKET_BYTES", 8)  # two numbers
+    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 8)  # two numbers
     parts = list(make_buckets(((str(index), torch.zeros(1)) for index in range(5)), torch.float32))
     assert [len(part) for part in parts] == [2, 2, 1]
 
@@ -45,7 +45,7 @@ def test_next_bucket_is_gathered_while_one_is_sent(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the step")
-    monkeypatch.setattr(transport, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 1)
 
     def gather() -> Iterator[tuple[str, torch.Tensor]]:
         for number in (1, 2, 3):

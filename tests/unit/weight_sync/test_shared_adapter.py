@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.transport import SharedAdapterSender
+from alphaapollo.weight_sync.shared_memory import SharedAdapterSender
 
 LAYER = "base_model.model.model.layers.0.self_attn"
 

@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from alphaapollo.types import WeightUpdate
-from alphaapollo.weight_sync import transport
+from alphaapollo.weight_sync import shared_memory
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.transport import SharedMemorySender
+from alphaapollo.weight_sync.shared_memory import SharedMemorySender
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -27,7 +27,7 @@ def test_sent_tensors_have_the_engines_dtype_and_match_the_digest(
     tmp_path, monkeypatch, dtype: torch.dtype, num_buckets: int
 ):
     """In float32 the buckets have 96 + 32, and 60 bytes. Only one version exists, and none after its release."""
-    monkeypatch.setattr(transport, "BUCKET_BYTES", 100)
+    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 100)
     sender = SharedMemorySender(tmp_path / "w", dtype)
     sender.send(tensors().items(), version=6)
     update = sender.send(tensors().items(), version=7)

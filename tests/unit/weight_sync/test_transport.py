@@ -1,11 +1,6 @@
 from pathlib import Path
 
-from alphaapollo.weight_sync.transport import (
-    Transport,
-    assign_weight_writers,
-    choose_transport,
-    get_weights_folder,
-)
+from alphaapollo.weight_sync.transport import Transport, assign_weight_writers, choose_transport, get_weights_folder
 from alphaapollo.workers.builders import make_weight_sender
 from alphaapollo.workers.process_group import RankPlacement
 

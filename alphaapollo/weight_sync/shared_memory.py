@@ -1,0 +1,150 @@
+"""Senders of weights through shared memory, their files, and the buckets of all transports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from alphaapollo.types import WeightUpdate
+from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
+
+BUCKET_BYTES = 1 << 30  # minimum size of a bucket; every bucket costs some 50 ms of calls
+
+Bucket = dict[str, torch.Tensor]
+
+
+@dataclass
+class SharedMemorySender:
+    """Weight sender that writes each version of the weights to a folder in shared memory."""
+
+    folder: str | Path  # below /dev/shm, belongs to one run on one node
+    dtype: torch.dtype  # dtype of the engine's weights, to which tensors are cast
+    is_writer: bool = True  # whether this rank writes files; other ranks only take part in gathering the tensors
+
+    def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
+        """Write the tensors to files (see WeightSender). Raises ValueError if shared memory is too small."""
+        if not self.is_writer:
+            for _ in tensors:
+                pass
+            return None
+        self.release_sent_weights()
+        target, partial = Path(self.folder, f"v{version}"), Path(self.folder, f".v{version}")
+        Path(self.folder).mkdir(mode=0o700, parents=True, exist_ok=True)  # not for other users of the machine
+        partial.mkdir()
+        digest = self._write_tensors(tensors, partial)
+        partial.rename(target)
+        return WeightUpdate(version, format_digest(digest), target.name)
+
+    def _write_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
+        """Write (name, tensor) pairs to safetensors files in `folder` and return the digest of all tensors."""
+        digests: list[Future[int]] = []
+        with ThreadPoolExecutor(1) as pool:  # a bucket is hashed while it is written and the next one is gathered
+            for number, bucket in enumerate(make_buckets(tensors, self.dtype, torch.device("cpu"))):
+                wait(digests[-1:])
+                digests.append(pool.submit(compute_joint_digest, bucket.values()))
+                write_safetensors(bucket, folder / f"{number:05d}.safetensors")
+        return sum(digest.result() for digest in digests)
+
+    def read_files(self, folder: str) -> dict[str, np.ndarray]:
+        """Return {file name: bytes, uint8} of the sent folder, e.g. `v7`, for engines on other nodes."""
+        return {path.name: np.fromfile(path, np.uint8) for path in Path(self.folder, folder).iterdir()}
+
+    def release_sent_weights(self) -> None:
+        if self.is_writer:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class SharedAdapterSender(SharedMemorySender):
+    """Weight sender that writes a LoRA adapter as a peft folder, for engines with rollout.lora=adapter.
+
+    The tensors are A and B of every adapted layer, named as in peft's files. B is already multiplied by the adapter's
+    scale, so the engine loads exactly the numbers in the files, and a digest can verify them.
+    """
+
+    def _write_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
+        adapter = {name: tensor.to("cpu", self.dtype).contiguous() for name, tensor in tensors}
+        write_safetensors(adapter, folder / "adapter_model.safetensors")
+        layers = sorted({name.split(".")[-3] for name in adapter})  # ...q_proj.lora_A.weight
+        rank = next(tensor.shape[0] for name, tensor in adapter.items() if name.endswith("lora_A.weight"))
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers, "bias": "none"}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        return compute_joint_digest(adapter.values())
+
+
+def write_safetensors(tensors: Bucket, path: Path) -> None:
+    """Write tensors to a file in shared memory. Raises ValueError if shared memory is too small."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path)
+    except (OSError, SafetensorError) as error:
+        needed = count_bytes(tensors) / 2**30
+        free = shutil.disk_usage(path.parent).free / 2**30
+        raise ValueError(
+            f"cannot write weights to {path.parent} ({error}): the next file needs {needed:.2f} GiB, but only "
+            f"{free:.2f} GiB are free. Increase shared memory (docker run --shm-size=...)."
+        ) from error
+
+
+def read_safetensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) pairs of all *.safetensors files in a folder."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                yield name, file.get_tensor(name)
+
+
+def make_buckets(
+    tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device | None = None
+) -> Iterator[Bucket]:
+    """Yield buckets with the tensors cast to `dtype`, contiguous, on `device` (None: unchanged). A bucket ends with the
+    tensor that reaches its size. All ranks that iterate the same tensors get the same buckets."""
+    bucket: Bucket = {}
+    for name, tensor in tensors:
+        bucket[name] = tensor.detach().to(device or tensor.device, dtype).contiguous()
+        if count_bytes(bucket) >= BUCKET_BYTES:
+            HEARTBEAT.tick()
+            yield bucket
+            bucket = {}
+    if bucket:
+        yield bucket
+
+
+def prefetch_buckets(buckets: Iterator[Bucket]) -> Iterator[Bucket]:
+    """Yield the buckets, and gather the next bucket on a separate CUDA stream while the caller sends the current one.
+    Every rank starts the next gather before it yields, so all ranks run their collectives in the same order."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # the current stream computes the weights
+
+    def start_gathering_next_bucket() -> tuple[Bucket | None, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            bucket = next(buckets, None)
+            return bucket, stream.record_event()
+
+    bucket, gathered = start_gathering_next_bucket()
+    while bucket is not None:
+        following = start_gathering_next_bucket()
+        gathered.synchronize()
+        yield bucket
+        bucket, gathered = following
+
+
+def get_largest_bucket_bytes(total_bytes: int) -> int:
+    """Return the minimum size of the largest bucket of a model with `total_bytes`."""
+    return min(total_bytes, BUCKET_BYTES)
+
+
+def count_bytes(bucket: Bucket) -> int:
+    """Return the size of a bucket in bytes."""
+    return sum(tensor.nbytes for tensor in bucket.values())
