@@ -36,6 +36,7 @@ def build_batch_layout(
     needs_full_sequence: bool = False,
     shared_prompts: SharedPrompts | None = None,
     min_sharing_ratio: float = MIN_SHARING_RATIO,
+    num_mini_batches: int | None = None,
 ) -> BatchLayout:
     """Assign the token sequences of one training iteration to mini-batches, ranks and micro-batches.
 
@@ -49,10 +50,11 @@ def build_batch_layout(
         needs_full_sequence: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
         shared_prompts: shared prefixes of the B rows, which are computed once. Rows are not padded then.
         min_sharing_ratio: prompts are shared only if row tokens / computed tokens is at least this ratio.
+        num_mini_batches: optimizer steps, if enough trajectories are left; None: given by mini_batch_size.
     """
     members, lengths = _list_group_members(trajectory_ids), [row.packed_length for row in rows]
     groups = [[index] for index in range(len(members))] if group_ids is None else _list_group_members(group_ids)
-    count = min(-(-len(members) // mini_batch_size), len(groups))
+    count = min(num_mini_batches or -(-len(members) // mini_batch_size), len(groups))
     step_trajectories = [
         [trajectory for group in part for trajectory in groups[group]]
         for part in split_mini_batches(len(groups), count, seed, shuffle)

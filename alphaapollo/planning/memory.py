@@ -18,7 +18,7 @@ import torch
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
-from alphaapollo.config.schema.model import Fsdp, OptimizerName
+from alphaapollo.config.schema.model import Fsdp, PolicyOptimizerName
 from alphaapollo.models.activation_memory import (
     ModelSizes,
     count_adapter_parameters,
@@ -32,7 +32,8 @@ from alphaapollo.models.load import load_config
 
 GIB = 2**30
 FLOAT32 = 4
-MOMENTS = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": FLOAT32}  # bytes per parameter
+MOMENTS = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": FLOAT32, "trpo": 5 * FLOAT32}
+"""Bytes per parameter. TRPO keeps no state, but has the old weights and four vectors during a step."""
 LOGIT_COPIES, DIVERGENCE_COPIES = 4, 6  # float32 copies of a chunk of logits; with those of a frozen model
 
 Usage = Counter[str]
@@ -52,7 +53,7 @@ class TrainedModel:
     head_bytes: int = 0  # logits of a chunk with their gradients
     adapter_parameters: int = 0  # 0: all parameters are trained
     freezes_vision: bool = False
-    optimizer: OptimizerName = "adamw"
+    optimizer: PolicyOptimizerName = "adamw"
     steps_per_update: int = 2
 
     def count_others(self, expert_parameters: int) -> int:
@@ -147,7 +148,7 @@ def make_trained_model(
     micro_batch_shape: tuple[int, int],
     image_tokens_per_row: int = 0,
     logit_copies: int = LOGIT_COPIES,
-    optimizer: OptimizerName = "adamw",
+    optimizer: PolicyOptimizerName = "adamw",
     steps_per_update: int = 2,
 ) -> TrainedModel:
     """Read the sizes of a trained model and measure its activations.

@@ -91,9 +91,9 @@ trajectories in four optimizer steps, with {seeds} seeds. There are two exceptio
 The learning rate was not tuned for each recipe, so the comparison shows that each recipe learns, not which one is best.
 `FIT` in examples/gallery/runs.py lists the settings that replace those of a recipe for this task:
 
-* ppo, trpo_dual, remax and reinforce_plus_plus train on 256 prompts with one sample each. All other recipes use groups
+* ppo, reference_kl_dual, remax and reinforce_plus_plus train on 256 prompts with one sample each. All other recipes use groups
   of 8.
-* trpo_dual has a KL target of 1 nat, because answers are short.
+* reference_kl_dual has a KL target of 1 nat, because answers are short.
 * magistral has no rewards for format and language.
 * prorl resets the reference every 16 iterations, independent of validation.
 * gdpo uses the rewards that this task has, `accuracy` and `format`.

@@ -24,7 +24,7 @@ ROUGH_ENGINE = (
 )  # in float32, engine and trainer have no mismatch to correct
 FIT = {  # recipes that need more than a group size
     "ppo": ALONE,
-    "trpo_dual": (*ALONE, "algorithm.kl_ctrl.target_kl=1.0"),  # short answers
+    "reference_kl_dual": (*ALONE, "algorithm.kl_ctrl.target_kl=1.0"),  # short answers
     "gpg": (*GROUP, *ON_POLICY),
     "opo": (*GROUP, *ON_POLICY),
     "remax": (*ALONE, *ON_POLICY),

@@ -35,7 +35,7 @@ from alphaapollo.trainer.setup.plan import make_worker_specs
 from alphaapollo.workers.teacher import MovingAverageTeacher, load_teacher
 from examples.quickstart.make_task import make_model, make_tokenizer
 
-ALONE = ("gae", "turn_gae", "remax", "reinforce_plus_plus", "none")
+ALONE = ("gae", "turn_gae", "reinforce", "remax", "reinforce_plus_plus", "none")
 REWARD = '''
 def compute_score(prompt, completion):
     """Reward an odd number of digits, about half of an untrained model's completions."""
@@ -54,7 +54,7 @@ EXTRA = {  # in addition to the case's own settings
     "gdpo": ["algorithm.gdpo_rewards=[accuracy,length]"],
     "sdft": [LONGER_PROMPTS],
     "sdpo": [LONGER_PROMPTS],
-    "trpo_dual": ["algorithm.kl_ctrl.kl_coef=0.1"],
+    "reference_kl_dual": ["algorithm.kl_ctrl.kl_coef=0.1"],
 }
 
 

@@ -232,7 +232,9 @@ class Config(Section):
     @property
     def trajectories_per_update(self) -> int:
         """Trajectories that an iteration trains on: those of a full batch, and of reused groups."""
-        return (self.data.train_batch_size + self.data.reuse.groups) * self.group_size
+        filtration = self.algorithm.filtration
+        size = filtration.size if filtration.selects and filtration.size else self.group_size
+        return (self.data.train_batch_size + self.data.reuse.groups) * size
 
     @property
     def num_mini_batches(self) -> int:

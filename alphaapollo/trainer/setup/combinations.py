@@ -23,6 +23,7 @@ METHOD, ONE_STEP = (
     f"{CORRECTION}.method",
     f"For one step set {ACTOR}.ppo_mini_batch_size={{1}} and {ACTOR}.ppo_epochs=1",
 )
+OPTIMIZER = f"{ACTOR}.optim.name"
 COMBINATIONS: list[Requirement] = []
 error = partial(requirement, Config, table=COMBINATIONS)
 warning = partial(requirement, Config, table=COMBINATIONS, is_error=False)
@@ -40,6 +41,10 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
         estimator.check(config.algorithm, config.group_size)
     unread = describe_ineffective_keys(config, _list_unread_keys(config, estimator, policy_loss))
     return [*unread, *find_conflicts(case, is_error=False, table=COMBINATIONS)]
+
+
+def uses_trpo(config: Config) -> bool:
+    return config.actor_rollout_ref.actor.optim.name == "trpo"
 
 
 def _list_stale_settings(config: Config) -> str:
@@ -74,6 +79,19 @@ def reward_shaping(config: Config, case: Case) -> Any:
     return reason and needed and (reason, "; ".join(needed))
 
 
+@error(f"algorithm.filtration.baseline {ESTIMATOR}", "{}", "Set algorithm.filtration.baseline=selected")
+def baseline_of_all(config: Config, case: Case) -> Any:
+    reasons = {
+        "the KL in the reward is computed for selected samples only": config.algorithm.use_kl_in_reward,
+        "the estimator needs the tokens of all samples": case.estimator.scope != "trajectories",
+        "the other samples are in no mini-batch": "mini_batches" in case.estimator.needs,
+    }
+    filtration = config.algorithm.filtration
+    return (
+        filtration.selects and filtration.baseline == "all" and next((r for r, found in reasons.items() if found), "")
+    )
+
+
 @error(f"trainer.critic_warmup {ESTIMATOR}", "the estimator has no critic", "Set trainer.critic_warmup=0")
 def critic_warmup(config: Config, case: Case) -> Any:
     return config.trainer.critic_warmup and "values" not in case.estimator.needs
@@ -82,6 +100,33 @@ def critic_warmup(config: Config, case: Case) -> Any:
 @error(f"{ESTIMATOR} teacher.divergence", "nothing is learned", "Set teacher.divergence and teacher.model.path")
 def teacher_alone(config: Config, case: Case) -> Any:
     return case.estimator.name == NO_ESTIMATOR and not config.teacher.divergence
+
+
+@error(f"{OPTIMIZER} {LOSS}", "TRPO needs a surrogate and its KL, but the loss {}", f"Set {LOSS}=surrogate")
+def trust_region_of_loss(config: Config, case: Case) -> Any:
+    loss = case.loss
+    reasons = {
+        "has no ratio to the old policy": loss.on_policy,
+        "has one ratio per sequence instead of one per token": loss.level != "token" or loss.needs_full_sequence,
+        "has a ratio to the engine, of which only the sampled tokens' probabilities are known": loss.anchor != "old",
+        "is not ratio times advantage": True,
+    }
+    return uses_trpo(config) and not loss.is_surrogate and next(reason for reason, found in reasons.items() if found)
+
+
+@error(f"{OPTIMIZER} {ESTIMATOR}", "there is no surrogate without advantages", "Set another estimator, e.g. rloo")
+def trust_region_of_estimator(config: Config, case: Case) -> Any:
+    return uses_trpo(config) and case.estimator.name == NO_ESTIMATOR
+
+
+@error(
+    f"{OPTIMIZER} {ACTOR}.kl_loss_type teacher.divergence",
+    "a step can compare the policy with one model over the vocabulary, and TRPO uses the old policy",
+    "Set kl_loss_type=low_var_kl+, and teacher.divergence to sampled or null",
+)
+def trust_region_of_distributions(config: Config, case: Case) -> Any:
+    other = config.actor_rollout_ref.actor.uses_full_kl or config.teacher.uses_full_vocabulary
+    return uses_trpo(config) and other
 
 
 @error(f"data.reuse.groups {ESTIMATOR}", "reuse needs groups that are compared", f"Set {ESTIMATOR}=grpo")
