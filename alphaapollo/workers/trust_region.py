@@ -44,10 +44,14 @@ class TrustRegion(Companion):
     def __init__(self, worker: PolicyWorker):
         self.worker, self.options = worker, worker.actor.optim
         self.parameters = [p for p in worker.policy.parameters() if p.requires_grad]
-        self.weights: Vector = [local_tensor(p.detach()) for p in self.parameters]
         self.is_active = False  # while a step is computed
         self.old_states: dict[tuple[int, ...], Tensor] = {}  # rows -> hidden states of the old policy, in host memory
         self.old_head: LmHead | None = None
+
+    @property
+    def weights(self) -> Vector:
+        """This rank's slices of the trained weights, as views."""
+        return [local_tensor(parameter.detach()) for parameter in self.parameters]
 
     def begin_update(self, batch: RankBatch) -> None:
         self.kl, self.improvement, self.trials, self.rejected, self.steps = 0.0, 0.0, 0, 0, 0
