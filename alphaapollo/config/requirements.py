@@ -238,7 +238,7 @@ def weights_of_files(data: TuningData, case: Case) -> Any:
 )
 def dtype_of_trpo(config: Config, case: Case) -> Any:
     dtype, rounds = config.actor_rollout_ref.model.dtype, {"bfloat16"} | ({"auto"} if case.device == "cuda" else set())
-    return config.actor_rollout_ref.actor.optim.name == "trpo" and dtype in rounds
+    return config.uses_trpo and dtype in rounds
 
 
 @requirement(

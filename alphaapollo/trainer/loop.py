@@ -61,8 +61,8 @@ async def finish_iteration(
     iteration, trainer = run.progress.step + 1, run.config.trainer
     is_last = run.goal.is_reached(run.progress, iteration)
     validation = await validate_and_reset_reference_if_due(run, iteration, is_last, timer)
-    adapted = learned.policy_kl_coef, learned.baseline
-    run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, validation, collected.recent, *adapted)
+    run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, validation, collected.recent)
+    run.progress.adapt(learned.policy_kl_coef, learned.baseline)
     metrics |= learned.metrics | validation
     for source in run.metric_sources:
         metrics |= source.pop_metrics()

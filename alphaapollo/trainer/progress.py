@@ -59,19 +59,16 @@ class Progress(RunProgress):
     recent: RecentGroups = RecentGroups()
 
     def complete_iteration(
-        self,
-        kl_coef: float,
-        iterations_skipped: int,
-        validation: dict[str, float],
-        recent: RecentGroups,
-        policy_kl_coef: float | None = None,
-        baseline: float | None = None,
+        self, kl_coef: float, iterations_skipped: int, validation: dict[str, float], recent: RecentGroups
     ) -> None:
-        """Count an iteration, and store what the next one depends on. policy_kl_coef, baseline: None: unchanged."""
+        """Count an iteration, and store what the next one depends on."""
         self.step, self.kl_coef, self.recent = self.step + 1, kl_coef, recent
+        self.iterations_skipped, self.validation = iterations_skipped, validation
+
+    def adapt(self, policy_kl_coef: float | None, baseline: float | None) -> None:
+        """Store the values of an iteration for the next one. None: unchanged."""
         self.policy_kl_coef = self.policy_kl_coef if policy_kl_coef is None else policy_kl_coef
         self.baseline = self.baseline if baseline is None else baseline
-        self.iterations_skipped, self.validation = iterations_skipped, validation
 
     def write(self, folder: Path) -> None:
         values = asdict(replace(self, recent=RecentGroups()))

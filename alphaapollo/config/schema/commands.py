@@ -247,6 +247,11 @@ class Config(Section):
         return self.num_mini_batches * self.actor_rollout_ref.actor.ppo_epochs
 
     @property
+    def uses_trpo(self) -> bool:
+        """Whether the policy's optimizer is TRPO."""
+        return self.actor_rollout_ref.actor.optim.name == "trpo"
+
+    @property
     def engine_staleness(self) -> int:
         """How many weight updates old a token may be when it is trained on."""
         return self.trainer.max_staleness if self.trainer.async_mode else 0

@@ -117,9 +117,8 @@ class Optimizer(Section):
 
 class PolicyOptimizer(Optimizer):
     name: Annotated[PolicyOptimizerName, CHANGES_OPTIMIZER] = "adamw"  # type: ignore[assignment]
-    """adamw; muon = Muon for the matrices of the decoder layers, AdamW for all other parameters; adamw_8bit = AdamW
-    with moments of 8 bits (needs torchao); trpo = natural gradient steps of limited KL (docs/algorithms/trust_region.md).
-    See docs/lora.md."""
+    """adamw, muon or adamw_8bit as for other models (docs/lora.md); trpo = natural gradient steps of limited KL
+    (docs/algorithms/trust_region.md)."""
     delta: Annotated[PositiveFloat, WITH_TRPO] = 0.01
     """trpo: largest KL from the policy before a step to the policy after it, in nats per token."""
     cg_steps: Annotated[PositiveInt, WITH_TRPO] = 10

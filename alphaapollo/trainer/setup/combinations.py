@@ -43,10 +43,6 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
     return [*unread, *find_conflicts(case, is_error=False, table=COMBINATIONS)]
 
 
-def uses_trpo(config: Config) -> bool:
-    return config.actor_rollout_ref.actor.optim.name == "trpo"
-
-
 def _list_stale_settings(config: Config) -> str:
     """Return the settings with which a run trains on samples of older weights, e.g. `data.reuse.groups=8`."""
     ages = {"trainer.max_staleness": config.engine_staleness, "data.reuse.groups": config.data.reuse.groups}
@@ -104,29 +100,28 @@ def teacher_alone(config: Config, case: Case) -> Any:
 
 @error(f"{OPTIMIZER} {LOSS}", "TRPO needs a surrogate and its KL, but the loss {}", f"Set {LOSS}=surrogate")
 def trust_region_of_loss(config: Config, case: Case) -> Any:
-    loss = case.loss
-    reasons = {
-        "has no ratio to the old policy": loss.on_policy,
-        "has one ratio per sequence instead of one per token": loss.level != "token" or loss.needs_full_sequence,
-        "has a ratio to the engine, of which only the sampled tokens' probabilities are known": loss.anchor != "old",
-        "is not ratio times advantage": True,
-    }
-    return uses_trpo(config) and not loss.is_surrogate and next(reason for reason, found in reasons.items() if found)
+    loss, reason = case.loss, "is not ratio times advantage"
+    if loss.on_policy:
+        reason = "has no ratio to the old policy"
+    elif loss.needs_full_sequence or loss.anchor != "old":
+        reason = (
+            "has a ratio per sequence" if loss.needs_full_sequence else "has a ratio to the engine, not to the policy"
+        )
+    return config.uses_trpo and not loss.is_surrogate and reason
 
 
 @error(f"{OPTIMIZER} {ESTIMATOR}", "there is no surrogate without advantages", "Set another estimator, e.g. rloo")
 def trust_region_of_estimator(config: Config, case: Case) -> Any:
-    return uses_trpo(config) and case.estimator.name == NO_ESTIMATOR
+    return config.uses_trpo and case.estimator.name == NO_ESTIMATOR
 
 
 @error(
     f"{OPTIMIZER} {ACTOR}.kl_loss_type teacher.divergence",
-    "a step can compare the policy with one model over the vocabulary, and TRPO uses the old policy",
+    "TRPO compares distributions with the old policy, and there can be only one such comparison",
     "Set kl_loss_type=low_var_kl+, and teacher.divergence to sampled or null",
 )
 def trust_region_of_distributions(config: Config, case: Case) -> Any:
-    other = config.actor_rollout_ref.actor.uses_full_kl or config.teacher.uses_full_vocabulary
-    return uses_trpo(config) and other
+    return config.uses_trpo and (config.actor_rollout_ref.actor.uses_full_kl or config.teacher.uses_full_vocabulary)
 
 
 @error(f"data.reuse.groups {ESTIMATOR}", "reuse needs groups that are compared", f"Set {ESTIMATOR}=grpo")

@@ -24,7 +24,7 @@ ERRORS = {
     "ppo": {
         "algorithm.filter_groups.enable=true": "algorithm.filter_groups.enable=true env.rollout.n=8",
         "algorithm.filtration.method=best": "algorithm.filtration.method=best env.rollout.n=8",
-        "algorithm.filtration.method=random env.rollout.n=4": "algorithm.filtration.method=random size=null n=4 2 to 4.",
+        "algorithm.filtration.method=random env.rollout.n=4": "filtration.method=random size=null n=4 2 to 4.",
         "algorithm.filtration.method=max_variance algorithm.filtration.size=9 env.rollout.n=8": (
             "algorithm.filtration.method=max_variance size=9 env.rollout.n=8 2 to 8."
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ import pytest
 import torch
 
 from alphaapollo.batching.batch import Columns
-from alphaapollo.models.sharding import full_tensor
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.trainer.replay.run import Float64Mode
 from alphaapollo.workers import trust_region
 from alphaapollo.workers.policy import PolicyWorker
 from tests.unit.tiny import VOCABULARY, run_ranks, save_tokenizer
 from tests.unit.workers import training
+from tests.unit.workers.test_lora import train_by_hand
 from tests.unit.workers.training import Case
 
 TEMPERATURE, DELTA, DAMPING = 0.9, 0.01, 0.1
+CG_STEPS = 60  # for a direction that is exact to 1e-6
 TRPO: dict[str, Any] = {"name": "trpo", "delta": DELTA, "cg_damping": DAMPING}
 
 
@@ -125,21 +129,25 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
+def resolve_float64(model: Any, device: Any) -> Any:
+    return resolve_model(model, device).model_copy(update={"dtype": "float64"})
+
+
 def test_step_equals_that_of_a_dense_fisher_matrix(
     folder: Path, close_later: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: dict[str, Any] = {}
+    found: list[Any] = []
     solve = trust_region.conjugate_gradient
 
     def record(*arguments: Any) -> Any:
-        found["direction"], curvature = solve(*arguments)
-        return found["direction"], curvature
+        direction, curvature = solve(*arguments)
+        found.extend(direction)
+        return direction, curvature
 
     monkeypatch.setattr(trust_region, "conjugate_gradient", record)
+    monkeypatch.setattr(training, "resolve_model", resolve_float64)
     with Float64Mode():
-        case = Case(str(folder), actor=actor(cg_steps=400), max_tokens=60)
-        case.__dict__["dtype"] = "float32"
-        monkeypatch.setattr(training, "resolve_model", lambda model, device: resolved(model, device))
+        case = Case(str(folder), actor=actor(cg_steps=CG_STEPS), max_tokens=80)
         worker = close_later(training.make_worker(case, 0, 1, ""))
         batch = training.make_batch(case, 1)
         assert len(batch.rank_batches[0].mini_batches[0].micro_batches) > 1
@@ -149,18 +157,71 @@ def test_step_equals_that_of_a_dense_fisher_matrix(
         metrics = worker.update(columns)
         dense = DenseTrpo(folder, worker, columns)
         direction, step, trials = dense.step()
-    order = [*dense.named]
-    named = {name: part.numpy() for (name, _), part in zip(worker.policy.named_parameters(), found["direction"])}
+    order, names = [*dense.named], [name for name, _ in worker.policy.named_parameters()]
+    named = {name: part.numpy() for name, part in zip(names, found, strict=True)}
     assert relative(flatten(named, order), direction.numpy()) < 1e-6
-    after = training.parameters(worker)
-    moved = flatten(after, order) - flatten(before, order)
+    moved = flatten(training.parameters(worker), order) - flatten(before, order)
     assert relative(moved, step.numpy()) < 1e-6
     assert metrics["trpo/trials"] == trials and metrics["trpo/rejected"] == 0.0
-    loss, kl = dense.loss_and_kl()
+    assert metrics["trpo/improvement"] > 0
+    _, kl = dense.loss_and_kl()
     assert metrics["trpo/kl"] == pytest.approx(float(kl), rel=1e-6) and metrics["trpo/kl"] <= DELTA
 
 
-def resolved(model: Any, device: str) -> Any:
-    from alphaapollo.config.resolve import resolve_model
+def step_on_ranks(rank: int, num_ranks: int, address: str, case: Case, exact: bool) -> tuple[Any, Any, Any]:
+    """Weights before and after a step, and metrics."""
+    with pytest.MonkeyPatch.context() as patch, Float64Mode() if exact else nullcontext():
+        if exact:
+            patch.setattr(training, "resolve_model", resolve_float64)
+        worker = training.make_worker(case, rank, num_ranks, address)
+        if case.lora_rank:
+            train_by_hand(worker.policy)  # nonzero adapters
+        batch = training.make_batch(case, num_ranks)
+        worker.load_batch(batch.rank_batches[rank])
+        before = training.parameters(worker)
+        metrics = worker.update(training.make_columns(case, batch, rank, old=False))
+        after = training.parameters(worker)
+        worker.close()
+    return before, after, {name: value for name, value in metrics.items() if name.startswith("trpo/")}
 
-    return resolve_model(model, device).model_copy(update={"dtype": "float64"})
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_ranks_take_the_same_step(folder: Path, lora_rank: int) -> None:
+    case = Case(str(folder), actor=actor(cg_steps=5), max_tokens=80, lora_rank=lora_rank)
+    before, expected, metrics = step_on_ranks(0, 1, "", case, exact=True)
+    assert metrics["trpo/rejected"] == 0.0 and 0 < metrics["trpo/kl"] <= DELTA
+    changed = {name for name in expected if (expected[name] != before[name]).any()}
+    assert changed == {name for name in before if is_adapter_parameter(name) or not lora_rank}
+    for _, found, of_rank in run_ranks(step_on_ranks, 2, case, True, timeout=200):
+        training.assert_close(found, expected, atol=1e-6, rtol=0)
+        assert of_rank == pytest.approx(metrics, rel=1e-6)
+
+
+def test_a_step_that_cannot_improve_is_rejected(folder: Path, close_later: Any) -> None:
+    """Without advantages the loss is constant."""
+    case = Case(str(folder), actor=actor(cg_steps=2), no_advantages=True)
+    before, after, metrics = step_on_ranks(0, 1, "", case, exact=False)
+    training.assert_close(after, before, atol=0, rtol=0)
+    assert metrics == {"trpo/kl": 0.0, "trpo/improvement": 0.0, "trpo/trials": 0.0, "trpo/rejected": 1.0}
+
+
+def test_float32_steps_meet_the_constraint_and_resume(folder: Path, close_later: Any, tmp_path: Path) -> None:
+    case = Case(str(folder), actor=actor(cg_steps=5), mini_batch_size=5)
+
+    def start() -> tuple[PolicyWorker, Columns]:
+        worker = close_later(training.make_worker(case, 0, 1, ""))
+        batch = training.make_batch(case, 1)
+        worker.load_batch(batch.rank_batches[0])
+        return worker, training.make_columns(case, batch, 0, old=False)
+
+    worker, columns = start()
+    metrics = worker.update(columns)
+    assert metrics["actor/optimizer_steps"] == 2.0 and 0 < metrics["trpo/kl"] <= DELTA
+    worker.save(str(tmp_path / "saved"))
+    worker.update(columns)
+    resumed, _ = start()
+    resumed.load(str(tmp_path / "saved"))
+    assert resumed.state.num_steps == 2
+    resumed.update(columns)
+    training.assert_close(training.parameters(resumed), training.parameters(worker), atol=0, rtol=0)

@@ -321,7 +321,7 @@ TRPO = {f"{ACTOR}.optim.name": "trpo"}
     [
         ("rloo", "ppo", TRPO, ("optim.name=trpo", f"{LOSS}=ppo", "not ratio times advantage")),
         ("rloo", "reinforce", TRPO, ("no ratio", f"{LOSS}=surrogate")),
-        ("rloo", "gspo", TRPO, ("one ratio per sequence",)),
+        ("rloo", "gspo", TRPO, ("a ratio per sequence",)),
         ("rloo", "dppo_tv", TRPO, ("ratio to the engine",)),
         ("none", "surrogate", TRPO | {"teacher.divergence": "sampled"}, (f"{ESTIMATOR}=none", "surrogate")),
         ("rloo", "surrogate", TRPO | {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "full"}, ("=full",)),
