@@ -54,7 +54,7 @@ class TrustRegion(Companion):
         return [local_tensor(parameter.detach()) for parameter in self.parameters]
 
     def begin_update(self, batch: RankBatch) -> None:
-        self.kl, self.improvement, self.trials, self.rejected, self.steps = 0.0, 0.0, 0, 0, 0
+        self.metrics = dict.fromkeys(("trpo/kl", "trpo/improvement", "trpo/trials", "trpo/rejected"), 0.0)
 
     def make_divergence_target(
         self, batch: RankBatch, row_indices: list[int], micro: MicroBatch, actor: Actor
@@ -95,29 +95,25 @@ class TrustRegion(Companion):
         multiply = partial(self._multiply_fisher, mini_batch, start, tokens)
         direction, curvature = conjugate_gradient(multiply, gradient, self._dot, self.options.cg_steps)
         size = math.sqrt(2.0 * self.options.delta / curvature) if curvature > 0 else 0.0
-        self.steps += 1
         for _ in range(MAX_TRIALS if size else 0):
             self._set_weights(start, direction, -size)
             loss, kl, _ = evaluate()
-            self.trials += 1
+            self.metrics["trpo/trials"] += 1
             if loss < old_loss and kl <= self.options.delta:
-                self.kl, self.improvement = max(self.kl, kl), self.improvement + old_loss - loss
+                self.metrics["trpo/kl"] = max(self.metrics["trpo/kl"], kl)
+                self.metrics["trpo/improvement"] += old_loss - loss
                 break
             size /= 2.0
         else:
             self._set_weights(start, direction, 0.0)
-            self.rejected, size = self.rejected + 1, 0.0
+            size = 0.0
+            self.metrics["trpo/rejected"] += 1
         self.is_active, self.old_head = False, None
         self.old_states.clear()
         return size
 
     def pop_metrics(self) -> dict[str, float]:
-        return {
-            "trpo/kl": self.kl,
-            "trpo/improvement": self.improvement,
-            "trpo/trials": self.trials / max(self.steps, 1),
-            "trpo/rejected": float(self.rejected),
-        }
+        return self.metrics
 
     def _multiply_fisher(self, mini_batch: MiniBatch, start: Vector, tokens: float, vector: Vector) -> Vector:
         """Compute (F + damping) v from the gradient of the mean KL at theta + eps v."""
@@ -144,7 +140,6 @@ class TrustRegion(Companion):
         sums = MetricSums(self.worker.data_group)
         for row_indices in mini_batch.micro_batches:
             compute_loss(sums, row_indices)
-        reshard(self.worker.policy)
         totals = sums.reduce(self.worker.device)
         tokens = max(totals["tokens"], 1.0)
         return totals["loss"], totals["trust_region_kl"] / tokens, tokens

@@ -22,8 +22,8 @@ from tests.unit.workers import training
 from tests.unit.workers.test_lora import train_by_hand
 from tests.unit.workers.training import Case
 
-TEMPERATURE, DELTA, DAMPING = 0.9, 0.01, 0.1
-CG_STEPS = 60  # for a direction that is exact to 1e-6
+TEMPERATURE, DELTA, DAMPING = 0.9, 0.01, 2.0
+CG_STEPS = 120  # for a direction that is exact to 1e-6
 TRPO: dict[str, Any] = {"name": "trpo", "delta": DELTA, "cg_damping": DAMPING}
 
 
@@ -108,7 +108,7 @@ class DenseTrpo:
         gradients = torch.autograd.grad(loss, [*self.named.values()])
         gradient = torch.cat([one.flatten() for one in gradients])
         damped = self.fisher() + DAMPING * torch.eye(len(gradient)).double()
-        direction = torch.linalg.solve(damped, gradient)
+        direction = torch.linalg.solve(damped, gradient).detach()
         size = math.sqrt(2 * DELTA / float(direction @ damped @ direction))
         start = torch.nn.utils.parameters_to_vector(self.named.values()).detach()
         for trial in range(1, 11):
