@@ -59,6 +59,7 @@ class TrainState:
             lambda: [moment for _, moment in self._iterate_moments()], fsdp.optimizer_offload and on_gpu
         )
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
+        self.take_step: Callable[[], float] | None = None  # moves the weights without optimizers; returns a step size
         self.num_steps = 0  # steps made so far
         self.num_skipped = 0  # steps skipped in a row
 
@@ -73,9 +74,8 @@ class TrainState:
             module.set_requires_all_reduce(is_last)
             yield micro_batch
 
-    def step(self, skip_bad_step: bool = False, take_step: Callable[[], float] | None = None) -> OptimizerStep:
-        """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective). take_step, if
-        given, moves the weights instead of the optimizers and returns its step size. With
+    def step(self, skip_bad_step: bool = False) -> OptimizerStep:
+        """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective). With
         `skip_bad_step`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise, or
         after too many skipped steps in a row, it raises FloatingPointError, and the weights remain unchanged."""
         norm = clip_gradients(self.module.parameters(), self.config.grad_clip)
@@ -98,8 +98,8 @@ class TrainState:
         self.moments.reload()
         for optimizer in self.optimizers:
             optimizer.step()
-        if take_step is not None:
-            lr = take_step()
+        if self.take_step is not None:
+            lr = self.take_step()
         self.module.zero_grad(set_to_none=True)
         self.num_steps += 1
         return OptimizerStep(norm, lr)

@@ -153,15 +153,10 @@ class TrainingWorker(ModelWorker):
         self.batch = batch
 
     def run_step(
-        self,
-        rows: Rows,
-        mini_batch: MiniBatch,
-        compute_loss: Callable[[list[int]], Tensor],
-        skip_bad_step: bool,
-        take_step: Callable[[], float] | None = None,
+        self, rows: Rows, mini_batch: MiniBatch, compute_loss: Callable[[list[int]], Tensor], skip_bad_step: bool
     ) -> OptimizerStep:
         """Run forward and backward passes over the micro-batches of a mini-batch, and an optimizer step. compute_loss:
-        computes this rank's share of the loss of some rows. take_step: as in TrainState.step."""
+        computes this rank's share of the loss of some rows."""
         if self.balancer:
             self.balancer.begin_step(rows, mini_batch.row_indices)
         for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
@@ -169,7 +164,7 @@ class TrainingWorker(ModelWorker):
             if self.balancer:
                 loss = loss + self.balancer.compute_last_pass_loss()
             (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
-        return self.state.step(skip_bad_step, take_step)
+        return self.state.step(skip_bad_step)
 
     def offload(self) -> None:
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""

@@ -157,8 +157,8 @@ class PolicyWorker(TrainingWorker):
                 inputs = replace(columns, old_logprobs=old, returns=None, values=None)
                 compute_loss = partial(self._compute_loss, inputs, recorded_logprobs, needs_entropy, sums)
                 evaluate_loss = partial(self._compute_loss, inputs, None, self.actor.entropy_coeff > 0)
-                take_step = region and partial(region.take_step, mini_batch, evaluate_loss)
-                done.append(self.run_step(batch.rows, mini_batch, compute_loss, skip_bad_step, take_step))
+                self.state.take_step = region and partial(region.take_step, mini_batch, evaluate_loss)
+                done.append(self.run_step(batch.rows, mini_batch, compute_loss, skip_bad_step))
                 for companion in self.companions:
                     companion.end_step(batch.rows, mini_batch)
                 if recorded_logprobs is not None:

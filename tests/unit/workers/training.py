@@ -265,7 +265,7 @@ def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
     """Replace the optimizer step: it only records the gradients, gathered from all ranks."""
     recorded: list[dict[str, np.ndarray]] = []
 
-    def step(skip_bad_step: bool = False, take_step: object = None) -> OptimizerStep:
+    def step(skip_bad_step: bool = False) -> OptimizerStep:
         module = worker.state.module
         trained = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
         recorded.append({name: full_tensor(gradient).cpu().numpy() for name, gradient in trained.items()})
