@@ -42,7 +42,7 @@ def build_batch_layout(
 
     Args:
         trajectory_ids: trajectory of each of the B rows, 0 .. N-1; rows of one trajectory share a mini-batch.
-        mini_batch_size: trajectories per optimizer step, over all ranks.
+        mini_batch_size: trajectories per optimizer step, over all ranks, unless num_mini_batches gives their number.
         max_tokens: maximum tokens of one micro-batch on one rank. Shared prefixes count once.
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
         shuffle: shuffle trajectories (or groups), with `seed`, before they are split into mini-batches.
@@ -50,7 +50,6 @@ def build_batch_layout(
         needs_full_sequence: rows of one trajectory share a micro-batch, even if they exceed max_tokens.
         shared_prompts: shared prefixes of the B rows, which are computed once. Rows are not padded then.
         min_sharing_ratio: prompts are shared only if row tokens / computed tokens is at least this ratio.
-        num_mini_batches: optimizer steps, if enough trajectories are left; None: given by mini_batch_size.
     """
     members, lengths = _list_group_members(trajectory_ids), [row.packed_length for row in rows]
     groups = [[index] for index in range(len(members))] if group_ids is None else _list_group_members(group_ids)

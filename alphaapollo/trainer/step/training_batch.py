@@ -120,8 +120,7 @@ def build_batch(
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
     pairs, group_of, unselected = _select_trajectories(*_list_trainable(groups), config, step)
-    trajectories = [trajectory for _, trajectory in pairs]
-    rows = [row for pair in pairs for row in list_rows(*pair, config)]
+    rows, trajectories = [row for pair in pairs for row in list_rows(*pair, config)], [one for _, one in pairs]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
     policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), config.data.max_response_length
     layout = build_batch_layout(
@@ -141,10 +140,9 @@ def build_batch(
     mask = layout.join_columns([rank.rows.action_mask for rank in layout.rank_batches])
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
     num_actions = torch.from_numpy(np.add.reduceat(mask, offsets[:-1], dtype=np.float64))
-    outcomes: list[float] = shape_outcome_rewards(pairs, algorithm, max_length).tolist()
-    rewards = place_rewards(trajectories, outcomes, layout.response_offsets, get_invalid_action_penalty(actor))
-    steps = [owners[rows].unique() for rows in layout.mini_batch_rows]
-    weights = _compute_loss_weights(trajectories, num_actions, steps, group_of, config)
+    outcomes, penalty = shape_outcome_rewards(pairs, algorithm, max_length), get_invalid_action_penalty(actor)
+    rewards = place_rewards(trajectories, outcomes.tolist(), layout.response_offsets, penalty)
+    weights = _compute_loss_weights(trajectories, num_actions, layout.mini_batch_rows, owners, group_of, config)
     if (method := algorithm.filtration.method) in ("best", "best_random", "best_worst"):
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, offsets), Groups.from_ids(group_of), method)
     order = draw_token_order(layout.response_offsets, trajectories, seed, step) if policy_loss.select_tokens else None
@@ -331,15 +329,16 @@ def get_reward_components(trajectories: Sequence[Trajectory]) -> dict[str, Tenso
 def _compute_loss_weights(
     trajectories: Sequence[Trajectory],
     num_actions: Tensor,
-    mini_batches: Sequence[Tensor],
+    mini_batch_rows: Sequence[list[int]],
+    owners: Tensor,
     group_ids: Tensor,
     config: Config,
 ) -> Tensor:
     """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as a matrix [4, N].
 
     The rows are for the token-level policy loss, the sequence-level policy loss, the critic's loss (a mean over
-    tokens), and the divergence from a target: as the first, but over the trajectories that have one. mini_batches:
-    trajectory indices of each mini-batch. group_ids: [N].
+    tokens), and the divergence from a target: as the first, but over the trajectories that have one. mini_batch_rows:
+    rows of each mini-batch. owners: [B], trajectory of each row. group_ids: [N].
     """
     actor = config.actor_rollout_ref.actor
     horizon = actor.loss_scale_factor or float(config.data.max_response_length)
@@ -349,7 +348,8 @@ def _compute_loss_weights(
     weights = torch.zeros(4, len(trajectories), dtype=torch.float64)
     full = config.trajectories_per_update / config.num_mini_batches  # trajectories of a planned mini-batch
     scales_up = config.algorithm.filter_groups.reweights and actor.loss_agg_mode == "token-sum"  # other modes are means
-    for ids in mini_batches:
+    for rows in mini_batch_rows:
+        ids = owners[rows].unique()
         groups = group_ids[ids]
         weights[0, ids] = row_weights(loss_lengths[ids], groups, actor.loss_agg_mode, horizon)
         weights[1, ids] = row_weights(loss_lengths[ids], groups, "seq-mean-token-sum", horizon)
