@@ -232,9 +232,8 @@ class Config(Section):
     @property
     def trajectories_per_update(self) -> int:
         """Trajectories that an iteration trains on: those of a full batch, and of reused groups."""
-        filtration = self.algorithm.filtration
-        size = filtration.size if filtration.selects and filtration.size else self.group_size
-        return (self.data.train_batch_size + self.data.reuse.groups) * size
+        selected = (self.algorithm.filtration.selects and self.algorithm.filtration.size) or self.group_size
+        return (self.data.train_batch_size + self.data.reuse.groups) * min(selected, self.group_size)
 
     @property
     def num_mini_batches(self) -> int:
