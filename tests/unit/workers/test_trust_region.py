@@ -28,7 +28,7 @@ TRPO: dict[str, Any] = {"name": "trpo", "delta": DELTA, "cg_damping": DAMPING}
 
 
 def actor(**optim: Any) -> dict[str, Any]:
-    return {"policy_loss": {"loss_mode": "surrogate"}, "optim": TRPO | optim}
+    return {"policy_loss": {"loss_mode": "surrogate"}, "optim": TRPO | optim, "grad_clip": 1e9}
 
 
 @pytest.fixture(scope="module")
