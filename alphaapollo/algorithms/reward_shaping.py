@@ -58,9 +58,7 @@ def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "
     return torch.where(is_constant, torch.ones_like(scores), weights.to(scores.dtype))
 
 
-def select_samples(
-    scores: Tensor, groups: Groups, size: int, method: Literal["max_variance", "extremes", "random"], noise: Tensor
-) -> Tensor:
+def select_samples(scores: Tensor, groups: Groups, size: int, method: str | None, noise: Tensor) -> Tensor:
     """Select `size` samples of each group; all of a smaller one. Returns bool [N].
 
     method: max_variance maximizes the variance of the selected scores; extremes selects the size / 2 lowest and the
@@ -70,8 +68,8 @@ def select_samples(
     for members in groups.group_index.argsort(stable=True).split(groups.sizes.tolist()):
         order = members[(noise if method == "random" else scores)[members].argsort(stable=True)]
         num_selected = min(size, len(order))
-        num_lowest = {"extremes": num_selected // 2, "random": num_selected}.get(method)
-        if num_lowest is None:
+        num_lowest = num_selected if method == "random" else num_selected // 2
+        if method == "max_variance":
             num_lowest = count_lowest_of_max_variance(scores[order], num_selected)
         selected[order[:num_lowest]] = True
         selected[order[len(order) - (num_selected - num_lowest) :]] = True

@@ -157,7 +157,7 @@ class PolicyWorker(TrainingWorker):
                 inputs = replace(columns, old_logprobs=old, returns=None, values=None)
                 compute_loss = partial(self._compute_loss, inputs, recorded_logprobs, needs_entropy, sums)
                 evaluate_loss = partial(self._compute_loss, inputs, None, self.actor.entropy_coeff > 0)
-                self.state.take_step = region and partial(region.take_step, mini_batch, evaluate_loss)
+                self.state.take_step = partial(region.take_step, mini_batch, evaluate_loss) if region else None
                 done.append(self.run_step(batch.rows, mini_batch, compute_loss, skip_bad_step))
                 for companion in self.companions:
                     companion.end_step(batch.rows, mini_batch)

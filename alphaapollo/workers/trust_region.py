@@ -90,7 +90,7 @@ class TrustRegion(Companion):
         """
         gradient, start = self._take_gradient(), [part.clone() for part in self.weights]
         evaluate = partial(self._evaluate, mini_batch, compute_loss)
-        self.is_active = True
+        self.is_active, self.radius = True, math.sqrt(torch.finfo(start[0].dtype).eps)
         old_loss, _, tokens = evaluate()
         multiply = partial(self._multiply_fisher, mini_batch, start, tokens)
         direction, curvature = conjugate_gradient(multiply, gradient, self._dot, self.options.cg_steps)
@@ -116,10 +116,23 @@ class TrustRegion(Companion):
         return self.metrics
 
     def _multiply_fisher(self, mini_batch: MiniBatch, start: Vector, tokens: float, vector: Vector) -> Vector:
-        """Compute (F + damping) v from the gradient of the mean KL at theta + eps v."""
-        worker, accuracy = self.worker, math.sqrt(torch.finfo(start[0].dtype).eps)
-        eps = accuracy * (1.0 + math.sqrt(self._dot(start, start))) / math.sqrt(self._dot(vector, vector))
-        self._set_weights(start, vector, eps)
+        """Compute (F + damping) v from the gradient of the mean KL at theta + eps v. eps is chosen so that log-probs
+        change by about the square root of the precision, which balances rounding and curvature."""
+        norm, target = math.sqrt(self._dot(vector, vector)), math.sqrt(torch.finfo(start[0].dtype).eps)
+        for _ in range(MAX_TRIALS):
+            eps = self.radius / norm
+            self._set_weights(start, vector, eps)
+            product = self._compute_kl_gradient(mini_batch, tokens)
+            change = math.sqrt(max(eps * self._dot(vector, product), 0.0))  # sqrt(2 KL)
+            self.radius *= min(max(target / max(change, 1e-30), 1e-2), 1e2)
+            if 0.1 < change / target < 10.0:
+                break
+        torch._foreach_div_(product, eps)
+        torch._foreach_add_(product, vector, alpha=self.options.cg_damping)
+        return product
+
+    def _compute_kl_gradient(self, mini_batch: MiniBatch, tokens: float) -> Vector:
+        worker = self.worker
         for row_indices in worker.state.iterate_micro_batches(mini_batch.micro_batches):
             micro = worker.builder.build(worker.batch.rows, row_indices)
             with torch.no_grad():
@@ -127,10 +140,7 @@ class TrustRegion(Companion):
             divergence = worker.policy(micro, worker.temperature, False, target).divergence
             kl = (micro.mask * divergence).sum() / tokens
             (kl * worker.placement.world_size).backward()  # FSDP averages over the ranks
-        product = self._take_gradient()
-        torch._foreach_div_(product, eps)
-        torch._foreach_add_(product, vector, alpha=self.options.cg_damping)
-        return product
+        return self._take_gradient()
 
     @torch.no_grad()
     def _evaluate(
