@@ -23,7 +23,7 @@ from tests.unit.workers.test_lora import train_by_hand
 from tests.unit.workers.training import Case
 
 TEMPERATURE, DELTA, DAMPING = 0.9, 0.01, 2.0
-CG_STEPS = 120  # for a direction that is exact to 1e-6
+CG_STEPS = 50  # for a direction that is exact to 1e-6
 TRPO: dict[str, Any] = {"name": "trpo", "delta": DELTA, "cg_damping": DAMPING}
 
 
