@@ -23,7 +23,7 @@ from tests.unit.workers.test_lora import train_by_hand
 from tests.unit.workers.training import Case
 
 TEMPERATURE, DELTA, DAMPING = 0.9, 0.01, 2.0
-CG_STEPS = 50  # for a direction that is exact to 1e-6
+CG_STEPS = 40  # for a direction that is exact to 1e-6
 TRPO: dict[str, Any] = {"name": "trpo", "delta": DELTA, "cg_damping": DAMPING}
 
 
@@ -147,7 +147,7 @@ def test_step_equals_that_of_a_dense_fisher_matrix(
     monkeypatch.setattr(trust_region, "conjugate_gradient", record)
     monkeypatch.setattr(training, "resolve_model", resolve_float64)
     with Float64Mode():
-        case = Case(str(folder), actor=actor(cg_steps=CG_STEPS), max_tokens=80)
+        case = Case(str(folder), actor=actor(cg_steps=CG_STEPS), num_rows=4, mini_batch_size=4, max_tokens=40)
         worker = close_later(training.make_worker(case, 0, 1, ""))
         batch = training.make_batch(case, 1)
         assert len(batch.rank_batches[0].mini_batches[0].micro_batches) > 1
@@ -188,7 +188,8 @@ def step_on_ranks(rank: int, num_ranks: int, address: str, case: Case, exact: bo
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_ranks_take_the_same_step(folder: Path, lora_rank: int) -> None:
-    case = Case(str(folder), actor=actor(cg_steps=5), max_tokens=80, lora_rank=lora_rank)
+    sizes = {"num_rows": 4, "mini_batch_size": 4, "max_tokens": 40}
+    case = Case(str(folder), actor=actor(cg_steps=3), lora_rank=lora_rank, **sizes)
     before, expected, metrics = step_on_ranks(0, 1, "", case, exact=True)
     assert metrics["trpo/rejected"] == 0.0 and 0 < metrics["trpo/kl"] <= DELTA
     changed = {name for name in expected if (expected[name] != before[name]).any()}
