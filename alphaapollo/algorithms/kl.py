@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.statistics import MAX_LOG_RATIO, apply_mask, log_ratio, masked_mean
-from alphaapollo.config.schema import KLControl
+from alphaapollo.config.schema import KLControl, PolicyLossOptions
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
 """Estimator names in the config -> formula."""
@@ -125,12 +125,30 @@ def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) 
         case "adaptive":  # arXiv 1909.08593, section 2.2
             error = min(max(kl / target - 1.0, -0.2), 0.2)
             return coef * (1.0 + error * num_sequences / config.horizon)
-        case "doubling":  # PPO's adaptive KL penalty, arXiv 1707.06347, section 4
-            if kl < target / 1.5:
-                return coef / 2.0
-            return coef * 2.0 if kl > target * 1.5 else coef
+        case "doubling":
+            return next_kl_coef_by_doubling(coef, kl, target)
         case "dual":
             return next_kl_coef_by_dual_ascent(coef, kl, target)
+
+
+def next_policy_kl_coef(options: PolicyLossOptions, coef: float | None, kl: float) -> float:
+    """Compute the coefficient of ppo_kl for the next iteration.
+
+    Args:
+        coef: coefficient of this iteration; None: the initial one.
+        kl: KL(old||new) of this iteration's update, in nats per token.
+    """
+    coef, target = options.ppo_kl_coef if coef is None else coef, options.ppo_kl_target
+    if options.ppo_kl_type == "dual":
+        return next_kl_coef_by_dual_ascent(coef, kl, target, options.ppo_kl_rate)
+    return next_kl_coef_by_doubling(coef, kl, target)
+
+
+def next_kl_coef_by_doubling(coef: float, kl: float, target: float) -> float:
+    """Halve the KL coefficient if kl < target / 1.5, double it if kl > 1.5 target (arXiv 1707.06347, section 4)."""
+    if kl < target / 1.5:
+        return coef / 2.0
+    return coef * 2.0 if kl > target * 1.5 else coef
 
 
 def next_kl_coef_by_dual_ascent(coef: float, kl: float, target: float, step_size: float = 0.01) -> float:

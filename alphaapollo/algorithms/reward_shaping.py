@@ -58,6 +58,40 @@ def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "
     return torch.where(is_constant, torch.ones_like(scores), weights.to(scores.dtype))
 
 
+def select_samples(scores: Tensor, groups: Groups, size: int, method: str | None, noise: Tensor) -> Tensor:
+    """Select `size` samples of each group; all of a smaller one. Returns bool [N].
+
+    method: max_variance maximizes the variance of the selected scores; extremes selects the size / 2 lowest and the
+    other highest scores; random the samples with the smallest noise. scores, noise: [N].
+    """
+    selected = torch.zeros_like(scores, dtype=torch.bool)
+    for members in groups.group_index.argsort(stable=True).split(groups.sizes.tolist()):
+        order = members[(noise if method == "random" else scores)[members].argsort(stable=True)]
+        num_selected = min(size, len(order))
+        num_lowest = num_selected if method == "random" else num_selected // 2
+        if method == "max_variance":
+            num_lowest = count_lowest_of_max_variance(scores[order], num_selected)
+        selected[order[:num_lowest]] = True
+        selected[order[len(order) - (num_selected - num_lowest) :]] = True
+    return selected
+
+
+def count_lowest_of_max_variance(ascending: Tensor, size: int) -> int:
+    """Return k such that the k lowest and the size - k highest of n sorted scores have the largest variance of all
+    subsets of this size (arXiv 2504.13818, section 3: such a k exists). Among equal variances, k is next to size / 2.
+
+    ascending: [n]. It takes O(n) operations, after sorting in O(n log n).
+    """
+    centered = ascending - ascending.mean()
+    sums, squares = (torch.nn.functional.pad(each.cumsum(0), (1, 0)) for each in (centered, centered**2))
+    lowest = torch.arange(size + 1)
+    highest = len(ascending) - size + lowest  # position of the first of the highest
+    means, mean_squares = ((each[lowest] + each[-1] - each[highest]) / size for each in (sums, squares))
+    variances = mean_squares - means**2
+    best = (variances >= variances.max() * (1.0 - 1e-9)).nonzero()[:, 0]
+    return int(best[(best - size / 2).abs().argmin()])
+
+
 def _split_group_weight(is_selected: Tensor, groups: Groups) -> Tensor:
     """Split each group's total weight, its size, equally among its selected samples. is_selected: bool [N] -> [N]."""
     share = groups.sizes / groups.sum(is_selected.double()).clamp(min=1)

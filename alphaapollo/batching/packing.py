@@ -36,12 +36,13 @@ def build_batch_layout(
     needs_full_sequence: bool = False,
     shared_prompts: SharedPrompts | None = None,
     min_sharing_ratio: float = MIN_SHARING_RATIO,
+    num_mini_batches: int | None = None,
 ) -> BatchLayout:
     """Assign the token sequences of one training iteration to mini-batches, ranks and micro-batches.
 
     Args:
         trajectory_ids: trajectory of each of the B rows, 0 .. N-1; rows of one trajectory share a mini-batch.
-        mini_batch_size: trajectories per optimizer step, over all ranks.
+        mini_batch_size: trajectories per optimizer step, over all ranks, unless num_mini_batches gives their number.
         max_tokens: maximum tokens of one micro-batch on one rank. Shared prefixes count once.
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
         shuffle: shuffle trajectories (or groups), with `seed`, before they are split into mini-batches.
@@ -52,7 +53,7 @@ def build_batch_layout(
     """
     members, lengths = _list_group_members(trajectory_ids), [row.packed_length for row in rows]
     groups = [[index] for index in range(len(members))] if group_ids is None else _list_group_members(group_ids)
-    count = min(-(-len(members) // mini_batch_size), len(groups))
+    count = min(num_mini_batches or -(-len(members) // mini_batch_size), len(groups))
     step_trajectories = [
         [trajectory for group in part for trajectory in groups[group]]
         for part in split_mini_batches(len(groups), count, seed, shuffle)

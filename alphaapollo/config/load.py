@@ -27,6 +27,7 @@ from pydantic import BaseModel
 from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import find_map_key_of_entry, format_value, list_keys, merge_maps, nest_value
+from alphaapollo.config.renamed_keys import RENAMED_PRESETS
 from alphaapollo.config.schema import Config
 from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.json_types import JsonObject
@@ -134,6 +135,8 @@ def find_yaml_file(folders: Sequence[Path], group: str, name: object) -> Path:
     if str(name) in files:
         return files[str(name)]
     prefix, where = f"{group}=" if group else "--config-name ", ", ".join(map(str, folders))
+    if renamed := RENAMED_PRESETS.get(f"{prefix}{name}"):
+        raise ConfigError(f"{prefix}{name}: renamed to {renamed}. Set {renamed}.")
     hint = suggest_similar(str(name), [*files]) or f" Known: {', '.join(f'{prefix}{one}' for one in sorted(files))}."
     raise ConfigError(f"{prefix}{name}: there is no {group}{'/' * bool(group)}{name}.yaml in {where}.{hint}")
 

@@ -29,6 +29,8 @@ REMOVED_KEYS = {
     "roles.verifier_of_verifiers": "0.3.0: raise evolving.votes for reliable votes",
 }
 """Removed key or section -> version that removed it, and what to write instead. Saved configurations may contain it."""
+RENAMED_PRESETS = {"algorithm=trpo_dual": "algorithm=reference_kl_dual"}
+"""Old preset -> new preset. Saved configurations have the keys of a preset, not its name."""
 
 
 def describe_rename(name: str) -> str:

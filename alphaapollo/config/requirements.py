@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from alphaapollo.config.keys import format_value, get_value, walk_sections
 from alphaapollo.config.resolve import count_engine_gpus, count_engines
-from alphaapollo.config.schema.algorithm import Actor, RolloutCorrection
+from alphaapollo.config.schema.algorithm import Actor, Filtration, RolloutCorrection
 from alphaapollo.config.schema.base import Device, Section
 from alphaapollo.config.schema.commands import Config, TuningConfig, TuningData
 from alphaapollo.config.schema.generation import EvolvingConfig, GenerationConfig, ServedModel
@@ -210,6 +210,17 @@ def mini_batches(config: Config, case: Case) -> Any:
     return size < total and total % size and (total, next(d for d in range(size, 0, -1) if total % d == 0))
 
 
+@requirement(
+    Filtration,
+    "method size /env.rollout.n",
+    "the method selects `size` of n samples",
+    "Set size to 2 to {}",
+)
+def selected_samples(filtration: Filtration, case: Case) -> Any:
+    n = case.config.group_size
+    return filtration.selects and not 0 < (filtration.size or 0) <= n and n
+
+
 @requirement(TuningData, "source_weights train_files", "there must be one weight per file", "Add or remove weights")
 def weights_of_files(data: TuningData, case: Case) -> Any:
     files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
@@ -217,6 +228,17 @@ def weights_of_files(data: TuningData, case: Case) -> Any:
 
 
 # The algorithm
+
+
+@requirement(
+    Config,
+    "actor_rollout_ref.actor.optim.name actor_rollout_ref.model.dtype",
+    "TRPO needs differences of gradients, which bfloat16 rounds",
+    "Set actor_rollout_ref.model.dtype=float32",
+)
+def dtype_of_trpo(config: Config, case: Case) -> Any:
+    dtype, rounds = config.actor_rollout_ref.model.dtype, {"bfloat16"} | ({"auto"} if case.device == "cuda" else set())
+    return config.uses_trpo and dtype in rounds
 
 
 @requirement(

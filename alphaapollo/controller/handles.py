@@ -179,6 +179,7 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         skip_bad_step: bool = False,
         measures_entropy: bool = True,
         measures_mismatch: bool = False,
+        kl_coef: float | None = None,
     ) -> tuple[dict[str, float], list[MismatchSums], list[np.ndarray]]:
         """Run the optimizer steps of one iteration. Returns metrics over all ranks and, if the mismatch is measured,
         its sums and the old log-probs of each batch.
@@ -187,8 +188,9 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         skip_bad_step: skip steps with a non-finite gradient instead of raising FloatingPointError.
         measures_entropy: compute the entropy also if the loss does not need it.
         measures_mismatch: compare the old log-probs with those of the engine, for the tokens trained on.
+        kl_coef: coefficient of ppo_kl; None: the configured one.
         """
-        inputs, options = list(zip(columns, mini_batches, strict=True)), (skip_bad_step, measures_entropy)
+        inputs, options = list(zip(columns, mini_batches, strict=True)), (skip_bad_step, measures_entropy, kl_coef)
         results = await self._call_with_batches(
             lambda worker, pair: update_policy(worker, pair, options, measures_mismatch), inputs
         )

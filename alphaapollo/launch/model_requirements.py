@@ -52,6 +52,7 @@ class ModelUse:
     ulysses_section: str = ""  # e.g. actor_rollout_ref.actor.
     policy: Model | None = None  # policy whose prepared images the model reads
     trains_scores: bool = False  # main_rm
+    optimizer: str = ""  # of a policy
     self_teacher_length: int = 0  # maximum tokens that the policy reads as its own teacher
 
     def __str__(self) -> str:
@@ -179,6 +180,13 @@ def routers(use: ModelUse, case: Case) -> Any:
         return setting, "is not a mixture of experts with supported routers"
     lacks_loss = coef and not hasattr(use.config.get_text_config(), "router_aux_loss_coef")
     return lacks_loss and (setting, "has no load-balancing loss in transformers")
+
+
+@model_requirement(
+    "{use.ulysses_section}optim.name=trpo", "{use} is a mixture of experts, whose routers make the KL jump", "Set adamw"
+)
+def trust_region(use: ModelUse, case: Case) -> Any:
+    return use.optimizer == "trpo" and RouterHooks.wrap_routers(load_without_weights(use.model)) is not None
 
 
 @model_requirement(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -59,6 +59,7 @@ class TrainState:
             lambda: [moment for _, moment in self._iterate_moments()], fsdp.optimizer_offload and on_gpu
         )
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
+        self.take_step: Callable[[], float] | None = None  # moves the weights without optimizers; returns a step size
         self.num_steps = 0  # steps made so far
         self.num_skipped = 0  # steps skipped in a row
 
@@ -97,6 +98,8 @@ class TrainState:
         self.moments.reload()
         for optimizer in self.optimizers:
             optimizer.step()
+        if self.take_step is not None:
+            lr = self.take_step()
         self.module.zero_grad(set_to_none=True)
         self.num_steps += 1
         return OptimizerStep(norm, lr)
@@ -163,7 +166,10 @@ class TrainState:
 
 def make_optimizers(model: nn.Module, config: Optimizer) -> list[torch.optim.Optimizer]:
     """Create the optimizers of the trained parameters: AdamW (arXiv 1711.05101) and, with name=muon, Muon for the
-    matrices of the decoder layers. Norms and biases have no weight decay."""
+    matrices of the decoder layers; none with name=trpo (workers/trust_region.py). Norms and biases have no weight
+    decay."""
+    if config.name == "trpo":
+        return []
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     in_layers = {parameter for layer in getattr(model, "layers", ()) for parameter in layer.parameters()}
     chosen = find_matrices(model) & in_layers if config.name == "muon" else set[nn.Parameter]()
@@ -271,16 +277,21 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     gradients = [local_tensor(gradient) for gradient in slices]
     total = torch.nn.utils.get_total_norm(gradients)
     square = total.to(torch.promote_types(total.dtype, torch.float32)).square()
-    # With HSDP, only the ranks that share one copy of the model add up their slices.
-    mesh = slices[0].device_mesh if isinstance(slices[0], DTensor) else None
-    groups = [mesh.get_group(name) for name in mesh.mesh_dim_names or () if name != "replicate"] if mesh else [None]
-    for group in groups:
-        dist.all_reduce(square, group=group)
-    norm = math.sqrt(square.item())
+    norm = math.sqrt(sum_over_shards(square, slices[0]).item())
     if max_norm < norm < math.inf:
         for gradient in gradients:
             gradient.mul_(max_norm / norm)
     return norm
+
+
+def sum_over_shards(value: Tensor, like: Tensor) -> Tensor:
+    """Add up, in place, a number of each slice of a model over the ranks that share one copy of it (a collective).
+    like: a parameter or gradient of the model. With HSDP, other copies are not added."""
+    mesh = like.device_mesh if isinstance(like, DTensor) else None
+    groups = [mesh.get_group(name) for name in mesh.mesh_dim_names or () if name != "replicate"] if mesh else [None]
+    for group in groups:
+        dist.all_reduce(value, group=group)
+    return value
 
 
 class ShardedMuon(torch.optim.Muon):

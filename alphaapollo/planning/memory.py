@@ -19,7 +19,7 @@ from torch import nn
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
-from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, OptimizerName
+from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, PolicyOptimizerName
 from alphaapollo.models.attention import find_unsupported_features
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_modules, get_attention_head_size
 from alphaapollo.models.flops import PEAK, FlopsEstimator
@@ -32,7 +32,8 @@ from alphaapollo.weight_sync.shared_memory import BUCKET_BYTES
 
 GIB = 2**30
 FLOAT32 = 4
-MOMENTS = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": FLOAT32}  # bytes per parameter
+MOMENTS = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": FLOAT32, "trpo": 5 * FLOAT32}
+"""Bytes per parameter. TRPO keeps no state, but has the old weights and four vectors during a step."""
 LOGIT_COPIES, DIVERGENCE_COPIES = 4, 6  # float32 copies of a chunk of logits; with those of a frozen model
 SCORE_BYTES = 10  # saved per head and pair of tokens by attention that is not fused
 
@@ -201,7 +202,7 @@ def make_rank_model(
     device: Device,
     num_ranks: int,
     micro_batch_shape: tuple[int, int],
-    optimizer: OptimizerName = "adamw",
+    optimizer: PolicyOptimizerName = "adamw",
     steps_per_update: int = 2,
     logit_copies: int = LOGIT_COPIES,
     image_tokens_per_row: int = 0,

@@ -29,7 +29,6 @@ from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.collect import CollectedGroups, InFlightGroups, collect_groups
 from alphaapollo.trainer.step.learn import UpdateResult
-from alphaapollo.trainer.step.training_batch import is_trainable
 from alphaapollo.utils.schedule import is_due
 
 
@@ -63,6 +62,7 @@ async def finish_iteration(
     is_last = run.goal.is_reached(run.progress, iteration)
     validation = await validate_and_reset_reference_if_due(run, iteration, is_last, timer)
     run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, validation, collected.recent)
+    run.progress.adapt(learned.policy_kl_coef, learned.baseline)
     metrics |= learned.metrics | validation
     for source in run.metric_sources:
         metrics |= source.pop_metrics()
@@ -93,9 +93,10 @@ def log_trained_rows(
 ) -> UpdateResult:
     """Write the trainer's log-probs and the advantages of the iteration's own groups, which are the first ones of the
     batch, to the rollout log. Returns the result without the batch, to free its memory."""
-    own = [one for group in collected.selected for one in group.trajectories if is_trainable(one)]
-    if rows := learned.list_trained_rows():
-        run.rollout_log.write_trained_rows(iteration, rows[: sum(len(one.rows) for one in own)])
+    own = {id(one) for group in collected.selected for one in group.trajectories}
+    if (rows := learned.list_trained_rows()) and learned.batch:
+        count = sum(len(one.rows) for one in learned.batch.trajectories if id(one) in own)
+        run.rollout_log.write_trained_rows(iteration, rows[:count])
     return replace(learned, batch=None, credit=None, is_trained=None, old_logprobs=[])
 
 

@@ -45,6 +45,8 @@ class Progress(RunProgress):
 
     prompts_consumed: int = 0  # position in the stream of training prompts; prompts before it have been started
     kl_coef: float = 0.0  # current coefficient of the KL penalty in the reward
+    policy_kl_coef: float | None = None  # current coefficient of ppo_kl; None: the initial or a fixed one
+    baseline: float | None = None  # moving average of returns (adv_estimator=reinforce); None: no earlier iteration
     best_accuracy: float | None = None  # best validation accuracy so far
     validations_without_gain: int = 0  # consecutive validations, counted since the last reference reset
     reference_resets: int = 0
@@ -62,6 +64,11 @@ class Progress(RunProgress):
         """Count an iteration, and store what the next one depends on."""
         self.step, self.kl_coef, self.recent = self.step + 1, kl_coef, recent
         self.iterations_skipped, self.validation = iterations_skipped, validation
+
+    def adapt(self, policy_kl_coef: float | None, baseline: float | None) -> None:
+        """Store the values of an iteration for the next one. None: unchanged."""
+        self.policy_kl_coef = self.policy_kl_coef if policy_kl_coef is None else policy_kl_coef
+        self.baseline = self.baseline if baseline is None else baseline
 
     def write(self, folder: Path) -> None:
         values = asdict(replace(self, recent=RecentGroups()))

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.algorithms.policy_losses.ppo import old_policy_penalty
+from alphaapollo.algorithms.statistics import clamp_log_ratio
 from alphaapollo.batching.batch import Columns, MiniBatch
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.models.export import gather_parameters
@@ -47,6 +49,7 @@ from alphaapollo.workers.model_worker import (
 from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective, normalize_metrics
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.teacher import load_teacher
+from alphaapollo.workers.trust_region import TrustRegion
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,9 @@ class PolicyWorker(TrainingWorker):
         self.shared_prompts = SharedPromptCheck(self.policy, self.sample_logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
         self.companions: list[Companion] = [self.shared_prompts, MfuMeter(self)]
+        self.trust_region = TrustRegion(self) if actor.optim.name == "trpo" else None
+        if self.trust_region:
+            self.companions.append(self.trust_region)
         self.offload()  # while the companions are loaded
         if setup.teacher.divergence:
             self.companions.append(load_teacher(self, setup.teacher, setup.teacher_models))
@@ -116,6 +122,7 @@ class PolicyWorker(TrainingWorker):
         mini_batches: Sequence[MiniBatch] | None = None,
         skip_bad_step: bool = False,
         measures_entropy: bool = True,
+        kl_coef: float | None = None,
     ) -> dict[str, float]:
         """Train on the loaded batch and return metrics over all ranks.
 
@@ -127,18 +134,20 @@ class PolicyWorker(TrainingWorker):
             mini_batches: mini-batches to train on, if some rows are left out; None: those of the loaded batch.
             skip_bad_step: skip an optimizer step with a non-finite gradient instead of raising FloatingPointError.
             measures_entropy: compute the entropy also if the loss does not need it.
+            kl_coef: coefficient of ppo_kl; None: the configured one.
 
         Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
         """
-        batch, sums = self.batch, MetricSums(self.data_group)
+        batch, sums, self.kl_coef = self.batch, MetricSums(self.data_group), kl_coef
         mini_batches = batch.mini_batches if mini_batches is None else mini_batches
         self.state.reload()
         self.shared_prompts.begin_update(batch)
         self.balancer = self.make_expert_load_balancer(self.policy.routers)
         needs_entropy = measures_entropy or self.actor.entropy_coeff > 0
-        old, records_old = columns.old_logprobs, columns.old_logprobs is None
+        region, old = self.trust_region, columns.old_logprobs
+        records_old = old is None and region is None  # the line search also needs those of the first mini-batch
         if old is None:
-            old = self._compute_log_probs(mini_batches[1:])
+            old = self._compute_log_probs(mini_batches[records_old:])
         for companion in self.companions:
             companion.begin_update(batch)
         done: list[OptimizerStep] = []
@@ -147,6 +156,8 @@ class PolicyWorker(TrainingWorker):
                 recorded_logprobs: TokenParts | None = [] if records_old and epoch == index == 0 else None
                 inputs = replace(columns, old_logprobs=old, returns=None, values=None)
                 compute_loss = partial(self._compute_loss, inputs, recorded_logprobs, needs_entropy, sums)
+                evaluate_loss = partial(self._compute_loss, inputs, None, self.actor.entropy_coeff > 0)
+                self.state.take_step = partial(region.take_step, mini_batch, evaluate_loss) if region else None
                 done.append(self.run_step(batch.rows, mini_batch, compute_loss, skip_bad_step))
                 for companion in self.companions:
                     companion.end_step(batch.rows, mini_batch)
@@ -158,6 +169,8 @@ class PolicyWorker(TrainingWorker):
         metrics = normalize_metrics(totals, len(done)) | compute_optimizer_metrics(done, self.actor.grad_clip)
         metrics |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
         metrics |= self.balancer.compute_metrics() if self.balancer else {}
+        if self.actor.policy_loss.adapts_kl_coef:
+            metrics |= self._measure_policy_kl()
         for companion in self.companions:
             metrics |= companion.pop_metrics()
         return {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
@@ -169,9 +182,7 @@ class PolicyWorker(TrainingWorker):
 
     def sum_logprob_mismatch(self) -> MismatchSums:
         """Compare these log-probs with those of the engine, for the action tokens that the last `update` trained on."""
-        rows, trained = self.batch.rows, np.zeros(len(self.batch.rows), dtype=bool)
-        trained[[row for mini_batch in self.last_mini_batches for row in mini_batch.row_indices]] = True
-        tokens = np.flatnonzero(rows.action_mask & np.repeat(trained, rows.response_lengths))
+        rows, tokens = self.batch.rows, self._find_trained_tokens()
         row = np.repeat(np.arange(len(rows)), rows.response_lengths)[tokens]
         assert self.last_trajectory_ids is not None
         return sum_mismatch(
@@ -180,6 +191,21 @@ class PolicyWorker(TrainingWorker):
             self.last_trajectory_ids[row],
             tokens - rows.response_offsets[row],
         )
+
+    def _find_trained_tokens(self) -> np.ndarray:
+        """Return the positions of the action tokens that the last `update` trained on, among all response tokens."""
+        rows, trained = self.batch.rows, np.zeros(len(self.batch.rows), dtype=bool)
+        trained[[row for mini_batch in self.last_mini_batches for row in mini_batch.row_indices]] = True
+        return np.flatnonzero(rows.action_mask & np.repeat(trained, rows.response_lengths))
+
+    def _measure_policy_kl(self) -> dict[str, float]:
+        """Estimate KL(old||new) of this update in nats per token, over all ranks (a collective)."""
+        new, tokens = self._compute_log_probs(self.last_mini_batches), self._find_trained_tokens()
+        d = torch.from_numpy((new - self.get_old_log_probs())[tokens].astype(np.float64))
+        sums = MetricSums(self.data_group)
+        sums.add({"kl": old_policy_penalty(clamp_log_ratio(d)).sum(), "tokens": torch.tensor(float(len(tokens)))})
+        totals = sums.reduce(self.device)
+        return {"policy_kl": totals["kl"] / max(totals["tokens"], 1.0)}
 
     def send_weights(self, version: int) -> WeightUpdate | None:
         """Send the weights to the inference engines. Returns None on ranks that only help to gather the weights."""
@@ -255,7 +281,7 @@ class PolicyWorker(TrainingWorker):
         if recorded_logprobs is not None:
             old = stats.logprobs.detach()
             recorded_logprobs.append((row_indices, micro.drop_dummy_row(old)))
-        inputs = build_objective_inputs(micro, stats, old)
+        inputs = build_objective_inputs(micro, stats, old, self.kl_coef)
         loss, metrics = compute_policy_objective(inputs, self.actor, self.policy_loss, self.correction)
         for companion in self.companions:
             if (found := companion.compute_loss(micro, stats, inputs)) is not None:

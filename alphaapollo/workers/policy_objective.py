@@ -38,7 +38,9 @@ class ObjectiveInputs(PolicyLossInputs):
     divergence_weights: Tensor  # [b] weight of the sum over a row's divergences
 
 
-def build_objective_inputs(micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None) -> ObjectiveInputs:
+def build_objective_inputs(
+    micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None, kl_coef: float | None = None
+) -> ObjectiveInputs:
     """Build the inputs of the policy loss. `old_logprobs` [response tokens], if given, replace those in `micro`."""
     columns = micro.columns
     flat = {
@@ -65,7 +67,7 @@ def build_objective_inputs(micro: MicroBatch, stats: TokenStats, old_logprobs: T
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
         weights = {name: joined.rows_by_trajectory.take_value_per_group(one) for name, one in weights.items()}
-    return ObjectiveInputs(mask=mask, **weights, **matrices)
+    return ObjectiveInputs(mask=mask, kl_coef=kl_coef, **weights, **matrices)
 
 
 def compute_policy_objective(

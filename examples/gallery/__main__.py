@@ -85,15 +85,15 @@ trajectories in four optimizer steps, with {seeds} seeds. There are two exceptio
 * dapo, prorl and magistral use dynamic sampling: they generate until the batch is full of groups with reward
   variance. They train on the same number of trajectories as the other recipes, but generate more than three times as
   many. The column `trajectories` counts the generated trajectories.
-* Recipes without an importance ratio (gpg, opo, remax, rloo) need samples of the current policy. These recipes take
-  one optimizer step per iteration and run for 2.5 times as many iterations.
+* Recipes without an importance ratio (gpg, opo, reinforce, remax, rloo) need samples of the current policy, and trpo
+  takes large steps. These recipes take one step per iteration and run for 2.5 times as many iterations.
 
 The learning rate was not tuned for each recipe, so the comparison shows that each recipe learns, not which one is best.
 `FIT` in examples/gallery/runs.py lists the settings that replace those of a recipe for this task:
 
-* ppo, trpo_dual, remax and reinforce_plus_plus train on 256 prompts with one sample each. All other recipes use groups
-  of 8.
-* trpo_dual has a KL target of 1 nat, because answers are short.
+* ppo, ppo_kl, reference_kl_dual, reinforce, remax and reinforce_plus_plus train on 256 prompts with one sample each.
+  pods selects 8 of 32 samples. All other recipes use groups of 8.
+* reference_kl_dual has a KL target of 1 nat, because answers are short.
 * magistral has no rewards for format and language.
 * prorl resets the reference every 16 iterations, independent of validation.
 * gdpo uses the rewards that this task has, `accuracy` and `format`.

@@ -24,10 +24,14 @@ ROUGH_ENGINE = (
 )  # in float32, engine and trainer have no mismatch to correct
 FIT = {  # recipes that need more than a group size
     "ppo": ALONE,
-    "trpo_dual": (*ALONE, "algorithm.kl_ctrl.target_kl=1.0"),  # short answers
+    "reference_kl_dual": (*ALONE, "algorithm.kl_ctrl.target_kl=1.0"),  # short answers
     "gpg": (*GROUP, *ON_POLICY),
     "opo": (*GROUP, *ON_POLICY),
     "remax": (*ALONE, *ON_POLICY),
+    "reinforce": (*ALONE, *ON_POLICY),
+    "ppo_kl": ALONE,
+    "trpo": (*GROUP, *ON_POLICY),
+    "pods": ("data.train_batch_size=32", "env.rollout.n=32", "algorithm.filtration.size=8"),
     "rloo": (*GROUP, *ON_POLICY),
     "reinforce_plus_plus": ALONE,
     "gdpo": (*GROUP, "algorithm.gdpo_rewards=[accuracy,format]"),

@@ -33,9 +33,10 @@ from alphaapollo.trainer.loop import train
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.setup.plan import make_worker_specs
 from alphaapollo.workers.teacher import MovingAverageTeacher, load_teacher
+from alphaapollo.workers.trust_region import TrustRegion
 from examples.quickstart.make_task import make_model, make_tokenizer
 
-ALONE = ("gae", "turn_gae", "remax", "reinforce_plus_plus", "none")
+ALONE = ("gae", "turn_gae", "reinforce", "remax", "reinforce_plus_plus", "none")
 REWARD = '''
 def compute_score(prompt, completion):
     """Reward an odd number of digits, about half of an untrained model's completions."""
@@ -49,12 +50,13 @@ EXTRA = {  # in addition to the case's own settings
     "distill": [f"teacher.model.path={TEACHER}"],
     "mopd": [f"teacher.model.path={TEACHER}"],
     "grpo_passk_analytic": PASSK,
+    "pods": ["algorithm.filtration.size=2"],
     "magistral": ["reward.components={}", "reward.required=[]"],
     "prorl": ["algorithm.reference_reset.every=1", "algorithm.reference_reset.patience=null"],
     "gdpo": ["algorithm.gdpo_rewards=[accuracy,length]"],
     "sdft": [LONGER_PROMPTS],
     "sdpo": [LONGER_PROMPTS],
-    "trpo_dual": ["algorithm.kl_ctrl.kl_coef=0.1"],
+    "reference_kl_dual": ["algorithm.kl_ctrl.kl_coef=0.1"],
 }
 
 
@@ -117,6 +119,11 @@ def use(worker: Any, actor: Actor, correction: RolloutCorrection, teacher: Teach
     """Change the settings of a training rank."""
     worker.actor, worker.correction = actor, correction
     worker.policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
+    optimizers = worker.__dict__.setdefault("optimizers_of_stack", worker.state.optimizers)
+    worker.trust_region = TrustRegion(worker) if actor.optim.name == "trpo" else None
+    worker.state.optimizers = [] if worker.trust_region else optimizers
+    worker.companions = [one for one in worker.companions if not isinstance(one, TrustRegion)]
+    worker.companions += [worker.trust_region] if worker.trust_region else []
     worker.find("teacher").teacher = NO_TEACHER if teacher.uses_self_teacher else teacher
     worker.companions = [one for one in worker.companions if not isinstance(one, MovingAverageTeacher)]
     worker.companions += [load_teacher(worker, teacher, {})] if teacher.uses_self_teacher else []

@@ -72,6 +72,6 @@ def test_every_algorithm_trains(task: Task, tmp_path: Path) -> None:
     assert [line["reference/resets"] for line in by_name["prorl"]] == [1, 2]
     assert by_name["prorl"][0]["actor/ref_kl"] != by_name["prorl"][1]["actor/ref_kl"]
     assert "baseline/mean" in by_name["remax"][0]
-    assert by_name["trpo_dual"][1]["actor/reward_kl_penalty_coeff"] == pytest.approx(
-        max(0.0, 0.1 + 0.01 * (by_name["trpo_dual"][0]["actor/reward_kl_penalty_per_sequence"] - 6.0))
+    assert by_name["reference_kl_dual"][1]["actor/reward_kl_penalty_coeff"] == pytest.approx(
+        max(0.0, 0.1 + 0.01 * (by_name["reference_kl_dual"][0]["actor/reward_kl_penalty_per_sequence"] - 6.0))
     )

@@ -78,6 +78,7 @@ class AdvantageInputs:
     components: dict[str, Tensor] | None = None  # name -> [B], named rewards that the reward function returns
     turns: Turns | None = None  # None: not needed, and the rows of each trajectory are in the order of time
     mini_batches: Tensor | None = None  # [B] int64, index of the mini-batch of each row; no group is split
+    baseline: float = 0.0  # moving average of the returns of earlier iterations
 
     def join_rows(self) -> JoinedTrajectories:
         """Map the rows to one row per trajectory, with its action tokens in the order of time."""

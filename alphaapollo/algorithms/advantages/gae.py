@@ -1,4 +1,4 @@
-"""Advantages per token: GAE (for PPO with a critic), REINFORCE++ (arXiv 2501.03262, version 9) and ReMax."""
+"""Advantages per token: REINFORCE, GAE (for PPO with a critic), REINFORCE++ (arXiv 2501.03262, version 9) and ReMax."""
 
 from __future__ import annotations
 
@@ -43,6 +43,25 @@ def _gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
     advantages, returns = gae(token_rewards, joined.join(inputs.values), joined.mask, config.gamma, config.lam)
     return Advantages(joined.split(advantages), joined.split(returns))
+
+
+@register_estimator("reinforce", scope="groups", per_token=True, reads=("gamma", "baseline_decay"))
+def _reinforce(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
+    """Compute G_k - b (Williams, 1992): the reward-to-go of each action token minus a constant, 0 without
+    algorithm.baseline_decay. The gradient is unbiased, because earlier iterations determine b (`next_baseline`)."""
+    joined = inputs.join_rows()
+    token_rewards = joined.join(move_rewards_to_actions(inputs.token_rewards, inputs.mask))
+    returns = reward_to_go(token_rewards, joined.mask, config.gamma)
+    baseline = 0.0 if config.baseline_decay is None else inputs.baseline
+    return Advantages(joined.split(returns - baseline), joined.split(returns))
+
+
+def next_baseline(config: Algorithm, baseline: float | None, mean_return: float) -> float | None:
+    """Update the moving average of mean returns, which is None before the first iteration or without baseline_decay."""
+    decay = config.baseline_decay
+    if decay is None or baseline is None:
+        return None if decay is None else mean_return
+    return decay * baseline + (1.0 - decay) * mean_return
 
 
 def reinforce_pp_baseline(scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-8) -> Tensor:

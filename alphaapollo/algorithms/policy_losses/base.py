@@ -38,6 +38,7 @@ class PolicyLossInputs:
     mask: Tensor  # [B, L] 1 on action tokens
     rollout_logp: Tensor | None = None  # [B, L] log-probs of the rollout engine
     selected_tokens: Tensor | None = None  # bool [B, L], tokens selected by PolicyLoss.select_tokens
+    kl_coef: float | None = None  # coefficient of ppo_kl; None: policy_loss.ppo_kl_coef
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class PolicyLoss:
     level: Level = "token"  # token: aggregated by loss_agg_mode; sequence: one value per sequence, averaged
     on_policy: bool = False  # has no importance ratio, so it is valid for only one optimizer step per iteration
     reads: tuple[str, ...] | None = None  # fields of Actor that `fn` reads, nested ones with dots; None = unknown
+    is_surrogate: bool = False  # is importance ratio times advantage at each token, as TRPO needs
     zero_without_advantage: bool = False  # a token with advantage 0 has no gradient; the update skips such rows
     needs_full_sequence: bool = False
     """The loss of a token depends on other tokens of its sequence, so all rows of a trajectory are in one micro-batch

@@ -1,6 +1,8 @@
 """Losses with the importance ratio of each token.
 
 ppo         clipped surrogate, with asymmetric bounds (DAPO's clip-higher) and the dual clip
+ppo_kl      surrogate without a clip, with a penalty on the KL to the old policy
+surrogate   surrogate without a clip or penalty, for optimizers that limit the KL (TRPO)
 cispo       clips the importance weight instead of the gradient
 sapo        a soft gate instead of the hard clip
 reinforce   plain policy gradient, without a ratio
@@ -64,6 +66,29 @@ def clipped_surrogate(
     """Compute PPO's clipped loss and the clip fractions. ratio, advantages: [B, L], or [B] per row; mask: [B, L]."""
     metrics = compute_clip_metrics(is_clipped(ratio, advantages, low, high), ratio > 1, mask)
     return PolicyLossOutput(ppo_clip(ratio, advantages, low, high, dual_clip), metrics)
+
+
+def old_policy_penalty(log_ratio: Tensor) -> Tensor:
+    """Estimate KL(old||pi) at each token as r - 1 - log r, with r = pi / old. Any shape.
+
+    Over tokens that the old policy samples, the means of value and gradient are those of the KL.
+    """
+    return torch.expm1(log_ratio) - log_ratio
+
+
+@register_policy_loss("ppo_kl", reads=("policy_loss.ppo_kl_coef",))
+def _ppo_kl(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """Compute PPO's penalized loss -r A + beta KL(old||pi) (arXiv 1707.06347, Eq. 8)."""
+    coef = config.policy_loss.ppo_kl_coef if inputs.kl_coef is None else inputs.kl_coef
+    d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
+    loss = -d.exp() * inputs.advantages + coef * old_policy_penalty(d)
+    return PolicyLossOutput(loss, {"policy_kl_coef": token_sum(torch.full_like(d, coef), inputs.mask)})
+
+
+@register_policy_loss("surrogate", zero_without_advantage=True, is_surrogate=True, reads=())
+def _surrogate(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+    """Compute the loss -r A, the negative of TRPO's surrogate objective (arXiv 1502.05477, Eq. 14)."""
+    return PolicyLossOutput(-log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp() * inputs.advantages)
 
 
 def cispo(

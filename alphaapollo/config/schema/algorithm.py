@@ -13,13 +13,14 @@ from alphaapollo.config.schema.base import (
     CODE,
     ActiveUnless,
     ActiveWhen,
+    DecayRate,
     FilePath,
     Ratio,
     Requires,
     ResumeRule,
     Section,
 )
-from alphaapollo.config.schema.model import FrozenFsdp, Lora, Optimizer, RoleFsdp
+from alphaapollo.config.schema.model import FrozenFsdp, Lora, Optimizer, PolicyOptimizer, RoleFsdp
 
 KLEstimator = Literal["kl", "abs", "mse", "low_var_kl", "k1", "k2", "k3"]
 KLKind = Literal[KLEstimator, "full", "unbiased", "kl+", "abs+", "mse+", "low_var_kl+", "k1+", "k2+", "k3+"]
@@ -31,6 +32,8 @@ AggregationMode = Literal[
     "seq-mean-token-sum-norm",
     "group-mean-token-mean",
 ]
+
+WHEN_PPO_KL = ActiveWhen("loss_mode", "ppo_kl")
 
 
 class PolicyLossOptions(Section):
@@ -48,12 +51,27 @@ class PolicyLossOptions(Section):
     """clip_cov: upper bound of the covariance between log-prob and advantage."""
     kl_cov_ratio: Ratio = 2e-4
     """kl_cov: share of tokens with a KL penalty: those with the largest covariance between log-prob and advantage."""
-    ppo_kl_coef: NonNegativeFloat = 1.0
-    """kl_cov: coefficient of the KL penalty."""
+    ppo_kl_coef: Annotated[
+        NonNegativeFloat,
+        ResumeRule("kept", "the coefficient in the checkpoint continues", when=ActiveWhen("adapts_kl_coef")),
+    ] = 1.0
+    """kl_cov, ppo_kl: coefficient of the KL penalty; with ppo_kl the initial one, unless ppo_kl_type=fixed."""
+    ppo_kl_type: Annotated[Literal["fixed", "doubling", "dual"], WHEN_PPO_KL] = "doubling"
+    """ppo_kl: coefficient after each iteration (arXiv 1707.06347, section 4). doubling = halved below
+    ppo_kl_target / 1.5, doubled above 1.5 ppo_kl_target; dual = dual ascent on KL <= ppo_kl_target."""
+    ppo_kl_target: Annotated[PositiveFloat, WHEN_PPO_KL, ActiveUnless("ppo_kl_type", "fixed")] = 0.01
+    """ppo_kl: the paper's d_targ, the KL of an iteration's update in nats per token."""
+    ppo_kl_rate: Annotated[PositiveFloat, WHEN_PPO_KL, ActiveWhen("ppo_kl_type", "dual")] = 1.0
+    """ppo_kl: step size of dual ascent, the change of the coefficient per nat."""
     vespo_positive: tuple[PositiveFloat, NonNegativeFloat] = (2.0, 3.0)
     """vespo: (k, lambda) of the weight W^k exp(lambda (1 - W)) for positive and zero advantages."""
     vespo_negative: tuple[PositiveFloat, NonNegativeFloat] = (3.0, 2.0)
     """vespo: (k, lambda) of the weight for negative advantages."""
+
+    @property
+    def adapts_kl_coef(self) -> bool:
+        """Whether the coefficient of the penalty changes after each iteration."""
+        return self.loss_mode == "ppo_kl" and self.ppo_kl_type != "fixed"
 
 
 class Actor(Section):
@@ -118,7 +136,7 @@ class Actor(Section):
     use_prefix_grouper: bool | Literal["auto"] = "auto"
     """Compute the forward pass of a prompt once for all its samples, in every role (docs/parallelism.md; arXiv
     2506.05433). auto = if the model supports it, in iterations where it saves enough tokens."""
-    optim: Optimizer = Optimizer()
+    optim: PolicyOptimizer = PolicyOptimizer()
     fsdp_config: RoleFsdp = RoleFsdp()
 
     @property
@@ -166,12 +184,24 @@ class KLControl(Section):
 
 class FilterGroups(Section):
     enable: Annotated[bool, NEEDS_GROUPS] = False
-    """DAPO's dynamic sampling: drop groups in which all samples have the same metric, and generate until the batch is
-    full."""
+    """DAPO's dynamic sampling: drop groups in which all samples have the same metric."""
+    mode: Annotated[Literal["refill", "reweight"], WHEN_ENABLED] = "refill"
+    """refill = generate until the batch is full (DAPO); reweight = generate one batch, and scale the loss of its
+    remaining groups to that of a full batch."""
     metric: Annotated[str, WHEN_ENABLED] = "accuracy"
     """Reward component to compare, or `reward`."""
-    max_num_gen_batches: Annotated[PositiveInt, WHEN_ENABLED] = 10
+    max_num_gen_batches: Annotated[PositiveInt, WHEN_ENABLED, ActiveUnless("mode", "reweight")] = 10
     """Maximum generation rounds per iteration. After them, the iteration trains on the groups found so far."""
+
+    @property
+    def reweights(self) -> bool:
+        """Whether the loss of the remaining groups is scaled to a full batch."""
+        return self.enable and self.mode == "reweight"
+
+    @property
+    def max_rounds(self) -> int:
+        """Maximum generation rounds per iteration."""
+        return self.max_num_gen_batches if self.enable and self.mode == "refill" else 1
 
 
 class RolloutCorrection(Section):
@@ -209,10 +239,26 @@ class LengthBudget(Section):
     """Penalty per token away from the budget (the paper's alpha)."""
 
 
+WHEN_SELECTED = ActiveWhen("method", "max_variance", "extremes", "random")
+
+
 class Filtration(Section):
-    method: Annotated[Literal["best", "best_random", "best_worst"] | None, NEEDS_GROUPS] = None
-    """PF-PPO (arXiv 2409.06957): weights of a group's samples. best = all weight on the best sample; best_random = half
-    on the best, half on all remaining samples; best_worst = half on the best, half on the worst; null = off."""
+    method: Annotated[
+        Literal["best", "best_random", "best_worst", "max_variance", "extremes", "random"] | None, NEEDS_GROUPS
+    ] = None
+    """Train on some samples of each group; null = on all. max_variance (PODS, arXiv 2504.13818) = the `size` samples
+    with the largest variance of rewards; extremes = the size / 2 best and worst; random = any. PF-PPO (arXiv
+    2409.06957) weights samples: best = all weight on the best one; best_random = half on the best, half on all others;
+    best_worst = half on the best, half on the worst."""
+    size: Annotated[Annotated[int, Field(ge=2)] | None, WHEN_SELECTED] = None
+    """Samples of each group to train on, at most env.rollout.n; required by max_variance, extremes and random."""
+    baseline: Annotated[Literal["selected", "all"], WHEN_SELECTED] = "selected"
+    """Samples of which the estimator compares the rewards: those to train on, as in PODS, or all of the group."""
+
+    @property
+    def selects(self) -> bool:
+        """Whether only `size` samples of each group are trained on."""
+        return self.method in ("max_variance", "extremes", "random")
 
 
 class ReferenceReset(Section):
@@ -230,6 +276,9 @@ class Algorithm(Section):
     """Discount factor, per token; gigpo, turn_gae, turn_group: per turn."""
     lam: Ratio = 1.0
     """Lambda of GAE; gae: per token, turn_gae: per turn."""
+    baseline_decay: DecayRate | None = None
+    """reinforce: subtract a moving average over earlier iterations of the mean return, in which older iterations have
+    this weight (e.g. 0.9); null = no baseline."""
     whiten_advantages: bool = True
     """gae, turn_gae: whiten advantages over the action tokens of the batch."""
     norm_adv_by_std_in_grpo: bool | None = None

@@ -232,7 +232,8 @@ class Config(Section):
     @property
     def trajectories_per_update(self) -> int:
         """Trajectories that an iteration trains on: those of a full batch, and of reused groups."""
-        return (self.data.train_batch_size + self.data.reuse.groups) * self.group_size
+        selected = (self.algorithm.filtration.selects and self.algorithm.filtration.size) or self.group_size
+        return (self.data.train_batch_size + self.data.reuse.groups) * min(selected, self.group_size)
 
     @property
     def num_mini_batches(self) -> int:
@@ -243,6 +244,11 @@ class Config(Section):
     def steps_per_iteration(self) -> int:
         """The policy's optimizer steps per iteration with a full batch."""
         return self.num_mini_batches * self.actor_rollout_ref.actor.ppo_epochs
+
+    @property
+    def uses_trpo(self) -> bool:
+        """Whether the policy's optimizer is TRPO."""
+        return self.actor_rollout_ref.actor.optim.name == "trpo"
 
     @property
     def engine_staleness(self) -> int:

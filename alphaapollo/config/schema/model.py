@@ -26,6 +26,7 @@ from alphaapollo.config.schema.base import (
 )
 
 OptimizerName = Literal["adamw", "muon", "adamw_8bit"]
+PolicyOptimizerName = Literal[OptimizerName, "trpo"]
 LoraForm = Literal["merged", "adapter"]
 """Weights that the trainer exports or syncs: full weights with the adapters merged in, or the adapters alone."""
 DETERMINES_GPU = ActiveWhen("@device", "cuda", reason="computations on a CPU are always deterministic")
@@ -92,24 +93,39 @@ class Model(Lora):
         return self._max_length
 
 
+WITH_TRPO, NOT_WITH_TRPO = ActiveWhen("name", "trpo"), ActiveUnless("name", "trpo")
+
+
 class Optimizer(Section):
     name: Annotated[OptimizerName, CHANGES_OPTIMIZER] = "adamw"
     """adamw; muon = Muon for the matrices of the decoder layers, AdamW for all other parameters; adamw_8bit = AdamW
     with moments of 8 bits (needs torchao). See docs/lora.md."""
-    lr: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
+    lr: Annotated[Annotated[float, Field(gt=0.0, le=1.0)], NOT_WITH_TRPO] = 1e-6
     """Peak learning rate; 1e-6 to 1e-3 are usual. Muon's updates are scaled to the size of AdamW's."""
-    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
+    betas: Annotated[tuple[DecayRate, DecayRate], NOT_WITH_TRPO] = (0.9, 0.999)
     """AdamW betas."""
-    weight_decay: NonNegativeFloat = 0.01
+    weight_decay: Annotated[NonNegativeFloat, NOT_WITH_TRPO] = 0.01
     """Decoupled weight decay of matrices; norms and biases have none."""
-    lr_warmup_steps: CountOrMinusOne = -1
+    lr_warmup_steps: Annotated[CountOrMinusOne, NOT_WITH_TRPO] = -1
     """Linear warmup in optimizer steps; -1 = use lr_warmup_steps_ratio."""
-    lr_warmup_steps_ratio: Annotated[Ratio, ActiveWhen("lr_warmup_steps", -1)] = 0.0
+    lr_warmup_steps_ratio: Annotated[Ratio, NOT_WITH_TRPO, ActiveWhen("lr_warmup_steps", -1)] = 0.0
     """Linear warmup as a share of all optimizer steps."""
-    warmup_style: Literal["constant", "cosine"] = "constant"
+    warmup_style: Annotated[Literal["constant", "cosine"], NOT_WITH_TRPO] = "constant"
     """Learning-rate schedule after the warmup."""
-    min_lr_ratio: Annotated[Ratio, ActiveWhen("warmup_style", "cosine")] = 0.0
+    min_lr_ratio: Annotated[Ratio, NOT_WITH_TRPO, ActiveWhen("warmup_style", "cosine")] = 0.0
     """Final learning rate of the cosine schedule, as a share of lr."""
+
+
+class PolicyOptimizer(Optimizer):
+    name: Annotated[PolicyOptimizerName, CHANGES_OPTIMIZER] = "adamw"  # type: ignore[assignment]
+    """adamw, muon or adamw_8bit as for other models (docs/lora.md); trpo = natural gradient steps of limited KL
+    (docs/algorithms/trust_region.md)."""
+    delta: Annotated[PositiveFloat, WITH_TRPO] = 0.01
+    """trpo: largest KL from the policy before a step to the policy after it, in nats per token."""
+    cg_steps: Annotated[PositiveInt, WITH_TRPO] = 10
+    """trpo: conjugate gradient steps. Each has a forward and a backward pass over the mini-batch."""
+    cg_damping: Annotated[NonNegativeFloat, WITH_TRPO] = 0.1
+    """trpo: multiple of the identity that is added to the Fisher matrix."""
 
 
 class Fsdp(Section):

@@ -50,6 +50,8 @@ class RecordedInputs:
     model: JsonObject  # resolved section of the policy's model
     machine: dict[str, Any]  # of describe_machine
     groups: list[TrajectoryGroup]
+    policy_kl_coef: float | None = None  # as in Progress
+    baseline: float | None = None  # as in Progress
 
 
 def record_iterations(steps: Collection[int], learn: LearnFunction) -> LearnFunction:
@@ -84,6 +86,8 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
         model=run.plan.model.model_dump(mode="json"),
         machine=describe_machine(run.plan.placement),
         groups=groups,
+        policy_kl_coef=run.progress.policy_kl_coef,
+        baseline=run.progress.baseline,
     )
     folder = recordings.begin_checkpoint(iteration)
     with explain_write_errors("the recording", folder):

@@ -23,6 +23,7 @@ METHOD, ONE_STEP = (
     f"{CORRECTION}.method",
     f"For one step set {ACTOR}.ppo_mini_batch_size={{1}} and {ACTOR}.ppo_epochs=1",
 )
+OPTIMIZER = f"{ACTOR}.optim.name"
 COMBINATIONS: list[Requirement] = []
 error = partial(requirement, Config, table=COMBINATIONS)
 warning = partial(requirement, Config, table=COMBINATIONS, is_error=False)
@@ -74,6 +75,19 @@ def reward_shaping(config: Config, case: Case) -> Any:
     return reason and needed and (reason, "; ".join(needed))
 
 
+@error(f"algorithm.filtration.baseline {ESTIMATOR}", "{}", "Set algorithm.filtration.baseline=selected")
+def baseline_of_all(config: Config, case: Case) -> Any:
+    reasons = {
+        "the KL in the reward is computed for selected samples only": config.algorithm.use_kl_in_reward,
+        "the estimator needs the tokens of all samples": case.estimator.scope != "trajectories",
+        "the other samples are in no mini-batch": "mini_batches" in case.estimator.needs,
+    }
+    filtration = config.algorithm.filtration
+    return (
+        filtration.selects and filtration.baseline == "all" and next((r for r, found in reasons.items() if found), "")
+    )
+
+
 @error(f"trainer.critic_warmup {ESTIMATOR}", "the estimator has no critic", "Set trainer.critic_warmup=0")
 def critic_warmup(config: Config, case: Case) -> Any:
     return config.trainer.critic_warmup and "values" not in case.estimator.needs
@@ -82,6 +96,32 @@ def critic_warmup(config: Config, case: Case) -> Any:
 @error(f"{ESTIMATOR} teacher.divergence", "nothing is learned", "Set teacher.divergence and teacher.model.path")
 def teacher_alone(config: Config, case: Case) -> Any:
     return case.estimator.name == NO_ESTIMATOR and not config.teacher.divergence
+
+
+@error(f"{OPTIMIZER} {LOSS}", "TRPO needs a surrogate and its KL, but the loss {}", f"Set {LOSS}=surrogate")
+def trust_region_of_loss(config: Config, case: Case) -> Any:
+    loss, reason = case.loss, "is not ratio times advantage"
+    if loss.on_policy:
+        reason = "has no ratio to the old policy"
+    elif loss.needs_full_sequence or loss.anchor != "old":
+        reason = (
+            "has a ratio per sequence" if loss.needs_full_sequence else "has a ratio to the engine, not to the policy"
+        )
+    return config.uses_trpo and not loss.is_surrogate and reason
+
+
+@error(f"{OPTIMIZER} {ESTIMATOR}", "there is no surrogate without advantages", "Set another estimator, e.g. rloo")
+def trust_region_of_estimator(config: Config, case: Case) -> Any:
+    return config.uses_trpo and case.estimator.name == NO_ESTIMATOR
+
+
+@error(
+    f"{OPTIMIZER} {ACTOR}.kl_loss_type teacher.divergence",
+    "TRPO compares distributions with the old policy, and there can be only one such comparison",
+    "Set kl_loss_type=low_var_kl+, and teacher.divergence to sampled or null",
+)
+def trust_region_of_distributions(config: Config, case: Case) -> Any:
+    return config.uses_trpo and (config.actor_rollout_ref.actor.uses_full_kl or config.teacher.uses_full_vocabulary)
 
 
 @error(f"data.reuse.groups {ESTIMATOR}", "reuse needs groups that are compared", f"Set {ESTIMATOR}=grpo")

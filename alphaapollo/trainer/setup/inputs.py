@@ -110,10 +110,13 @@ def list_model_uses(config: Config) -> Iterator[ModelUse]:
         num_ranks=config.trainer.num_ranks,
         ulysses_size=role.actor.ulysses_sequence_parallel_size,
         ulysses_section=f"{actor}.",
+        optimizer=role.actor.optim.name,
         self_teacher_length=config.max_teacher_length if config.teacher.uses_self_teacher else 0,
     )
     yield policy
-    other = replace(policy, writes_text=False, engine=None, lengths=None, fsdp=None, self_teacher_length=0)
+    other = replace(
+        policy, writes_text=False, engine=None, lengths=None, fsdp=None, optimizer="", self_teacher_length=0
+    )
     if "values" in get_estimator(config.algorithm.adv_estimator).needs:
         model, fsdp = make_critic_model_section(role.model, config.critic), config.critic.fsdp_config
         critic = replace(other, key="critic.model.path", model=model, fsdp=fsdp, policy=role.model)

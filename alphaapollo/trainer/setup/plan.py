@@ -134,6 +134,7 @@ def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> 
     """Whether sequences with zero advantage get no gradient from any loss term, so the policy update can skip them."""
     role = config.actor_rollout_ref
     other_terms = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
+    other_terms = other_terms or config.uses_trpo  # its KL is over all action tokens
     other_terms = other_terms or (config.teacher.uses_full_vocabulary and not config.teacher.uses_self_teacher)
     return not other_terms and policy_loss.zero_without_advantage
 

@@ -1,7 +1,7 @@
 """Generate the rollout groups (all samples of one prompt) of an iteration, or with trainer.async_mode of later ones.
 
 With DAPO's dynamic sampling, groups without reward variance are dropped, and more groups are generated until the batch
-is full.
+is full (filter_groups.mode=refill), or the loss is scaled up instead (reweight, training_batch.py).
 
 With data.reuse, an iteration trains again on recent groups, a bounded buffer. A group stays complete: its
 advantages are computed from its own samples, and its tokens keep the log-probs of the engine that sampled them.
@@ -53,7 +53,7 @@ async def collect_groups(run: TrainingRun, iteration: int, timer: Timer) -> Coll
     generated: list[TrajectoryGroup] = []
     selected: list[TrajectoryGroup] = []
     rounds = 0
-    while rounds < (filters.max_num_gen_batches if filters.enable else 1) and len(selected) < size:
+    while rounds < filters.max_rounds and len(selected) < size:
         requests = make_group_requests(run, take_stream_positions(run.progress, size))
         with timer("generate"):
             groups = await generate_groups(run, requests)
@@ -65,7 +65,7 @@ async def collect_groups(run: TrainingRun, iteration: int, timer: Timer) -> Coll
         groups = [group for group in groups if is_usable_for_training(group)]
         selected += [group for group in groups if passes_dynamic_sampling(run, group)]
         rounds += 1
-    if filters.enable and len(selected) < size:
+    if filters.enable and filters.mode == "refill" and len(selected) < size:
         run.console.notify(
             f"step {iteration}: training on {len(selected)} instead of {size} groups, because only these have reward "
             f"variance after {rounds} generation rounds (limit: algorithm.filter_groups.max_num_gen_batches)"
@@ -261,7 +261,7 @@ class InFlightGroups:
     def _is_batch_ready(self, iteration: int, num_dropped: int) -> bool:
         """Whether the batch is full (or dynamic sampling gives up) and no group left for later would become too old."""
         filters = self._run.config.algorithm.filter_groups
-        gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_num_gen_batches * self._size
+        gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_rounds * self._size
         if len(self._ready) < self._size and not gives_up:
             return False
         remaining = sorted(self._version.keys() - set(self._choose_oldest_ready_positions()))  # oldest first

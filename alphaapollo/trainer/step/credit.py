@@ -30,6 +30,7 @@ from alphaapollo.trainer.step.training_batch import (
     WEIGHTS,
     TrainingBatch,
     get_invalid_action_penalty,
+    get_reward_components,
     list_trained_turns,
     sum_rewards_per_trajectory,
 )
@@ -62,6 +63,7 @@ class AssignedCredit:
     columns: list[Columns[np.ndarray]]  # one set of columns per rank
     has_gradient: np.ndarray  # bool [B], rows of trajectories with a loss weight and an advantage or a longer prompt
     metrics: dict[str, float]
+    mean_return: float = 0.0  # mean return of an action token
 
 
 def assign_credit(
@@ -70,11 +72,12 @@ def assign_credit(
     config: Config,
     kl_coef: float = 0.0,
     dtype: ColumnDtype = "float32",
+    baseline: float = 0.0,
 ) -> AssignedCredit:
     """Compute advantages and returns of a batch of B sequences, and split them by training rank.
 
     computed: log-probs and values from workers and servers, as arrays [n] in the order of the batch.
-    kl_coef: coefficient of the KL penalty in the reward. dtype: of the computed columns.
+    kl_coef: coefficient of the KL penalty in the reward. dtype: of the computed columns. baseline: see AdvantageInputs.
     """
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
     rewards, metrics = _add_kl_penalty(batch, computed, algorithm, kl_coef)
@@ -85,7 +88,9 @@ def assign_credit(
         advantages = _expand_trajectory_advantages(batch, estimator, scores, algorithm, "float64" if exact else dtype)
         returns = advantages
     else:
-        advantages, returns = _estimate_in_chunks(batch, estimator, rewards, scores, computed.values, algorithm)
+        chunks = batch, estimator, rewards, scores, computed.values, algorithm
+        advantages, returns = _estimate_in_chunks(*chunks, baseline)
+    mean_return = float(returns[batch.mask != 0].mean(dtype=np.float64))
     if estimator.whitens(algorithm):
         is_action = batch.mask != 0
         advantages[is_action] = standardize(torch.from_numpy(advantages[is_action]), ddof=1, eps=1e-8).numpy()
@@ -115,7 +120,8 @@ def assign_credit(
         has_context = np.array([has_target([row], config) for row in batch.rows])
         metrics["distill/rows_with_context"] = float(has_context.mean())
         has_gradient |= has_context & (batch.divergence_weights != 0)
-    return AssignedCredit(batch.layout.split_columns(every), np.isin(owners, owners[has_gradient]), metrics)
+    has_gradient = np.isin(owners, owners[has_gradient])
+    return AssignedCredit(batch.layout.split_columns(every), has_gradient, metrics, mean_return)
 
 
 def _add_kl_penalty(
@@ -146,15 +152,21 @@ def _expand_trajectory_advantages(
 ) -> np.ndarray:
     """Compute one advantage per trajectory and copy it to the action tokens, [n]."""
     rows = Groups.from_ids(batch.trajectory_ids)
+    group_ids, lengths, components = rows.take_value_per_group(batch.group_ids), batch.num_actions, batch.components
+    if rest := batch.unselected:
+        scores, lengths = torch.cat([scores, rest.scores]), torch.cat([lengths, rest.num_actions])
+        group_ids = torch.cat([group_ids, rest.group_ids])
+        components = get_reward_components([*batch.trajectories, *rest.trajectories])
     trajectories = Trajectories(
         rows,
-        Groups.from_ids(rows.take_value_per_group(batch.group_ids)),
+        Groups.from_ids(group_ids),
         scores,
-        batch.num_actions,
-        components=batch.components,
+        lengths,
+        components=components,
         mini_batches=rows.take_value_per_group(batch.mini_batch_ids) if "mini_batches" in estimator.needs else None,
     )
-    advantages = estimator.compute_for_trajectories(trajectories, algorithm).numpy().astype(dtype)
+    computed = estimator.compute_for_trajectories(trajectories, algorithm)
+    advantages = computed[: len(batch.trajectories)].numpy().astype(dtype)
     return np.repeat(advantages, np.diff(batch.trajectory_offsets)) * batch.mask
 
 
@@ -187,6 +199,7 @@ def _estimate_in_chunks(
     scores: Tensor,
     values: np.ndarray | None,
     algorithm: Algorithm,
+    baseline: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute advantages and returns, float64 [n] each, with an estimator that needs matrices.
 
@@ -212,6 +225,7 @@ def _estimate_in_chunks(
             greedy_rewards=None if batch.greedy_rewards is None else batch.greedy_rewards[rows],
             turns=assign_turn_numbers(trajectories, groups, mask) if needs_turns else None,
             mini_batches=batch.mini_batch_ids[rows] if "mini_batches" in needs else None,
+            baseline=baseline,
         )
         result = estimator.compute_for_groups(inputs, algorithm)
         advantages[chunk], returns[chunk] = result.advantages.numpy()[inside], result.returns.numpy()[inside]

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from alphaapollo.algorithms.kl import next_kl_coef
+from alphaapollo.algorithms.advantages.gae import next_baseline
+from alphaapollo.algorithms.kl import next_kl_coef, next_policy_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.batching.batch import Columns
 from alphaapollo.batching.packing import filter_mini_batches
@@ -24,7 +25,7 @@ from alphaapollo.trainer.metrics import compute_batch_metrics
 from alphaapollo.trainer.run_state import LearnerState, TrainingRun
 from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit, describe_non_finite
 from alphaapollo.trainer.step.distillation import compute_target_columns
-from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch
+from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch, is_trainable
 from alphaapollo.types import TrajectoryGroup
 
 
@@ -40,6 +41,8 @@ class UpdateResult:
     is_trained: np.ndarray | None = None  # bool [B] rows that the policy was trained on; None: it was not trained
     old_logprobs: list[np.ndarray] = field(default_factory=list)  # per rank, if the update returned them
     iterations_skipped: int = 0  # consecutive iterations skipped because of non-finite columns, with this one
+    policy_kl_coef: float | None = None  # new value of Progress.policy_kl_coef; None: unchanged
+    baseline: float | None = None  # new value of Progress.baseline; None: unchanged
 
     def list_trained_rows(self) -> list[TrainedRow]:
         """Return the log-probs before the update and the advantages of the B rows of the batch.
@@ -84,12 +87,13 @@ async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup]
     if error := describe_non_finite(computed, batch.mask, batch.layout.response_offsets):
         return await _skip_iteration(run, iteration, error)
     with timer("advantage"):
-        credit = assign_credit(batch, computed, config, coef, run.column_dtype)
-    num_excluded_trajectories = sum(len(group.trajectories) for group in groups) - len(batch.trajectories)
+        credit = assign_credit(batch, computed, config, coef, run.column_dtype, run.progress.baseline or 0.0)
+    num_excluded_trajectories = sum(not is_trainable(one) for group in groups for one in group.trajectories)
     metrics = compute_batch_metrics(batch.layout, plan.padded, num_excluded_trajectories, len(batch.trajectories))
     metrics = credit.metrics | metrics
     is_trained: np.ndarray | None = None
     old_logprobs: list[np.ndarray] = []
+    options, policy_kl_coef = config.actor_rollout_ref.actor.policy_loss, None
     with timer("update"):
         skip_bad_step = config.trainer.on_bad_step == "skip"
         if workers.critic:
@@ -102,15 +106,19 @@ async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup]
             measures_entropy = iteration % config.actor_rollout_ref.actor.entropy_freq == 0
             # Without trained rows, the trainer computes no old log-probs either.
             measures_mismatch = bool(is_trained.any()) and not plan.uses_rollout_logprobs
+            penalty = run.progress.policy_kl_coef if options.adapts_kl_coef else None
             updated, mismatch_sums, old_logprobs = await workers.policy.update(
-                credit.columns, steps, skip_bad_step, measures_entropy, measures_mismatch
+                credit.columns, steps, skip_bad_step, measures_entropy, measures_mismatch, penalty
             )
             metrics |= updated | {"batch/rows_skipped": 1 - float(is_trained.mean())}
             metrics |= mismatch_metrics(mismatch_sums) if mismatch_sums else {}
             if config.algorithm.use_kl_in_reward:
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
-    return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit, is_trained, old_logprobs)
+            if options.adapts_kl_coef:
+                policy_kl_coef = next_policy_kl_coef(options, penalty, updated["actor/policy_kl"])
+    adapted = policy_kl_coef, next_baseline(config.algorithm, run.progress.baseline, credit.mean_return)
+    return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit, is_trained, old_logprobs, 0, *adapted)
 
 
 async def _skip_iteration(run: LearnerState, iteration: int, error: str) -> UpdateResult:

@@ -23,6 +23,7 @@ from alphaapollo.algorithms.reward_shaping import (
     apply_max_budget,
     filtration_weights,
     overlong_filter,
+    select_samples,
     soft_overlong_punishment,
 )
 from alphaapollo.algorithms.statistics import Groups
@@ -38,6 +39,21 @@ WEIGHTS = ("loss_weights", "sequence_weights", "value_weights", "divergence_weig
 PromptTrajectory = tuple[Prompt, Trajectory]
 BUDGET = "length_budget"
 """Key in extra_info that algorithm.length_budget reads: a number of tokens."""
+
+
+@dataclass(frozen=True)
+class UnselectedSamples:
+    """K samples of the groups that are not trained on, but whose rewards the estimator compares."""
+
+    trajectories: list[Trajectory]
+    scores: Tensor  # float64 [K]
+    group_ids: Tensor  # [K]
+
+    @property
+    def num_actions(self) -> Tensor:
+        """Action tokens of each sample, float64 [K]."""
+        counts = [sum(sum(row.action_mask) for row in one.rows) for one in self.trajectories]
+        return torch.tensor(counts, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,7 @@ class TrainingBatch:
     value_weights: np.ndarray  # float64 [B]
     divergence_weights: np.ndarray  # float64 [B]
     token_order_keys: np.ndarray | None  # float64 [n] random order of the action tokens, for losses that choose tokens
+    unselected: UnselectedSamples | None = None  # further samples for the estimator
 
     @property
     def mini_batch_ids(self) -> Tensor:
@@ -102,8 +119,8 @@ def build_batch(
         uses_shared_prompts: compute the common prefix of a group's rows once, if this saves enough tokens.
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
-    pairs, trajectories, group_of = _list_trainable(groups)
-    rows = [row for pair in pairs for row in list_rows(*pair, config)]
+    pairs, group_of, unselected = _select_trajectories(*_list_trainable(groups), config, step)
+    rows, trajectories = [row for pair in pairs for row in list_rows(*pair, config)], [one for _, one in pairs]
     owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
     policy_loss, max_length = get_policy_loss(actor.policy_loss.loss_mode), config.data.max_response_length
     layout = build_batch_layout(
@@ -118,15 +135,15 @@ def build_batch(
         group_ids=_get_unsplittable_group_ids(group_of, actor, algorithm),
         needs_full_sequence=policy_loss.needs_full_sequence or needs_full_sequence(algorithm.rollout_correction),
         shared_prompts=find_shared_prompts(rows, group_of[owners].tolist()) if uses_shared_prompts else None,
+        num_mini_batches=config.num_mini_batches if algorithm.filter_groups.reweights else None,
     )
     mask = layout.join_columns([rank.rows.action_mask for rank in layout.rank_batches])
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
     num_actions = torch.from_numpy(np.add.reduceat(mask, offsets[:-1], dtype=np.float64))
-    outcomes: list[float] = shape_outcome_rewards(pairs, algorithm, max_length).tolist()
-    rewards = place_rewards(trajectories, outcomes, layout.response_offsets, get_invalid_action_penalty(actor))
-    steps = [owners[rows].unique() for rows in layout.mini_batch_rows]
-    weights = _compute_loss_weights(trajectories, num_actions, steps, group_of, config)
-    if method := algorithm.filtration.method:
+    outcomes, penalty = shape_outcome_rewards(pairs, algorithm, max_length), get_invalid_action_penalty(actor)
+    rewards = place_rewards(trajectories, outcomes.tolist(), layout.response_offsets, penalty)
+    weights = _compute_loss_weights(trajectories, num_actions, layout.mini_batch_rows, owners, group_of, config)
+    if (method := algorithm.filtration.method) in ("best", "best_random", "best_worst"):
         weights *= filtration_weights(sum_rewards_per_trajectory(rewards, offsets), Groups.from_ids(group_of), method)
     order = draw_token_order(layout.response_offsets, trajectories, seed, step) if policy_loss.select_tokens else None
     return TrainingBatch(
@@ -138,22 +155,44 @@ def build_batch(
         num_actions=num_actions,
         group_ids=group_of[owners],
         trajectory_ids=owners,
-        components=_get_reward_components(trajectories),
+        components=get_reward_components(trajectories),
         greedy_rewards=_compute_greedy_rewards(groups, algorithm, actor, max_length, group_of[owners]),
         trajectories=trajectories,
         **dict(zip(WEIGHTS, weights[:, owners].numpy(), strict=True)),
         token_order_keys=order,
+        unselected=unselected,
     )
 
 
-def _list_trainable(groups: Sequence[TrajectoryGroup]) -> tuple[list[PromptTrajectory], list[Trajectory], Tensor]:
-    """Return the N trajectories to train on, with and without their prompts, and the group index of each, [N]."""
+def _list_trainable(groups: Sequence[TrajectoryGroup]) -> tuple[list[PromptTrajectory], Tensor]:
+    """Return the N trajectories that can be trained on with their prompts, and the group index of each, [N]."""
     assert all(is_usable_for_training(group) for group in groups), "collect_groups() must drop unusable groups"
     kept = [
         (i, (group.prompt, one)) for i, group in enumerate(groups) for one in group.trajectories if is_trainable(one)
     ]
-    pairs = [pair for _, pair in kept]
-    return pairs, [one for _, one in pairs], torch.tensor([index for index, _ in kept])
+    return [pair for _, pair in kept], torch.tensor([index for index, _ in kept])
+
+
+def _select_trajectories(
+    pairs: list[PromptTrajectory], group_ids: Tensor, config: Config, step: int
+) -> tuple[list[PromptTrajectory], Tensor, UnselectedSamples | None]:
+    """Select the samples of each group to train on (algorithm.filtration). Returns them with their group indices, and
+    the other samples if the estimator compares all."""
+    filtration = config.algorithm.filtration
+    if not filtration.selects:
+        return pairs, group_ids, None
+    assert filtration.size is not None
+    seed, max_length = config.trainer.seed, config.data.max_response_length
+    scores = _sum_shaped_rewards(pairs, config.algorithm, config.actor_rollout_ref.actor, max_length)
+    draws = (derive_seed(seed, "filtration", step, one.prompt_id, one.sample) for _, one in pairs)
+    noise = torch.tensor([np.random.default_rng(draw).random() for draw in draws])
+    groups = Groups.from_ids(group_ids)
+    selected = select_samples(scores, groups, filtration.size, filtration.method, noise)
+    kept = [pair for pair, is_selected in zip(pairs, selected, strict=True) if is_selected]
+    if filtration.baseline == "selected":
+        return kept, group_ids[selected], None
+    others = [one for (_, one), is_selected in zip(pairs, selected, strict=True) if not is_selected]
+    return kept, group_ids[selected], UnselectedSamples(others, scores[~selected], group_ids[~selected])
 
 
 def draw_token_order(
@@ -268,13 +307,19 @@ def _compute_greedy_rewards(
     baselines = [(group.prompt, group.baseline) for group in groups if group.baseline is not None]
     if not baselines:
         return None
+    return _sum_shaped_rewards(baselines, algorithm, actor, max_length)[group_ids]
+
+
+def _sum_shaped_rewards(
+    pairs: Sequence[PromptTrajectory], algorithm: Algorithm, actor: Actor, max_length: int
+) -> Tensor:
+    """Return the shaped reward of each of N trajectories, with its step rewards and penalties. float64 [N]"""
     penalty = get_invalid_action_penalty(actor)
-    steps = [sum(compute_turn_reward(turn, penalty) for turn in baseline.turns) for _, baseline in baselines]
-    rewards = shape_outcome_rewards(baselines, algorithm, max_length) + torch.tensor(steps, dtype=torch.float64)
-    return rewards[group_ids]
+    steps = [sum(compute_turn_reward(turn, penalty) for turn in trajectory.turns) for _, trajectory in pairs]
+    return shape_outcome_rewards(pairs, algorithm, max_length) + torch.tensor(steps, dtype=torch.float64)
 
 
-def _get_reward_components(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
+def get_reward_components(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
     """Return the value of each reward component per trajectory, [N]; NaN if the trajectory does not have it."""
     names = sorted({name for trajectory in trajectories for name in trajectory.score.components})
     values = {name: [trajectory.score.component(name) for trajectory in trajectories] for name in names}
@@ -284,15 +329,16 @@ def _get_reward_components(trajectories: Sequence[Trajectory]) -> dict[str, Tens
 def _compute_loss_weights(
     trajectories: Sequence[Trajectory],
     num_actions: Tensor,
-    mini_batches: Sequence[Tensor],
+    mini_batch_rows: Sequence[list[int]],
+    owners: Tensor,
     group_ids: Tensor,
     config: Config,
 ) -> Tensor:
     """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as a matrix [4, N].
 
     The rows are for the token-level policy loss, the sequence-level policy loss, the critic's loss (a mean over
-    tokens), and the divergence from a target: as the first, but over the trajectories that have one. mini_batches:
-    trajectory indices of each mini-batch. group_ids: [N].
+    tokens), and the divergence from a target: as the first, but over the trajectories that have one. mini_batch_rows:
+    rows of each mini-batch. owners: [B], trajectory of each row. group_ids: [N].
     """
     actor = config.actor_rollout_ref.actor
     horizon = actor.loss_scale_factor or float(config.data.max_response_length)
@@ -300,13 +346,18 @@ def _compute_loss_weights(
     loss_lengths = overlong_filter(num_actions.unsqueeze(1), cut).squeeze(1)
     is_taught = torch.tensor([has_target(trajectory.rows, config) for trajectory in trajectories])
     weights = torch.zeros(4, len(trajectories), dtype=torch.float64)
-    for ids in mini_batches:
+    full = config.trajectories_per_update / config.num_mini_batches  # trajectories of a planned mini-batch
+    scales_up = config.algorithm.filter_groups.reweights and actor.loss_agg_mode == "token-sum"  # other modes are means
+    for rows in mini_batch_rows:
+        ids = owners[rows].unique()
         groups = group_ids[ids]
         weights[0, ids] = row_weights(loss_lengths[ids], groups, actor.loss_agg_mode, horizon)
         weights[1, ids] = row_weights(loss_lengths[ids], groups, "seq-mean-token-sum", horizon)
         weights[2, ids] = row_weights(num_actions[ids], groups, "token-mean", horizon)
         taught = ids[is_taught[ids]]
         weights[3, taught] = row_weights(loss_lengths[taught], group_ids[taught], actor.loss_agg_mode, horizon)
+        if scales_up:
+            weights[0, ids] *= full / len(ids)
     return weights
 
 

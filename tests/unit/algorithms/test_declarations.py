@@ -25,6 +25,7 @@ OTHER: dict[str, Any] = {  # another value of each field, one that shows in the 
     "gamma": 0.5,
     "lam": 0.5,
     "whiten_advantages": False,
+    "baseline_decay": 0.9,
     "norm_adv_by_std_in_grpo": False,
     "gigpo_step_weight": 3.0,
     "turn_baseline": "return_alive",
@@ -67,6 +68,7 @@ def group_batch() -> AdvantageInputs:
         greedy_rewards=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0], dtype=torch.float64),
         components={"accuracy": scores, "speed": torch.tensor([0.1, 0.9, 0.4, 0.2, 0.8, 0.3, 0.5]).double()},
         mini_batches=torch.tensor([0, 0, 0, 1, 1, 1, 1]),
+        baseline=0.25,
         turns=Turns(
             turn_of_token=torch.tensor([[0, 0, 1], [2, 3, -1], [4, -1, -1], [5] * 3, [6, 6, -1], [7, -1, -1], [8] * 3]),
             trajectory_ids=torch.tensor([0, 0, 1, 1, 2, 3, 4, 5, 6]),

@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.kl import ESTIMATORS, kl_penalty, next_kl_coef, unbiased_kl
-from alphaapollo.config.schema import KLControl
+from alphaapollo.algorithms.kl import ESTIMATORS, kl_penalty, next_kl_coef, next_policy_kl_coef, unbiased_kl
+from alphaapollo.algorithms.policy_losses.ppo import old_policy_penalty
+from alphaapollo.config.schema import KLControl, PolicyLossOptions
 from tests.unit.plain import kl_full
 
 
@@ -114,3 +115,29 @@ CONTROL = {"kl_coef": 0.5, "target_kl": 6.0, "horizon": 1000.0}
 )
 def test_next_kl_coef(kind: str, coef: float, kl: float, expected: float):
     assert next_kl_coef(KLControl(type=kind, **CONTROL), coef, kl, 100) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "coef", "kl", "expected"),
+    [
+        ("doubling", None, 0.1, 4.0),  # above 1.5 targets; the initial coefficient is 2
+        ("doubling", 8.0, 0.01, 4.0),
+        ("doubling", 8.0, 0.02, 8.0),
+        ("dual", 8.0, 0.12, 8.5),  # 8 + 5 (0.12 - 0.02)
+        ("dual", 0.05, 0.0, 0.0),
+    ],
+)
+def test_next_policy_kl_coef(kind: str, coef: float | None, kl: float, expected: float):
+    options = PolicyLossOptions(ppo_kl_coef=2.0, ppo_kl_type=kind, ppo_kl_target=0.02, ppo_kl_rate=5.0)
+    assert next_policy_kl_coef(options, coef, kl) == pytest.approx(expected)
+
+
+def test_penalty_of_ppo_kl_has_value_and_gradient_of_the_kl_to_the_old_policy():
+    """In expectation over tokens of the old policy, summed over a vocabulary of five."""
+    torch.manual_seed(0)
+    logits, old = torch.randn(5, dtype=torch.float64, requires_grad=True), torch.randn(5, dtype=torch.float64)
+    p, q = logits.log_softmax(-1), old.log_softmax(-1)
+    estimate, exact = (q.exp() * old_policy_penalty(p - q)).sum(), (q.exp() * (q - p)).sum()
+    (found,), (expected,) = (torch.autograd.grad(one, logits, retain_graph=True) for one in (estimate, exact))
+    assert estimate.item() == pytest.approx(exact.item())
+    torch.testing.assert_close(found, expected)

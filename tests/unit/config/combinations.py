@@ -24,6 +24,14 @@ ERRORS = {
     "ppo": {
         "algorithm.filter_groups.enable=true": "algorithm.filter_groups.enable=true env.rollout.n=8",
         "algorithm.filtration.method=best": "algorithm.filtration.method=best env.rollout.n=8",
+        "algorithm.filtration.method=random env.rollout.n=4": "filtration.method=random size=null n=4 2 to 4.",
+        "algorithm.filtration.method=max_variance algorithm.filtration.size=9 env.rollout.n=8": (
+            "algorithm.filtration.method=max_variance size=9 env.rollout.n=8 2 to 8."
+        ),
+        "actor.optim.name=trpo actor.optim.delta=0": "actor.optim.delta 0.",
+        "critic.optim.name=trpo": "critic.optim.name trpo",
+        "actor.optim.name=trpo model.dtype=bfloat16": "actor.optim.name=trpo model.dtype=bfloat16 model.dtype=float32",
+        "gpus=1 actor.optim.name=trpo": "actor.optim.name=trpo model.dtype=auto model.dtype=float32",
         "actor.clip_ratio_c=1.0": "actor.clip_ratio_c 1.0.",
         "actor.optim.betas=[0.9,1.0]": "actor.optim.betas 2: [0.9, 1.0]",
         "actor.optim.lr=2": "actor.optim.lr 2.",

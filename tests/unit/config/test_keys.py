@@ -66,7 +66,7 @@ def test_no_key_is_listed_twice():
         ("critic.model.exclude_modules", ["not supported (", "critic.model.target_modules"]),
         ("xyzzy", ["unknown (no similar key)"]),
         ("algorithm.gama", ["unknown (", "algorithm.gamma"]),
-        ("algorithm.filter_groups", ["accepted", "enable, metric, max_num_gen_batches"]),
+        ("algorithm.filter_groups", ["accepted", "enable, mode, metric, max_num_gen_batches"]),
         ("reward.components.format", ["accepted", "map reward.components"]),
         ("reward_model.rollout.name", ["not supported ("]),  # a prefix is about all keys below
         ("reward_model.rollout", ["not supported ("]),

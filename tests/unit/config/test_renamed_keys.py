@@ -74,3 +74,10 @@ def test_removed_keys_are_dropped_from_saved_configurations_only(tmp_path: Path)
     assert "log_probs_ahead" not in read_config(tmp_path)["actor_rollout_ref"]["ref"]
     with pytest.raises(ConfigError, match=rf"{key} \(got true\): removed in"):
         load_config(Config, "ppo", [f"{key}=true"])
+
+
+def test_a_renamed_preset_is_an_error_with_the_new_name() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm=trpo_dual: renamed to algorithm=reference_kl_dual\."):
+        load_config(Config, "ppo", ["algorithm=trpo_dual"])
+    for new in renamed_keys.RENAMED_PRESETS.values():
+        load_config(Config, "ppo", [new])

@@ -11,7 +11,7 @@ from alphaapollo.algorithms.advantages import (
     get_estimator,
     register_estimator,
 )
-from alphaapollo.algorithms.advantages.gae import reinforce_pp_baseline
+from alphaapollo.algorithms.advantages.gae import next_baseline, reinforce_pp_baseline
 from alphaapollo.algorithms.advantages.grpo import grpo, magistral, passk_leave_one_out, rloo
 from alphaapollo.algorithms.statistics import Groups, center_in_groups
 from alphaapollo.config.schema import Algorithm
@@ -118,6 +118,7 @@ def two_turns(memory: bool, **more: object) -> AdvantageInputs:
         trajectory_ids=own,
         values=torch.tensor(values, dtype=torch.float64),
         greedy_rewards=torch.full((len(owners),), 0.5, dtype=torch.float64),
+        baseline=0.25,
     )
 
 
@@ -128,6 +129,9 @@ def two_turns(memory: bool, **more: object) -> AdvantageInputs:
         ("gae", {"whiten_advantages": False}, [0.9, 0.8, 0.6, -0.3]),
         # deltas .5 x .2 - .1 = 0, .5 x .4 - .2 = 0, 1 - .4 = .6; the trace is .25
         ("gae", {"whiten_advantages": False, "gamma": 0.5, "lam": 0.5}, [0.0375, 0.15, 0.6, -0.3]),
+        ("reinforce", {}, [1.0, 1.0, 1.0, 0.0]),
+        ("reinforce", {"gamma": 0.5}, [0.25, 0.5, 1.0, 0.0]),
+        ("reinforce", {"gamma": 0.5, "baseline_decay": 0.9}, [0.0, 0.25, 0.75, -0.25]),
         ("remax", {}, [0.5, 0.5, 0.5, -0.5]),
         ("remax", {"gamma": 0.5}, [-0.25, 0.0, 0.5, -0.5]),
         # returns 1, 1, 1, 0: mean 3/4, var 1/4
@@ -314,3 +318,10 @@ def test_what_an_estimator_returns_is_checked(result: torch.Tensor, said: str):
     register_estimator(name)(lambda inputs, config: Advantages(result, result))
     with pytest.raises(ValueError, match=said):
         get_estimator(name)(batch([0, 0, 0, 0]), Algorithm())
+
+
+def test_the_moving_baseline_starts_with_the_first_mean():
+    config = Algorithm(baseline_decay=0.75)
+    first = next_baseline(config, None, 2.0)
+    assert first == 2.0 and next_baseline(config, first, 6.0) == 3.0
+    assert next_baseline(Algorithm(), None, 2.0) is None

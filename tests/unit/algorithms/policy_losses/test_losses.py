@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,19 @@ def test_ppo_by_hand():
     assert loss == [pytest.approx([-2.4, -2.2, -1.0]), pytest.approx([3.0, 2.2, 0.0])]
     assert gradient == [pytest.approx([0.0, -2.2, -1.0]), pytest.approx([3.0, 2.2, 0.0])]
     assert metrics["pg_clipfrac"] == 1.0  # tokens, to be divided by the global count
+
+
+def test_ppo_kl_by_hand():
+    # the penalty r - 1 - log r has the gradient r - 1
+    for coef, given in ((0.5, 0.5), (3.0, None)):
+        batch = inputs([[1.5, 0.5]], [[2.0, -2.0]], [[1, 1]])
+        actor = Actor(policy_loss={"loss_mode": "ppo_kl", "ppo_kl_coef": 3.0})
+        loss, gradient, metrics = evaluate("ppo_kl", replace(batch, kl_coef=given), actor)
+        assert loss == [pytest.approx([-3.0 + coef * (0.5 - math.log(1.5)), 1.0 + coef * (-0.5 - math.log(0.5))])]
+        assert gradient == [pytest.approx([-3.0 + coef * 0.5, 1.0 - coef * 0.5])]
+        assert metrics["policy_kl_coef"] == 2 * coef  # a sum over tokens
+    batch = inputs([[1.5, 0.5]], [[2.0, -2.0]], [[1, 1]])
+    assert evaluate("surrogate", batch)[:2] == ([pytest.approx([-3.0, 1.0])], [pytest.approx([-3.0, 1.0])])
 
 
 def test_clip_higher_and_dual_clip():

@@ -16,7 +16,7 @@ from alphaapollo.controller.placement import Machine
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.input_checks import collect_environment_notices
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
-from alphaapollo.trainer.setup.plan import Plan, make_plan
+from alphaapollo.trainer.setup.plan import Plan, can_skip_rows_without_advantage, make_plan
 
 ACTOR, ESTIMATOR = "actor_rollout_ref.actor", "algorithm.adv_estimator"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
@@ -311,3 +311,39 @@ def test_a_teacher_is_compared_with_the_trained_policy(loss: str):
     taught = {"teacher.divergence": "sampled"}
     notices("grpo", loss, taught)  # engine and trainer have the same weights
     check_refused("grpo", loss, taught | {"data.reuse.groups": 2}, "data.reuse.groups=2 ", "divergence=reverse")
+
+
+TRPO = {f"{ACTOR}.optim.name": "trpo"}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "loss", "values", "facts"),
+    [
+        ("rloo", "ppo", TRPO, ("optim.name=trpo", f"{LOSS}=ppo", "not ratio times advantage")),
+        ("rloo", "reinforce", TRPO, ("no ratio", f"{LOSS}=surrogate")),
+        ("rloo", "gspo", TRPO, ("a ratio per sequence",)),
+        ("rloo", "dppo_tv", TRPO, ("ratio to the engine",)),
+        ("none", "surrogate", TRPO | {"teacher.divergence": "sampled"}, (f"{ESTIMATOR}=none", "surrogate")),
+        ("rloo", "surrogate", TRPO | {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "full"}, ("=full",)),
+        (
+            "gae",
+            "ppo",
+            {
+                "algorithm.filtration.method": "random",
+                "algorithm.filtration.size": 2,
+                "algorithm.filtration.baseline": "all",
+            },
+            ("algorithm.filtration.baseline=all", f"{ESTIMATOR}=gae", "baseline=selected"),
+        ),
+    ],
+)
+def test_trust_regions_and_baselines_that_cannot_work(
+    estimator: str, loss: str, values: dict[str, Any], facts: tuple[str, ...]
+):
+    check_refused(estimator, loss, values, *facts)
+
+
+def test_a_trust_region_covers_rows_without_advantage():
+    given = config(TRPO | {ESTIMATOR: "rloo", LOSS: "surrogate"})
+    assert not can_skip_rows_without_advantage(given, get_policy_loss("surrogate"))
+    assert notices("rloo", "surrogate", TRPO) == []

@@ -40,7 +40,7 @@ class Workers:
         self.updates += 1
         if len(arguments) == 1:  # of the critic
             return {}
-        self.columns, (*_, self.measures_entropy, self.measures_mismatch) = columns, arguments
+        self.columns, (*_, self.measures_entropy, self.measures_mismatch, _) = columns, arguments
         old = [np.full_like(rank.rows.rollout_logprobs, -2.0) for rank in self.batches]
         return {}, [sum_mismatch(*np.zeros((4, 0), dtype=np.int64))], old if self.measures_mismatch else []
 

@@ -235,6 +235,53 @@ def test_filtration_weights_within_each_group() -> None:
     assert build(groups, filtration={"method": "best"}).sequence_weights.tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
+SPREAD = [0.0, 0.5, 1.0, 0.0]
+
+
+def test_only_the_selected_samples_are_in_the_batch() -> None:
+    groups = [group(*(trajectory(i, reward, 1) for i, reward in enumerate(SPREAD)))]
+    selection = {"method": "max_variance", "size": 2}
+    batch = build(groups, filtration=selection)
+    assert [one.sample for one in batch.trajectories] == [0, 2]
+    assert batch.loss_weights.tolist() == [0.5, 0.5] and batch.unselected is None
+    assert matrix_of(batch, credit_of(batch, "dr_grpo")).ravel().tolist() == [-0.5, 0.5]
+
+
+def test_the_baseline_may_be_of_all_samples() -> None:
+    groups = [group(*(trajectory(i, reward, 1 + i) for i, reward in enumerate(SPREAD)))]
+    batch = build(groups, filtration={"method": "extremes", "size": 2, "baseline": "all"})
+    assert [one.sample for one in batch.trajectories] == [0, 2]
+    assert batch.unselected and batch.unselected.num_actions.tolist() == [2.0, 4.0]
+    advantages = matrix_of(batch, credit_of(batch, "dr_grpo"))
+    assert advantages[:, 0].tolist() == [-0.375, 0.625]  # the mean of all is 3/8
+    weighted = matrix_of(batch, credit_of(batch, "opo"))[:, 0]
+    assert weighted.tolist() == pytest.approx([-0.4, 0.6])  # weighted by length: (0.5 * 2 + 1 * 3) / 10
+
+
+def test_random_selections_change_with_the_iteration_only() -> None:
+    groups = [group(*(trajectory(i, 1.0, 1) for i in range(8)))]
+    config = make_config(Actor(), filtration={"method": "random", "size": 2})
+    chosen = [
+        [one.sample for one in build_batch(groups, config, step, 1, 100, False, False).trajectories]
+        for step in (1, 1, 2, 3, 4)
+    ]
+    assert chosen[0] == chosen[1] and len({tuple(one) for one in chosen}) > 1
+    assert all(len(one) == 2 for one in chosen)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("token-sum", 2.0), ("seq-mean-token-sum", 0.5)])
+def test_the_loss_of_remaining_groups_is_that_of_a_full_batch(mode: str, expected: float) -> None:
+    """Two of the four planned groups of two samples, in two mini-batches: each step has two instead of four samples."""
+    groups = [group(*(trajectory(i, float(i), 1) for i in range(2))) for _ in range(2)]
+    config = make_config(
+        Actor(loss_agg_mode=mode, ppo_mini_batch_size=4), filter_groups={"enable": True, "mode": "reweight"}
+    )
+    config = replace_value(replace_value(config, "data.train_batch_size", 4), "env.rollout.n", 2)
+    batch = build_batch(groups, config, 1, 1, 100, padded=False, uses_shared_prompts=False)
+    assert [len(rows) for rows in batch.layout.mini_batch_rows] == [2, 2]
+    assert batch.loss_weights.tolist() == [expected] * 4
+
+
 def test_rows_without_a_teacher_context_are_in_no_denominator() -> None:
     """Lengths 2, 3, 4, of which the second has no context: token-mean weights 1/6, 0, 1/6 instead of 1/9; mean over
     sequences of 1 / (2 x 2), 0, 1 / (2 x 4)."""
