@@ -13,13 +13,19 @@ import argparse
 import io
 import re
 import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from scripts.images import CHROMIUM_ARGUMENTS, FOLDER, serve_viewer
+from alphaapollo.viewer.app import make_app, make_server
+from alphaapollo.viewer.index import RunIndex
+from scripts.images import FOLDER
 
 PAGES = {  # name -> address below a run; an address that begins with / is complete
     "runs": "/",
@@ -31,9 +37,29 @@ PAGES = {  # name -> address below a run; an address that begins with / is compl
     "configuration": "/config",
     "compare": "/compare?run={run}&run={other}",
 }
+CHROMIUM_ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-sync")
 MAX_BYTES = 1_000_000  # of all images
-NUM_COLORS = 64
+NUM_COLORS = 96
 SIZES = ((390, 844), (1280, 800), (1920, 1080))
+
+
+@contextmanager
+def serve_viewer(outputs: Path) -> Iterator[str]:
+    """Serve the viewer of a folder, and give its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = RunIndex(outputs, Path(folder, "index.sqlite"))
+        with closing(index.connect()) as database:
+            index.update(database)
+        server = make_server(make_app(index, ["127.0.0.1"]), port=0)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            thread.join(0.05)
+            if not thread.is_alive():
+                raise RuntimeError("the viewer did not start; its error is above")
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
 
 
 def take_screenshot(page: Any, address: str, full: bool) -> bytes:
@@ -53,7 +79,7 @@ def shrink(screenshot: bytes) -> bytes:
     """Reduce the colors of a PNG."""
     content = io.BytesIO()
     image = Image.open(io.BytesIO(screenshot)).convert("RGB")
-    image.quantize(NUM_COLORS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
+    image.quantize(NUM_COLORS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
     return content.getvalue()
 
 

@@ -142,7 +142,7 @@ def make_run_traces(
         traces += make_traces(smoothed, 0, curve if smoothing else None)
     validation = read_curve(database, run, VALIDATIONS.get(metric, ""), "validation")
     if len(validation.steps):
-        traces[-1:] = [one | {"name": "training"} for one in traces[-1:]]
+        traces = [one | {"name": "training", "legendgroup": "training"} for one in traces]
         (line,) = make_traces(validation, 1)[-1:]
         marks = {"symbol": "diamond", "size": 8, "color": PALETTE[1]}
         traces.append(
@@ -163,10 +163,8 @@ def make_histogram_traces(database: sqlite3.Connection, run: int, kind: str, col
     if not values.size or values.min() == values.max():
         return []
     low, high = np.quantile(values, [0, 0.999])
-    known = np.unique(values[:10_000])
-    edges = np.linspace(low, high, NUM_BINS + 1)
-    if len(known) <= 3:  # right or wrong
-        edges = np.linspace(low, high, 2 * len(known))
+    num_values = len(np.unique(values[:10_000]))  # e.g. 2: right or wrong
+    edges = np.linspace(low, high, NUM_BINS + 1 if num_values > 3 else 2 * num_values)
     shares = [np.histogram(np.clip(one, low, high), edges)[0] / max(len(one), 1) for one in columns]
     middles = (edges[1:] + edges[:-1]) / 2
     shown = {"x": steps, "y": middles.tolist(), "z": np.transpose(shares).tolist(), "showscale": False}

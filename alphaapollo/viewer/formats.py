@@ -73,12 +73,8 @@ def draw_bars(listed: str, scale: float) -> Markup:
 
 def format_size(parameters: float | None) -> str:
     """Format a number of parameters, e.g. `135M`; empty for None."""
-    if not parameters:
-        return ""
-    unit, letter = next(
-        ((one, name) for one, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if parameters >= one), (1, "")
-    )
-    return f"{parameters / unit:.3g}{letter}"
+    units = [(size, name) for size, name in ((1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")) if (parameters or 0) >= size]
+    return f"{(parameters or 0) / units[0][0]:.3g}{units[0][1]}" if units else ""
 
 
 def format_line(text: object, most: int = 100) -> str:

@@ -7,7 +7,7 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -40,6 +40,7 @@ NUM_CURVES = 6
 NEWEST_FILES = 12  # iterations with samples on the page of a run
 LOWER_IS_BETTER = ("loss", "divergence", "kl")
 SWEEP_COLUMNS = 6  # keys that differ
+NAMES = ("trainer.experiment_name", "trainer.output_dir", "trainer.project_name")
 HEALTH = {  # heading -> beginnings of names of metrics
     "Log-prob mismatch of engine and trainer": ("mismatch/", "sync/probe", "actor/correction"),
     "Entropy and clipping": ("actor/entropy", "rollout/entropy", "actor/pg_clip", "actor/clip_frac", "actor/ratio"),
@@ -104,24 +105,22 @@ def list_runs(query: Query) -> dict[str, object]:
 
 def list_sweeps(runs: Sequence[RunSummary]) -> list[JsonObject]:
     """Group runs of the same kind in the same folder, the best run first, with the keys that differ in each group."""
-
-    def place(run: RunSummary) -> tuple[str, str]:
-        return str(run.folder.parent), run.kind
-
-    sweeps = []
-    for (folder, kind), group in groupby(sorted(runs, key=place), key=place):
-        own = list(group)
-        configs = {run.id: read_flat_config(run.folder) for run in own}
-        keys = sorted({key for config in configs.values() for key in config})
-        differing = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
-        differing = [key for key in differing if not key.startswith(("trainer.experiment_name", "trainer.output_dir"))]
-        name = next((run.headline[-1][0] for run in own if run.headline), "")
-        sign = 1 if name.endswith(LOWER_IS_BETTER) else -1
-        own.sort(key=lambda run: sign * dict(run.headline).get(name, sign * float("inf")))
-        shown, more = differing[:SWEEP_COLUMNS], max(len(differing) - SWEEP_COLUMNS, 0)
-        sweep = {"name": Path(folder).name, "kind": kind, "runs": own, "metric": name, "configs": configs}
-        sweeps.append(sweep | {"keys": shown, "more": more})
-    return sorted(sweeps, key=lambda sweep: -len(sweep["runs"]))
+    groups: defaultdict[tuple[str, str], list[RunSummary]] = defaultdict(list)
+    for run in runs:
+        groups[run.folder.parent.name, run.kind].append(run)
+    sweeps, others = [], [own[0] for own in groups.values() if len(own) == 1]
+    for (name, kind), own in groups.items():
+        if len(own) > 1:
+            configs = {run.id: read_flat_config(run.folder) for run in own}
+            keys = sorted({key for config in configs.values() for key in config if not key.startswith(NAMES)})
+            differing = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
+            metric = next((run.headline[-1][0] for run in own if run.headline), "")
+            sign = 1 if metric.endswith(LOWER_IS_BETTER) else -1
+            own.sort(key=lambda run: sign * dict(run.headline).get(metric, sign * float("inf")))
+            sweep = {"name": name, "kind": kind, "runs": own, "metric": metric, "configs": configs}
+            sweeps.append(sweep | {"keys": differing[:SWEEP_COLUMNS], "num_keys": len(differing)})
+    alone = {"name": "other runs", "kind": "", "runs": others, "metric": "", "configs": {}, "keys": [], "num_keys": 0}
+    return sweeps + [alone] * bool(others)
 
 
 def list_metric_names(query: Query, run: int) -> list[str]:
@@ -239,7 +238,7 @@ def compare_runs(query: Query) -> dict[str, object]:
         "differences": [row for row in table if len(set(row[1])) > 1],
         "same": [row for row in table if len(set(row[1])) == 1],
         "names": names,
-        "chosen": query.options.getlist("metric") or [name for name in MAIN_CURVES if name in names][:4],
+        "chosen": query.options.getlist("metric") or [name for name in MAIN_CURVES if name in names][:NUM_CURVES],
         "smooth": query.options.get("smooth", "0"),
         "log": query.options.get("log", ""),
         "seeds": query.options.get("seeds", ""),

@@ -289,11 +289,15 @@ def list_failures(run: ReportedRun) -> Iterator[Row]:
 
 
 def list_settings(run: ReportedRun) -> Iterator[Row]:
-    """Yield (setting, value): the plan of the run, as it was printed, keys that are not the defaults, and seeds."""
-    config = read_config(run.folder)
+    """Yield (setting, value) of the plan of the run, as it was printed."""
     if plan := read_run_plan(run.folder):
         yield from plan.settings.items()
-    command, keys = identify_command(config), read_flat_config(run.folder)
+
+
+def list_keys(run: ReportedRun) -> Iterator[Row]:
+    """Yield (key, value) of the keys that are not the defaults, and of the seeds."""
+    config, keys = read_config(run.folder), read_flat_config(run.folder)
+    command = identify_command(config)
     rows = dict(list_non_default_keys(config, command) if command else ())
     rows |= {key: value for key, value in keys.items() if key.endswith("seed")}
     yield from ((make_code(key), make_code(value)) for key, value in rows.items())

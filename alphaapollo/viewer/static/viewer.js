@@ -12,14 +12,12 @@ async function drawChart(figure) {
   const span = Math.max(...steps) - Math.min(...steps);
   const axis = { gridcolor: style("--line"), linecolor: style("--line"), zeroline: false, automargin: true };
   const names = new Set(traces.map((trace) => trace.name));
-  for (const trace of traces.filter((one) => one.type === "heatmap")) {
-    trace.colorscale = [[0, style("--back")], [1, style("--fill-blue")]];
-    Object.assign(trace, { zmin: 0, xgap: 1 });
-  }
+  const colorscale = [[0, style("--back")], [1, style("--fill-blue")]];
+  traces.filter((one) => one.type === "heatmap").forEach((trace) => Object.assign(trace, { colorscale, zmin: 0, xgap: 1 }));
   const layout = {
     margin: { l: 38, r: 8, t: names.size === 2 ? 18 : 4, b: 22 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
     font: { color: style("--soft"), size: 11, family: "system-ui, sans-serif" },
-    xaxis: { ...axis, showgrid: false, tickformat: ",d", ...(span < 8 ? { dtick: 1 } : {}), fixedrange: false },
+    xaxis: { ...axis, showgrid: false, tickformat: ",d", ...(span < 8 ? { dtick: 1 } : {}) },
     yaxis: { ...axis, nticks: 5, type: figure.dataset.log ? "log" : "linear" },
     hovermode: traces[0]?.type === "heatmap" ? "closest" : "x unified",
     hoverlabel: { bgcolor: style("--back"), bordercolor: style("--line") },
@@ -64,31 +62,22 @@ function watchTokens(box) {
 async function toggleRow(button) {
   const row = button.closest("tr"), isOpen = button.getAttribute("aria-expanded") === "true";
   button.setAttribute("aria-expanded", String(!isOpen));
-  if (isOpen) {
-    row.nextElementSibling.remove();
-    return;
-  }
+  if (isOpen) return row.nextElementSibling.remove();
+  const detail = row.parentElement.insertRow(row.sectionRowIndex + 1), cell = detail.insertCell();
+  detail.className = "detail";
+  cell.colSpan = row.cells.length;
   const response = await fetch(button.dataset.src);
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
-  if (!response.ok) page.body.replaceChildren(page.querySelector("main"));
-  const detail = row.parentElement.insertRow(row.sectionRowIndex + 1);
-  detail.className = "detail";
-  const cell = detail.insertCell();
-  cell.colSpan = row.cells.length;
-  cell.append(...page.body.childNodes);
+  cell.append(...(page.querySelector("main") ?? page.body).childNodes);
 }
 
 // Hides the rows of tables without the words, and opens folded tables with matches.
 function filterRows(input) {
   const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const table of document.querySelectorAll(input.dataset.filter)) {
-    let found = 0;
-    for (const row of table.tBodies[0].rows) {
-      row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
-      found += !row.hidden;
-    }
-    const folded = table.closest("details");
-    if (folded && words.length) folded.open = found > 0;
+    const rows = [...table.tBodies[0].rows], folded = table.closest("details");
+    for (const row of rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+    if (folded && words.length) folded.open = rows.some((row) => !row.hidden);
   }
 }
 
@@ -124,13 +113,10 @@ document.addEventListener("click", async (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
   const link = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
-  if (link) {
-    event.preventDefault();
-    link.click();
-  } else if (event.key === "/") {
-    event.preventDefault();
-    document.querySelector("input[type=search]")?.focus();
-  } else if (event.key === "j" || event.key === "k") {
+  if (link || event.key === "/") event.preventDefault();
+  if (link) link.click();
+  else if (event.key === "/") document.querySelector("input[type=search]")?.focus();
+  else if (event.key === "j" || event.key === "k") {
     const rows = [...document.querySelectorAll(".more, .rows a.first")];
     const at = rows.indexOf(document.activeElement) + (event.key === "j" ? 1 : -1);
     rows[Math.max(0, Math.min(at, rows.length - 1))]?.focus();

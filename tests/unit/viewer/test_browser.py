@@ -82,7 +82,7 @@ def test_pages_are_accessible_and_fit_the_screen(
             page.wait_for_selector(".main-svg", timeout=20_000)
         if page.query_selector(".more"):
             page.locator(".more").first.click()
-            page.wait_for_selector("tr.detail")
+            page.wait_for_selector("tr.detail .facts, tr.detail table")
         violations = Axe().run(page).response["violations"]
         assert not violations, [(path, one["id"], [node["html"] for node in one["nodes"]]) for one in violations]
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path

@@ -72,7 +72,7 @@ def test_filter_hidden_runs_and_notes(client: TestClient, tmp_path: Path) -> Non
 
 def test_runs_of_a_folder_with_the_keys_that_differ(client: TestClient) -> None:
     page = read(client, "/?by=sweep")
-    assert "<th>trainer.seed</th>" in page and page.index(">second<") < page.index(">first<")
+    assert '<th title="trainer.seed">trainer.seed</th>' in page and page.index(">second<") < page.index(">first<")
     assert '<td class="n best">1.300</td><td>1</td>' in page
 
 
