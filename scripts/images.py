@@ -1,10 +1,10 @@
-"""Make the images of README.md in docs/images/ from a finished run with a reward and a validation.
+"""Make docs/images/console.svg from a finished run with a reward and a validation.
 
     make quickstart
     python -m scripts.images outputs/quickstart/grpo     # the default; `make docs` runs it too
 
-console.svg is the live view after two thirds of the iterations, with half of the next one generated. viewer.png is the
-run's page in the viewer, taken by headless Chromium. An image is left as it is if the run or Chromium is missing.
+It is the live view after two thirds of the iterations, with half of the next one generated. It is left as it is if the
+run is missing. scripts/viewer_pages.py takes the screenshots of the viewer.
 """
 
 from __future__ import annotations
@@ -13,11 +13,6 @@ import argparse
 import io
 import json
 import re
-import shutil
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -25,8 +20,6 @@ from rich.terminal_theme import TerminalTheme
 
 from alphaapollo.observability.run_view import Phase, RunView, render_view
 from alphaapollo.observability.terminal import get_last_message, shorten_text
-from alphaapollo.viewer.app import make_app, make_server
-from alphaapollo.viewer.index import RunIndex
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "images"
@@ -35,8 +28,6 @@ COLUMNS, LINES = 88, 24  # of the terminal
 FONT_FACE = re.compile(r"@font-face {[^}]*}\s*")  # would be loaded from another address
 WHITE, BLACK = (255, 255, 255), (26, 29, 33)
 COLORS = ("1a1d21", "b22222", "1a7f37", "8a5a00", "0b5cad", "8250df", "0072b2", "55606b")  # black, red, ..., gray
-CHROMIUM_ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-sync")
-WIDTH, HEIGHT, SCALE = 1100, 815, 1.5  # of the browser's window, and its pixels per CSS pixel
 
 
 def read_view(run: Path) -> tuple[RunView, float]:
@@ -70,42 +61,6 @@ def draw_console(run: Path) -> str:
     return encoded_image.replace('stroke="rgba(255,255,255,0.35)"', 'stroke="#d5dae0"')  # of the frame
 
 
-@contextmanager
-def serve_viewer(outputs: Path) -> Iterator[str]:
-    """Serve the viewer of a folder, and give its address."""
-    with tempfile.TemporaryDirectory() as folder:
-        index = RunIndex(outputs, Path(folder, "index.sqlite"))
-        with closing(index.connect()) as database:
-            index.update(database)
-        server = make_server(make_app(index, ["127.0.0.1"]), port=0)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            thread.join(0.05)
-            if not thread.is_alive():
-                raise RuntimeError("the viewer did not start; its error is above")
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
-
-
-def photograph_viewer(run: Path, chromium: str) -> bytes:
-    """The first page of a run in the viewer, as PNG."""
-    from playwright.sync_api import sync_playwright
-
-    with serve_viewer(run) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=SCALE)
-        page.goto(f"{address}/runs/1")
-        for chart in page.locator(".chart").all():  # a chart is drawn when it is visible
-            chart.scroll_into_view_if_needed()
-            chart.locator(".main-svg").first.wait_for()
-        page.evaluate("scrollTo(0, 0)")
-        encoded_image = page.screenshot()
-        browser.close()
-    return encoded_image
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path, default=Path("outputs/quickstart/grpo"), help="folder of the run")
@@ -113,16 +68,11 @@ def main() -> None:
     if not (run / "metrics.jsonl").is_file():
         print(f"docs/images/ is unchanged: {run} has no metrics.jsonl. `make quickstart` makes a run.")
         return
-    encoded_images = {"console.svg": draw_console(run).encode()}
-    if chromium := next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None):
-        encoded_images["viewer.png"] = photograph_viewer(run, chromium)
-    else:
-        print("docs/images/viewer.png is unchanged: Chromium is missing (Debian: apt-get install chromium).")
-    for name, content in encoded_images.items():
-        if len(content) > MAX_BYTES:
-            raise ValueError(f"docs/images/{name} has {len(content):,} bytes. The limit is {MAX_BYTES:,}.")
-        (FOLDER / name).write_bytes(content)
-        print(f"docs/images/{name}: {len(content):,} bytes")
+    content = draw_console(run).encode()
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"docs/images/console.svg has {len(content):,} bytes. The limit is {MAX_BYTES:,}.")
+    (FOLDER / "console.svg").write_bytes(content)
+    print(f"docs/images/console.svg: {len(content):,} bytes")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from alphaapollo.config.keys import format_value
 from alphaapollo.config.load import UserSettings
 from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import DpoConfig, RmConfig, SftConfig, TuningConfig
@@ -168,7 +169,9 @@ def make_run_plan(plan: FinetuningPlan) -> RunPlan:
         "steps": f"{plan.total_steps} of {size} examples, {epochs:.2f} epochs",
         "micro-batch": f"at most {plan.max_tokens} tokens",
         "ranks": f"{plan.placement.describe_ranks()}, {controller}",
-        "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory),
+        "files": format_value(plan.config.data.train_files),
+        "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "steps", memory, trainer.keep_best),
+        "trackers": ", ".join(trainer.logger),
         "memory": describe_memory_peak(memory),
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
         **describe_sharding(memory, plan.placement.num_ranks),

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from rich.text import Text
 
 from alphaapollo.observability.curve import plot_curves
 
-# the first of these metrics that a run logs is plotted
-CURVES = ("distill/divergence", "distill/reverse_kl", "reward/accuracy", "critic/score/mean", "train/loss")
+HEADLINES = (  # the first one whose first metric a run logs says what the run optimizes; the others go with it
+    ("distill/divergence", "distill/agreement"),
+    ("distill/reverse_kl", "distill/agreement"),
+    ("reward/accuracy", "val/accuracy"),
+    ("critic/score/mean", "val/accuracy"),
+    ("train/accuracy", "val/accuracy"),  # of preferences
+    ("train/loss", "val/loss"),
+    ("accuracy/chosen", "accuracy/oracle"),
+)
 SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
     "distill": {
         "distill/divergence": "divergence {:.4f}",
@@ -71,7 +78,7 @@ class RunView:
     @property
     def curve_name(self) -> str:
         """Return the name of the plotted metric; empty before the first metrics."""
-        return next((name for name in CURVES if name in self.last_metrics), "")
+        return next(iter(choose_headline(self.last_metrics)), "")
 
     @property
     def running_phase(self) -> Phase | None:
@@ -106,6 +113,16 @@ class RunView:
             left = "" if self.total_steps else self.format_time_left(elapsed)
             parts = [f"{phase.name} {phase.done}/{phase.total}", phase.text, left]
         return f"{format_duration(elapsed):>5}  {'   '.join(filter(None, parts))}"
+
+
+def choose_headline(metrics: Container[str]) -> tuple[str, ...]:
+    """Return the metrics that say most about a run, of those that it logs: first the one that it optimizes.
+
+    >>> choose_headline({"critic/score/mean": 0.0, "distill/divergence": 0.1})
+    ('distill/divergence',)
+    """
+    chosen = next((names for names in HEADLINES if names[0] in metrics), ())
+    return tuple(name for name in chosen if name in metrics)
 
 
 def render_view(view: RunView, elapsed: float, width: int, height: int) -> list[Text]:

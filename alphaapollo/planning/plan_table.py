@@ -58,12 +58,16 @@ def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, st
     }
 
 
-def describe_checkpoint_schedule(frequency: int, unit: str, memory: MemoryPlan | None) -> str:
+def describe_checkpoint_schedule(
+    frequency: int, unit: str, memory: MemoryPlan | None, keep_best: str | None = None
+) -> str:
     """Describe how often checkpoints are written, and whether the next iteration waits for them. frequency: iterations
-    between checkpoints; -1: never. unit: plural word for iterations, e.g. steps."""
+    between checkpoints; -1: never. unit: plural word for iterations, e.g. steps. keep_best: metric whose best
+    checkpoint is kept."""
     if frequency < 1:
         return "never"
-    often = f"every {frequency} {unit}, and at the end; written"
+    best = f"the best {keep_best} is kept; " if keep_best else ""
+    often = f"every {frequency} {unit}, and at the end; {best}written"
     if memory is None:
         return f"{often} while the next one runs"
     size = f"{memory.checkpoint_copy_bytes / GIB:.1f} GiB"

@@ -26,10 +26,17 @@ from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alphaapollo.runs.rollout_log import IMAGES as IMAGE_FOLDER
-from alphaapollo.viewer import pages
-from alphaapollo.viewer.curves import group_by_seed, make_metric_traces, make_prompt_traces
+from alphaapollo.viewer import pages, sample_pages
+from alphaapollo.viewer.curves import (
+    group_by_seed,
+    make_histogram_traces,
+    make_metric_traces,
+    make_prompt_traces,
+    make_run_traces,
+)
+from alphaapollo.viewer.formats import FILTERS
 from alphaapollo.viewer.index import RunIndex, read_version
-from alphaapollo.viewer.query import FILTERS, Describe, Query
+from alphaapollo.viewer.query import Describe, Query
 from alphaapollo.viewer.run_folders import make_run_name
 
 HERE = Path(__file__).parent
@@ -44,6 +51,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 IMAGE_NAME = re.compile(r"[0-9a-f]{32}\.([a-z]+)")
+MAX_NOTE = 2000  # characters
 POLL_SECONDS = 0.5
 KEEPALIVE_SECONDS = 15.0
 
@@ -78,7 +86,7 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
         yield
         await asyncio.to_thread(index.close)
 
-    page = viewer.make_page
+    page, sample = viewer.make_page, "/runs/{run:int}/{kind}/{step:int}/{line:int}"
     routes = [
         Route("/", page("runs.html", pages.list_runs)),
         Route("/compare", page("compare.html", pages.compare_runs)),
@@ -87,8 +95,13 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
         Route("/runs/{run:int}/examples", page("examples.html", pages.list_examples)),
         Route("/runs/{run:int}/problems", page("problems.html", pages.list_problems)),
         Route("/runs/{run:int}/problems/{problem:int}", page("problem.html", pages.describe_problem)),
-        Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", pages.describe_iteration)),
-        Route("/runs/{run:int}/{kind}/{step:int}/{line:int}", page("trajectory.html", pages.describe_trajectory)),
+        Route("/runs/{run:int}/config", page("config.html", pages.describe_config)),
+        Route("/runs/{run:int}/samples", page("samples.html", sample_pages.search_samples)),
+        Route("/runs/{run:int}/notes", viewer.save_notes, methods=["PUT"]),
+        Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", sample_pages.describe_iteration)),
+        Route("/runs/{run:int}/{kind}/{step:int}/rows", page("rows.html", sample_pages.describe_iteration)),
+        Route(sample, page("trajectory.html", sample_pages.describe_trajectory)),
+        Route(f"{sample}/conversation", page("conversation.html", sample_pages.describe_conversation)),
         Route("/runs/{run:int}/images/{name}", viewer.get_image),
         Route("/curves", viewer.get_curves),
         Route("/events", viewer.send_events),
@@ -129,11 +142,27 @@ class Viewer:
 
         def handle(request: Request) -> Response:  # not async, so it runs in a thread
             with closing(self.index.connect()) as database:
-                query = Query(database, self.index.root, request.path_params, request.query_params)
-                values = describe(query)
+                values = describe(self.make_query(database, request))
             return self.templates.TemplateResponse(request, template, {"root": self.index.root, **values})
 
         return handle
+
+    def make_query(self, database: sqlite3.Connection, request: Request) -> Query:
+        """Return what a request asks for."""
+        return Query(database, self.index.root, request.path_params, request.query_params, self.index.texts)
+
+    async def save_notes(self, request: Request) -> Response:
+        """Save tags, note and hidden of a run. Only the viewer's own pages can send this: browsers ask the viewer
+        before they let another page send PUT, and the viewer does not allow it."""
+        changes = await request.json()
+        if not isinstance(changes, dict) or not changes.keys() <= {"tags", "note", "hidden"}:
+            raise HTTPException(400, "Only tags, note and hidden can be changed.")
+        with closing(self.index.connect()) as database, database:
+            run = self.make_query(database, request).find_run().id
+            for name, value in changes.items():
+                value = bool(value) if name == "hidden" else " ".join(str(value).split())[:MAX_NOTE]
+                database.execute(f"UPDATE own.notes SET {name} = ? WHERE id = ?", (value, run))
+        return Response(status_code=204)
 
     def show_error(self, request: Request, error: Exception) -> Response:
         """Show an error as a page."""
@@ -146,7 +175,7 @@ class Viewer:
         """Return an image of a run's messages (runs/rollout_log.py)."""
         name = request.path_params["name"]
         with closing(self.index.connect()) as database:
-            folder = Query(database, self.index.root, request.path_params, request.query_params).find_run().folder
+            folder = self.make_query(database, request).find_run().folder
         match = IMAGE_NAME.fullmatch(name)  # never a path
         files = [folder / "rollouts" / IMAGE_FOLDER / name, folder / IMAGE_FOLDER / name] if match else []
         inside = [file for file in files if file.is_file() and file.resolve().is_relative_to(folder.resolve())]
@@ -165,6 +194,13 @@ class Viewer:
                 place = int(query.get("run", 0)), int(query["prompt"]), query.get("source", "")
                 return JSONResponse(make_prompt_traces(database, *place))
             folders = pages.read_folders(database, [int(run) for run in query.getlist("run")])
+            if "histogram" in query:
+                kind, (run, *_) = query.get("kind", ""), folders
+                return JSONResponse(make_histogram_traces(database, run, kind, query["histogram"]))
+            if len(folders) == 1:
+                ((run, folder),) = folders.items()
+                name = make_run_name(folder, self.index.root)
+                return JSONResponse(make_run_traces(database, run, name, metric, smoothing))
             if query.get("seeds"):
                 groups = group_by_seed(folders, self.index.root)
             else:

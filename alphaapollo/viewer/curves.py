@@ -6,22 +6,43 @@ import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student_t
 
+from alphaapollo.evaluation.metrics import estimate_means
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.run_folders import make_run_name, read_flat_config
 
 MAX_CURVES = 16
+MAX_BANDS = 24  # iterations with an interval, per kind of samples
+MAX_COLUMNS = 60  # iterations of a histogram
+NUM_BINS = 20  # of a histogram
+FIGURES = ("accuracy", "reward", "response_length")
+BANDS = {  # metric -> kind of samples, and the one of FIGURES that it is the mean of over prompts
+    **{f"val/{name}": ("val", name) for name in FIGURES},
+    "reward/accuracy": ("step", "accuracy"),
+    "critic/score/mean": ("step", "reward"),
+    "response_length/mean": ("step", "response_length"),
+}
+VALIDATIONS = {  # metric -> the same metric in validations
+    "reward/accuracy": "val/accuracy",
+    "critic/score/mean": "val/reward",
+    "response_length/mean": "val/response_length",
+    "train/loss": "val/loss",
+    "train/accuracy": "val/accuracy",
+    "train/margin": "val/margin",
+}
 MAX_POINTS = 1000  # points of a drawn curve
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")  # Okabe and Ito
 DASHES = ("solid", "dash", "dot", "dashdot")
+T = TypeVar("T")
 IGNORED = re.compile(r"seed|trainer\.(experiment_name|project_name|output_dir)|_files$|model\.path$")
 
 
@@ -67,6 +88,87 @@ def make_metric_traces(
         elif len(curve.steps):
             traces += make_traces(curve, number)
     return traces
+
+
+def tabulate(database: sqlite3.Connection, run: int, kind: str, step: int) -> pd.DataFrame:
+    """Return the FIGURES (columns) of each prompt of an iteration. Equal prompts are one, with more samples."""
+    columns = "data_source, question, avg(accuracy), avg(reward), avg(tokens)"
+    query = f"SELECT {columns} FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY 1, 2"
+    rows = [tuple(row) for row in database.execute(query, (run, kind, step))]
+    return pd.DataFrame(rows, columns=["source", "question", *FIGURES]).set_index(["source", "question"]).astype(float)
+
+
+def list_steps(database: sqlite3.Connection, run: int, kind: str) -> list[int]:
+    """List the iterations that have samples of a kind."""
+    query = "SELECT DISTINCT step FROM texts WHERE run = ? AND kind = ? ORDER BY step"
+    return [row["step"] for row in database.execute(query, (run, kind))]
+
+
+def choose_evenly(items: Sequence[T], count: int) -> list[T]:
+    """Return up to `count` items at equal distances, including the first and the last."""
+    return [items[at] for at in np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)]
+
+
+def compute_band(database: sqlite3.Connection, run: int, kind: str, figure: str) -> np.ndarray:
+    """Compute intervals of a mean over prompts (step, low, high), [M, 3], evenly spread over the iterations."""
+    steps = choose_evenly(list_steps(database, run, kind), MAX_BANDS)
+    means = [(step, *estimate_means(tabulate(database, run, kind, step)[[figure]].to_numpy())) for step in steps]
+    rows = [(step, mean.low, mean.high) for step, mean in means if mean and mean.low is not None]
+    return np.array(rows, dtype=float).reshape(-1, 3)
+
+
+def estimate_band(database: sqlite3.Connection, run: int, kind: str, figure: str) -> np.ndarray:
+    """Estimate the intervals of `compute_band` by Student's t over prompts, which takes milliseconds."""
+    column = {"response_length": "tokens"}.get(figure, figure)
+    of_prompts = f"SELECT avg({column}) AS x FROM trajectories WHERE run = ? AND kind = ? AND step = ? "
+    query = f"SELECT count(x), avg(x), avg(x * x) FROM ({of_prompts} GROUP BY data_source, question)"
+    steps = choose_evenly(list_steps(database, run, kind), MAX_BANDS)
+    rows = [(step, *database.execute(query, (run, kind, step)).fetchone()) for step in steps]
+    known = np.array([row for row in rows if row[1] > 1], dtype=float).reshape(-1, 4)
+    step, count, mean, square = known.T
+    width = student_t.ppf(0.975, count - 1) * np.sqrt(np.maximum(square - mean**2, 0) / (count - 1))
+    return np.column_stack([step, mean - width, mean + width])
+
+
+def make_run_traces(
+    database: sqlite3.Connection, run: int, name: str, metric: str, smoothing: float
+) -> list[JsonObject]:
+    """Return the traces of a metric of one run: its curve with intervals over prompts, and its validations."""
+    curve, traces = read_curve(database, run, metric, name), list[JsonObject]()
+    if metric in BANDS and not len(curve.band):
+        curve = replace(curve, band=estimate_band(database, run, *BANDS[metric]))
+    smoothed = replace(curve, values=smooth(curve.values, smoothing)) if smoothing else curve
+    if len(curve.steps):
+        traces += make_traces(smoothed, 0, curve if smoothing else None)
+    validation = read_curve(database, run, VALIDATIONS.get(metric, ""), "validation")
+    if len(validation.steps):
+        traces = [one | {"name": "training", "legendgroup": "training"} for one in traces]
+        (line,) = make_traces(validation, 1)[-1:]
+        marks = {"symbol": "diamond", "size": 8, "color": PALETTE[1]}
+        traces.append(
+            line | {"mode": "lines+markers", "marker": marks, "line": line["line"] | {"dash": "dot", "width": 1}}
+        )
+    return traces
+
+
+def make_histogram_traces(database: sqlite3.Connection, run: int, kind: str, column: str) -> list[JsonObject]:
+    """Return a heat map of the rewards or tokens of samples: share of the samples of each iteration in each bin."""
+    if column not in ("reward", "tokens"):
+        raise ValueError(f"There is no histogram of {column}. Choose reward or tokens.")
+    query = f"SELECT {column} FROM trajectories WHERE run = ? AND kind = ? AND step = ? AND {column} IS NOT NULL"
+    steps = choose_evenly(list_steps(database, run, kind), MAX_COLUMNS)
+    columns = [np.array(database.execute(query, (run, kind, step)).fetchall(), float).ravel() for step in steps]
+    values = np.concatenate([*columns, np.empty(0)])
+    values = values[np.isfinite(values)]
+    if not values.size or values.min() == values.max():
+        return []
+    low, high = np.quantile(values, [0, 0.999])
+    num_values = len(np.unique(values[:10_000]))  # e.g. 2: right or wrong
+    edges = np.linspace(low, high, NUM_BINS + 1 if num_values > 3 else 2 * num_values)
+    shares = [np.histogram(np.clip(one, low, high), edges)[0] / max(len(one), 1) for one in columns]
+    middles = (edges[1:] + edges[:-1]) / 2
+    shown = {"x": steps, "y": middles.tolist(), "z": np.transpose(shares).tolist(), "showscale": False}
+    return [{"type": "heatmap", "name": column, "hovertemplate": "%{y:.3g}: %{z:.0%}<extra></extra>", **shown}]
 
 
 def make_prompt_traces(database: sqlite3.Connection, run: int, prompt: int, source: str) -> list[JsonObject]:

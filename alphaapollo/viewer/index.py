@@ -1,9 +1,10 @@
 """Index of run folders in SQLite: metrics, and the position of every trajectory and of every record of a pool.
 
-files that a run appends to -> read from the cursor to the last complete line -> rows of the index
+files that a run appends to -> read from the cursor to the last complete line -> rows of the index, and texts.py
 
-The index is a temporary file: reading 100,000 trajectories takes a second. A file that was replaced, e.g. by a resumed
+The index is a temporary file: reading 100,000 trajectories takes seconds. A file that was replaced, e.g. by a resumed
 run, is read again. Damaged lines are counted and skipped; a file that cannot be read is skipped until it changes.
+The notes are a file of their own that is kept: numbers of runs (in addresses of pages), tags, notes and hidden runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -25,6 +26,7 @@ from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import replace_surrogates
 from alphaapollo.viewer.run_folders import find_runs
+from alphaapollo.viewer.texts import TextWriter, list_message_texts
 
 POLL_SECONDS = 1.0
 SCHEMA = """
@@ -36,26 +38,33 @@ CREATE TABLE warnings (run INT, step INT, text TEXT);
 CREATE TABLE trajectories (run INT, kind TEXT, step INT, line INT, offset INT, bytes INT, prompt_id INT, sample INT,
     data_source TEXT, reward REAL, accuracy REAL, tokens INT, turns INT, outcome TEXT, end TEXT, stop_reason TEXT,
     failure TEXT, question INT, PRIMARY KEY (run, kind, step, line)) WITHOUT ROWID;
-CREATE INDEX prompts ON trajectories (run, prompt_id);
+CREATE INDEX prompts ON trajectories (run, prompt_id, step);
+CREATE TABLE texts (run INT, kind TEXT, step INT, line INT, offset INT, bytes INT, PRIMARY KEY (run, kind, step, line))
+    WITHOUT ROWID;
+CREATE TABLE choices (run INT, name TEXT, value TEXT, PRIMARY KEY (run, name, value)) WITHOUT ROWID;
 CREATE TABLE pool (run INT, kind TEXT, candidate TEXT, offset INT, bytes INT, problem INT, is_right INT, failed INT,
     votes_for INT, votes_against INT, PRIMARY KEY (run, kind, candidate, offset)) WITHOUT ROWID;
 CREATE INDEX problems ON pool (run, problem);
 """
+NOTES = """CREATE TABLE IF NOT EXISTS own.notes (id INTEGER PRIMARY KEY, path TEXT UNIQUE,
+    tags TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', hidden INT NOT NULL DEFAULT 0)"""
 ROLLOUT_FILE = re.compile(r"[a-z_]+_[0-9]{6,18}\.jsonl")
 MAX_INT = 2**63 - 1  # of SQLite
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
-DATA_TABLES = ("metrics", "warnings", "trajectories", "pool")
+DATA_TABLES = ("metrics", "warnings", "trajectories", "texts", "choices", "pool")
+CHOICES = ("data_source", "outcome", "end", "stop_reason")  # columns whose distinct values are kept
 TABLES = {"metrics": ("metrics", 4), "pool": ("pool", 10)}  # kind of file -> table and number of its columns
 DAMAGED = (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError)  # raised for a damaged line
 KIND_NAMES = {"step": "training", "val": "validation", "val_greedy": "validation, greedy", "results": "evaluation"}
 
 
 class _Turn(msgspec.Struct):
+    observation: Any = None
     reward: float | None = None
     num_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**40)] = 0
 
 
-class _Trajectory(msgspec.Struct):
+class LoggedTrajectory(msgspec.Struct):
     """Fields of a line of the rollout log that the index needs. The others are not parsed."""
 
     prompt_id: Integer
@@ -67,6 +76,7 @@ class _Trajectory(msgspec.Struct):
     end: str
     stop_reason: str | None
     turns: list[_Turn]
+    text: str = ""
     reason: str = ""
     prompt: msgspec.Raw = msgspec.Raw()
     ground_truth: msgspec.Raw = msgspec.Raw()
@@ -85,7 +95,7 @@ class _PoolRecord(msgspec.Struct):
 
 
 _POOL = msgspec.json.Decoder(_PoolRecord)
-_TRAJECTORIES, _METRICS = msgspec.json.Decoder(_Trajectory), msgspec.json.Decoder(dict[str, float | None])
+_TRAJECTORIES, _METRICS = msgspec.json.Decoder(LoggedTrajectory), msgspec.json.Decoder(dict[str, float | None])
 
 
 class RunIndex:
@@ -94,14 +104,17 @@ class RunIndex:
     `problem` is why the last update failed, or empty.
     """
 
-    def __init__(self, root: Path, path: Path, folders: Sequence[Path] | None = None):
-        """root: folder whose runs are indexed. path: of the index. folders: only these runs in `root`."""
+    def __init__(self, root: Path, path: Path, folders: Sequence[Path] | None = None, notes: Path | None = None):
+        """root: folder whose runs are indexed. path: of the index. folders: only these runs in `root`. notes: file with
+        numbers and notes of runs; None: temporary, like the index."""
         self.root, self.path, self.problem, self._folders = root, path, "", folders
+        self.notes, self.texts = notes or path.with_suffix(".notes"), path.with_suffix(".texts")
         self._advisors: dict[int, MetricsAdvisor] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._update_until_stopped, name="index", daemon=True)
         with closing(self.connect()) as database:
             database.execute("PRAGMA journal_mode = WAL")
+            database.execute(NOTES)
             if not database.execute("SELECT 1 FROM sqlite_master").fetchone():  # another index may have made the file
                 database.executescript(SCHEMA)
 
@@ -119,6 +132,7 @@ class RunIndex:
         database = sqlite3.connect(self.path, timeout=30, check_same_thread=False)
         database.row_factory = sqlite3.Row
         database.execute("PRAGMA synchronous = OFF")  # the index can be made again
+        database.execute("ATTACH ? AS own", (str(self.notes),))
         return database
 
     def _update_until_stopped(self) -> None:
@@ -141,7 +155,9 @@ class RunIndex:
                 for table, column in (("runs", "id"), *((name, "run") for name in ("files", *DATA_TABLES))):
                     database.execute(f"DELETE FROM {table} WHERE {column} = ?", (known[path],))
             for path in sorted(found - known.keys()):
-                known[path] = database.execute("INSERT INTO runs (path) VALUES (?)", (path,)).lastrowid or 0
+                database.execute("INSERT OR IGNORE INTO own.notes (path) VALUES (?)", (path,))
+                database.execute("INSERT INTO runs SELECT id, path FROM own.notes WHERE path = ?", (path,))
+                known[path] = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
         for path in sorted(found):
             if self._stop.is_set():
                 return
@@ -185,6 +201,7 @@ class RunIndex:
         first = "SELECT coalesce(max(line) + 1, 0) FROM trajectories WHERE run = ? AND kind = ? AND step = ?"
         lines = enumerate(iterate_lines(path, start), start=database.execute(first, (run, kind, step)).fetchone()[0])
         advisor, warnings = self._advisors.setdefault(run, MetricsAdvisor()), list[tuple[int, int, str]]()
+        texts, choices = TextWriter(self.texts, database, (run, kind, step)), set[tuple[int, str, object]]()
 
         def make_rows(line: int, offset: int, text: bytes) -> list[tuple[object, ...]]:
             if kind == "metrics":
@@ -193,7 +210,10 @@ class RunIndex:
                 return [(run, metric, number, value) for metric, value in values.items()]
             if kind == "pool":
                 return [(run, *row) for row in make_pool_rows(offset, text)]
-            return [(run, kind, step, *make_trajectory_row(line, offset, text))]
+            one = parse_trajectory(text)
+            texts.add(line, list_texts(one))
+            choices.update((run, name, getattr(one, name)) for name in CHOICES if getattr(one, name))
+            return [(run, kind, step, *make_trajectory_row(line, offset, len(text), one))]
 
         def read_rows() -> Iterator[tuple[object, ...]]:
             nonlocal start, damaged
@@ -206,7 +226,9 @@ class RunIndex:
 
         table, columns = TABLES.get(kind, ("trajectories", 18))
         database.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * columns)})", read_rows())
+        texts.flush()
         database.executemany("INSERT INTO warnings VALUES (?, ?, ?)", warnings)
+        database.executemany("INSERT OR IGNORE INTO choices VALUES (?, ?, ?)", choices)
         return start, damaged
 
     def _forget_file(self, database: sqlite3.Connection, run: int, name: str) -> None:
@@ -217,8 +239,9 @@ class RunIndex:
         elif name == "pool.jsonl":
             database.execute("DELETE FROM pool WHERE run = ?", (run,))
         else:
-            place = (run, *parse_file_name(name))
-            database.execute("DELETE FROM trajectories WHERE run = ? AND kind = ? AND step = ?", place)
+            for table in ("trajectories", "texts"):
+                place = (run, *parse_file_name(name))
+                database.execute(f"DELETE FROM {table} WHERE run = ? AND kind = ? AND step = ?", place)
 
 
 def read_version(database: sqlite3.Connection, run: int) -> tuple[int, ...]:
@@ -247,13 +270,25 @@ def parse_metrics(line: bytes) -> tuple[int, dict[str, float]]:
     return step, {name: value for name, value in record.items() if value is not None}
 
 
-def make_trajectory_row(line: int, offset: int, text: bytes) -> tuple[object, ...]:
-    """Return the columns of a trajectory from `line` on. Raises one of DAMAGED for a damaged line."""
-    one = _TRAJECTORIES.decode(text)
+def parse_trajectory(text: bytes) -> LoggedTrajectory:
+    """Parse a line of the rollout log. Raises one of DAMAGED for a damaged line."""
+    return _TRAJECTORIES.decode(text)
+
+
+def list_texts(one: LoggedTrajectory) -> Iterator[str]:
+    """Yield the texts of a trajectory: prompt, answers, and what the environment replied."""
+    yield from list_message_texts(msgspec.json.decode(one.prompt) if bytes(one.prompt) else "")
+    yield one.text
+    for turn in one.turns:
+        yield from list_message_texts(turn.observation)
+
+
+def make_trajectory_row(line: int, offset: int, size: int, one: LoggedTrajectory) -> tuple[object, ...]:
+    """Return the columns of a trajectory from `line` on."""
     reward = None if one.reward is None else one.reward + sum(turn.reward or 0.0 for turn in one.turns)
     accuracy = None if reward is None else one.components.get("accuracy", reward)
     tokens = sum(turn.num_tokens for turn in one.turns)
-    identity = (line, offset, len(text), one.prompt_id, one.sample, one.data_source)
+    identity = (line, offset, size, one.prompt_id, one.sample, one.data_source)
     failure = one.reason[:200] if reward is None else ""
     question = hashlib.blake2b(b"\n".join(map(bytes, (one.prompt, one.ground_truth))), digest_size=7).digest()
     ends = (one.outcome, one.end, one.stop_reason, failure, int.from_bytes(question))

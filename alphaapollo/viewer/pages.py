@@ -1,5 +1,5 @@
-"""Pages of the viewer: list of runs, overview, health, examples of fine-tuning, comparison, self-evolution, and the
-iterations of a run (groups or trajectories, sorted and filtered by every column) with their trajectories."""
+"""Pages of the viewer: list of runs, overview, health, configuration, comparison, examples of fine-tuning, and
+self-evolution."""
 
 from __future__ import annotations
 
@@ -7,28 +7,40 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
+from alphaapollo.config.changes import identify_command
 from alphaapollo.rollout.suites import read_suite_results
-from alphaapollo.runs.rollout_log import TrainedRow
+from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_history import LoggedExample, read_examples, read_history, read_run_plan
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
-from alphaapollo.viewer.index import KIND_NAMES, make_file_name, parse_file_name
-from alphaapollo.viewer.query import PAGE_ROWS, SCORES, Query, summarize_run
-from alphaapollo.viewer.run_folders import find_tokenizer_file, read_content, read_flat_config, read_json_object
+from alphaapollo.viewer.curves import VALIDATIONS
+from alphaapollo.viewer.index import KIND_NAMES
+from alphaapollo.viewer.query import Query, RunSummary, summarize_run
+from alphaapollo.viewer.run_folders import (
+    list_config_starts,
+    read_config,
+    read_content,
+    read_flat_config,
+    read_json_object,
+)
 from alphaapollo.viewer.samples import compare_texts
 
-MAIN_CURVES = (
-    *("val/accuracy", "distill/divergence", "distill/agreement", "critic/score/mean", "reward/accuracy"),
-    *("train/loss", "val/loss", "response_length/mean"),
-    *("actor/entropy", "rollout/entropy", "actor/grad_norm", "groups/mixed", "accuracy/chosen", "accuracy/oracle"),
-    *("accuracy/sampled", "accuracy/majority", "train/accuracy", "val/margin"),
+MAIN_CURVES = (  # in this order; training before validation
+    *("distill/divergence", "distill/agreement", "reward/accuracy", "critic/score/mean", "train/accuracy"),
+    *("train/loss", "train/margin", "response_length/mean", "actor/entropy", "actor/grad_norm", "groups/mixed"),
+    *("rollout/entropy", "val/accuracy", "val/loss", "val/margin", "accuracy/chosen", "accuracy/sampled"),
+    *("accuracy/majority", "accuracy/oracle", "rollout/tokens_per_second"),
 )
+NUM_CURVES = 6
+NEWEST_FILES = 12  # iterations with samples on the page of a run
+LOWER_IS_BETTER = ("loss", "divergence", "kl")
+SWEEP_COLUMNS = 6  # keys that differ
+NAMES = ("trainer.experiment_name", "trainer.output_dir", "trainer.project_name")
 HEALTH = {  # heading -> beginnings of names of metrics
     "Log-prob mismatch of engine and trainer": ("mismatch/", "sync/probe", "actor/correction"),
     "Entropy and clipping": ("actor/entropy", "rollout/entropy", "actor/pg_clip", "actor/clip_frac", "actor/ratio"),
@@ -56,40 +68,6 @@ PROBLEMS = (
     "LEFT JOIN pool AS j ON (j.run, j.kind, j.candidate) = (c.run, 'judgement', c.candidate) "
     "WHERE c.run = ? AND c.kind = 'candidate' GROUP BY c.problem"
 )
-CHOSEN_BY_VALUE = ("status", "outcome", "end", "stop_reason", "data_source")  # columns with a list of their values
-NUMERIC = ("reward", "accuracy", "tokens", "turns", "advantage")
-COMPARISONS = {"at least": ">=", "at most": "<=", "equal to": "="}
-SAMPLE_COLUMNS = (
-    *("line", "prompt_id", "sample", "reward", "accuracy", "tokens", "turns", "outcome", "end", "stop_reason"),
-    *("advantage", "status", "data_source"),
-)
-GROUP_COLUMNS = {  # column -> SQL
-    "prompt_id": "prompt_id",
-    "samples": "count(*)",
-    "reward": "avg(reward)",
-    "variance": "max(avg(reward * reward) - avg(reward) * avg(reward), 0)",
-    "rewards": "group_concat(reward)",
-    "accuracy": "avg(accuracy)",
-    "tokens": "avg(tokens)",
-    "shortest": "min(tokens)",
-    "longest": "max(tokens)",
-    "turns": "avg(turns)",
-    "end": "group_concat(end)",
-    "stop_reason": "group_concat(stop_reason)",
-    "lowest_advantage": "min(advantage)",
-    "advantage": "max(advantage)",
-    "status": "CASE WHEN count(reward) = 0 THEN 'failed' WHEN count(advantage) = 0 THEN 'filtered' ELSE 'trained' END",
-    "data_source": "data_source",
-}
-OF_TRAINING = ("advantage", "status")  # columns that need the trainer's log
-LABELS = {"prompt_id": "prompt", "variance": "spread", "stop_reason": "stop reason", "data_source": "data source"}
-SHARED_CELLS = ("shortest", "longest", "lowest_advantage")  # shown in the cells of tokens and advantage
-SAMPLES = (
-    "SELECT t.*, advantage, CASE WHEN reward IS NULL THEN 'failed' WHEN advantage IS NULL THEN 'not trained' "
-    "ELSE 'trained' END AS status FROM trajectories AS t LEFT JOIN temp.trained USING (prompt_id, sample) "
-    "WHERE run = ? AND kind = ? AND step = ?"
-)
-COLORED_BY = ("difference", "engine", "trainer", "advantage")  # attributes of samples.Token
 
 
 def read_folders(database: sqlite3.Connection, runs: Sequence[int]) -> dict[int, Path]:
@@ -101,11 +79,48 @@ def read_folders(database: sqlite3.Connection, runs: Sequence[int]) -> dict[int,
 
 def list_runs(query: Query) -> dict[str, object]:
     """Values of the list of runs."""
-    runs = [summarize_run(query, row) for row in query.select("SELECT id, path FROM runs")]
-    runs.sort(key=lambda run: (run.state != "running", -run.changed))
-    shown = [run.id for run in runs[:8]]
-    metric = next((name for name in SCORES if any(run.score and run.score[0] == name for run in runs[:8])), "")
-    return {"runs": runs, "shown": shown, "metric": metric}
+    options = query.options
+    every = [summarize_run(query, row) for row in query.select("SELECT id, path FROM runs")]
+    every.sort(key=lambda run: (run.state != "running", -run.changed))
+    words = options.get("text", "").lower().split()
+    shown = [
+        run
+        for run in every
+        if (not run.hidden or options.get("hidden"))
+        and all(word in f"{run.name} {run.algorithm} {run.model} {run.tags} {run.note}".lower() for word in words)
+        and all(options.get(name, "") in ("", getattr(run, name)) for name in ("kind", "state"))
+    ]
+    drawn = [run.headline[0][0] for run in shown[:8] if run.headline]
+    return {
+        "runs": shown,
+        "sweeps": list_sweeps(shown) if options.get("by") == "sweep" else [],
+        "kinds": sorted({run.kind for run in every}),
+        "states": sorted({run.state for run in every}),
+        "num_hidden": sum(run.hidden for run in every),
+        "num_runs": len(every),
+        "metric": max(drawn, key=drawn.count, default=""),
+        "options": options,
+    }
+
+
+def list_sweeps(runs: Sequence[RunSummary]) -> list[JsonObject]:
+    """Group runs of the same kind in the same folder, the best run first, with the keys that differ in each group."""
+    groups: defaultdict[tuple[str, str], list[RunSummary]] = defaultdict(list)
+    for run in runs:
+        groups[run.folder.parent.name, run.kind].append(run)
+    sweeps, others = [], [own[0] for own in groups.values() if len(own) == 1]
+    for (name, kind), own in groups.items():
+        if len(own) > 1:
+            configs = {run.id: read_flat_config(run.folder) for run in own}
+            keys = sorted({key for config in configs.values() for key in config if not key.startswith(NAMES)})
+            differing = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
+            metric = next((run.headline[-1][0] for run in own if run.headline), "")
+            sign = 1 if metric.endswith(LOWER_IS_BETTER) else -1
+            own.sort(key=lambda run: sign * dict(run.headline).get(metric, sign * float("inf")))
+            sweep = {"name": name, "kind": kind, "runs": own, "metric": metric, "configs": configs}
+            sweeps.append(sweep | {"keys": differing[:SWEEP_COLUMNS], "num_keys": len(differing)})
+    alone = {"name": "other runs", "kind": "", "runs": others, "metric": "", "configs": {}, "keys": [], "num_keys": 0}
+    return sweeps + [alone] * bool(others)
 
 
 def list_metric_names(query: Query, run: int) -> list[str]:
@@ -120,28 +135,51 @@ def list_metric_names(query: Query, run: int) -> list[str]:
 
 def describe_run(query: Query) -> dict[str, object]:
     """Values of the page of a run."""
-    run = query.find_run()
+    run, options = query.find_run(), query.options
     names = list_metric_names(query, run.id)
-    chosen = query.options.getlist("metric") or [name for name in MAIN_CURVES if name in names][:6]
-    files = [parse_file_name(row["name"]) for row in query.select("SELECT name FROM files WHERE run = ?", run.id)]
+    drawn = [name for name in MAIN_CURVES if name in names]
+    partners = {VALIDATIONS[name] for name in drawn if name in VALIDATIONS}
+    files = "SELECT DISTINCT kind, step FROM texts WHERE run = ? ORDER BY step DESC, kind LIMIT ?"
     of_file = (
-        "SELECT kind, step, count(*) AS samples, avg(reward) AS reward, sum(reward IS NULL) AS failed "
+        "SELECT kind, step, count(*) AS samples, avg(reward) AS reward, sum(reward IS NULL) AS failed, "
+        "min(reward) AS low, max(reward) AS high, avg(tokens) AS tokens "
         "FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY kind, step"
     )
-    newest = sorted(files, key=lambda place: (-place[1], place[0]))[:PAGE_ROWS]
+    newest = query.select(files, run.id, NEWEST_FILES)
+    steps = [row for place in newest for row in query.select(of_file, run.id, *place)]
     return {
         "run": run,
         "names": names,
-        "chosen": chosen,
-        "steps": [row for place in newest for row in query.select(of_file, run.id, *place)],
+        "chosen": options.getlist("metric") or [name for name in drawn if name not in partners][:NUM_CURVES],
+        "values": [(name, value, _read_first(query, run.id, name)) for name, value in run.headline],
+        "steps": steps,
+        "extremes": _list_extremes(query, run, steps[0]) if steps else [],
+        "kind_names": KIND_NAMES,
+        "histogram_kind": max((row["kind"] for row in steps), key=lambda kind: kind == "step", default=""),
         "history": read_history(run.folder),
         "plan": read_run_plan(run.folder),
         "summary": read_json_object(run.folder / "summary.json"),
         "suites": read_suite_results(run.folder)[::-1],
         "evolution": describe_evolution(query, run.id, run.folder) if run.kind == "evolution" else None,
         "warnings": _list_warnings(query, run.id, 5),
-        "smooth": query.options.get("smooth", "0"),
+        "smooth": options.get("smooth", "0"),
+        "log": options.get("log", ""),
     }
+
+
+def _read_first(query: Query, run: int, name: str) -> float | None:
+    rows = query.select("SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step LIMIT 1", run, name)
+    return rows[0]["value"] if rows else None
+
+
+def _list_extremes(query: Query, run: RunSummary, newest: sqlite3.Row) -> list[tuple[object, ...]]:
+    """Return the best and the worst sample of an iteration as (label, row, texts); one, if all rewards are equal."""
+    best = "SELECT * FROM trajectories WHERE run = ? AND kind = ? AND step = ? AND reward = ? ORDER BY line LIMIT 1"
+    ends = {"best": newest["high"], "worst": newest["low"]}
+    if newest["low"] == newest["high"]:
+        ends = {"first": newest["low"]}
+    rows = [(label, query.select(best, run.id, newest["kind"], newest["step"], value)) for label, value in ends.items()]
+    return [(label, found[0], samples.read_texts(run.folder, found[0])) for label, found in rows if found]
 
 
 def describe_health(query: Query) -> dict[str, object]:
@@ -161,6 +199,29 @@ def _list_warnings(query: Query, run: int, limit: int) -> list[sqlite3.Row]:
     return query.select("SELECT step, text FROM warnings WHERE run = ? ORDER BY step DESC LIMIT ?", run, limit)
 
 
+def describe_config(query: Query) -> dict[str, object]:
+    """Values of the page of a run's configuration: the values of its starts, those that are not defaults first."""
+    run = query.find_run()
+    starts = list_config_starts(run.folder)
+    config, newest = read_config(run.folder), starts[-1][1] if starts else {}
+    command, history = identify_command(config), read_history(run.folder)
+    words = history[-1].command.split() if history else []
+    typed = {word.lstrip("+~'\"").partition("=")[0] for word in words if "=" in word}
+    chosen = {key for key, _ in list_non_default_keys(config, command)} if command else set(newest)
+    rows = [
+        (key, [values.get(key) for _, values in starts], key in typed)
+        for key in sorted({key for _, values in starts for key in values})
+    ]
+    is_set = {key for key, values, is_typed in rows if is_typed or key in chosen or len(set(values)) > 1}
+    return {
+        "run": run,
+        "starts": [name for name, _ in starts],
+        "set": [row for row in rows if row[0] in is_set],
+        "defaults": [row for row in rows if row[0] not in is_set],
+        "plan": read_run_plan(run.folder),
+    }
+
+
 def compare_runs(query: Query) -> dict[str, object]:
     """Values of the comparison of runs: their configurations side by side, and curves of the same metrics."""
     ids = [int(run) for run in query.options.getlist("run")]
@@ -177,8 +238,9 @@ def compare_runs(query: Query) -> dict[str, object]:
         "differences": [row for row in table if len(set(row[1])) > 1],
         "same": [row for row in table if len(set(row[1])) == 1],
         "names": names,
-        "chosen": query.options.getlist("metric") or [name for name in MAIN_CURVES if name in names][:4],
+        "chosen": query.options.getlist("metric") or [name for name in MAIN_CURVES if name in names][:NUM_CURVES],
         "smooth": query.options.get("smooth", "0"),
+        "log": query.options.get("log", ""),
         "seeds": query.options.get("seeds", ""),
     }
 
@@ -252,129 +314,3 @@ def describe_problem(query: Query) -> dict[str, object]:
         "judgements": judgements,
         "neighbors": query.find_neighbors("pool", "problem", run=run.id, problem=problem),
     }
-
-
-def describe_iteration(query: Query) -> dict[str, object]:
-    """Values of the table of an iteration's groups or trajectories."""
-    run, kind, step, options = query.find_run(), query.place["kind"], query.place["step"], query.options
-    place = (run.id, kind, step)
-    if not query.select("SELECT 1 FROM trajectories WHERE run = ? AND kind = ? AND step = ? LIMIT 1", *place):
-        raise HTTPException(404, f"{run.name} has no {KIND_NAMES.get(kind, kind)} samples of iteration {step}.")
-    trained, damage = samples.read_trained_rows_of_step(run.folder, step) if kind == "step" else (None, "")
-    _load_advantages(query, trained or [])
-    condition, values = _make_condition(query, run.folder)
-    view = options.get("view") or ("samples" if options.get("prompt_id") else "groups")
-    chosen = f"SELECT * FROM ({SAMPLES}) WHERE {condition}"
-    if view == "samples":
-        names: Sequence[str] = SAMPLE_COLUMNS
-        table = query.select_page(chosen, (*place, *values), names)
-    else:
-        names = tuple(GROUP_COLUMNS)
-        columns = ", ".join(f"{sql} AS {name}" for name, sql in GROUP_COLUMNS.items())
-        groups = (
-            f"SELECT {columns} FROM ({SAMPLES}) WHERE (prompt_id, data_source) IN "
-            f"(SELECT prompt_id, data_source FROM ({chosen})) GROUP BY prompt_id, data_source"
-        )
-        table = query.select_page(groups, (*place, *place, *values), names)
-    kinds = query.select(f"SELECT DISTINCT {', '.join(CHOSEN_BY_VALUE)} FROM ({SAMPLES})", *place)
-    choices = {name: sorted({row[name] for row in kinds if row[name]}) for name in CHOSEN_BY_VALUE}
-    hidden = [name for name in OF_TRAINING if trained is None] + ["data_source"] * (len(choices["data_source"]) < 2)
-    return table | {
-        "run": run,
-        "kind": kind,
-        "kind_name": KIND_NAMES.get(kind, kind),
-        "step": step,
-        "view": view,
-        "damage": damage,
-        "neighbors": query.find_neighbors("trajectories", "step", run=run.id, kind=kind, step=step),
-        "choices": {name: values for name, values in choices.items() if name not in hidden},
-        "columns": {name: LABELS.get(name, name) for name in names if name not in (*hidden, *SHARED_CELLS)},
-        "numeric": [name for name in NUMERIC if name not in hidden],
-        "comparisons": COMPARISONS,
-    }
-
-
-def _load_advantages(query: Query, trained: Sequence[TrainedRow]) -> None:
-    """Load the mean advantage of each trajectory that was trained on into the table `temp.trained`."""
-    key = "prompt_id INT, sample INT, advantage REAL, PRIMARY KEY (prompt_id, sample)"
-    query.database.execute(f"CREATE TEMP TABLE trained ({key})")
-    means = [
-        (row.prompt_id, row.sample, float(row.advantages[row.advantages != 0].mean()) if row.advantages.any() else 0.0)
-        for row in trained
-    ]
-    query.database.executemany("INSERT OR REPLACE INTO temp.trained VALUES (?, ?, ?)", means)
-
-
-def _make_condition(query: Query, folder: Path) -> tuple[str, list[object]]:
-    """Return the SQL condition that the options ask for, and its values."""
-    options = query.options
-    wanted = {name: options[name] for name in (*CHOSEN_BY_VALUE, "prompt_id", "sample") if options.get(name)}
-    conditions, values = [f"{name} = ?" for name in wanted], list[object](wanted.values())
-    with suppress(ValueError):
-        number = float(options.get("number", ""))
-        if options.get("where") in NUMERIC and options.get("is") in COMPARISONS:
-            conditions.append(f"{options['where']} {COMPARISONS[options['is']]} ?")
-            values.append(number)
-    if words := options.get("text"):
-        found = samples.find_lines_with_text(folder / make_file_name(query.place["kind"], query.place["step"]), words)
-        query.database.execute("CREATE TEMP TABLE found (offset INTEGER PRIMARY KEY)")
-        query.database.executemany("INSERT INTO temp.found VALUES (?)", [(offset,) for offset in found])
-        conditions.append("offset IN (SELECT offset FROM temp.found)")
-    return " AND ".join(conditions) or "true", values
-
-
-def describe_trajectory(query: Query) -> dict[str, object]:
-    """Values of the page of a trajectory: its conversation, its tokens, and the same prompt at other iterations."""
-    run, kind, step, line = query.find_run(), query.place["kind"], query.place["step"], query.place["line"]
-    row = _find_trajectory(query, run.id, kind, step, line)
-    record, options = samples.read_record(run.folder, row), query.options
-    others = query.select(
-        "SELECT * FROM trajectories WHERE run = ? AND prompt_id = ? AND data_source = ? "
-        "ORDER BY step DESC, kind, sample LIMIT ?",
-        *(run.id, row["prompt_id"], row["data_source"], PAGE_ROWS),
-    )
-    compared = None
-    if other := options.get("with"):
-        other_kind, other_step, other_line = other.split("/")
-        other_row = _find_trajectory(query, run.id, other_kind, int(other_step), int(other_line))
-        compared = samples.compare_texts(samples.read_record(run.folder, other_row)["text"], record["text"])
-    number, colored_by = int(options.get("row") or 0), options.get("color", "difference")
-    if colored_by not in COLORED_BY:
-        raise HTTPException(404, f"Tokens cannot be colored by {colored_by}. Choose {', '.join(COLORED_BY)}.")
-    rows, damage = samples.read_trained_rows_of_step(run.folder, step) if kind == "step" else (None, "")
-    trained = samples.find_trained_row(rows or [], record, number)
-    has_tokens = number < len(record["rows"])
-    return {
-        "run": run,
-        "row": row,
-        "record": record,
-        "kind_name": KIND_NAMES.get(kind, kind),
-        "branches": list_branches(record),
-        "tokens": samples.list_tokens(run.folder, record, number, trained, colored_by) if has_tokens else [],
-        "damage": damage,
-        "row_number": number,
-        "colored_by": colored_by,
-        "has_tokenizer": find_tokenizer_file(run.folder) is not None,
-        "others": others,
-        "compared": compared,
-        "compared_with": options.get("with", ""),
-        "neighbors": query.find_neighbors("trajectories", "line", run=run.id, kind=kind, step=step, line=line),
-    }
-
-
-def _find_trajectory(query: Query, run: int, kind: str, step: int, line: int) -> sqlite3.Row:
-    place = "SELECT * FROM trajectories WHERE run = ? AND kind = ? AND step = ? AND line = ?"
-    rows = query.select(place, run, kind, step, line)
-    if not rows:
-        raise HTTPException(404, f"There is no sample {line} in iteration {step} ({KIND_NAMES.get(kind, kind)}).")
-    return rows[0]
-
-
-def list_branches(record: JsonObject) -> list[JsonObject]:
-    """Group the turns of a trajectory by its token sequences. A program of the user may have several."""
-    starts = [row["first_turn"] for row in record["rows"]]
-    turns = record["turns"]
-    if len(starts) < 2 or not any("request" in turn.get("info", {}) for turn in turns):
-        return [{"turns": turns, "number": 0}]
-    ends = [*starts[1:], len(turns)]
-    return [{"turns": turns[start:end], "number": n} for n, (start, end) in enumerate(zip(starts, ends, strict=True))]

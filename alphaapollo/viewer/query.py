@@ -1,30 +1,32 @@
-"""What a page is asked for, the summary of a run that all its pages show, and the formats of values."""
+"""What a page is asked for, and the summary of a run that all its pages show."""
 
 from __future__ import annotations
 
-import math
 import sqlite3
-from collections import Counter
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
-from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 
-from alphaapollo.observability.run_view import format_duration
-from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.viewer.run_folders import find_kind, find_total_steps, make_run_name, read_json_object, read_run_state
-from alphaapollo.viewer.samples import split_into_parts
-
-SCORES = (
-    *("val/accuracy", "distill/agreement", "distill/reverse_kl", "reward/accuracy", "critic/score/mean", "val/loss"),
-    *("train/loss", "accuracy/chosen"),
+from alphaapollo.observability.run_view import HEADLINES, RECENT_STEPS, choose_headline
+from alphaapollo.viewer.run_folders import (
+    describe_algorithm,
+    describe_model,
+    find_kind,
+    find_total_steps,
+    make_run_name,
+    measure_costs,
+    read_json_object,
+    read_run_state,
 )
-PAGE_ROWS = 200
+
+PAGE_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,12 @@ class Query:
     root: Path
     place: Mapping[str, Any]  # parts of the path: run, kind, step, line
     options: QueryParams
+    texts: Path  # file of viewer/texts.py
 
     def select(self, query: str, *values: object) -> list[sqlite3.Row]:
         return self.database.execute(query, values).fetchall()
 
-    def select_page(self, query: str, values: Sequence[object], columns: Sequence[str]) -> dict[str, object]:
+    def select_page(self, query: str, values: Sequence[object], columns: Sequence[str]) -> dict[str, Any]:
         """Sort the rows of a query by the options `sort` and `down`, and return the values of one page of its table.
 
         columns: columns by which the table can be sorted; the first one decides if there is no option.
@@ -48,9 +51,9 @@ class Query:
         if sort not in columns:
             raise HTTPException(404, f"The table cannot be sorted by {sort}. Choose {', '.join(columns)}.")
         page = max(int(self.options.get("page") or 0), 0)
-        ordered = f"SELECT *, count(*) OVER () AS total FROM ({query}) ORDER BY {sort} {'DESC' if down else 'ASC'} "
-        rows = self.select(f"{ordered} NULLS LAST, {columns[0]} LIMIT {PAGE_ROWS} OFFSET ?", *values, page * PAGE_ROWS)
-        total = rows[0]["total"] if rows else 0
+        order = f"ORDER BY {sort} {'DESC' if down else 'ASC'} NULLS LAST, {columns[0]} LIMIT {PAGE_ROWS} OFFSET ?"
+        rows = self.select(f"SELECT * FROM ({query}) {order}", *values, page * PAGE_ROWS)
+        (total,) = self.select(f"SELECT count(*) FROM ({query})", *values)[0]
         table = {"sort": sort, "down": down, "page": page, "last_page": (total - 1) // PAGE_ROWS}
         return {"rows": rows, "num_rows": total, "table": {**table, "options": self.options}}
 
@@ -86,24 +89,50 @@ class RunSummary:
     reason: str
     step: int | None = None
     total: int | None = None
-    score: tuple[str, float] | None = None  # name and last value of its most important metric
+    headline: Sequence[tuple[str, float]] = ()  # names and last values of its most important metrics
     changed: float = 0.0  # seconds since 1970
     damaged: int = 0  # lines that could not be read
     unread: Sequence[sqlite3.Row] = ()  # name and error of the first files that could not be read
+    algorithm: str = ""
+    model: str = ""
+    parameters: float | None = None  # of the model
+    seconds: float = 0.0  # wall time of its commands
+    devices: int = 0  # GPUs
+    speed: float | None = None  # sampled tokens per second
+    step_seconds: float | None = None  # mean of the last iterations
+    tags: str = ""
+    note: str = ""
+    hidden: bool = False
+
+    @property
+    def device_hours(self) -> float:
+        return self.seconds * self.devices / 3600
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the last iteration ends; None if the run does not run, or if they are unknown."""
+        if self.state != "running" or not self.total or self.step is None or not self.step_seconds:
+            return None
+        return max((self.total - self.step) * self.step_seconds - (time.time() - self.changed), 0.0)
 
 
 def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
     """Summarize a run from the index and its small files. A run with damaged files is unreadable."""
     number, folder = row["id"], Path(row["path"])
     name = make_run_name(folder, query.root)
-    last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
-    scores = {name: found[0] for name in SCORES if (found := query.select(last, number, name))}
-    step = query.select(last, number, "timing/step")
+    last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT ?"
+    names = dict.fromkeys((*chain(*HEADLINES), "rollout/tokens_per_second"))
+    values = {one: found[0] for one in names if (found := query.select(last, number, one, 1))}
+    steps = query.select(last, number, "timing/step", RECENT_STEPS)
     files = query.select("SELECT total(damaged) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", number)[0]
+    notes = (query.select("SELECT tags, note, hidden FROM own.notes WHERE id = ?", number) or [{}])[0]
     try:
         state, kind, total = read_run_state(folder), find_kind(folder), find_total_steps(folder)
-        figures = {} if scores else read_json_object(folder / "summary.json").get("all", {}).get("figures", {})
-        score = next(((name, found["value"]) for name, found in (scores or figures).items()), None)
+        model = describe_model(folder)
+        seconds, devices = measure_costs(folder)
+        figures = {} if values else read_json_object(folder / "summary.json").get("all", {}).get("figures", {})
+        headline = [(one, values[one]["value"]) for one in choose_headline(values)]
+        headline = headline or [(one, found["value"]) for one, found in list(figures.items())[:2]]
     except Exception as error:  # noqa: BLE001
         return RunSummary(number, name, folder, "unknown", "unreadable", f"{type(error).__name__}: {error}")
     return RunSummary(
@@ -113,55 +142,18 @@ def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
         kind=kind,
         state=state.name,
         reason=state.reason,
-        step=step[0]["step"] if step else max((found["step"] for found in scores.values()), default=None),
+        step=steps[0]["step"] if steps else max((found["step"] for found in values.values()), default=None),
         total=total,
-        score=score,
+        headline=headline,
         changed=(files["changed"] or 0) / 1e9,
         damaged=int(files["damaged"]),
         unread=query.select("SELECT name, error FROM files WHERE run = ? AND error != '' LIMIT 5", number),
+        algorithm=describe_algorithm(folder),
+        model=model[0],
+        parameters=model[1],
+        seconds=seconds,
+        devices=devices,
+        speed=values["rollout/tokens_per_second"]["value"] if "rollout/tokens_per_second" in values else None,
+        step_seconds=fmean(one["value"] for one in steps) if steps else None,
+        **dict(notes),
     )
-
-
-def format_number(value: float | None) -> str:
-    """Format a number with about four digits; a dash for None."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return str(value)
-    if value == int(value) and abs(value) < 1e9:
-        return f"{int(value):,}"
-    return f"{value:.3f}" if 0.001 <= abs(value) < 1e6 else f"{value:.2e}"
-
-
-def format_estimate(estimate: JsonObject | None) -> str:
-    """Format a mean with its interval, e.g. `0.812 (0.750 to 0.868)`; a dash for None."""
-    if estimate is None or estimate.get("value") is None:
-        return "-"
-    value, low, high = (estimate.get(name) for name in ("value", "low", "high"))
-    interval = "" if low is None or high is None else f" ({format_number(low)} to {format_number(high)})"
-    return f"{format_number(value)}{interval}"
-
-
-def format_counts(joined: str | None) -> str:
-    """Count the values of a comma-separated list, most frequent first: `a,b,a` -> `2 x a, 1 x b`."""
-    counts = Counter((joined or "").split(","))
-    if len(counts) == 1 and not (joined or "none").startswith(tuple("-0123456789")):
-        return next(iter(counts))
-    shown = [f"{count} x {text.removesuffix('.0')}" for text, count in counts.most_common(8)]
-    return ", ".join([*shown, "..."] if len(counts) > len(shown) else shown)
-
-
-def format_time(seconds: float) -> str:
-    """Format a time since 1970, e.g. `2026-11-24 15:20`; empty for 0."""
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}" if seconds else ""
-
-
-FILTERS: dict[str, Callable[..., object]] = {
-    "number": format_number,
-    "estimate": format_estimate,
-    "counts": format_counts,
-    "time": format_time,
-    "duration": format_duration,
-    "query_with": lambda options, **changes: urlencode({**options, **changes}),  # of a link
-    "parts": lambda text: list(split_into_parts(text)),
-}

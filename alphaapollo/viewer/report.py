@@ -15,8 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from io import StringIO
-from itertools import combinations
-from math import prod
+from itertools import combinations, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,26 +39,32 @@ from alphaapollo.runs.run_history import read_history, read_input_digests, read_
 from alphaapollo.types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer import run_folders
-from alphaapollo.viewer.curves import PALETTE, Curve, group_by_seed, read_curve, read_mean_curve, thin_out
+from alphaapollo.viewer.curves import (
+    BANDS,
+    FIGURES,
+    PALETTE,
+    Curve,
+    choose_evenly,
+    compute_band,
+    group_by_seed,
+    list_steps,
+    read_curve,
+    read_mean_curve,
+    tabulate,
+    thin_out,
+)
+from alphaapollo.viewer.formats import format_time
 from alphaapollo.viewer.index import KIND_NAMES, RunIndex
 from alphaapollo.viewer.pages import MAIN_CURVES
-from alphaapollo.viewer.query import format_time
 from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
 from alphaapollo.viewer.samples import read_record
 
 HERE = Path(__file__).parent
 NUM_SAMPLES = 10
+DIGEST_CHARS = 12
 MAX_CHARS = 1500  # of a text in a line or of a sample
 MAX_POINTS = 300  # of a curve
-MAX_BANDS = 24  # iterations with an interval, per kind of samples
 MAX_PROBLEMS = 2000  # of an evolution
-FIGURES = ("accuracy", "reward", "response_length")
-BANDS = {  # metric -> kind of samples, and the one of FIGURES that it is the mean of over prompts
-    **{f"val/{name}": ("val", name) for name in FIGURES},
-    "reward/accuracy": ("step", "accuracy"),
-    "critic/score/mean": ("step", "reward"),
-    "response_length/mean": ("step", "response_length"),
-}
 SUMMED = {"rollout/tokens": "sampled tokens", "actor/tokens": "trained tokens", "cost/tokens": "tokens of model calls"}
 SUMMED |= {"cost/calls": "model calls", "cost/money": "money"}
 Row = tuple[object, ...]
@@ -81,15 +86,11 @@ class ReportedRun:
 
     def list_steps(self, kind: str) -> list[int]:
         """List the iterations that have samples of a kind."""
-        query = "SELECT DISTINCT step FROM trajectories WHERE run = ? AND kind = ? ORDER BY step"
-        return [step for (step,) in self.select(query, kind)]
+        return list_steps(self.database, self.id, kind)
 
     def tabulate(self, kind: str, step: int) -> pd.DataFrame:
-        """Return the FIGURES (columns) of each prompt of an iteration. Equal prompts are one, with more samples."""
-        columns = "data_source, question, avg(accuracy), avg(reward), avg(tokens)"
-        query = f"SELECT {columns} FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY 1, 2"
-        table = pd.DataFrame(self.select(query, kind, step), columns=["source", "question", *FIGURES])
-        return table.set_index(["source", "question"]).astype(float)
+        """Return the FIGURES (columns) of each prompt of an iteration."""
+        return tabulate(self.database, self.id, kind, step)
 
 
 def make_report(folders: Sequence[Path]) -> bytes:
@@ -121,8 +122,7 @@ def make_report(folders: Sequence[Path]) -> bytes:
 
 def render_page(values: Mapping[str, object]) -> bytes:
     """Render report.html. The page loads nothing and runs nothing."""
-    files = (HERE / "static" / "style.css", HERE / "templates" / "report.css")
-    style = "".join(file.read_text(encoding="utf-8") for file in files)
+    style = (HERE / "static" / "style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
@@ -148,11 +148,6 @@ def list_gaps(run: ReportedRun) -> list[str]:
     return gaps + [f"{one.suite}, {one.model} failed: {one.error}" for one in read_suite_results(folder) if one.error]
 
 
-def choose_evenly(items: Sequence[Any], count: int) -> list[Any]:
-    """Return up to `count` items at equal distances, including the first and the last."""
-    return [items[at] for at in np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)]
-
-
 def read_curves(groups: Groups, metric: str) -> dict[str, Curve]:
     """Read the curves of a metric of the groups that have it. Their intervals are over seeds for groups of several
     runs, otherwise over prompts."""
@@ -160,18 +155,10 @@ def read_curves(groups: Groups, metric: str) -> dict[str, Curve]:
     for name, runs in groups.items():
         curve = read_mean_curve(runs[0].database, name, [run.id for run in runs], metric)
         if len(runs) == 1 and metric in BANDS:
-            curve = replace(curve, band=compute_band(runs[0], *BANDS[metric]))
+            curve = replace(curve, band=compute_band(runs[0].database, runs[0].id, *BANDS[metric]))
         if len(curve.steps):
             curves[name] = curve
     return curves
-
-
-def compute_band(run: ReportedRun, kind: str, figure: str) -> np.ndarray:
-    """Compute intervals of a mean over prompts (step, low, high), [M, 3], evenly spread over the iterations."""
-    steps = choose_evenly(run.list_steps(kind), MAX_BANDS)
-    means = [(step, *estimate_means(run.tabulate(kind, step)[[figure]].to_numpy())) for step in steps]
-    rows = [(step, mean.low, mean.high) for step, mean in means if mean and mean.low is not None]
-    return np.array(rows, dtype=float).reshape(-1, 3)
 
 
 def list_ends(charts: Mapping[str, Mapping[str, Curve]]) -> Iterator[Row]:
@@ -302,28 +289,37 @@ def list_failures(run: ReportedRun) -> Iterator[Row]:
 
 
 def list_settings(run: ReportedRun) -> Iterator[Row]:
-    """Yield (setting, value): the plan of the run, as it was printed, keys that are not the defaults, and seeds."""
-    config = read_config(run.folder)
+    """Yield (setting, value) of the plan of the run, as it was printed."""
     if plan := read_run_plan(run.folder):
         yield from plan.settings.items()
-    command, keys = identify_command(config), read_flat_config(run.folder)
+
+
+def list_keys(run: ReportedRun) -> Iterator[Row]:
+    """Yield (key, value) of the keys that are not the defaults, and of the seeds."""
+    config, keys = read_config(run.folder), read_flat_config(run.folder)
+    command = identify_command(config)
     rows = dict(list_non_default_keys(config, command) if command else ())
     rows |= {key: value for key, value in keys.items() if key.endswith("seed")}
     yield from ((make_code(key), make_code(value)) for key, value in rows.items())
 
 
+def list_start_changes(run: ReportedRun) -> Iterator[Row]:
+    """Yield (key, file of the start, value before, value) of keys that a later start has changed, without secrets."""
+    starts = run_folders.list_config_starts(run.folder)
+    hidden = {key for _, values in starts for key, _ in find_secret_keys_and_reasons(values)}
+    for (_, old), (name, new) in pairwise(starts):
+        for key in sorted((old.keys() | new.keys()) - hidden):
+            if old.get(key) != new.get(key):
+                yield make_code(key), name, make_code(old.get(key)), make_code(new.get(key))
+
+
 def list_costs(run: ReportedRun) -> Iterator[Row]:
     """Yield (label, cost)."""
-    history, config = read_history(run.folder), read_flat_config(run.folder)
+    history = read_history(run.folder)
     sums = dict(run.select("SELECT name, total(value) FROM metrics WHERE run = ? GROUP BY name"))
-    seconds = sum(command.ended - command.started for command in history)
+    seconds, gpus = run_folders.measure_costs(run.folder)
     yield "wall time of the commands that have ended", format_duration(seconds) if history else "not recorded"
     if history:
-        sections = ("trainer", "actor_rollout_ref.rollout")  # the second has nodes of its own if its nnodes is not 0
-        sizes = [[config.get(f"{section}.{key}", "0") for key in ("n_gpus_per_node", "nnodes")] for section in sections]
-        uses_cpu = "+cpu" in history[-1].versions.get("torch", "") or config.get("trainer.device") == "cpu"
-        uses_cpu |= "memory/policy_rss_gib" in sums and "memory/policy_cuda_gib" not in sums
-        gpus = 0 if uses_cpu else sum(prod(int(size) if size.isdigit() else 0 for size in pair) for pair in sizes)
         yield "GPU-hours", f"{gpus * seconds / 3600:.2f} ({gpus} GPUs)" if gpus else "0 (CPU)"
     if phases := format_time_summary({name: one for name, one in sums.items() if name.startswith("timing/")}):
         yield "iterations", phases
@@ -336,7 +332,7 @@ def list_costs(run: ReportedRun) -> Iterator[Row]:
 def list_digests(run: ReportedRun) -> Iterator[Row]:
     """Yield (key, file, digest) of the inputs, as recorded at the newest start of the run."""
     for key, pairs in read_input_digests(run.folder).items():
-        yield from ((key, path, make_code(digest)) for path, digest in pairs)
+        yield from ((key, path, make_code(digest[:DIGEST_CHARS])) for path, digest in pairs)
 
 
 def format_value(value: object) -> str:
@@ -369,8 +365,8 @@ def draw_as_svg(curves: Mapping[str, Curve]) -> Markup:
     thin = {name: thin_out(curve, MAX_POINTS) for name, curve in curves.items()}
     points = {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in thin.items()}
     bands = {name: curve.band.tolist() for name, curve in curves.items()}
-    with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=PALETTE), "font.size": 10}):
+    with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=PALETTE), "font.size": 9}):
         figure, content = plot_curves_as_figure(points, "", "iteration", bands), StringIO()
-        figure.set_size_inches(6.4, 3.2)
+        figure.set_size_inches(4.6, 2.6)
         figure.savefig(content, format="svg", metadata={"Date": None})
     return Markup(base64.b64encode(content.getvalue().encode()).decode())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 
 import psutil
@@ -18,12 +21,14 @@ from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.processes.folder_lock import read_lock_owner
 from alphaapollo.runs.checkpoint_folder import check_format
-from alphaapollo.runs.run_history import read_history, read_input_digests
+from alphaapollo.runs.model_card import shorten_path
+from alphaapollo.runs.run_history import read_history, read_input_digests, read_run_plan
 from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
 CONTENT = frozenset({"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__"})
 MAX_DEPTH = 4  # levels below the given folder that are searched
+MAX_HEADER_BYTES = 2**26  # of a file of weights
 KINDS = {  # section of config.yaml -> kind of run; the first one that exists decides
     "actor_rollout_ref": "RL",
     "models": "evolution",
@@ -117,7 +122,11 @@ def find_kind(folder: Path) -> str:
 
 def read_flat_config(folder: Path) -> dict[str, str]:
     """Read config.yaml as texts by dotted key: `{"data.seed": "0", ...}`."""
-    return {key: "" if value is None else str(value) for key, value in flatten_maps(read_config(folder)).items()}
+    return _flatten(read_config(folder))
+
+
+def _flatten(config: JsonObject) -> dict[str, str]:
+    return {key: "" if value is None else str(value) for key, value in flatten_maps(config).items()}
 
 
 def read_content(folder: Path) -> dict[str, str]:
@@ -130,6 +139,58 @@ def find_total_steps(folder: Path) -> int | None:
     """Return the number of iterations that the configuration asks for; None if it depends on the data."""
     steps = flatten_maps(read_config(folder)).get("trainer.total_training_steps")
     return steps if isinstance(steps, int) and 0 < steps < 2**63 else None
+
+
+def describe_algorithm(folder: Path) -> str:
+    """Return the name of a run's algorithm: the advantage estimator, or the preference loss; otherwise empty."""
+    config = read_flat_config(folder)
+    loss = config.get("actor_rollout_ref.actor.policy_loss.loss_mode", "ppo")
+    rl = config.get("algorithm.adv_estimator", "") + (f", {loss}" if loss != "ppo" else "")
+    return rl or config.get("preference.loss", "")
+
+
+def describe_model(folder: Path) -> tuple[str, float | None]:
+    """Return the name of the model that a run trains, and its number of parameters if it is known: from the files of
+    the model, or from its name."""
+    path = next((path for key, path in read_flat_config(folder).items() if key.endswith("model.path") and path), "")
+    files = [file for place in (folder / "model", Path(path)) if path for file in place.glob("*.safetensors")]
+    counts = [count_parameters(file, file.stat().st_mtime_ns) for file in files if file.parent == files[0].parent]
+    size = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([MB])(?![a-z])", path.rpartition("/")[2].replace("-", " "))
+    named = float(size[1]) * {"M": 1e6, "B": 1e9}[size[2]] if size else None
+    return shorten_path(path), sum(counts) or named
+
+
+@lru_cache(maxsize=4096)
+def count_parameters(file: Path, _mtime: int) -> int:
+    """Count the parameters in a file of weights from its header; 0 if it is damaged."""
+    with suppress(OSError, ValueError, TypeError, AttributeError, KeyError), file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(min(size, MAX_HEADER_BYTES)))
+        return sum(prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+    return 0
+
+
+def measure_costs(folder: Path) -> tuple[float, int]:
+    """Return the wall time of a run's commands in seconds, also of the one that is running, and its number of GPUs."""
+    history, config = read_history(folder), read_flat_config(folder)
+    seconds = sum(command.ended - command.started for command in history)
+    if (owner := read_lock_owner(folder)) is not None:
+        with suppress(TypeError, ValueError):
+            seconds += max((datetime.now() - datetime.fromisoformat(owner["since"])).total_seconds(), 0.0)
+    sections = ("trainer", "actor_rollout_ref.rollout")  # the second has nodes of its own if its nnodes is not 0
+    sizes = [[config.get(f"{section}.{key}", "0") for key in ("n_gpus_per_node", "nnodes")] for section in sections]
+    plan = read_run_plan(folder)
+    is_cpu = config.get("trainer.device") == "cpu" or (plan and plan.memory and "GPU" not in plan.memory.device)
+    is_cpu = is_cpu or (history and "+cpu" in history[-1].versions.get("torch", ""))
+    return seconds, 0 if is_cpu else sum(prod(int(size) if size.isdigit() else 0 for size in pair) for pair in sizes)
+
+
+def list_config_starts(folder: Path) -> list[tuple[str, dict[str, str]]]:
+    """Return the saved configurations of a run, oldest first, as (file, texts by key). A start with other values than
+    before writes config.N.yaml."""
+    files = [file for file in folder.glob("config.*.yaml") if file.name.split(".")[1].isdigit()]
+    files = [folder / "config.yaml", *sorted(files, key=lambda file: int(file.name.split(".")[1]))]
+    return [(file.name, _flatten(_parse_config(file, file.stat().st_mtime_ns))) for file in files if file.is_file()]
 
 
 def find_tokenizer_file(folder: Path) -> Path | None:

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,8 +19,9 @@ import numpy as np
 
 from alphaapollo.runs.rollout_log import TrainedRow, read_trained_rows
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.viewer.index import DAMAGED, iterate_lines, make_file_name
+from alphaapollo.viewer.index import DAMAGED, make_file_name
 from alphaapollo.viewer.run_folders import find_tokenizer_file
+from alphaapollo.viewer.texts import list_message_texts
 
 PART = re.compile(  # a part that never ends is the rest of the text
     r"(?P<thought>\A(?:(?!<think>).)*?</think>"  # begun in the prompt
@@ -57,12 +58,26 @@ class Token:
         return None if self.engine is None or self.trainer is None else self.trainer - self.engine
 
 
-class _Texts(msgspec.Struct):
-    text: str
-    prompt: Any
+class LoggedTexts(msgspec.Struct):
+    """Texts of a trajectory that tables show."""
+
+    text: str = ""
+    prompt: Any = ""
 
 
-_TEXTS = msgspec.json.Decoder(_Texts)
+_TEXTS = msgspec.json.Decoder(LoggedTexts)
+
+
+def read_texts(folder: Path, row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the last message of the prompt, and the answer, of a trajectory at its position in the file; empty texts
+    if the file has changed since it was indexed."""
+    with suppress(OSError, *DAMAGED), (folder / make_file_name(row["kind"], row["step"])).open("rb") as file:
+        file.seek(row["offset"])
+        texts = _TEXTS.decode(file.read(row["bytes"]))
+        return " ".join(
+            list_message_texts(texts.prompt[-1:] if isinstance(texts.prompt, list) else texts.prompt)
+        ), texts.text
+    return "", ""
 
 
 def read_record(folder: Path, row: sqlite3.Row) -> JsonObject:
@@ -76,17 +91,6 @@ def read_record(folder: Path, row: sqlite3.Row) -> JsonObject:
         raise ValueError(f"{path} cannot be read at byte {row['offset']} ({error}). Reload the page.") from None
     assert isinstance(record, dict)
     return record
-
-
-def find_lines_with_text(path: Path, words: str) -> set[int]:
-    """Return the offsets of the lines whose prompt or answer contains the words, regardless of case."""
-    found, words = set(), words.lower()
-    for offset, line in iterate_lines(path, 0):
-        with suppress(*DAMAGED):
-            texts = _TEXTS.decode(line)
-            if words in texts.text.lower() or words in str(texts.prompt).lower():
-                found.add(offset)
-    return found
 
 
 def split_into_parts(text: str) -> Iterator[tuple[str, str]]:

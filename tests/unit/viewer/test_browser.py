@@ -29,7 +29,7 @@ pytestmark = [
 ]
 PAGES = (
     *("/", "/runs/1", "/runs/1/health", "/runs/1/step/1", "/runs/1/step/1?view=samples", "/runs/1/step/1/0"),
-    *("/compare?run=1&run=2", "/runs/9"),
+    *("/compare?run=1&run=2", "/runs/9", "/?by=sweep", "/runs/1/samples?text=7", "/runs/1/config"),
     *("/runs/3", "/runs/3/examples", "/runs/4", "/runs/4/results/0", "/runs/4/results/0/1"),
     *("/runs/5", "/runs/5/problems", "/runs/5/problems/17", "/runs/6/examples"),
 )  # of runs in the order of their names
@@ -65,7 +65,7 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1920, "light"), (1280, "light"), (390, "dark")])
 def test_pages_are_accessible_and_fit_the_screen(
     browser: Any, address: tuple[str, Path], width: int, scheme: str
 ) -> None:
@@ -80,6 +80,9 @@ def test_pages_are_accessible_and_fit_the_screen(
         if page.query_selector(".chart"):
             page.locator(".chart").first.scroll_into_view_if_needed()
             page.wait_for_selector(".main-svg", timeout=20_000)
+        if page.query_selector(".more"):
+            page.locator(".more").first.click()
+            page.wait_for_selector("tr.detail .facts, tr.detail table")
         violations = Axe().run(page).response["violations"]
         assert not violations, [(path, one["id"], [node["html"] for node in one["nodes"]]) for one in violations]
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
@@ -119,7 +122,8 @@ def test_tokens_by_keyboard(browser: Any, address: tuple[str, Path]) -> None:
 def test_from_the_list_of_runs_to_a_sample_by_keyboard(browser: Any, address: tuple[str, Path]) -> None:
     page = browser.new_page()
     page.goto(address[0])
-    for target in ("/runs/2", "/runs/2/step/3", "?view=samples&prompt_id=17&data_source=sums", "/runs/2/step/3/1"):
+    groups = "?view=samples&prompt_id=17&data_source=sums"
+    for target in ("/runs/2", "/runs/2/step/3", groups, "/runs/2/step/3/1"):
         for _ in range(100):
             page.keyboard.press("Tab")
             if page.evaluate("document.activeElement.getAttribute('href')") == target:
@@ -127,6 +131,42 @@ def test_from_the_list_of_runs_to_a_sample_by_keyboard(browser: Any, address: tu
         with page.expect_navigation():
             page.keyboard.press("Enter")
         assert page.url.endswith(target)
+    page.close()
+
+
+def test_keys_open_rows_and_move_between_samples_and_iterations(browser: Any, address: tuple[str, Path]) -> None:
+    page = browser.new_page()
+    page.goto(f"{address[0]}/runs/2/step/2")
+    for key in ("j", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector("tr.detail .more")
+    for key in ("j", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector("tr.detail tr.detail .message.assistant")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("tr.detail tr.detail", state="detached")
+    page.goto(f"{address[0]}/runs/2/step/2/0")
+    for key, target in {"j": "/step/2/1", "k": "/step/2/0", "]": "/step/3", "[": "/step/2"}.items():
+        with page.expect_navigation():
+            page.keyboard.press(key)
+        assert page.url.partition("?")[0].endswith(f"/runs/2{target}")
+    page.keyboard.press("/")
+    page.keyboard.type("7")
+    page.keyboard.press("?")
+    assert page.input_value("input[type=search]") == "7?" and not page.is_visible("#keys")
+    page.close()
+
+
+def test_notes_are_saved_and_the_configuration_is_searched(browser: Any, address: tuple[str, Path]) -> None:
+    page = browser.new_page()
+    page.goto(f"{address[0]}/runs/2")
+    page.fill("input[name=tags]", "best")
+    page.press("input[name=tags]", "Enter")
+    page.get_by_text("saved", exact=True).wait_for()
+    page.goto(f"{address[0]}/runs/2/config")
+    assert page.is_visible("text=best")
+    page.fill("input[type=search]", "seed")
+    assert page.is_visible("text=trainer.seed") and not page.is_visible("text=model.path")
     page.close()
 
 
@@ -138,10 +178,19 @@ def test_an_open_page_follows_the_run(browser: Any, address: tuple[str, Path]) -
     page.get_by_text("7 of 9").wait_for(timeout=20_000)
     page.goto(f"{address[0]}/runs/2")
     page.get_by_text("live", exact=True).wait_for()
+    page.wait_for_selector(".main-svg", timeout=20_000)
+    box = page.locator(".nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 50, steps=5)
+    page.mouse.up()
+    page.wait_for_function("document.querySelector('.plot').layout.xaxis.autorange === false")
+    zoomed = page.evaluate("document.querySelector('.plot').layout.xaxis.range")
     page.get_by_text("Settings").click()
     page.evaluate("document.activeElement.blur()")
     JsonlTracker(address[1] / "second/metrics.jsonl", 7).log(8, {"timing/step": 1.0})
     page.get_by_text("iteration 8 of 9").wait_for(timeout=20_000)
+    assert page.evaluate("document.querySelector('.plot').layout.xaxis.range") == zoomed, "the zoom stays"
     assert page.get_by_text("iterations", exact=True).is_visible(), "an open section stays open"
     page.close()
 

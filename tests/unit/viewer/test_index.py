@@ -19,9 +19,9 @@ from alphaapollo.viewer.index import (
     DAMAGED,
     RunIndex,
     make_pool_rows,
-    make_trajectory_row,
     parse_file_name,
     parse_metrics,
+    parse_trajectory,
 )
 from tests.unit.viewer.run_kit import write_run
 
@@ -155,9 +155,9 @@ def test_bad_files_hide_neither_other_files_nor_other_runs(
         (parse_metrics, b'{"step": 1e19, "x/y": 1.0}'),
         (parse_metrics, b'{"step": 18446744073709551616, "x/y": 1.0}'),
         (parse_metrics, DEEP),
-        (partial(make_trajectory_row, 0, 0), TRAJECTORY % (2**63, 1)),
-        (partial(make_trajectory_row, 0, 0), TRAJECTORY % (1, 2**63)),
-        (partial(make_trajectory_row, 0, 0), b'{"prompt": ' + DEEP + b"}"),
+        (parse_trajectory, TRAJECTORY % (2**63, 1)),
+        (parse_trajectory, TRAJECTORY % (1, 2**63)),
+        (parse_trajectory, b'{"prompt": ' + DEEP + b"}"),
         (partial(make_pool_rows, 0), b'{"kind": "candidate", "key": "p%s.r0"}' % (b"1" * 40)),
         (partial(make_pool_rows, 0), b'{"kind": "candidate", "key": "p%s.r0"}' % (b"1" * 5000)),
         (partial(make_pool_rows, 0), b'{"kind": "candidate", "key": "p1.r0", "grade": {"accuracy": "x"}}'),

@@ -6,9 +6,12 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -42,13 +45,43 @@ def read(client: TestClient, path: str) -> str:
 def test_list_of_runs(client: TestClient) -> None:
     page = read(client, "/")
     assert 'href="/runs/1">first</a>' in page and 'href="/runs/2">second</a>' in page
-    assert "3 of 9" in page and "critic/score/mean 0.300" in page
+    assert "3 of 9" in page and "critic/score/mean</span> 0.300" in page
+
+
+def test_filter_hidden_runs_and_notes(client: TestClient, tmp_path: Path) -> None:
+    def list_names(query: str) -> list[str]:
+        return sorted(re.findall(r'href="/runs/\d">(\w+)</a>', read(client, f"/?{query}")))
+
+    assert client.put("/runs/1/notes", json={"tags": "good  lr", "note": HOSTILE}).status_code == 204
+    assert list_names("text=GOOD") == ["first"] and list_names("text=good+second") == []
+    page = read(client, "/runs/1")
+    assert '<span class="tag">lr</span>' in page and "<script>document" not in page
+    assert client.put("/runs/2/notes", json={"hidden": True}).status_code == 204
+    assert list_names("") == ["first"] and list_names("hidden=1") == ["first", "second"]
+    assert list_names("state=failed") == []
+    assert client.put("/runs/1/notes", json={"path": "x"}).status_code == 400
+    assert client.put("/runs/9/notes", json={"tags": "x"}).status_code == 404
+    assert client.post("/runs/1/notes", data={"tags": "from another page"}).status_code == 405
+    moved = RunIndex(tmp_path / "outputs", tmp_path / "other.sqlite", notes=tmp_path / "index.notes")
+    shutil.copytree(tmp_path / "outputs/first", tmp_path / "outputs/a")
+    with closing(moved.connect()) as database:
+        moved.update(database)
+        ids = {Path(row["path"]).name: row["id"] for row in database.execute("SELECT id, path FROM runs")}
+    assert ids == {"first": 1, "second": 2, "a": 3}, "addresses stay valid after a new start"
+
+
+def test_runs_of_a_folder_with_the_keys_that_differ(client: TestClient) -> None:
+    page = read(client, "/?by=sweep")
+    assert '<th title="trainer.seed">trainer.seed</th>' in page and page.index(">second<") < page.index(">first<")
+    assert '<td class="n best">1.300</td><td>1</td>' in page
 
 
 def test_page_of_a_run(client: TestClient) -> None:
     page = read(client, "/runs/1")
     assert "/curves?metric=critic/score/mean" in page
     assert 'href="/runs/1/step/3">step 3</a>' in page
+    assert "<dt>critic/score/mean</dt><dd>0.300<small>first 0.100</small>" in page
+    assert "best sample" in page and "worst sample" in page and "&lt;think&gt;7, 7&lt;/think&gt;14" in page
     assert "<dt>iterations</dt><dd>9</dd>" in page and "Planned memory of a GPU of 80 GiB" in page
     assert '<td class="n">2.50</td><td>kv cache 1.50, engine weights 1.00</td>' in page
 
@@ -63,7 +96,7 @@ def test_page_of_a_run_shows_its_evaluation_suites(client: TestClient, tmp_path:
 
 def test_iteration_is_sorted_and_filtered(client: TestClient) -> None:
     def list_samples(query: str) -> list[str]:
-        return re.findall(r'href="/runs/1/step/2/(\d+)"', read(client, f"/runs/1/step/2{query}"))
+        return re.findall(r'data-src="/runs/1/step/2/(\d+)/conversation"', read(client, f"/runs/1/step/2{query}"))
 
     assert list_samples("?prompt_id=17") == ["0", "1"] and list_samples("?prompt_id=18") == []
     for query, found in {
@@ -81,7 +114,59 @@ def test_iteration_is_sorted_and_filtered(client: TestClient) -> None:
     }.items():
         assert list_samples(f"?view=samples{query}") == [*found], query
     page = read(client, "/runs/1/step/2?view=samples")
-    assert '<td class="n">0.500</td><td>trained</td>' in page and '<td class="n">-</td><td>not trained</td>' in page
+    (first, second) = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in page.split("<tr>")[2:]]
+    texts = [re.sub("<.*?>", "", cell) for cell in first]
+    assert texts == [
+        "",
+        "trained",
+        "What is 7 + 7?",
+        "&lt;think&gt;7, 7&lt;/think&gt;14",
+        " 1",
+        "0.500",
+        "3",
+        "stop",
+        "17.0",
+    ]
+    assert "not trained" in second[1] and second[3] == "15" and second[5] == "-"
+
+
+def test_rows_open_their_conversation_and_their_samples(client: TestClient) -> None:
+    page = read(client, "/runs/1/step/2/0/conversation")
+    assert "<html" not in page and '<pre class="thought">&lt;think&gt;7, 7' in page and "What is 7 + 7?" in page
+    (address,) = re.findall(r'data-src="(/runs/1/step/2/rows[^"]*)"', read(client, "/runs/1/step/2"))
+    page = read(client, unescape(address))
+    assert "<html" not in page and page.count("/conversation") == 2
+
+
+def test_search_over_all_iterations(client: TestClient, tmp_path: Path) -> None:
+    reply = make_group(18, ("14", 0.25))
+    reply.trajectories[0].turns[0].observation = [{"role": "tool", "content": "a Rare\nword of a tool"}]
+    write_groups(tmp_path / "outputs/first", 3, [reply], "val")
+    update_index(tmp_path / "outputs")
+
+    def search(query: str) -> list[str]:
+        return re.findall(r'data-src="/runs/1/([^"]*)/conversation"', read(client, f"/runs/1/samples?{query}"))
+
+    assert search("") == ["step/3/0", "val/3/0", "step/3/1", "step/2/0", "step/2/1", "step/1/0", "step/1/1"]
+    assert search("text=rare+WORD") == ["val/3/0"] and search("text=raree") == []
+    assert search("text=What+is+7&where=reward&is=equal+to&number=0.25") == ["val/3/0"]
+    assert search("text=think&before=2") == ["step/2/0", "step/1/0"]
+    assert search("of=val&prompt_id=18") == ["val/3/0"] and search("of=step&prompt_id=18") == []
+    assert search("sort=reward&text=15")[:2] == ["step/3/1", "step/2/1"]
+    assert "No sample fits" in read(client, "/runs/1/samples?outcome=grader_failed")
+
+
+def test_a_search_that_ends_early_continues(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alphaapollo.viewer.sample_pages.MAX_FOUND", 2)
+    page = read(client, "/runs/1/samples?text=What")
+    assert page.count("/conversation") == 2 and 'href="?text=What&amp;before=2"' in page
+
+
+def test_configuration_shows_first_what_was_set(client: TestClient, tmp_path: Path) -> None:
+    (tmp_path / "outputs/first/config.1.yaml").write_text("trainer: {seed: 7, total_training_steps: 9}")
+    page = read(client, "/runs/1/config")
+    rows = re.findall(r'<th scope="row">([^<]*)</th><td>([^<]*)</td><td class="differs">([^<]*)</td>', page)
+    assert rows == [("actor_rollout_ref.model.path", "m", ""), ("trainer.seed", "0", "7")]
 
 
 def test_groups_of_an_iteration(client: TestClient, tmp_path: Path) -> None:
@@ -97,13 +182,13 @@ def test_groups_of_an_iteration(client: TestClient, tmp_path: Path) -> None:
     update_index(tmp_path / "outputs")
 
     def list_groups(query: str = "") -> list[str]:
-        return re.findall(r'prompt_id=(\d+)&amp;data_source=sums"', read(client, f"/runs/1/step/4{query}"))
+        return re.findall(r'href="[^"]*prompt_id=(\d+)&amp;data_source=sums"', read(client, f"/runs/1/step/4{query}"))
 
     page = read(client, "/runs/1/step/4")
-    rows_of_page = re.findall(r"<td[^>]*>(.*?)</td>", page)
-    row = rows_of_page[len(rows_of_page) // 3 : len(rows_of_page) * 2 // 3]
-    assert row[1:] == ["2", "0.500", "0.500", "1 x 1, 1 x 0", "0.500", "3", "1", "done", "stop", "-1 to 1", "trained"]
-    assert page.count("<td>filtered</td>") == page.count("<td>failed</td>") == 1
+    row = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", page.split("<tr>")[3])]
+    cells = ["", "trained", "What is 7 + 7?", "1 x 1, 1 x 0", "0.500", "0.500", "-1 to 1", "3", "stop", "19 x 2"]
+    assert row == cells and 'y="0.0" width="4" height="15.0"' in page
+    assert page.count('state filtered">') == page.count('state failed">') == 1
     assert list_groups() == ["18", "19", "20"]
     assert list_groups("?sort=variance&down=1") == ["19", "18", "20"]
     assert list_groups("?sort=status") == ["20", "18", "19"]

@@ -83,7 +83,7 @@ def test_run(tmp_path: Path) -> None:
     assert re.search(r"torch \d", text) and re.search(r"commit \w", text)
     assert {"img", "table", "pre", "h1", "h2", "h3"} <= names and "script" not in names
     assert attributes["img src"].startswith("data:image/svg+xml;base64,")
-    assert "groups/mixed by iteration: first" in attributes["img alt"]
+    assert "val/accuracy by iteration: first" in attributes["img alt"]
     assert make_report([folder]) == make_report([folder])
 
 
@@ -154,10 +154,10 @@ def test_hostile_texts_are_no_markup(hostile_run: Path) -> None:
     text, names, attributes = read_html(make_report([hostile_run]))
     assert names <= {
         *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "h3", "p", "ul", "li", "pre", "code"),
-        *("table", "thead", "tbody", "tr", "th", "td", "img"),
+        *("table", "thead", "tbody", "tr", "th", "td", "img", "div"),
     }
     allowed = {"html lang", "meta charset", "meta name", "meta content", "meta http-equiv", "img src", "img alt"}
-    assert attributes.keys() <= {*allowed, "th class", "td class", "code class"}
+    assert attributes.keys() <= {*allowed, "th class", "td class", "code class", "main class", "div class", "h2 class"}
     assert HOSTILE in text and "[click](javascript:alert(1))" in text
     assert not re.search(r"[\x00-\x08\x1b\u202e\u2066\ud800]", text)
     policy = re.search(rb'Content-Security-Policy" content="([^"]*)"', make_report([hostile_run]))
@@ -304,5 +304,15 @@ def test_inputs_are_compared_by_their_content(tmp_path: Path) -> None:
         inputs = {"data.train_files": [(str(data), digest_file(data))], "model.path": [("org/model", "0abc")]}
         write_run_plan(folder, RunPlan({}, inputs=inputs))
     texts = report(first), report(second), report(first, second)
-    assert digest_file(data) not in texts[0] and digest_file(data) in texts[1] and "0abc" in texts[1]
+    digest = digest_file(data)[:12]
+    assert digest not in texts[0] and f"`{digest}`" in texts[1] and "0abc" in texts[1]
     assert "data.train_files (content)" in texts[2] and "model.path (content)" not in texts[2]
+
+
+def test_changes_between_the_starts_of_a_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first")
+    (folder / "config.1.yaml").write_text("actor_rollout_ref: {model: {path: m}}\ntrainer: {seed: 0}\n")
+    (folder / "config.2.yaml").write_text("actor_rollout_ref: {model: {path: m}}\ntrainer: {seed: 5}\n")
+    text = report(folder)
+    assert "| `trainer.total_training_steps` | config.1.yaml | `9` | `-` |" in text
+    assert "| `trainer.seed` | config.2.yaml | `0` | `5` |" in text
