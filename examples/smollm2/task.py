@@ -126,7 +126,7 @@ NONE = ("",)
 SENTENCE = "Write one sentence about {topic}"
 KINDS = {
     "lowercase": Kind(
-        "write one sentence about {topic}. use only lowercase letters, also at the start.",
+        "write one sentence about {topic}. write it in lowercase, without any capital letters.",
         NONE,
         lambda answer, _: is_sentence(answer) and answer == answer.lower(),
     ),
@@ -156,7 +156,7 @@ KINDS = {
         lambda answer, letter: is_sentence(answer) and letter not in answer.lower(),
     ),
     "exclamation": Kind(
-        f"{SENTENCE} that ends with an exclamation mark!",
+        f"{SENTENCE}. End it with an exclamation mark.",
         NONE,
         lambda answer, _: is_sentence(answer) and answer.endswith("!"),
     ),
@@ -207,11 +207,11 @@ KINDS = {
 
 
 def make_instructions(count: int, topics: Sequence[str], seed: str) -> Iterator[Instruction]:
-    """Yield instructions. Kinds, topics and values take turns in random order, so each is equally frequent."""
+    """Yield different instructions, always the same ones. Kinds take turns, topics and values are random."""
     rng = random.Random(seed)
     names, used = list(KINDS), set[Instruction]()
     while len(used) < count:
         one = Instruction(kind := names[len(used) % len(names)], rng.choice(topics), rng.choice(KINDS[kind].values))
-        if one not in used:
+        if one not in used and not (kind == "no_letter" and one.value in one.topic):
             used.add(one)
             yield one
