@@ -243,18 +243,13 @@ def export(argv: Sequence[str]) -> int:
 @report_refusals
 def import_gguf(argv: Sequence[str]) -> int:
     """`alphaapollo import-gguf FILE OUT`: convert a GGUF file. Returns exit code 2 if it cannot be converted."""
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo import-gguf",
-        description="Convert a GGUF file to a Hugging Face folder with weights in float32, which can be trained and "
-        "served (model.path=OUT). Needs the package gguf.",
-    )
-    parser.add_argument("file", metavar="FILE", type=Path, help="a GGUF file of a language model")
-    parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write")
+    description = "Convert a GGUF file to a Hugging Face folder with weights in float32. Needs the package gguf."
+    parser = argparse.ArgumentParser(prog="alphaapollo import-gguf", description=description)
+    parser.add_argument("file", metavar="FILE", type=Path, help="GGUF file of a language model")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder to write, for model.path=OUT")
     options = parser.parse_args(argv)
-    from alphaapollo.models.gguf_import import import_gguf
-
-    count = import_gguf(options.file.expanduser(), options.out.expanduser())
-    print(f"model with {count:,} parameters written to {options.out}")
+    convert = pkgutil.resolve_name("alphaapollo.models.gguf_import:import_gguf")
+    print(f"{convert(options.file.expanduser(), options.out.expanduser()):,} parameters written to {options.out}")
     return 0
 
 

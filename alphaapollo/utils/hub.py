@@ -55,5 +55,4 @@ def is_adapter(folder: str | Path) -> bool:
 
 def explain_gguf_file(path: str) -> str:
     """Return an error message if a model path is a GGUF file, else ""."""
-    is_gguf = path.lower().endswith(".gguf")
-    return f"{path} is a GGUF file. Convert it first: alphaapollo import-gguf {path} FOLDER" if is_gguf else ""
+    return f"{path} is a GGUF file. Convert it: alphaapollo import-gguf {path} FOLDER" if path.endswith(".gguf") else ""

@@ -102,7 +102,7 @@ def damage(path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("content", "fact"),
     [
-        ("family", "'clip'"),
+        ("family", "(clip)"),
         ("I8", "I8"),
         ("blk.0.ffn_up", "mlp.up_proj"),
         ("magic", "complete"),
