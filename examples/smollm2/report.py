@@ -68,16 +68,19 @@ def main() -> None:
     for one, other in pick_pairs(before, after):
         terminal.print(f"\n[bold]{one['prompt'][-1]['content']}[/] (held out)")
         terminal.print(Columns([panel(one, "before"), panel(other, "after GRPO")]))
-    terminal.print(f"""
-The demo took {args.seconds} s and wrote to {run}. To try next:
-
-  source .venv/bin/activate                                  # once in a shell
-  alphaapollo chat {args.model} rollout.temperature=0.7      # chat with the model before training
-  alphaapollo chat {run}                                     # and after it
-  alphaapollo samples {run} --val                            # all held-out answers
-  alphaapollo view {run}                                     # curves and samples in the browser
-  alphaapollo report {run} -o report.html                    # all in one file
-  alphaapollo serve {run}                                    # OpenAI server""")
+    terminal.print(f"\nThe demo took {args.seconds} s and wrote to {run}. To try next:\n")
+    commands = {
+        "source .venv/bin/activate": "once in a shell",
+        f"alphaapollo chat {args.model} rollout.temperature=0.7": "chat with the model before training",
+        f"alphaapollo chat {run}": "and after it",
+        f"alphaapollo samples {run} --val": "all held-out answers",
+        f"alphaapollo view {run}": "curves and samples in the browser",
+        f"alphaapollo report {run} -o report.html": "all in one file",
+        f"alphaapollo serve {run}": "OpenAI server",
+    }
+    width = max(map(len, commands))
+    for command, purpose in commands.items():
+        terminal.print(f"  {command:<{width}}   # {purpose}")
 
 
 if __name__ == "__main__":

