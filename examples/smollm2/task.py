@@ -125,10 +125,12 @@ def is_json(text: str, key: str) -> bool:
 NONE = ("",)
 SENTENCE = "Write one sentence about {topic}"
 KINDS = {
-    "lowercase": Kind(
-        "write one sentence about {topic}. write it in lowercase, without any capital letters.",
+    "title": Kind(
+        "Write the title of a book about {topic}. Start each word with a capital letter.",
         NONE,
-        lambda answer, _: is_sentence(answer) and answer == answer.lower(),
+        lambda answer, _: (
+            "\n" not in answer and all(word[0].isupper() for word in re.findall(r"[a-z][\w'-]*", answer, re.I))
+        ),
     ),
     "contains": Kind(
         f"{SENTENCE} that contains the word '{{value}}'.",
@@ -156,7 +158,7 @@ KINDS = {
         lambda answer, letter: is_sentence(answer) and letter not in answer.lower(),
     ),
     "exclamation": Kind(
-        f"{SENTENCE}. End it with an exclamation mark.",
+        "Write one excited slogan about {topic}! End it with an exclamation mark!",
         NONE,
         lambda answer, _: is_sentence(answer) and answer.endswith("!"),
     ),

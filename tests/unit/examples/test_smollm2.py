@@ -14,7 +14,7 @@ from examples.smollm2.reward import compute_score
 from examples.smollm2.task import HELD_OUT_TOPICS, KINDS, TRAIN_TOPICS, Instruction, make_instructions
 
 CORRECT = {  # kind -> correct answers about tea, and the value of the instruction
-    "lowercase": ("", "tea is a hot drink from asia."),
+    "title": ("", "The Long Journey Of Green Tea"),
     "contains": ("seven", "My mother drinks seven cups of tea."),
     "starts": ("Every", "Every cup of tea tastes different."),
     "ends": ("at home", "Good tea is best at home."),
@@ -32,7 +32,7 @@ CORRECT = {  # kind -> correct answers about tea, and the value of the instructi
     "json": ("use", '{"name": "tea", "use": "People drink hot tea daily."}'),
 }
 WRONG = {  # nearly correct
-    "lowercase": ("Tea is a hot drink from asia.", "tea is a hot drink. it grows on hills.", "tea is a hot drink"),
+    "title": ("The Long Journey of Green Tea", "The Long Journey\nOf Green Tea"),
     "contains": ("My mother drinks some cups of tea.", "My mother drinks seventeen cups of tea."),
     "starts": ("A cup of tea tastes different every day.", "Everyone likes a cup of tea."),
     "ends": ("At home everybody likes good tea.",),
