@@ -12,10 +12,13 @@ help: ## list the targets
 	@printf '\n  \033[1malphaapollo\033[0m: reinforcement-learning post-training for language models\n\n'
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | \
 		while IFS=$$'\t' read -r name text; do printf '  \033[36mmake %-17s\033[0m %s\n' "$$name" "$$text"; done
-	@printf '\n  PYTHON=python3.12 or DEVICE=cpu|gpu choose what is installed; ARGS="-k grpo" goes to pytest.\n\n'
+	@printf '\n  PYTHON=python3.12 or DEVICE=cpu|gpu choose what is installed; ARGS="-k grpo" goes to pytest, ARGS="trainer.seed=1" to the demo.\n\n'
 
 quickstart: setup ## install, then train a small model with RL until it visibly learns (minutes, no GPU needed)
 	@bash examples/quickstart/run.sh
+
+demo: setup ## install a pretrained model of 135M parameters (93 MB), then train it with RL to follow instructions
+	@bash examples/smollm2/run.sh $(ARGS)
 
 setup: ## install the runtime requirements into .venv
 	@scripts/setup.sh
@@ -74,4 +77,4 @@ clean: ## remove .venv, builds and caches (outputs/ stays)
 	@rm -rf .venv dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -not -path './outputs/*' -prune -exec rm -rf {} +
 
-.PHONY: help quickstart setup setup-suites setup-dev test test-all test-gpu check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean
+.PHONY: help quickstart demo setup setup-suites setup-dev test test-all test-gpu check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean

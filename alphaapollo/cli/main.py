@@ -127,6 +127,9 @@ SUBCOMMANDS = {  # in the order of --help
         "data.path=outputs.jsonl",
     ),
     "export": Subcommand("export a checkpoint as a verified Hugging Face folder with a model card", "cli.main:export"),
+    "import-gguf": Subcommand(
+        "convert a GGUF file to a Hugging Face folder, to train its model", "cli.main:import_gguf"
+    ),
     "serve": Subcommand("vLLM's OpenAI server on a run's newest model", "cli.serve:main"),
     "view": Subcommand("show runs in the browser: curves, samples, tokens; live", "cli.show:view"),
     "report": Subcommand("write a report of runs into one HTML file", "cli.show:report"),
@@ -235,6 +238,19 @@ def export(argv: Sequence[str]) -> int:
     words += [format_override("push_to", options.push)] if options.push else []
     run: MainFunction = pkgutil.resolve_name("alphaapollo.trainer.main_export:main")
     return run(words)
+
+
+@report_refusals
+def import_gguf(argv: Sequence[str]) -> int:
+    """`alphaapollo import-gguf FILE OUT`: convert a GGUF file. Returns exit code 2 if it cannot be converted."""
+    description = "Convert a GGUF file to a Hugging Face folder with weights in float32. Needs the package gguf."
+    parser = argparse.ArgumentParser(prog="alphaapollo import-gguf", description=description)
+    parser.add_argument("file", metavar="FILE", type=Path, help="GGUF file of a language model")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder to write, for model.path=OUT")
+    options = parser.parse_args(argv)
+    convert = pkgutil.resolve_name("alphaapollo.models.gguf_import:import_gguf")
+    print(f"{convert(options.file.expanduser(), options.out.expanduser()):,} parameters written to {options.out}")
+    return 0
 
 
 if __name__ == "__main__":

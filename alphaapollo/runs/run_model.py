@@ -19,7 +19,7 @@ from alphaapollo.data.vocabulary import read_sampling_settings
 from alphaapollo.processes.host import make_subprocess_environ
 from alphaapollo.runs.checkpoint_folder import PROGRESS, list_checkpoints
 from alphaapollo.runs.resume import read_saved_config
-from alphaapollo.utils.hub import is_adapter
+from alphaapollo.utils.hub import explain_gguf_file, is_adapter
 from alphaapollo.utils.json_types import JsonObject
 
 LENGTHS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
@@ -39,7 +39,8 @@ def find_newest_model(path: Path) -> RunModel:
     path = path.expanduser().resolve()
     if not path.is_dir():
         raise ValueError(
-            f"{path} is not a folder. Use the folder of a run, e.g. outputs/alphaapollo/default, or of a model."
+            explain_gguf_file(str(path))
+            or f"{path} is not a folder. Use the folder of a run, e.g. outputs/alphaapollo/default, or of a model."
         )
     if not (has_complete_weights(path) or is_adapter(path)) and (completed := list_checkpoints(path)):
         checkpoint, model = completed[-1], path / "model"

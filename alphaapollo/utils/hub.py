@@ -51,3 +51,8 @@ def is_local_path(path: str) -> bool:
 def is_adapter(folder: str | Path) -> bool:
     """Return whether a folder has a LoRA adapter, as trainer.export_lora=adapter and peft write it."""
     return (Path(folder).expanduser() / "adapter_config.json").is_file()
+
+
+def explain_gguf_file(path: str) -> str:
+    """Return an error message if a model path is a GGUF file, else ""."""
+    return f"{path} is a GGUF file. Convert it: alphaapollo import-gguf {path} FOLDER" if path.endswith(".gguf") else ""
