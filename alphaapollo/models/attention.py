@@ -241,9 +241,8 @@ def attend_images(
     from torch.nn.attention.varlen import varlen_attn
 
     activate_flash_attention_3()
-    tensors = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    bounds, longest = [cu_seq_lens_q] * 2, [max_length_q] * 2
-    packed = varlen_attn(*tensors, *bounds, *longest, scale=scaling)
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    packed = varlen_attn(q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, scale=scaling)
     assert isinstance(packed, Tensor)
     return packed[None], None
 

@@ -244,8 +244,9 @@ def _enable_gradient_checkpointing(loaded: PreTrainedModel, model: Model) -> Non
     Transformers' own checkpointing needs layers in training mode, in which some models apply dropout."""
     if model.enable_gradient_checkpointing:
         for layer in [*find_decoder_layers(loaded), *find_vision_blocks(loaded)]:
-            settings = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": keep_split_sizes}
-            layer.forward = partial(checkpoint, layer.forward, **settings)
+            layer.forward = partial(
+                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, context_fn=keep_split_sizes
+            )
 
 
 def fix_rope_frequencies(model: PreTrainedModel, max_length: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,8 +126,9 @@ class PolicyModel(FsdpRoot):
         excluded = self.excluded if len(self.excluded) else None
         return LmHead(output.weight, output.bias, self.scale, self.softcap, self.num_tokens, excluded)
 
-    def _compute_token_stats(self, states: Tensor, targets: Tensor, *settings: Any) -> TokenStats:
-        return compute_token_stats(LmHeadInput(states, self._make_head()), targets, *settings, fused=states.is_cuda)
+    def _compute_token_stats(self, states: Tensor, *arguments: Any) -> TokenStats:
+        compute = partial(compute_token_stats, LmHeadInput(states, self._make_head()), fused=states.is_cuda)
+        return compute(*arguments)
 
     def _compute_predicting_states(self, micro: MicroBatch) -> Tensor:
         routing = self.routers and self.routers.start_recording(micro.is_real_token, micro.token_columns)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
@@ -87,9 +87,8 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     outputs = [sum(one.out_features for one in layer.modules() if isinstance(one, nn.Linear)) for layer in layers]
     of_experts = [sum(one.shape[1] for one in some if one.ndim == 3) for some in experts]
     saved = max(2 * (dense + chosen * each) for dense, each in zip(outputs, of_experts, strict=True))
-    norms = [
-        one.weight.numel() for one in layers[-1].modules() if "Norm" in type(one).__name__ and hasattr(one, "weight")
-    ]
+    parts = [one for one in layers[-1].modules() if "Norm" in type(one).__name__ and hasattr(one, "weight")]
+    norms = [len(one.weight) for one in parts if isinstance(one.weight, Tensor)]
     head, heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
     # Of the norms of queries and keys by head, attention saves the output.
     normed = sum(size * heads * 3 // 8 if size == head else size for size in norms)
@@ -183,7 +182,8 @@ class RankModel:
 def _get_active_offloads(fsdp: FsdpT, device: Device) -> FsdpT:
     """Return the section without offloading, which has no effect, on a CPU."""
     keys = [key for key in ("optimizer_offload", "offload_policy", "param_offload") if hasattr(fsdp, key)]
-    return fsdp if device == "cuda" else fsdp.model_copy(update=dict.fromkeys(keys, False))
+    active: FsdpT = fsdp if device == "cuda" else fsdp.model_copy(update=dict.fromkeys(keys, False))  # type: ignore[assignment]
+    return active
 
 
 def make_frozen_model(
