@@ -34,5 +34,5 @@ async def launch_workers(
 
     joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.detect_node_resources has joined this cluster
     if not joined:
-        start_local_cluster(specs.placement.device)
+        start_local_cluster()
     return await launch_ray_workers(specs, start_timeout, required_paths if joined else None)

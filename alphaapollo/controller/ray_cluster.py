@@ -21,7 +21,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alphaapollo._version import __version__
 from alphaapollo.config.schema import GenerationTrainer, Rollout, Trainer, TuningTrainer
-from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import Machine, query_smallest_gpu_memory_bytes
 from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.processes.network import restrict_network_to_loopback
@@ -59,17 +58,9 @@ def join_cluster(trainer: TrainerSection, rollout: Rollout | None = None) -> Mac
     )
 
 
-KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_ARENA_MAX": "1"}
-"""Variables by which glibc reuses freed memory. Otherwise it returns large tensors to the kernel, and page faults take
-a fifth of the processor time of an update on a CPU. One arena, because large blocks of others are always returned."""
-
-
-def start_local_cluster(device: Device) -> None:
-    """Start Ray on this machine, reachable only from this machine, until this process ends. device: of the tensors of
-    the workers. Raises WorkerDied if Ray does not start."""
-    for name, value in KEEP_FREED_MEMORY.items():
-        if device == "cpu":
-            os.environ.setdefault(name, value)
+def start_local_cluster() -> None:
+    """Start Ray on this machine, reachable only from this machine, until this process ends. Raises WorkerDied if Ray
+    does not start."""
     health_checks = {  # long timeouts, because a busy laptop answers late; dead processes are detected anyway
         "health_check_timeout_ms": 60_000,
         "health_check_failure_threshold": 10,
