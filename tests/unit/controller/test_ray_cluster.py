@@ -104,14 +104,17 @@ def test_a_joined_cluster_has_no_own_processes(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_failed_start_is_a_worker_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    constants = ray_cluster.ray._private.ray_constants
+    constants, node = ray_cluster.ray._private.ray_constants, ray_cluster.ray._private.node.Node
+    start_monitor = node.start_monitor
 
     def slow(**how: Any) -> None:
-        assert not constants.ENABLE_RAY_CLUSTER and how["address"] == "local"
+        assert (
+            not constants.ENABLE_RAY_CLUSTER and how["address"] == "local" and node.start_monitor is not start_monitor
+        )
         raise Exception("The current node timed out during startup.\n  Look into its logs.")
 
     monkeypatch.setattr(ray_cluster.ray, "init", slow)
     monkeypatch.setattr(ray_cluster, "restrict_network_to_loopback", lambda: None)
     with pytest.raises(ray_cluster.WorkerDied, match="The current node timed") as caught:
         ray_cluster.start_local_cluster()
-    assert caught.value.role == "Ray's start" and constants.ENABLE_RAY_CLUSTER
+    assert caught.value.role == "Ray's start" and constants.ENABLE_RAY_CLUSTER and node.start_monitor is start_monitor
