@@ -112,7 +112,7 @@ def choose_evenly(items: Sequence[T], count: int) -> list[T]:
 def compute_band(database: sqlite3.Connection, run: int, kind: str, figure: str) -> np.ndarray:
     """Compute intervals of a mean over prompts (step, low, high), [M, 3], evenly spread over the iterations."""
     steps = choose_evenly(list_steps(database, run, kind), MAX_BANDS)
-    means = [(step, *estimate_means(tabulate(database, run, kind, step)[[figure]].to_numpy())) for step in steps]
+    means = [(step, estimate_means(tabulate(database, run, kind, step)[[figure]].to_numpy())[0]) for step in steps]
     rows = [(step, mean.low, mean.high) for step, mean in means if mean and mean.low is not None]
     return np.array(rows, dtype=float).reshape(-1, 3)
 

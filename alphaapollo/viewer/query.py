@@ -125,7 +125,7 @@ def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
     values = {one: found[0] for one in names if (found := query.select(last, number, one, 1))}
     steps = query.select(last, number, "timing/step", RECENT_STEPS)
     files = query.select("SELECT total(damaged) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", number)[0]
-    notes = (query.select("SELECT tags, note, hidden FROM own.notes WHERE id = ?", number) or [{}])[0]
+    notes = query.select("SELECT tags, note, hidden FROM own.notes WHERE id = ?", number)
     try:
         state, kind, total = read_run_state(folder), find_kind(folder), find_total_steps(folder)
         model = describe_model(folder)
@@ -155,5 +155,5 @@ def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
         devices=devices,
         speed=values["rollout/tokens_per_second"]["value"] if "rollout/tokens_per_second" in values else None,
         step_seconds=fmean(one["value"] for one in steps) if steps else None,
-        **dict(notes),
+        **(dict(notes[0]) if notes else {}),
     )

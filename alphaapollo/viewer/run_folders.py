@@ -180,8 +180,9 @@ def measure_costs(folder: Path) -> tuple[float, int]:
     sections = ("trainer", "actor_rollout_ref.rollout")  # the second has nodes of its own if its nnodes is not 0
     sizes = [[config.get(f"{section}.{key}", "0") for key in ("n_gpus_per_node", "nnodes")] for section in sections]
     plan = read_run_plan(folder)
-    is_cpu = config.get("trainer.device") == "cpu" or (plan and plan.memory and "GPU" not in plan.memory.device)
-    is_cpu = is_cpu or (history and "+cpu" in history[-1].versions.get("torch", ""))
+    is_cpu = config.get("trainer.device") == "cpu"
+    is_cpu |= plan is not None and plan.memory is not None and "GPU" not in plan.memory.device
+    is_cpu |= bool(history) and "+cpu" in history[-1].versions.get("torch", "")
     return seconds, 0 if is_cpu else sum(prod(int(size) if size.isdigit() else 0 for size in pair) for pair in sizes)
 
 

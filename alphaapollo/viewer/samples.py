@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -68,7 +68,7 @@ class LoggedTexts(msgspec.Struct):
 _TEXTS = msgspec.json.Decoder(LoggedTexts)
 
 
-def read_texts(folder: Path, row: Mapping[str, Any]) -> tuple[str, str]:
+def read_texts(folder: Path, row: sqlite3.Row) -> tuple[str, str]:
     """Return the last message of the prompt, and the answer, of a trajectory at its position in the file; empty texts
     if the file has changed since it was indexed."""
     with suppress(OSError, *DAMAGED), (folder / make_file_name(row["kind"], row["step"])).open("rb") as file:
