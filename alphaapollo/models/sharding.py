@@ -230,9 +230,7 @@ def distribute_experts(experts: nn.Module, mesh: DeviceMesh) -> None:
 def _prefetch_layers(layers: Sequence[nn.Module]) -> None:
     """Gather each layer while the one before it is computed. Otherwise a layer with experts would be gathered only
     after the host has read the number of tokens to exchange."""
-    units: list[list[FSDPModule]] = [
-        [one for one in layer.modules() if isinstance(one, FSDPModule)] for layer in layers
-    ]
+    units = [list[FSDPModule](part for part in layer.modules() if isinstance(part, FSDPModule)) for layer in layers]
     for before, after in pairwise(filter(None, units)):
         before[0].set_modules_to_forward_prefetch(after)
         after[0].set_modules_to_backward_prefetch(before)

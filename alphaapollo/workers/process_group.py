@@ -45,7 +45,7 @@ def initialize_rank(
         if fsdp.full_determinism:
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts
             torch.use_deterministic_algorithms(True)
-            torch.utils.deterministic.fill_uninitialized_memory = False
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     join_process_group(placement.device, placement.rank, placement.world_size, placement.init_method)
     mesh = make_mesh(placement.device, fsdp.fsdp_size, fsdp.ep_size)
     return mesh, *create_sequence_groups(placement.device, placement.sequence_parallel_size)
