@@ -115,11 +115,16 @@ class PreferenceLoss:
             else:
                 assert answers.kl is not None
                 is_correct = (rewards > beta * answers.kl.clamp(min=0.0)) == answers.is_desirable
-            metric_sums = {"loss": losses.sum()}
-            for side, selected in (("chosen", answers.is_desirable), ("rejected", ~answers.is_desirable)):
-                metric_sums[side] = selected.sum()
-                for name, column in (("reward", rewards), ("logp", answers.logp)):  # a boolean index would wait
-                    metric_sums[f"{name}_{side}"] = torch.where(selected, column, 0.0).sum()
+            is_chosen, is_rejected = answers.is_desirable, ~answers.is_desirable
+            metric_sums = {
+                "loss": losses.sum(),
+                "chosen": is_chosen.sum(),
+                "rejected": is_rejected.sum(),
+                "reward_chosen": _sum_where(is_chosen, rewards),
+                "reward_rejected": _sum_where(is_rejected, rewards),
+                "logp_chosen": _sum_where(is_chosen, answers.logp),
+                "logp_rejected": _sum_where(is_rejected, answers.logp),
+            }
         return PreferenceLossOutput(losses, is_correct, metric_sums)
 
     def try_on_toy_answers(self, config: Preference) -> None:
@@ -128,6 +133,11 @@ class PreferenceLoss:
         is_desirable = torch.tensor([True, False, True, False])
         reference = logp.detach() - 0.1 if self.needs_reference else None
         self(AnswerBatch(logp, torch.tensor([2, 3, 2, 1]), is_desirable, reference, kl=torch.tensor(0.1)), config)
+
+
+def _sum_where(selected: Tensor, values: Tensor) -> Tensor:
+    """Sum the selected values. Unlike a boolean index, this does not wait for the GPU."""
+    return torch.where(selected, values, 0.0).sum()
 
 
 def compute_preference_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:

@@ -64,9 +64,8 @@ def fit_to_memory(
         return plan_memory(replace_values(config, settings), device, capacity, request)
 
     def fits(settings: Settings) -> bool:
-        """A model on each node must also leave memory to the engines."""
         plan, per_node = make_plan(settings), config.trainer.n_gpus_per_node
-        is_on_each_node = any(settings.get(key) == per_node for key in sizes)
+        is_on_each_node = any(settings.get(key) == per_node for key in sizes)  # leaves less memory to the engines
         return plan.has_headroom if is_on_each_node else plan.has_headroom_in_update
 
     options = list_fast_settings(config, device, [*free, *(sizes if capacity else ())], request)
@@ -92,15 +91,20 @@ def fit_to_memory(
     elif not plan.has_headroom:
         shortage = f"{plan.describe_peak('about')}, so the run may end with an out-of-memory error"
         plan = replace(plan, warning=f"{shortage}. {suggest_settings()}")
-    if device == "cuda":
-        if isinstance(config, Config):
-            config = replace_value(config, ENGINE_SHARE, plan.engine_share)
-        problem = plan.problem or _explain_missing_host_memory(config, plan, host_memory)
-        fits_host = not host_memory or plan.offloaded_bytes + plan.checkpoint_copy_bytes <= USABLE * host_memory
-        return config, replace(plan, problem=problem, saves_in_background=fits_host)
+    if device == "cpu":
+        return config, _plan_checkpoint_copies(plan)
+    if isinstance(config, Config):
+        config = replace_value(config, ENGINE_SHARE, plan.engine_share)
+    problem = plan.problem or _explain_missing_host_memory(config, plan, host_memory)
+    fits_host = not host_memory or plan.offloaded_bytes + plan.checkpoint_copy_bytes <= USABLE * host_memory
+    return config, replace(plan, problem=problem, saves_in_background=fits_host)
+
+
+def _plan_checkpoint_copies(plan: MemoryPlan) -> MemoryPlan:
+    """On a CPU, add the copies from which checkpoints are written in the background, if they fit."""
     copies = Usage({"checkpoint copy": plan.checkpoint_copy_bytes})
     with_copies = replace(plan, phases={name: usage + copies for name, usage in plan.phases.items()})
-    return config, with_copies if with_copies.has_headroom else replace(plan, saves_in_background=False)
+    return with_copies if with_copies.has_headroom else replace(plan, saves_in_background=False)
 
 
 def fit_to_memory_if_measurable(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from alphaapollo.models.attention import attend_images
+from alphaapollo.models.vision_attention import attend_images
 from alphaapollo.weight_sync.digest import compute_joint_digest
 
 

@@ -204,7 +204,7 @@ def test_the_policy_update_and_the_mismatch_are_one_call(measures_mismatch: bool
     policy = PolicyGroup(LocalRanks(Policy()))  # type: ignore[arg-type]
     updated = asyncio.run(policy.update(["columns"], ["steps"], True, False, measures_mismatch))  # type: ignore
     assert updated == (
-        {"inputs": ("columns", "steps", True, False)},
+        {"inputs": ("columns", "steps", True, False, None)},
         ["sums"] * measures_mismatch,
         ["old"] * measures_mismatch,
     )

@@ -60,7 +60,8 @@ def test_kernels_need_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("installed")
 def test_unsupported_architectures(tmp_path: Path) -> None:
     """An error before a worker starts if Liger is required, else the plain layers."""
-    known, other = (Model(path=str(save_model(name, tmp_path / name))) for name in ("qwen3", "gemma2"))
+    paths = [str(save_model(name, tmp_path / name)) for name in ("qwen3", "gemma2")]
+    known, other = (Model(path=path, attention="sdpa") for path in paths)
     assert choose_kernels(resolve_model(known, "cuda"), known).use_liger is True
     assert choose_kernels(resolve_model(other, "cuda"), other).use_liger is False
     assert choose_kernels(resolve_model(other, "cpu"), other).use_liger is False

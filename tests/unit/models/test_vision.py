@@ -17,7 +17,7 @@ from alphaapollo.batching.batch import Rows
 from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import EXCLUDED_LOGIT, reads_images
-from alphaapollo.models import attention, micro_batch
+from alphaapollo.models import micro_batch, vision_attention
 from alphaapollo.models.decoder import (
     compute_mrope_positions,
     find_vision_blocks,
@@ -91,9 +91,9 @@ def attend_each_sequence(
 def test_one_call_per_layer_of_the_tower_gives_the_same_features(vision_folder, family: str, monkeypatch: Any):
     kernel = mock.Mock(side_effect=attend_each_sequence)
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", kernel)
-    monkeypatch.setattr(attention, "activate_flash_attention_3", lambda: False)
+    monkeypatch.setattr(vision_attention, "activate_flash_attention_3", lambda: False)
     plain, packed = load(vision_folder(family)), load(vision_folder(family))
-    attention.use_varlen_attention_in_vision_tower(packed.model)
+    vision_attention.use_varlen_attention_in_vision_tower(packed.model)
     micro = build(make_rows_with_images(vision_folder(family)))
     with torch.no_grad():
         torch.testing.assert_close(packed(micro, 1.0).logprobs, plain(micro, 1.0).logprobs, rtol=0, atol=1e-5)
