@@ -79,7 +79,9 @@ def test_an_update_waits_for_the_gpu_once_per_step(found: dict[str, dict[str, Co
 def test_no_loss_and_no_family_waits_for_the_gpu_in_a_micro_batch(found: dict[str, dict[str, Counts]]) -> None:
     parts = found["losses"] | found["other_models"]
     assert len(parts) > 15
-    assert {title: counts for title, counts in parts.items() if counts != count_update()} == {}
+    measures_kl = count_update(old=2) | {"tolist in workers/model_worker.py reduce": 3}  # after the update
+    expected = {title: measures_kl if title.startswith("ppo_kl") else count_update() for title in parts}
+    assert {title: counts for title, counts in parts.items() if counts != expected[title]} == {}
 
 
 @pytest.mark.parametrize("name", ["preferences", "reward_models"])
@@ -106,7 +108,7 @@ def test_vision_towers_wait_for_the_gpu_as_often_with_any_number_of_layers(found
 
 def test_a_publish_waits_for_the_gpu_twice_per_bucket(found: dict[str, dict[str, Counts]]) -> None:
     bucket = {
-        "event.synchronize in weight_sync/transport.py prefetch_buckets": 1,
+        "event.synchronize in weight_sync/shared_memory.py prefetch_buckets": 1,
         "item in weight_sync/digest.py compute_joint_digest": 1,
     }
     assert found["publish_dense"]["publish"] == found["expert_parallelism"]["publish"] == bucket
