@@ -20,11 +20,8 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-MEASUREMENTS, LOG, REPORT = (
-    "measurements.jsonl",
-    "log.txt",
-    "report.json",
-)  # of all checks, in the folder of the results
+# Files of all checks, in the folder of the results.
+MEASUREMENTS, LOG, REPORT = "measurements.jsonl", "log.txt", "report.json"
 POLL_SECONDS = 0.2
 Status = Literal["passed", "failed", "untested"]
 

@@ -68,6 +68,8 @@ def check_gpus() -> Iterator[CheckResult]:
         return
     import torch
 
+    from alphaapollo.weight_sync.vllm_transfer import EXPANDABLE, read_allocator_settings
+
     found = f"{len(lines)} x {lines[0]}; torch {torch.__version__}"
     if torch.version.cuda is None:
         yield CheckResult("gpu", f"{found} does not use GPUs", "warn", "rm -r .venv; DEVICE=gpu make setup")
@@ -76,9 +78,9 @@ def check_gpus() -> Iterator[CheckResult]:
         yield CheckResult("gpu", f"{found} finds no GPU", "fail", fix)
     else:
         yield CheckResult("gpu", f"{found}. More: make gpu-check")
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        if "expandable_segments:true" in os.environ.get(name, "").lower():
-            yield CheckResult("gpu", f"{name} has expandable segments; weight syncs between processes switch them off")
+    if EXPANDABLE.search(settings := read_allocator_settings()):
+        found = f"{settings}: expandable segments are switched off while weights are sent to engines"
+        yield CheckResult("gpu", found)
 
 
 def check_space() -> Iterator[CheckResult]:

@@ -143,8 +143,7 @@ def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, devi
             return "padded"
         if dtype == "float32":
             return "sdpa"
-        has_flash_3 = importlib.util.find_spec("flash_attn_interface") is not None  # varlen uses it
-        return "flash" if has_flash and not has_flash_3 else "varlen"
+        return "flash" if has_flash and not has_flash_attn_3() else "varlen"
     if device == "cpu" and requested in ("varlen", "flash"):
         raise ValueError(f"model.attention={requested} cannot train on a CPU. Set it to auto, padded or sdpa.")
     if requested in ("varlen", "flash") and dtype == "float32":
@@ -174,3 +173,8 @@ def _should_use_liger(model: Model, dtype: Dtype, device: Device) -> bool:
 def has_flash_attn() -> bool:
     """Return whether flash-attn 2 is installed; version 4, which has the same module name, does not count."""
     return importlib.util.find_spec("flash_attn_2_cuda") is not None
+
+
+def has_flash_attn_3() -> bool:
+    """Return whether FlashAttention 3 is installed, which model.attention=varlen uses on a Hopper GPU."""
+    return importlib.util.find_spec("flash_attn_interface") is not None

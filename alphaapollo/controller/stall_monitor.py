@@ -256,15 +256,14 @@ def collect_reports(all_ranks: Iterable[Ranks[Any]]) -> list[WorkerReport]:
 async def limit_idle_start(seconds: float, ranks: Collection[Ranks[Any]]) -> AsyncIterator[None]:
     """Context manager that raises TimeoutError out of its block when the workers that it waits for have used neither
     the CPU nor the disk for `seconds`. A large model may need much longer to load and compile."""
-    loop, before = asyncio.get_running_loop(), list[WorkerReport]()
 
     async def extend_after_progress(limit: asyncio.Timeout) -> None:
-        nonlocal before
+        before: list[WorkerReport] = []
         while True:
             await asyncio.sleep(interval := seconds / CHECKS)
             now = await asyncio.to_thread(collect_reports, ranks)
             if before and find_stall(before, now, interval, "cpu") is None:
-                limit.reschedule(loop.time() + seconds)
+                limit.reschedule(asyncio.get_running_loop().time() + seconds)
             before = now
 
     async with asyncio.timeout(seconds) as limit:

@@ -14,7 +14,6 @@ The layers receive the boundaries of packed rows as the keyword argument `packin
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from alphaapollo.config.resolve import Attention
+from alphaapollo.config.resolve import Attention, has_flash_attn_3
 from alphaapollo.models.decoder import find_language_model
 from alphaapollo.models.micro_batch import Packing, SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
 
@@ -213,7 +212,7 @@ def _attend_varlen(call: AttentionCall) -> Tensor:
 def activate_flash_attention_3() -> bool:
     """Let torch's attention kernels use FlashAttention 3, if it is installed (docs/install.md) and the GPU is a Hopper.
     Returns whether they do."""
-    if importlib.util.find_spec("flash_attn_interface") is None or torch.cuda.get_device_capability()[0] != 9:
+    if not has_flash_attn_3() or torch.cuda.get_device_capability()[0] != 9:
         return False
     torch.nn.attention.activate_flash_attention_impl("FA3")
     return True

@@ -213,11 +213,8 @@ def make_rank_model(
     computes one number per token or row. image_tokens_per_row: the most image tokens of a row.
     """
     (rows, length), sizes, width = micro_batch_shape, load_model_sizes(model), get_dtype_bytes(model.dtype)
-    adapters, shards, recomputes = (
-        count_adapter_parameters(model),
-        fsdp.count_shards(num_ranks),
-        model.enable_gradient_checkpointing is True,
-    )
+    adapters, shards = count_adapter_parameters(model), fsdp.count_shards(num_ranks)
+    recomputes = model.enable_gradient_checkpointing is True
     frozen = sizes.parameters if adapters else sizes.vision_parameters * model.freeze_vision
     trained = adapters or sizes.parameters - frozen
     own = -(-trained // shards)

@@ -199,11 +199,8 @@ def list_memory_saving_settings(
     sections, offloads = [key.removesuffix("fsdp_size") for key in sizes], ["offload_policy"]
     frozen, engines = list[Settings](), list[Settings]()
     if isinstance(config, Config):
-        offloads, role, per_node = (
-            ["param_offload", "offload_policy"],
-            config.actor_rollout_ref,
-            config.trainer.n_gpus_per_node,
-        )
+        offloads = ["param_offload", "offload_policy"]
+        role, per_node = config.actor_rollout_ref, config.trainer.n_gpus_per_node
         models = ["actor_rollout_ref.ref"] * config.needs_reference + list(config.teacher.local_models)
         frozen = [{f"{key}.fsdp_config.param_offload": True} for key in models]
         heads, smallest = load_model_sizes(role.model).num_heads, role.rollout.tensor_model_parallel_size + 1

@@ -169,10 +169,8 @@ class RunIndex:
         states = {row["name"]: row for row in database.execute("SELECT * FROM files WHERE run = ?", (run,))}
         save = "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         for name, stat in list_indexed_files(folder):
-            identity, times = (
-                (run, name, stat.st_ino & MAX_INT),
-                (stat.st_mtime_ns & MAX_INT, stat.st_ctime_ns & MAX_INT),
-            )
+            identity = (run, name, stat.st_ino & MAX_INT)
+            times = (stat.st_mtime_ns & MAX_INT, stat.st_ctime_ns & MAX_INT)
             state = states.get(name)
             if state is not None and (state["inode"], state["ctime"]) == (identity[2], times[1]):
                 continue

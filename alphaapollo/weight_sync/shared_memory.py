@@ -140,11 +140,6 @@ def prefetch_buckets(buckets: Iterator[Bucket]) -> Iterator[Bucket]:
         bucket, gathered = following
 
 
-def get_largest_bucket_bytes(total_bytes: int) -> int:
-    """Return the minimum size of the largest bucket of a model with `total_bytes`."""
-    return min(total_bytes, BUCKET_BYTES)
-
-
 def count_bytes(bucket: Bucket) -> int:
     """Return the size of a bucket in bytes."""
     return sum(tensor.nbytes for tensor in bucket.values())

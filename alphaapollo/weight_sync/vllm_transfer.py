@@ -28,7 +28,7 @@ from alphaapollo.weight_sync.vllm_import import import_vllm
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import TrainerWeightTransferEngine, WeightSource
 
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first one counts, as in torch
+EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)true", re.IGNORECASE)  # in settings of torch's allocator
 TRANSFER_SECONDS = 300.0  # timeout of the handshake and of each bucket over NCCL
 T = TypeVar("T")
 UpdateInfo = dict[str, object] | list[dict[str, object]]
@@ -122,12 +122,17 @@ class VllmTransferSender:
         )
 
 
+def read_allocator_settings() -> str:
+    """Return the configuration of torch's CUDA allocator in the environment, or an empty text."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+
+
 @contextmanager
 def without_expandable_segments() -> Iterator[None]:
     """Context manager in which torch allocates no expandable segments, which other processes can map over CUDA IPC only
     with a privilege that containers lack. torch resets what a new configuration leaves out, so it gets all of it."""
-    configured = next((value for name in ALLOCATOR_VARIABLES if (value := os.environ.get(name))), "")
-    changed = re.sub(r"(expandable_segments\s*:\s*)true", r"\1False", configured, flags=re.IGNORECASE)
+    configured = read_allocator_settings()
+    changed = EXPANDABLE.sub(r"\1False", configured)
     if changed == configured:
         yield
         return

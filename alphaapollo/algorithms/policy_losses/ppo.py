@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from alphaapollo.algorithms.kl import kl_penalty
 from alphaapollo.algorithms.policy_losses.base import (
     CLIP,
     PolicyLossInputs,
@@ -69,11 +70,11 @@ def clipped_surrogate(
 
 
 def old_policy_penalty(log_ratio: Tensor) -> Tensor:
-    """Estimate KL(old||pi) at each token as r - 1 - log r, with r = pi / old. Any shape.
+    """Estimate KL(old||pi) at each token by k3: r - 1 - log r, with r = pi / old. Any shape.
 
     Over tokens that the old policy samples, the means of value and gradient are those of the KL.
     """
-    return torch.expm1(log_ratio) - log_ratio
+    return kl_penalty(-log_ratio, torch.zeros_like(log_ratio), "k3")
 
 
 @register_policy_loss("ppo_kl", reads=("policy_loss.ppo_kl_coef",))

@@ -125,7 +125,12 @@ async def replay(prepared: PreparedReplay) -> Outcome:
                 config=config,
                 plan=plan,
                 workers=workers,
-                progress=Progress(inputs.step - 1, 0, inputs.kl_coef, inputs.policy_kl_coef, inputs.baseline),
+                progress=Progress(
+                    step=inputs.step - 1,
+                    kl_coef=inputs.kl_coef,
+                    policy_kl_coef=inputs.policy_kl_coef,
+                    baseline=inputs.baseline,
+                ),
                 console=Console(Terminal(quiet=True)),
                 column_dtype="float64" if prepared.float64 else "float32",
                 uses_shared_prompts=inputs.shares_prompts and plan.uses_shared_prompts,

@@ -100,14 +100,14 @@ def teacher_alone(config: Config, case: Case) -> Any:
 
 @error(f"{OPTIMIZER} {LOSS}", "TRPO needs a surrogate and its KL, but the loss {}", f"Set {LOSS}=surrogate")
 def trust_region_of_loss(config: Config, case: Case) -> Any:
-    loss, reason = case.loss, "is not ratio times advantage"
-    if loss.on_policy:
-        reason = "has no ratio to the old policy"
-    elif loss.needs_full_sequence or loss.anchor != "old":
-        reason = (
-            "has a ratio per sequence" if loss.needs_full_sequence else "has a ratio to the engine, not to the policy"
-        )
-    return config.uses_trpo and not loss.is_surrogate and reason
+    loss = case.loss
+    reasons = {
+        "has no ratio to the old policy": loss.on_policy,
+        "has a ratio per sequence": loss.needs_full_sequence,
+        "has a ratio to the engine, not to the policy": loss.anchor != "old",
+        "is not ratio times advantage": True,
+    }
+    return config.uses_trpo and not loss.is_surrogate and next(reason for reason, found in reasons.items() if found)
 
 
 @error(f"{OPTIMIZER} {ESTIMATOR}", "there is no surrogate without advantages", "Set another estimator, e.g. rloo")

@@ -88,8 +88,9 @@ def assign_credit(
         advantages = _expand_trajectory_advantages(batch, estimator, scores, algorithm, "float64" if exact else dtype)
         returns = advantages
     else:
-        chunks = batch, estimator, rewards, scores, computed.values, algorithm
-        advantages, returns = _estimate_in_chunks(*chunks, baseline)
+        advantages, returns = _estimate_in_chunks(
+            batch, estimator, rewards, scores, computed.values, algorithm, baseline
+        )
     mean_return = float(returns[batch.mask != 0].mean(dtype=np.float64))
     if estimator.whitens(algorithm):
         is_action = batch.mask != 0

@@ -117,8 +117,17 @@ async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
             if options.adapts_kl_coef:
                 policy_kl_coef = next_policy_kl_coef(options, penalty, updated["actor/policy_kl"])
-    adapted = policy_kl_coef, next_baseline(config.algorithm, run.progress.baseline, credit.mean_return)
-    return UpdateResult(metrics, coef, batch.layout.num_tokens, batch, credit, is_trained, old_logprobs, 0, *adapted)
+    return UpdateResult(
+        metrics,
+        coef,
+        batch.layout.num_tokens,
+        batch,
+        credit,
+        is_trained,
+        old_logprobs,
+        policy_kl_coef=policy_kl_coef,
+        baseline=next_baseline(config.algorithm, run.progress.baseline, credit.mean_return),
+    )
 
 
 async def _skip_iteration(run: LearnerState, iteration: int, error: str) -> UpdateResult:

@@ -64,6 +64,9 @@ def test_gpus_by_the_driver_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (found,) = doctor.check_gpus()
     assert (found.level, found.fix.split(",")[0]) == ("fail", "install a driver for CUDA 13.0")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    _, found = doctor.check_gpus()
+    assert found.level == "ok" and "expandable_segments" in found.found
 
 
 def test_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:

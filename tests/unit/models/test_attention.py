@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_flash_attention_3_is_used_on_hopper_if_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, installed: bool, major: int, used: bool
 ):
     activated: list[str] = []
-    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, 0))
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
     assert backends.activate_flash_attention_3.__wrapped__() is used and activated == ["FA3"] * used
