@@ -21,6 +21,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.processes.allocator import keep_freed_memory
 from alphaapollo.processes.watchdog import exit_when_process_ends
 
 PARENT = "ALPHAAPOLLO_ENGINE_PARENT"  # pid of the process that owns the engine
@@ -53,6 +54,7 @@ class EngineProcess(ForkServerProcess):
 
     def run(self) -> None:
         os.environ.update(self._environment)
+        keep_freed_memory()
         set_up_engine_process()
         from tqdm import tqdm  # type: ignore[import-untyped]
         from vllm.v1.executor import multiproc_executor
