@@ -113,7 +113,8 @@ def make_buckets(
     min_bytes: int | None = None,
 ) -> Iterator[Bucket]:
     """Yield buckets with the tensors cast to `dtype`, contiguous, on `device` (None: unchanged). A bucket ends with the
-    tensor that reaches `min_bytes` (None: BUCKET_BYTES). All ranks that iterate the same tensors get the same buckets."""
+    tensor that reaches `min_bytes` (None: BUCKET_BYTES). All ranks that iterate the same tensors get the same buckets.
+    """
     bucket: Bucket = {}
     for name, tensor in tensors:
         bucket[name] = tensor.detach().to(device or tensor.device, dtype).contiguous()
