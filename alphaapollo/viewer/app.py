@@ -37,7 +37,7 @@ from alphaapollo.viewer.curves import (
 from alphaapollo.viewer.formats import FILTERS
 from alphaapollo.viewer.index import RunIndex, read_version
 from alphaapollo.viewer.query import Describe, Query
-from alphaapollo.viewer.run_folders import make_run_name
+from alphaapollo.viewer.run_folders import RunState, make_run_name, read_run_state
 
 HERE = Path(__file__).parent
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
@@ -209,24 +209,31 @@ class Viewer:
         return JSONResponse(traces)
 
     async def send_events(self, request: Request) -> Response:
-        """Send the event `change` whenever a run (query: run; without it, any run) has written something."""
+        """Send the event `change` whenever a run (query: run; without it, any run) has written something or has ended,
+        and the event `status` with what it does."""
         run = int(request.query_params.get("run") or 0)
         with closing(self.index.connect()) as database:
             read_version(database, run)  # raises an error before the response starts
+            folder = pages.read_folders(database, [run]).get(run)
 
         async def watch() -> AsyncIterator[str]:
             with closing(self.index.connect()) as database:
-                known, waited = read_version(database, run), 0.0
+                known, status, waited = None, "", 0.0
                 yield "retry: 3000\n\n"
                 while not request.app.state.is_stopping() and not await request.is_disconnected():
-                    await asyncio.sleep(POLL_SECONDS)
-                    waited += POLL_SECONDS
-                    if (version := read_version(database, run)) != known:
+                    state = read_run_state(folder) if folder else RunState("")
+                    if (version := (state.name, read_version(database, run))) != known:
+                        if known is not None:
+                            yield "event: change\ndata: 1\n\n"
                         known, waited = version, 0.0
-                        yield "event: change\ndata: 1\n\n"
+                    elif state.name == "running" and state.reason != status:
+                        status, waited = state.reason, 0.0
+                        yield f"event: status\ndata: {' '.join(status.split())}\n\n"
                     elif waited >= KEEPALIVE_SECONDS:
                         waited = 0.0
                         yield ": keep-alive\n\n"
+                    await asyncio.sleep(POLL_SECONDS)
+                    waited += POLL_SECONDS
 
         return StreamingResponse(watch(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 

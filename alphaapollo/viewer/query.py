@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 
-from alphaapollo.observability.run_view import HEADLINES, RECENT_STEPS, choose_headline
+from alphaapollo.observability.run_view import HEADLINES, choose_headline
 from alphaapollo.viewer.run_folders import (
     describe_algorithm,
     describe_model,
@@ -99,7 +97,7 @@ class RunSummary:
     seconds: float = 0.0  # wall time of its commands
     devices: int = 0  # GPUs
     speed: float | None = None  # sampled tokens per second
-    step_seconds: float | None = None  # mean of the last iterations
+    seconds_left: float | None = None  # until the last iteration of a run that is running
     tags: str = ""
     note: str = ""
     hidden: bool = False
@@ -107,13 +105,6 @@ class RunSummary:
     @property
     def device_hours(self) -> float:
         return self.seconds * self.devices / 3600
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Return the seconds until the last iteration ends; None if the run does not run, or if they are unknown."""
-        if self.state != "running" or not self.total or self.step is None or not self.step_seconds:
-            return None
-        return max((self.total - self.step) * self.step_seconds - (time.time() - self.changed), 0.0)
 
 
 def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
@@ -123,7 +114,7 @@ def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
     last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT ?"
     names = dict.fromkeys((*chain(*HEADLINES), "rollout/tokens_per_second"))
     values = {one: found[0] for one in names if (found := query.select(last, number, one, 1))}
-    steps = query.select(last, number, "timing/step", RECENT_STEPS)
+    steps = query.select(last, number, "timing/step", 1)
     files = query.select("SELECT total(damaged) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", number)[0]
     notes = query.select("SELECT tags, note, hidden FROM own.notes WHERE id = ?", number)
     try:
@@ -154,6 +145,6 @@ def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
         seconds=seconds,
         devices=devices,
         speed=values["rollout/tokens_per_second"]["value"] if "rollout/tokens_per_second" in values else None,
-        step_seconds=fmean(one["value"] for one in steps) if steps else None,
+        seconds_left=state.seconds_left,
         **(dict(notes[0]) if notes else {}),
     )
