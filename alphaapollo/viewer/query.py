@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,16 +41,16 @@ class Query:
     def select(self, query: str, *values: object) -> list[sqlite3.Row]:
         return self.database.execute(query, values).fetchall()
 
-    def select_page(self, query: str, values: Sequence[object], columns: Sequence[str]) -> dict[str, Any]:
+    def select_page(self, query: str, values: Sequence[object], columns: Sequence[str], first: str) -> dict[str, Any]:
         """Sort the rows of a query by the options `sort` and `down`, and return the values of one page of its table.
 
-        columns: columns by which the table can be sorted; the first one decides if there is no option.
+        columns: columns by which the table can be sorted. first: the one that decides if there is no option.
         """
-        sort, down = self.options.get("sort", columns[0]), self.options.get("down", "")
-        if sort not in columns:
+        sort, down = self.options.get("sort", first), self.options.get("down", "")
+        if sort not in (first, *columns):
             raise HTTPException(404, f"The table cannot be sorted by {sort}. Choose {', '.join(columns)}.")
         page = max(int(self.options.get("page") or 0), 0)
-        order = f"ORDER BY {sort} {'DESC' if down else 'ASC'} NULLS LAST, {columns[0]} LIMIT {PAGE_ROWS} OFFSET ?"
+        order = f"ORDER BY {sort} {'DESC' if down else 'ASC'} NULLS LAST, {first} LIMIT {PAGE_ROWS} OFFSET ?"
         rows = self.select(f"SELECT * FROM ({query}) {order}", *values, page * PAGE_ROWS)
         (total,) = self.select(f"SELECT count(*) FROM ({query})", *values)[0]
         table = {"sort": sort, "down": down, "page": page, "last_page": (total - 1) // PAGE_ROWS}
@@ -61,12 +62,13 @@ class Query:
         found = f"SELECT {{}}({column}) FROM {table} WHERE {same} {column} {{}} ?"
         return tuple(self.select(found.format(*end), *place.values())[0][0] for end in (("max", "<"), ("min", ">")))
 
-    def find_run(self) -> RunSummary:
-        """Return the run of the path. Raises HTTPException 404 if it does not exist or cannot be read."""
+    @cached_property
+    def run(self) -> RunSummary:
+        """The run of the path. Raises HTTPException 404 if it does not exist or cannot be read."""
         rows = self.select("SELECT id, path FROM runs WHERE id = ?", self.place["run"])
         if not rows:
             raise HTTPException(404, f"There is no run {self.place['run']} in {self.root}. It may have been removed.")
-        run = summarize_run(self, rows[0])
+        run = summarize_run(self, *rows[0])
         if run.state == "unreadable":
             raise HTTPException(404, run.reason)
         return run
@@ -107,10 +109,9 @@ class RunSummary:
         return self.seconds * self.devices / 3600
 
 
-def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
+def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
     """Summarize a run from the index and its small files. A run with damaged files is unreadable."""
-    number, folder = row["id"], Path(row["path"])
-    name = make_run_name(folder, query.root)
+    name = make_run_name(folder := Path(path), query.root)
     last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT ?"
     names = dict.fromkeys((*chain(*HEADLINES), "rollout/tokens_per_second"))
     values = {one: found[0] for one in names if (found := query.select(last, number, one, 1))}

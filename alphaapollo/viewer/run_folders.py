@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import yaml
+from safetensors import SafetensorError, safe_open
 
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
@@ -31,7 +32,6 @@ MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a f
 CONTENT = frozenset({"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__"})
 SILENT_SECONDS, LOST_SECONDS = 30, 600  # without a new status.json
 MAX_DEPTH = 4  # levels below the given folder that are searched
-MAX_HEADER_BYTES = 2**26  # of a file of weights
 KINDS = {  # section of config.yaml -> kind of run; the first one that exists decides
     "actor_rollout_ref": "RL",
     "models": "evolution",
@@ -184,10 +184,8 @@ def describe_model(folder: Path) -> tuple[str, float | None]:
 @lru_cache(maxsize=4096)
 def count_parameters(file: Path, _mtime: int) -> int:
     """Count the parameters in a file of weights from its header; 0 if it is damaged."""
-    with suppress(OSError, ValueError, TypeError, AttributeError, KeyError), file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(min(size, MAX_HEADER_BYTES)))
-        return sum(prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+    with suppress(OSError, SafetensorError), safe_open(file, "numpy") as opened:
+        return sum(prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
     return 0
 
 
