@@ -52,7 +52,7 @@ ROLLOUT_FILE = re.compile(r"[a-z_]+_[0-9]{6,18}\.jsonl")
 MAX_INT = 2**63 - 1  # of SQLite
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
 DATA_TABLES = ("metrics", "warnings", "trajectories", "texts", "choices", "pool")
-CHOICES = ("data_source", "outcome", "end", "stop_reason")  # columns whose distinct values are kept
+CHOICES = ("outcome", "end", "stop_reason", "data_source")  # columns whose distinct values are kept
 TABLES = {"metrics": ("metrics", 4), "pool": ("pool", 10)}  # kind of file -> table and number of its columns
 DAMAGED = (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError)  # raised for a damaged line
 KIND_NAMES = {"step": "training", "val": "validation", "val_greedy": "validation, greedy", "results": "evaluation"}

@@ -104,18 +104,13 @@ class RunSummary:
     note: str = ""
     hidden: bool = False
 
-    @property
-    def device_hours(self) -> float:
-        return self.seconds * self.devices / 3600
-
 
 def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
     """Summarize a run from the index and its small files. A run with damaged files is unreadable."""
     name = make_run_name(folder := Path(path), query.root)
-    last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT ?"
-    names = dict.fromkeys((*chain(*HEADLINES), "rollout/tokens_per_second"))
-    values = {one: found[0] for one in names if (found := query.select(last, number, one, 1))}
-    steps = query.select(last, number, "timing/step", 1)
+    last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
+    names = dict.fromkeys((*chain(*HEADLINES), "rollout/tokens_per_second", "timing/step"))
+    values = {one: found[0] for one in names if (found := query.select(last, number, one))}
     files = query.select("SELECT total(damaged) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", number)[0]
     notes = query.select("SELECT tags, note, hidden FROM own.notes WHERE id = ?", number)
     try:
@@ -134,7 +129,7 @@ def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
         kind=kind,
         state=state.name,
         reason=state.reason,
-        step=steps[0]["step"] if steps else max((found["step"] for found in values.values()), default=None),
+        step=max((found["step"] for found in values.values()), default=None),
         total=total,
         headline=headline,
         changed=(files["changed"] or 0) / 1e9,

@@ -117,6 +117,7 @@ def render_page(values: Mapping[str, object]) -> bytes:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     loader = FileSystemLoader(HERE / "templates")
     templates = Environment(loader=loader, autoescape=True, finalize=format_value, undefined=StrictUndefined)
+    templates.trim_blocks = templates.lstrip_blocks = True  # a table without rows is empty
     templates.filters |= {"block": make_block, "svg": draw_as_svg, "time": format_time, "duration": format_duration}
     templates.globals |= globals()
     return templates.get_template("report.html").render(style=style, digest=digest, **values).lstrip().encode()

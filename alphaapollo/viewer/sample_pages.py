@@ -13,12 +13,11 @@ from starlette.exceptions import HTTPException
 from alphaapollo.runs.rollout_log import TrainedRow
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
-from alphaapollo.viewer.index import KIND_NAMES
+from alphaapollo.viewer.index import CHOICES, KIND_NAMES
 from alphaapollo.viewer.query import PAGE_ROWS, Query
 from alphaapollo.viewer.run_folders import find_tokenizer_file
 from alphaapollo.viewer.texts import find_lines
 
-CHOSEN_BY_VALUE = ("outcome", "end", "stop_reason", "data_source")  # columns with a list of their values
 NUMERIC = ("reward", "accuracy", "tokens", "turns", "advantage")
 COMPARISONS = {"at least": ">=", "at most": "<=", "equal to": "="}
 SAMPLE_COLUMNS = (
@@ -91,7 +90,7 @@ def _describe_table(query: Query, names: Sequence[str], table: JsonObject, statu
     statuses: choices of the column status, if the trainer's log is known. Columns that say nothing are left out."""
     run, rows, scored = query.run, table["rows"], {"scored", "not trained", "filtered"}
     known = query.select("SELECT name, value FROM choices WHERE run = ? ORDER BY value", run.id)
-    choices = {one: [row["value"] for row in known if row["name"] == one] for one in CHOSEN_BY_VALUE}
+    choices = {one: [row["value"] for row in known if row["name"] == one] for one in CHOICES}
     hidden = [] if statuses else ["advantage", *["status"] * all(row["status"] in scored for row in rows)]
     hidden += ["data_source"] * (len(choices["data_source"]) < 2)
     hidden += ["accuracy"] * all(row["accuracy"] == row["reward"] for row in rows)
@@ -157,7 +156,7 @@ def _find_samples(
 def _make_condition(query: Query) -> tuple[str, list[object]]:
     """Return the SQL condition that the options ask for, except their text, and its values."""
     options = query.options
-    names = (*CHOSEN_BY_VALUE, "prompt_id", "sample", "status")
+    names = (*CHOICES, "prompt_id", "sample", "status")
     wanted = {name: options[name] for name in names if options.get(name)}
     conditions, values = [f"{name} = ?" for name in wanted], list[object](wanted.values())
     with suppress(ValueError):
