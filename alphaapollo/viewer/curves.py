@@ -86,7 +86,7 @@ def make_metric_traces(
     for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
         curve, raw = read_mean_curve(database, name, runs, metric), None
         if single and metric in BANDS and not len(curve.band):
-            curve = replace(curve, band=estimate_band(database, *single, *BANDS[metric]))
+            curve = replace(curve, band=estimate_band(database, single[0], *BANDS[metric]))
         if smoothing and len(runs) == 1:
             curve, raw = replace(curve, values=smooth(curve.values, smoothing)), curve
         traces += make_traces(curve, number, raw) if len(curve.steps) else []

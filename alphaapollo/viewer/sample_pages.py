@@ -65,7 +65,7 @@ def describe_iteration(query: Query) -> dict[str, object]:
     _find_samples(query, [(kind, step)], trained, max_found=-1)
     view = options.get("view") or ("samples" if options.get("prompt_id") else "groups")
     if view == "samples":
-        names = SAMPLE_COLUMNS
+        names: Sequence[str] = SAMPLE_COLUMNS
         table = query.select_page(FOUND, (), names, "line")
         table["lines"] = table["rows"]
     else:
