@@ -79,6 +79,7 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
                 if trainer.dry_run:
                     console.show_line("dry run: the configuration is valid, nothing was started.")
                     return 0
+                console.status_folder = trainer.folder
                 try:
                     if trains and prepared.is_complete:
                         console.show_line(format_completed_run_message(prepared.start.step))

@@ -3,11 +3,12 @@
 open, before large packages are imported -> start -> show_phase, show_samples, show_step, ... -> show_end -> close
 
 A thread redraws the live view or, if nothing was printed for a while, prints a status line. Only this thread lays out
-the view. Errors of the display never affect the run.
+the view. It also writes status.json for the viewer. Errors of the display never affect the run.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from types import FrameType
 
 from rich.console import Group
@@ -24,13 +26,22 @@ from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
 from alphaapollo.observability.advice import MetricsAdvisor
-from alphaapollo.observability.run_view import Phase, RunView, format_plain_line, format_time_summary, render_view
+from alphaapollo.observability.run_view import (
+    Phase,
+    RunView,
+    compute_expected_tokens,
+    format_plain_line,
+    format_time_summary,
+    render_view,
+)
 from alphaapollo.observability.terminal import Terminal, choose_samples, get_last_message, shorten_text
+from alphaapollo.runs.run_history import STATUS, RunStatus, write_run_status
 from alphaapollo.types import Trajectory, TrajectoryGroup
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact
 
 REFRESH_SECONDS = 0.25
+STATUS_SECONDS = 2.0  # between two writes of status.json
 QUIET_SECONDS = 3.0  # without output before a status line; less than 5 seconds also on a busy machine
 # Without wrapping, a line of the live view remains one line if the terminal shows characters wider than rich expects.
 NO_WRAP, WRAP = (Segments([Segment(code, None, [(ControlType.CARRIAGE_RETURN,)])]) for code in ("\x1b[?7l", "\x1b[?7h"))
@@ -45,6 +56,8 @@ class Console(AbstractContextManager["Console"]):
         self.terminal = terminal or Terminal(highlight=False, soft_wrap=True)
         self.num_warnings = 0
         self.resumed_step: int | None = None  # None: no iterations yet
+        self.status_folder: Path | None = None  # locked run folder in which status.json is written; None: nowhere
+        self._status = RunStatus()  # the last one that was written
         self._opened = time.monotonic()
         self._num_prints, self._quiet_since = 0, self._opened
         self._view, self._lock = RunView(), threading.Lock()
@@ -88,6 +101,10 @@ class Console(AbstractContextManager["Console"]):
         if phase is None or (phase.name, phase.total) != (name, total) or done < phase.done:
             phase = self._view.phase = Phase(name, total, self.elapsed, done)
         phase.done, phase.text, phase.in_flight = done, text, in_flight
+
+    def count_tokens(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Count the tokens of groups that have finished in the running iteration."""
+        self._view.tokens += sum(one.num_tokens for group in groups for one in group.trajectories)
 
     def show_step(self, step: int, metrics: Mapping[str, float], failure_reason: str = "") -> None:
         """Show the metrics of a finished iteration. `failure_reason`: why a trajectory of the iteration failed."""
@@ -148,12 +165,17 @@ class Console(AbstractContextManager["Console"]):
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
+        if self.status_folder:
+            with suppress(OSError):
+                (self.status_folder / STATUS).unlink(missing_ok=True)
         self.end_live_view()
 
     def refresh(self) -> None:
-        """Redraw the live view or, after QUIET_SECONDS without output, print what the command is doing."""
+        """Write the status, and redraw the live view or, after QUIET_SECONDS without output, print a status line."""
         live, terminal, elapsed = self._live, self.terminal, self.elapsed
         self._view.activity = find_activity() or self._view.activity
+        with suppress(OSError):  # removed folder or full disk, which the command itself reports
+            self._write_status()
         if live is not None:
             with self._lock:  # the cursor is below the view
                 lines = render_view(self._view, elapsed, terminal.width - 1, terminal.height - 1)
@@ -170,12 +192,34 @@ class Console(AbstractContextManager["Console"]):
         while not self._closing.wait(REFRESH_SECONDS) and self._refresh_safely():
             pass
 
+    def _write_status(self) -> None:
+        """Write what the command does to its run folder, at most every STATUS_SECONDS."""
+        view, before = self._view, self._status
+        if self.status_folder is None or (now := time.time()) - before.written < STATUS_SECONDS:
+            return
+        name, _, detail = view.activity.partition(": ")
+        if phase := view.running_phase:
+            name, detail = phase.name, f"{phase.done}/{phase.total}"
+        with self._lock:
+            self._status = RunStatus(
+                phase=name,
+                detail=detail,
+                since=before.since if name == before.phase else now,
+                written=now,
+                step=view.step,
+                tokens=view.tokens,
+                expected_tokens=compute_expected_tokens(view.costs),
+                seconds_left=view.estimate_seconds_left(self.elapsed),
+                pid=os.getpid(),
+            )
+        write_run_status(self.status_folder, self._status)
+
     def _refresh_safely(self) -> bool:
-        """Refresh, and return whether it worked."""
+        """Refresh, and return whether to go on."""
         try:
             self.refresh()
         except OSError:  # closed terminal
-            return False
+            return self.status_folder is not None
         except Exception as error:  # noqa: BLE001  the run continues
             trace = "".join(traceback.format_exception(error))
             self.notify(f"the console failed, which is a bug; the run continues:\n{trace}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.text import Text
@@ -43,6 +43,8 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
     "speed": {"rollout/tokens_per_second": "{:,.0f} tokens/s", "timing/step": "{:.2f} s per step"},
 }
 RECENT_STEPS = 20  # iterations from which the remaining time is estimated
+NEWEST_STEPS = 3  # iterations whose tokens are expected in those that follow
+FIXED_PHASES = ("validate", "publish", "checkpoint")  # their time does not depend on the sampled tokens
 LABEL_WIDTH, BAR_WIDTH, MIN_WIDTH_WITH_BARS = 12, 24, 66  # narrower windows have no bars
 CURVE_WIDTH, CURVE_HEIGHT, CURVE_POINTS = 76, 6, 160
 
@@ -60,6 +62,16 @@ class Phase:
     in_flight: int = 0  # units that have started; on average, half of each is done
 
 
+@dataclass(frozen=True)
+class StepCost:
+    """Cost of an iteration, or of several that were logged at once."""
+
+    steps: int
+    seconds: float
+    fixed_seconds: float  # in FIXED_PHASES
+    tokens: float  # sampled; 0 for a command that does not sample
+
+
 @dataclass
 class RunView:
     """State of a run that the console shows. Times are seconds since the console was opened (`elapsed`)."""
@@ -73,7 +85,9 @@ class RunView:
     curve_points: list[tuple[float, float]] = field(default_factory=list)
     sample: tuple[str, str, str] | None = None  # label, reward and prompt, answer
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=3))
-    step_ends: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS + 1))
+    last_end: tuple[float, int] | None = None  # time and number of the last completed iteration
+    costs: deque[StepCost] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    tokens: int = 0  # sampled in the running iteration, by groups that have finished
 
     @property
     def curve_name(self) -> str:
@@ -86,25 +100,35 @@ class RunView:
 
     def update(self, step: int, metrics: Mapping[str, float], elapsed: float) -> None:
         """Add the metrics of an iteration."""
-        self.step, self.phase = step, None
-        self.step_ends.append((elapsed, step))
+        if self.last_end and step > self.last_end[1]:
+            fixed = sum(metrics.get(f"timing/{phase}", 0.0) for phase in FIXED_PHASES)
+            cost = (step - self.last_end[1], elapsed - self.last_end[0], fixed, metrics.get("rollout/tokens", 0.0))
+            self.costs.append(StepCost(*cost))
+        self.step, self.phase, self.last_end, self.tokens = step, None, (elapsed, step), 0
         self.last_metrics |= metrics
         value = metrics.get(self.curve_name, math.nan)
         if math.isfinite(value):
             self.curve_points.append((step, value))
 
+    def estimate_seconds_left(self, elapsed: float) -> float | None:
+        """Estimate the remaining time from the last iterations, or from the phase if there are no iterations. None
+        before two iterations have ended: the first one also includes the start of the workers."""
+        if self.total_steps:
+            steps_left = self.total_steps - self.step
+            if not (self.costs and self.last_end and steps_left > 0):
+                return None
+            return estimate_seconds_left(self.costs, steps_left, self.tokens, elapsed - self.last_end[0])
+        phase = self.running_phase
+        if phase is None or phase.done <= phase.done_before:
+            return None
+        done = phase.done - phase.done_before + phase.in_flight / 2
+        left = (elapsed - phase.since) / done * (phase.total - phase.done_before - done)
+        return max(0.0, left)
+
     def format_time_left(self, elapsed: float) -> str:
-        """Format the remaining time, estimated from the last iterations, or from the phase if there are no iterations.
-        Empty before two iterations have ended: the first one also includes the start of the workers."""
-        phase, total, ends = self.running_phase, self.total_steps, self.step_ends
-        if phase and not total:
-            done = phase.done + (phase.in_flight / 2 if phase.done > phase.done_before else 0)
-            total, ends = phase.total, deque([(phase.since, phase.done_before), (elapsed, done)])
-        if len(ends) < 2 or ends[-1][1] <= ends[0][1] or ends[-1][1] >= total:
-            return ""
-        (start, first), (end, last) = ends[0], ends[-1]
-        left = (end - start) / (last - first) * (total - last) - (elapsed - end)
-        return f"{format_duration(max(0.0, left))} left"
+        """Format the remaining time; empty if it is unknown."""
+        left = self.estimate_seconds_left(elapsed)
+        return "" if left is None else f"{format_duration(left)} left"
 
     def format_status(self, elapsed: float) -> str:
         """Format a status line, e.g. ` 1:05  generate 120/256`."""
@@ -113,6 +137,30 @@ class RunView:
             left = "" if self.total_steps else self.format_time_left(elapsed)
             parts = [f"{phase.name} {phase.done}/{phase.total}", phase.text, left]
         return f"{format_duration(elapsed):>5}  {'   '.join(filter(None, parts))}"
+
+
+def compute_expected_tokens(costs: Sequence[StepCost]) -> float:
+    """Return the tokens that the next iteration samples: as many as the newest ones."""
+    newest = list(costs)[-NEWEST_STEPS:]
+    return sum(cost.tokens for cost in newest) / max(1, sum(cost.steps for cost in newest))
+
+
+def estimate_seconds_left(costs: Sequence[StepCost], steps_left: int, tokens: int, seconds: float) -> float:
+    """Estimate the remaining time of a run from the seconds per sampled token of its last iterations.
+
+    costs: of the last iterations, oldest first, at least one. steps_left: with the running iteration, in which `tokens`
+    were sampled in `seconds` so far. Without sampled tokens, all iterations count the same.
+
+    >>> costs = [StepCost(1, 30.0, 10.0, 100.0), StepCost(1, 50.0, 10.0, 200.0)]  # 10 s + 0.2 s per token
+    >>> estimate_seconds_left(costs[1:], 2, 300, 5.0)
+    115.0
+    """
+    steps, sampled = sum(cost.steps for cost in costs), sum(cost.tokens for cost in costs)
+    fixed, total = sum(cost.fixed_seconds for cost in costs), sum(cost.seconds for cost in costs)
+    expected = compute_expected_tokens(costs) if sampled else 1.0
+    per_token = (total - fixed) / (sampled or steps)
+    running = fixed / steps + per_token * max(expected, tokens if sampled else 0)
+    return max(0.0, running + (steps_left - 1) * (fixed / steps + per_token * expected) - seconds)
 
 
 def choose_headline(metrics: Container[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
     metrics.jsonl    one line per iteration with numbers named `group/name`, e.g. `critic/score/mean`
     history.jsonl    one line per command that has worked in the folder, when it ends
     plan.json        the plan of the newest start as it was printed
+    status.json      what the running command does, rewritten every few seconds and removed at its end
     examples.jsonl   the first examples that a fine-tuning run trains on, one JSON line each:
 
     {"data_source": "maths", "margin": 0.0, "rows": [{"label": "chosen", "ref_logp": -3.2,
@@ -34,7 +35,7 @@ from alphaapollo.utils.json_types import finite_or_none
 from alphaapollo.utils.redaction import find_secret_variables, redact, redact_values
 from alphaapollo.utils.versions import find_commit, list_versions
 
-HISTORY, PLAN, EXAMPLES = "history.jsonl", "plan.json", "examples.jsonl"
+HISTORY, PLAN, STATUS, EXAMPLES = "history.jsonl", "plan.json", "status.json", "examples.jsonl"
 PACKAGES = ("alphaapollo", "torch", "vllm", "transformers", "ray")
 NUM_LOGGED = 32  # examples
 T = TypeVar("T")
@@ -68,6 +69,21 @@ class RunPlan:
     memory: PlannedMemory | None = None  # None: the run starts no training, or its memory cannot be calculated
     notices: list[str] = field(default_factory=list)
     inputs: Digests = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What a running command does. Times are in seconds since 1970."""
+
+    phase: str = ""  # e.g. generate
+    detail: str = ""  # e.g. 12/32, or the called workers
+    since: float = 0.0  # start of the phase
+    written: float = 0.0
+    step: int = 0  # completed iterations
+    tokens: int = 0  # sampled in the running iteration, by groups that have finished
+    expected_tokens: float = 0.0  # of the running iteration; 0: unknown
+    seconds_left: float | None = None  # None: unknown
+    pid: int = 0
 
 
 class ExampleRow(msgspec.Struct, frozen=True):
@@ -127,6 +143,16 @@ def write_run_plan(folder: Path, plan: RunPlan) -> None:
 
 def write_examples(folder: Path, examples: Iterable[LoggedExample]) -> None:
     _write_records(folder / EXAMPLES, examples)
+
+
+def write_run_status(folder: Path, status: RunStatus) -> None:
+    """Write status.json. Raises OSError, also if the folder does not exist yet."""
+    replace_file(folder / STATUS, [msgspec.json.encode(status)])
+
+
+def read_run_status(folder: Path) -> RunStatus | None:
+    """Read status.json; None if the file is missing or damaged."""
+    return next(iter(_read_records(folder / STATUS, RunStatus)), None)
 
 
 def read_history(folder: Path) -> list[CommandRecord]:

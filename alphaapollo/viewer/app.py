@@ -27,17 +27,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alphaapollo.runs.rollout_log import IMAGES as IMAGE_FOLDER
 from alphaapollo.viewer import pages, sample_pages
-from alphaapollo.viewer.curves import (
-    group_by_seed,
-    make_histogram_traces,
-    make_metric_traces,
-    make_prompt_traces,
-    make_run_traces,
-)
+from alphaapollo.viewer.curves import group_by_seed, make_histogram_traces, make_metric_traces, make_prompt_traces
 from alphaapollo.viewer.formats import FILTERS
 from alphaapollo.viewer.index import RunIndex, read_version
 from alphaapollo.viewer.query import Describe, Query
-from alphaapollo.viewer.run_folders import make_run_name
+from alphaapollo.viewer.run_folders import RunState, make_run_name, read_run_state
 
 HERE = Path(__file__).parent
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
@@ -56,20 +50,19 @@ POLL_SECONDS = 0.5
 KEEPALIVE_SECONDS = 15.0
 
 
-class SecurityHeaders:
-    """Middleware that adds HEADERS to every response."""
+def add_headers(app: ASGIApp) -> ASGIApp:
+    """Add HEADERS to every response."""
+    added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
-    def __init__(self, app: ASGIApp):
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        await self.app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+        await app(scope, receive, send_with_headers)
+
+    return respond
 
 
 def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
@@ -101,7 +94,7 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
         Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", sample_pages.describe_iteration)),
         Route("/runs/{run:int}/{kind}/{step:int}/rows", page("rows.html", sample_pages.describe_iteration)),
         Route(sample, page("trajectory.html", sample_pages.describe_trajectory)),
-        Route(f"{sample}/conversation", page("conversation.html", sample_pages.describe_conversation)),
+        Route(f"{sample}/conversation", page("conversation.html", sample_pages.describe_trajectory)),
         Route("/runs/{run:int}/images/{name}", viewer.get_image),
         Route("/curves", viewer.get_curves),
         Route("/events", viewer.send_events),
@@ -113,7 +106,7 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
         lifespan=run_index,
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
-            Middleware(SecurityHeaders),
+            Middleware(add_headers),
             Middleware(GZipMiddleware, minimum_size=2000),
         ],
         exception_handlers=dict.fromkeys(
@@ -142,8 +135,9 @@ class Viewer:
 
         def handle(request: Request) -> Response:  # not async, so it runs in a thread
             with closing(self.index.connect()) as database:
-                values = describe(self.make_query(database, request))
-            return self.templates.TemplateResponse(request, template, {"root": self.index.root, **values})
+                query = self.make_query(database, request)
+                values = {"root": query.root, "run": query.run if "run" in query.place else None, **describe(query)}
+            return self.templates.TemplateResponse(request, template, values)
 
         return handle
 
@@ -158,7 +152,7 @@ class Viewer:
         if not isinstance(changes, dict) or not changes.keys() <= {"tags", "note", "hidden"}:
             raise HTTPException(400, "Only tags, note and hidden can be changed.")
         with closing(self.index.connect()) as database, database:
-            run = self.make_query(database, request).find_run().id
+            run = self.make_query(database, request).run.id
             for name, value in changes.items():
                 value = bool(value) if name == "hidden" else " ".join(str(value).split())[:MAX_NOTE]
                 database.execute(f"UPDATE own.notes SET {name} = ? WHERE id = ?", (value, run))
@@ -175,7 +169,7 @@ class Viewer:
         """Return an image of a run's messages (runs/rollout_log.py)."""
         name = request.path_params["name"]
         with closing(self.index.connect()) as database:
-            folder = self.make_query(database, request).find_run().folder
+            folder = self.make_query(database, request).run.folder
         match = IMAGE_NAME.fullmatch(name)  # never a path
         files = [folder / "rollouts" / IMAGE_FOLDER / name, folder / IMAGE_FOLDER / name] if match else []
         inside = [file for file in files if file.is_file() and file.resolve().is_relative_to(folder.resolve())]
@@ -185,48 +179,49 @@ class Viewer:
         return FileResponse(file, media_type=f"image/{match[1]}" if match[1] != "bin" else "application/octet-stream")
 
     def get_curves(self, request: Request) -> Response:
-        """Return the plotly traces of a metric of runs (query: metric, run (repeated), smooth, seeds), or those of the
-        rewards of a prompt (query: run, prompt, source)."""
+        """Return the plotly traces of a metric of runs (query: metric, run (repeated), smooth, seeds), those of the
+        rewards of a prompt (query: run, prompt, source), or a histogram (query: run, histogram, kind)."""
         query = request.query_params
-        metric, smoothing = query.get("metric", ""), min(max(float(query.get("smooth") or 0), 0.0), 0.99)
         with closing(self.index.connect()) as database:
-            if "prompt" in query:
-                place = int(query.get("run", 0)), int(query["prompt"]), query.get("source", "")
-                return JSONResponse(make_prompt_traces(database, *place))
             folders = pages.read_folders(database, [int(run) for run in query.getlist("run")])
-            if "histogram" in query:
-                kind, (run, *_) = query.get("kind", ""), folders
-                return JSONResponse(make_histogram_traces(database, run, kind, query["histogram"]))
-            if len(folders) == 1:
-                ((run, folder),) = folders.items()
-                name = make_run_name(folder, self.index.root)
-                return JSONResponse(make_run_traces(database, run, name, metric, smoothing))
-            if query.get("seeds"):
-                groups = group_by_seed(folders, self.index.root)
-            else:
-                groups = {make_run_name(folder, self.index.root): [run] for run, folder in folders.items()}
-            traces = make_metric_traces(database, groups, metric, smoothing)
-        return JSONResponse(traces)
+            if "prompt" in query or "histogram" in query:
+                run, *_ = folders
+                if "prompt" in query:
+                    return JSONResponse(
+                        make_prompt_traces(database, run, int(query["prompt"]), query.get("source", ""))
+                    )
+                return JSONResponse(make_histogram_traces(database, run, query.get("kind", ""), query["histogram"]))
+            groups = {make_run_name(folder, self.index.root): [run] for run, folder in folders.items()}
+            groups = group_by_seed(folders, self.index.root) if query.get("seeds") else groups
+            smoothing = min(max(float(query.get("smooth") or 0), 0.0), 0.99)
+            return JSONResponse(make_metric_traces(database, groups, query.get("metric", ""), smoothing))
 
     async def send_events(self, request: Request) -> Response:
-        """Send the event `change` whenever a run (query: run; without it, any run) has written something."""
+        """Send the event `change` whenever a run (query: run; without it, any run) has written something or has ended,
+        and the event `status` with what it does."""
         run = int(request.query_params.get("run") or 0)
         with closing(self.index.connect()) as database:
             read_version(database, run)  # raises an error before the response starts
+            folder = pages.read_folders(database, [run]).get(run)
 
         async def watch() -> AsyncIterator[str]:
             with closing(self.index.connect()) as database:
-                known, waited = read_version(database, run), 0.0
+                known, status, waited = None, "", 0.0
                 yield "retry: 3000\n\n"
                 while not request.app.state.is_stopping() and not await request.is_disconnected():
-                    await asyncio.sleep(POLL_SECONDS)
-                    waited += POLL_SECONDS
-                    if (version := read_version(database, run)) != known:
+                    state = read_run_state(folder) if folder else RunState("")
+                    if (version := (state.name, read_version(database, run))) != known:
+                        if known is not None:
+                            yield "event: change\ndata: 1\n\n"
                         known, waited = version, 0.0
-                        yield "event: change\ndata: 1\n\n"
+                    elif state.name == "running" and state.reason != status:
+                        status, waited = state.reason, 0.0
+                        yield f"event: status\ndata: {' '.join(status.split())}\n\n"
                     elif waited >= KEEPALIVE_SECONDS:
                         waited = 0.0
                         yield ": keep-alive\n\n"
+                    await asyncio.sleep(POLL_SECONDS)
+                    waited += POLL_SECONDS
 
         return StreamingResponse(watch(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 

@@ -79,14 +79,22 @@ def read_mean_curve(database: sqlite3.Connection, name: str, runs: Sequence[int]
 def make_metric_traces(
     database: sqlite3.Connection, groups: Mapping[str, Sequence[int]], metric: str, smoothing: float
 ) -> list[JsonObject]:
-    """Return the traces of a metric: a curve for each group of runs, which is their mean if there are several."""
+    """Return the traces of a metric: a curve for each group of runs, which is their mean if there are several. The only
+    run also has intervals over prompts, and its validations."""
     traces: list[JsonObject] = []
+    single = [runs[0] for runs in groups.values()] if sum(map(len, groups.values())) == 1 else []
     for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
-        curve = read_mean_curve(database, name, runs, metric)
+        curve, raw = read_mean_curve(database, name, runs, metric), None
+        if single and metric in BANDS and not len(curve.band):
+            curve = replace(curve, band=estimate_band(database, single[0], *BANDS[metric]))
         if smoothing and len(runs) == 1:
-            traces += make_traces(Curve(name, curve.steps, smooth(curve.values, smoothing)), number, raw=curve)
-        elif len(curve.steps):
-            traces += make_traces(curve, number)
+            curve, raw = replace(curve, values=smooth(curve.values, smoothing)), curve
+        traces += make_traces(curve, number, raw) if len(curve.steps) else []
+    validations = [read_curve(database, run, VALIDATIONS.get(metric, ""), "validation") for run in single]
+    for line in (make_traces(curve, 1)[-1] for curve in validations if len(curve.steps)):
+        marks = {"symbol": "diamond", "size": 8, "color": PALETTE[1]}
+        dotted = {"mode": "lines+markers", "marker": marks, "line": line["line"] | {"dash": "dot", "width": 1}}
+        traces = [*(one | {"name": "training", "legendgroup": "training"} for one in traces), line | dotted]
     return traces
 
 
@@ -128,27 +136,6 @@ def estimate_band(database: sqlite3.Connection, run: int, kind: str, figure: str
     step, count, mean, square = known.T
     width = student_t.ppf(0.975, count - 1) * np.sqrt(np.maximum(square - mean**2, 0) / (count - 1))
     return np.column_stack([step, mean - width, mean + width])
-
-
-def make_run_traces(
-    database: sqlite3.Connection, run: int, name: str, metric: str, smoothing: float
-) -> list[JsonObject]:
-    """Return the traces of a metric of one run: its curve with intervals over prompts, and its validations."""
-    curve, traces = read_curve(database, run, metric, name), list[JsonObject]()
-    if metric in BANDS and not len(curve.band):
-        curve = replace(curve, band=estimate_band(database, run, *BANDS[metric]))
-    smoothed = replace(curve, values=smooth(curve.values, smoothing)) if smoothing else curve
-    if len(curve.steps):
-        traces += make_traces(smoothed, 0, curve if smoothing else None)
-    validation = read_curve(database, run, VALIDATIONS.get(metric, ""), "validation")
-    if len(validation.steps):
-        traces = [one | {"name": "training", "legendgroup": "training"} for one in traces]
-        (line,) = make_traces(validation, 1)[-1:]
-        marks = {"symbol": "diamond", "size": 8, "color": PALETTE[1]}
-        traces.append(
-            line | {"mode": "lines+markers", "marker": marks, "line": line["line"] | {"dash": "dot", "width": 1}}
-        )
-    return traces
 
 
 def make_histogram_traces(database: sqlite3.Connection, run: int, kind: str, column: str) -> list[JsonObject]:

@@ -52,7 +52,7 @@ ROLLOUT_FILE = re.compile(r"[a-z_]+_[0-9]{6,18}\.jsonl")
 MAX_INT = 2**63 - 1  # of SQLite
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
 DATA_TABLES = ("metrics", "warnings", "trajectories", "texts", "choices", "pool")
-CHOICES = ("data_source", "outcome", "end", "stop_reason")  # columns whose distinct values are kept
+CHOICES = ("outcome", "end", "stop_reason", "data_source")  # columns whose distinct values are kept
 TABLES = {"metrics": ("metrics", 4), "pool": ("pool", 10)}  # kind of file -> table and number of its columns
 DAMAGED = (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError)  # raised for a damaged line
 KIND_NAMES = {"step": "training", "val": "validation", "val_greedy": "validation, greedy", "results": "evaluation"}
@@ -95,7 +95,9 @@ class _PoolRecord(msgspec.Struct):
 
 
 _POOL = msgspec.json.Decoder(_PoolRecord)
-_TRAJECTORIES, _METRICS = msgspec.json.Decoder(LoggedTrajectory), msgspec.json.Decoder(dict[str, float | None])
+_METRICS = msgspec.json.Decoder(dict[str, float | None])
+parse_trajectory = msgspec.json.Decoder(LoggedTrajectory).decode
+"""Parse a line of the rollout log. Raises one of DAMAGED for a damaged line."""
 
 
 class RunIndex:
@@ -232,14 +234,10 @@ class RunIndex:
     def _forget_file(self, database: sqlite3.Connection, run: int, name: str) -> None:
         if name == "metrics.jsonl":
             self._advisors.pop(run, None)
-            database.execute("DELETE FROM metrics WHERE run = ?", (run,))
-            database.execute("DELETE FROM warnings WHERE run = ?", (run,))
-        elif name == "pool.jsonl":
-            database.execute("DELETE FROM pool WHERE run = ?", (run,))
-        else:
-            for table in ("trajectories", "texts"):
-                place = (run, *parse_file_name(name))
-                database.execute(f"DELETE FROM {table} WHERE run = ? AND kind = ? AND step = ?", place)
+        of_run = {"metrics.jsonl": ("metrics", "warnings"), "pool.jsonl": ("pool",)}.get(name)
+        where, place = ("", ()) if of_run else (" AND kind = ? AND step = ?", parse_file_name(name))
+        for table in of_run or ("trajectories", "texts"):
+            database.execute(f"DELETE FROM {table} WHERE run = ?{where}", (run, *place))
 
 
 def read_version(database: sqlite3.Connection, run: int) -> tuple[int, ...]:
@@ -250,15 +248,13 @@ def read_version(database: sqlite3.Connection, run: int) -> tuple[int, ...]:
 
 def list_indexed_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the names and stats of the files of a run that the index reads, oldest iterations first."""
-    for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl"):
-        with suppress(OSError):
-            yield name, (folder / name).stat()
-    names = []
+    names = ["metrics.jsonl", "results.jsonl", "pool.jsonl"]
     with suppress(OSError):
-        names = sorted(name for name in os.listdir(folder / "rollouts") if ROLLOUT_FILE.fullmatch(name))
+        found = os.listdir(folder / "rollouts")
+        names += sorted(f"rollouts/{name}" for name in found if ROLLOUT_FILE.fullmatch(name))
     for name in names:
         with suppress(OSError):
-            yield f"rollouts/{name}", (folder / "rollouts" / name).stat()
+            yield name, (folder / name).stat()
 
 
 def parse_metrics(line: bytes) -> tuple[int, dict[str, float]]:
@@ -266,11 +262,6 @@ def parse_metrics(line: bytes) -> tuple[int, dict[str, float]]:
     record = _METRICS.decode(line)
     step = msgspec.convert(int(record.pop("step") or 0), Integer)
     return step, {name: value for name, value in record.items() if value is not None}
-
-
-def parse_trajectory(text: bytes) -> LoggedTrajectory:
-    """Parse a line of the rollout log. Raises one of DAMAGED for a damaged line."""
-    return _TRAJECTORIES.decode(text)
 
 
 def list_texts(one: LoggedTrajectory) -> Iterator[str]:

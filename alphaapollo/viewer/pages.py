@@ -80,7 +80,7 @@ def read_folders(database: sqlite3.Connection, runs: Sequence[int]) -> dict[int,
 def list_runs(query: Query) -> dict[str, object]:
     """Values of the list of runs."""
     options = query.options
-    every = [summarize_run(query, row) for row in query.select("SELECT id, path FROM runs")]
+    every = [summarize_run(query, *row) for row in query.select("SELECT id, path FROM runs")]
     every.sort(key=lambda run: (run.state != "running", -run.changed))
     words = options.get("text", "").lower().split()
     shown = [
@@ -135,7 +135,7 @@ def list_metric_names(query: Query, run: int) -> list[str]:
 
 def describe_run(query: Query) -> dict[str, object]:
     """Values of the page of a run."""
-    run, options = query.find_run(), query.options
+    run, options = query.run, query.options
     names = list_metric_names(query, run.id)
     drawn = [name for name in MAIN_CURVES if name in names]
     partners = {VALIDATIONS[name] for name in drawn if name in VALIDATIONS}
@@ -148,7 +148,6 @@ def describe_run(query: Query) -> dict[str, object]:
     newest = query.select(files, run.id, NEWEST_FILES)
     steps = [row for place in newest for row in query.select(of_file, run.id, *place)]
     return {
-        "run": run,
         "names": names,
         "chosen": options.getlist("metric") or [name for name in drawn if name not in partners][:NUM_CURVES],
         "values": [(name, value, _read_first(query, run.id, name)) for name, value in run.headline],
@@ -184,7 +183,7 @@ def _list_extremes(query: Query, run: RunSummary, newest: sqlite3.Row) -> list[t
 
 def describe_health(query: Query) -> dict[str, object]:
     """Values of the page with the metrics that show problems, and the run's warnings."""
-    run = query.find_run()
+    run = query.run
     names = list_metric_names(query, run.id)
     panels = {
         heading: [name for name in names if name.startswith(beginnings)][:MAX_HEALTH_CURVES]
@@ -192,7 +191,7 @@ def describe_health(query: Query) -> dict[str, object]:
     }
     last = "SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
     values = {name: query.select(last, run.id, name)[0]["value"] for panel in panels.values() for name in panel}
-    return {"run": run, "panels": panels, "values": values, "warnings": _list_warnings(query, run.id, 100)}
+    return {"panels": panels, "values": values, "warnings": _list_warnings(query, run.id, 100)}
 
 
 def _list_warnings(query: Query, run: int, limit: int) -> list[sqlite3.Row]:
@@ -201,7 +200,7 @@ def _list_warnings(query: Query, run: int, limit: int) -> list[sqlite3.Row]:
 
 def describe_config(query: Query) -> dict[str, object]:
     """Values of the page of a run's configuration: the values of its starts, those that are not defaults first."""
-    run = query.find_run()
+    run = query.run
     starts = list_config_starts(run.folder)
     config, newest = read_config(run.folder), starts[-1][1] if starts else {}
     command, history = identify_command(config), read_history(run.folder)
@@ -214,7 +213,6 @@ def describe_config(query: Query) -> dict[str, object]:
     ]
     is_set = {key for key, values, is_typed in rows if is_typed or key in chosen or len(set(values)) > 1}
     return {
-        "run": run,
         "starts": [name for name, _ in starts],
         "set": [row for row in rows if row[0] in is_set],
         "defaults": [row for row in rows if row[0] not in is_set],
@@ -224,10 +222,8 @@ def describe_config(query: Query) -> dict[str, object]:
 
 def compare_runs(query: Query) -> dict[str, object]:
     """Values of the comparison of runs: their configurations side by side, and curves of the same metrics."""
-    ids = [int(run) for run in query.options.getlist("run")]
-    rows = [query.select("SELECT id, path FROM runs WHERE id = ?", run) for run in ids]
-    runs = [summarize_run(query, found[0]) for found in rows if found]
-    if not runs:
+    folders = read_folders(query.database, [int(run) for run in query.options.getlist("run")])
+    if not (runs := [summarize_run(query, *found) for found in folders.items()]):
         raise HTTPException(404, "Choose runs on the first page, then press Compare.")
     configs = [read_flat_config(run.folder) | read_content(run.folder) for run in runs]
     keys = sorted({key for config in configs for key in config})
@@ -247,12 +243,11 @@ def compare_runs(query: Query) -> dict[str, object]:
 
 def list_examples(query: Query) -> dict[str, object]:
     """Values of a page of examples. A pair also has the differences of its responses, word by word."""
-    run, page = query.find_run(), max(int(query.options.get("page") or 0), 0)
+    run, page = query.run, max(int(query.options.get("page") or 0), 0)
     examples = read_examples(run.folder)
     first = page * EXAMPLES_ON_A_PAGE
     shown = examples[first : first + EXAMPLES_ON_A_PAGE]
     return {
-        "run": run,
         "first": first,
         "num_examples": len(examples),
         "examples": [(one, compare_pair(one) if len(one.rows) == 2 else None) for one in shown],
@@ -281,13 +276,12 @@ def describe_evolution(query: Query, run: int, folder: Path) -> dict[str, object
 
 def list_problems(query: Query) -> dict[str, object]:
     """Values of the table of an evolution's problems."""
-    run = query.find_run()
-    return {"run": run} | query.select_page(PROBLEMS, (run.id,), PROBLEM_COLUMNS)
+    return query.select_page(PROBLEMS, (query.run.id,), PROBLEM_COLUMNS, "problem")
 
 
 def describe_problem(query: Query) -> dict[str, object]:
     """Values of the page of a problem: its candidates with their votes and reports, best first."""
-    run, problem = query.find_run(), query.place["problem"]
+    run, problem = query.run, query.place["problem"]
     rows = query.select("SELECT offset, bytes FROM pool WHERE run = ? AND problem = ? ORDER BY offset", run.id, problem)
     if not rows:
         raise HTTPException(404, f"{run.name} has no candidates of problem {problem}.")
@@ -306,7 +300,6 @@ def describe_problem(query: Query) -> dict[str, object]:
 
     candidates = sorted(records["candidate"], key=rank)
     return {
-        "run": run,
         "problem": problem,
         "result": result,
         "prompt": candidates and candidates[0]["messages"][: candidates[0].get("num_prompt_messages", 1)],

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 
-from alphaapollo.observability.run_view import HEADLINES, RECENT_STEPS, choose_headline
+from alphaapollo.observability.run_view import HEADLINES, choose_headline
 from alphaapollo.viewer.run_folders import (
     describe_algorithm,
     describe_model,
@@ -42,16 +41,16 @@ class Query:
     def select(self, query: str, *values: object) -> list[sqlite3.Row]:
         return self.database.execute(query, values).fetchall()
 
-    def select_page(self, query: str, values: Sequence[object], columns: Sequence[str]) -> dict[str, Any]:
+    def select_page(self, query: str, values: Sequence[object], columns: Sequence[str], first: str) -> dict[str, Any]:
         """Sort the rows of a query by the options `sort` and `down`, and return the values of one page of its table.
 
-        columns: columns by which the table can be sorted; the first one decides if there is no option.
+        columns: columns by which the table can be sorted. first: the one that decides if there is no option.
         """
-        sort, down = self.options.get("sort", columns[0]), self.options.get("down", "")
-        if sort not in columns:
+        sort, down = self.options.get("sort", first), self.options.get("down", "")
+        if sort not in (first, *columns):
             raise HTTPException(404, f"The table cannot be sorted by {sort}. Choose {', '.join(columns)}.")
         page = max(int(self.options.get("page") or 0), 0)
-        order = f"ORDER BY {sort} {'DESC' if down else 'ASC'} NULLS LAST, {columns[0]} LIMIT {PAGE_ROWS} OFFSET ?"
+        order = f"ORDER BY {sort} {'DESC' if down else 'ASC'} NULLS LAST, {first} LIMIT {PAGE_ROWS} OFFSET ?"
         rows = self.select(f"SELECT * FROM ({query}) {order}", *values, page * PAGE_ROWS)
         (total,) = self.select(f"SELECT count(*) FROM ({query})", *values)[0]
         table = {"sort": sort, "down": down, "page": page, "last_page": (total - 1) // PAGE_ROWS}
@@ -63,12 +62,13 @@ class Query:
         found = f"SELECT {{}}({column}) FROM {table} WHERE {same} {column} {{}} ?"
         return tuple(self.select(found.format(*end), *place.values())[0][0] for end in (("max", "<"), ("min", ">")))
 
-    def find_run(self) -> RunSummary:
-        """Return the run of the path. Raises HTTPException 404 if it does not exist or cannot be read."""
+    @cached_property
+    def run(self) -> RunSummary:
+        """The run of the path. Raises HTTPException 404 if it does not exist or cannot be read."""
         rows = self.select("SELECT id, path FROM runs WHERE id = ?", self.place["run"])
         if not rows:
             raise HTTPException(404, f"There is no run {self.place['run']} in {self.root}. It may have been removed.")
-        run = summarize_run(self, rows[0])
+        run = summarize_run(self, *rows[0])
         if run.state == "unreadable":
             raise HTTPException(404, run.reason)
         return run
@@ -99,31 +99,18 @@ class RunSummary:
     seconds: float = 0.0  # wall time of its commands
     devices: int = 0  # GPUs
     speed: float | None = None  # sampled tokens per second
-    step_seconds: float | None = None  # mean of the last iterations
+    seconds_left: float | None = None  # until the last iteration of a run that is running
     tags: str = ""
     note: str = ""
     hidden: bool = False
 
-    @property
-    def device_hours(self) -> float:
-        return self.seconds * self.devices / 3600
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Return the seconds until the last iteration ends; None if the run does not run, or if they are unknown."""
-        if self.state != "running" or not self.total or self.step is None or not self.step_seconds:
-            return None
-        return max((self.total - self.step) * self.step_seconds - (time.time() - self.changed), 0.0)
-
-
-def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
+def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
     """Summarize a run from the index and its small files. A run with damaged files is unreadable."""
-    number, folder = row["id"], Path(row["path"])
-    name = make_run_name(folder, query.root)
-    last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT ?"
-    names = dict.fromkeys((*chain(*HEADLINES), "rollout/tokens_per_second"))
-    values = {one: found[0] for one in names if (found := query.select(last, number, one, 1))}
-    steps = query.select(last, number, "timing/step", RECENT_STEPS)
+    name = make_run_name(folder := Path(path), query.root)
+    last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
+    names = dict.fromkeys((*chain(*HEADLINES), "rollout/tokens_per_second", "timing/step"))
+    values = {one: found[0] for one in names if (found := query.select(last, number, one))}
     files = query.select("SELECT total(damaged) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", number)[0]
     notes = query.select("SELECT tags, note, hidden FROM own.notes WHERE id = ?", number)
     try:
@@ -142,7 +129,7 @@ def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
         kind=kind,
         state=state.name,
         reason=state.reason,
-        step=steps[0]["step"] if steps else max((found["step"] for found in values.values()), default=None),
+        step=max((found["step"] for found in values.values()), default=None),
         total=total,
         headline=headline,
         changed=(files["changed"] or 0) / 1e9,
@@ -154,6 +141,6 @@ def summarize_run(query: Query, row: sqlite3.Row) -> RunSummary:
         seconds=seconds,
         devices=devices,
         speed=values["rollout/tokens_per_second"]["value"] if "rollout/tokens_per_second" in values else None,
-        step_seconds=fmean(one["value"] for one in steps) if steps else None,
+        seconds_left=state.seconds_left,
         **(dict(notes[0]) if notes else {}),
     )

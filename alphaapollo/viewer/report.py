@@ -22,7 +22,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from scipy.stats import ttest_ind
@@ -35,7 +34,7 @@ from alphaapollo.observability.terminal import get_last_message, shorten_text
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.runs.model_card import list_non_default_keys
-from alphaapollo.runs.run_history import read_history, read_input_digests, read_run_plan
+from alphaapollo.runs.run_history import read_history, read_input_digests
 from alphaapollo.types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer import run_folders
@@ -84,14 +83,6 @@ class ReportedRun:
         """Return the rows of a query whose first parameter is the run."""
         return [tuple(row) for row in self.database.execute(query, (self.id, *values))]
 
-    def list_steps(self, kind: str) -> list[int]:
-        """List the iterations that have samples of a kind."""
-        return list_steps(self.database, self.id, kind)
-
-    def tabulate(self, kind: str, step: int) -> pd.DataFrame:
-        """Return the FIGURES (columns) of each prompt of an iteration."""
-        return tabulate(self.database, self.id, kind, step)
-
 
 def make_report(folders: Sequence[Path]) -> bytes:
     """Make the report of a run, or the comparison of several, as an HTML page. Raises ValueError for a folder that is
@@ -124,14 +115,9 @@ def render_page(values: Mapping[str, object]) -> bytes:
     """Render report.html. The page loads nothing and runs nothing."""
     style = (HERE / "static" / "style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    templates = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        finalize=format_value,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
+    loader = FileSystemLoader(HERE / "templates")
+    templates = Environment(loader=loader, autoescape=True, finalize=format_value, undefined=StrictUndefined)
+    templates.trim_blocks = templates.lstrip_blocks = True  # a table without rows is empty
     templates.filters |= {"block": make_block, "svg": draw_as_svg, "time": format_time, "duration": format_duration}
     templates.globals |= globals()
     return templates.get_template("report.html").render(style=style, digest=digest, **values).lstrip().encode()
@@ -208,9 +194,9 @@ def list_changes(run: ReportedRun) -> Iterator[Row]:
     """Yield (samples, figure, mean before, mean after, mean difference over the prompts that both have) of the first
     and the last validation, for each data source and, if there are several, for all."""
     for kind in ("val", "val_greedy"):
-        if len(steps := run.list_steps(kind)) < 2:
+        if len(steps := list_steps(run.database, run.id, kind)) < 2:
             continue
-        both = [run.tabulate(kind, step) for step in (steps[0], steps[-1])]
+        both = [tabulate(run.database, run.id, kind, step) for step in (steps[0], steps[-1])]
         sources = sorted({source for table in both for source, _ in table.index})
         for source in [*sources, None] if len(sources) > 1 else sources:
             old, new = (one if source is None else one[one.index.get_level_values(0) == source] for one in both)
@@ -276,22 +262,12 @@ def read_answer(folder: Path, row: Any) -> JsonObject:
     return {**row, **texts}
 
 
-def list_warnings(run: ReportedRun) -> list[str]:
-    return [text for (text,) in run.select("SELECT text FROM warnings WHERE run = ? ORDER BY step")]
-
-
 def list_failures(run: ReportedRun) -> Iterator[Row]:
     """Yield (kind and reason, number) of the ten most frequent reasons of failed samples."""
     columns = "kind, outcome, failure, count(*)"
     failed = f"SELECT {columns} FROM trajectories WHERE run = ? AND reward IS NULL GROUP BY 1, 2, 3 ORDER BY 4 DESC"
     for kind, outcome, reason, count in run.select(f"{failed} LIMIT 10"):
         yield f"{KIND_NAMES.get(kind, kind)}, {outcome}: {reason}", count
-
-
-def list_settings(run: ReportedRun) -> Iterator[Row]:
-    """Yield (setting, value) of the plan of the run, as it was printed."""
-    if plan := read_run_plan(run.folder):
-        yield from plan.settings.items()
 
 
 def list_keys(run: ReportedRun) -> Iterator[Row]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,19 +17,21 @@ from pathlib import Path
 
 import psutil
 import yaml
+from safetensors import SafetensorError, safe_open
 
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
+from alphaapollo.observability.run_view import format_duration
 from alphaapollo.processes.folder_lock import read_lock_owner
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.runs.model_card import shorten_path
-from alphaapollo.runs.run_history import read_history, read_input_digests, read_run_plan
+from alphaapollo.runs.run_history import RunStatus, read_history, read_input_digests, read_run_plan, read_run_status
 from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
 CONTENT = frozenset({"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__"})
+SILENT_SECONDS, LOST_SECONDS = 30, 600  # without a new status.json
 MAX_DEPTH = 4  # levels below the given folder that are searched
-MAX_HEADER_BYTES = 2**26  # of a file of weights
 KINDS = {  # section of config.yaml -> kind of run; the first one that exists decides
     "actor_rollout_ref": "RL",
     "models": "evolution",
@@ -41,10 +44,11 @@ KINDS = {  # section of config.yaml -> kind of run; the first one that exists de
 
 @dataclass(frozen=True)
 class RunState:
-    """Whether a run is running, finished, failed, interrupted, killed or unreadable, and why."""
+    """Whether a run is running, finished, failed, interrupted, killed or unreadable, and why; or what it does."""
 
     name: str
     reason: str = ""
+    seconds_left: float | None = None  # of a run that is running
 
 
 def find_runs(root: Path) -> Iterator[Path]:
@@ -67,21 +71,38 @@ def find_runs(root: Path) -> Iterator[Path]:
 
 
 def read_run_state(folder: Path) -> RunState:
-    """Read the state of a run from its format, its lock file and its history."""
+    """Read the state of a run from its format, its lock file, its history and its status."""
     try:
         check_format(folder)
         owner = read_lock_owner(folder)
     except Exception as error:  # noqa: BLE001  the other runs are shown
         return RunState("unreadable", str(error))
     if owner is not None:
-        host, pid = owner["host"], owner["pid"]
-        if host != socket.gethostname():
-            return RunState("running", f"on {host}")
-        if isinstance(pid, int) and 0 < pid < 2**31 and psutil.pid_exists(pid):
-            return RunState("running", f"process {pid}")
-        return RunState("killed", f"process {pid} ended without a message, e.g. because of kill -9")
+        host, pid, status = owner["host"], owner["pid"], read_run_status(folder)
+        is_here = host == socket.gethostname()
+        if is_here and not (isinstance(pid, int) and 0 < pid < 2**31 and psutil.pid_exists(pid)):
+            return RunState("killed", f"process {pid} ended without a message, e.g. because of kill -9")
+        process = f"process {pid}" + f" on {host}" * (not is_here)
+        if status is None or status.pid != pid:  # not written yet
+            return RunState("running", process)
+        if not is_here and (silent := time.time() - status.written) > LOST_SECONDS:
+            return RunState("killed", f"{process} has not written its status for {format_duration(silent)}")
+        return RunState("running", f"{describe_status(status, time.time())} ({process})", status.seconds_left)
     commands = read_history(folder)
     return RunState(commands[-1].state, commands[-1].error) if commands else RunState("ended")
+
+
+def describe_status(status: RunStatus, now: float) -> str:
+    """Describe what a run does, e.g. `generate 12/32 for 0:35, 13,085 of about 40,000 tokens, 3:10 left`."""
+    phase = " ".join(filter(None, (status.phase, status.detail)))
+    parts = [f"{phase} for {format_duration(now - status.since)}"]
+    if status.expected_tokens and status.tokens:
+        parts.append(f"{status.tokens:,} of about {status.expected_tokens:,.0f} tokens")
+    if status.seconds_left is not None:
+        parts.append(f"{format_duration(status.seconds_left)} left")
+    if now - status.written > SILENT_SECONDS:
+        parts.append(f"no news for {format_duration(now - status.written)}")
+    return ", ".join(parts)
 
 
 def read_json_object(path: Path) -> JsonObject:
@@ -163,10 +184,8 @@ def describe_model(folder: Path) -> tuple[str, float | None]:
 @lru_cache(maxsize=4096)
 def count_parameters(file: Path, _mtime: int) -> int:
     """Count the parameters in a file of weights from its header; 0 if it is damaged."""
-    with suppress(OSError, ValueError, TypeError, AttributeError, KeyError), file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(min(size, MAX_HEADER_BYTES)))
-        return sum(prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+    with suppress(OSError, SafetensorError), safe_open(file, "numpy") as opened:
+        return sum(prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -12,12 +13,11 @@ from starlette.exceptions import HTTPException
 from alphaapollo.runs.rollout_log import TrainedRow
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
-from alphaapollo.viewer.index import KIND_NAMES
-from alphaapollo.viewer.query import PAGE_ROWS, Query, RunSummary
+from alphaapollo.viewer.index import CHOICES, KIND_NAMES
+from alphaapollo.viewer.query import PAGE_ROWS, Query
 from alphaapollo.viewer.run_folders import find_tokenizer_file
 from alphaapollo.viewer.texts import find_lines
 
-CHOSEN_BY_VALUE = ("outcome", "end", "stop_reason", "data_source")  # columns with a list of their values
 NUMERIC = ("reward", "accuracy", "tokens", "turns", "advantage")
 COMPARISONS = {"at least": ">=", "at most": "<=", "equal to": "="}
 SAMPLE_COLUMNS = (
@@ -41,85 +41,67 @@ GROUP_COLUMNS = {  # column of the table -> SQL
 }
 SHARED_CELLS = "min(tokens) AS shortest, max(tokens) AS longest, min(advantage) AS lowest, count(*) AS samples, "
 SHARED_CELLS += "max(most) AS most"
-Choices = dict[str, list[str]]
 LABELS = {"line": "prompt", "step": "iteration", "prompt_id": "number", "variance": "spread", "data_source": "source"}
 MAX_FOUND = 10_000  # samples that a search lists
 SEARCH_SECONDS = 0.7
-OF_SAMPLE = "t.*, abs(reward) AS most, CASE WHEN reward IS NULL THEN 'failed' ELSE outcome END AS status"
-OF_TRAINING = "WHEN advantage IS NULL THEN 'not trained' ELSE 'trained'"
-SAMPLES = (
-    f"SELECT {OF_SAMPLE.replace('ELSE outcome', OF_TRAINING)}, advantage FROM trajectories AS t "
-    "LEFT JOIN temp.trained USING (prompt_id, sample) WHERE run = ? AND kind = ? AND step = ?"
+SAMPLES = (  # of a file, with `most`: length of a bar, and `at`: order of a search, newest iteration first
+    "SELECT t.*, abs(reward) AS most, t.line - t.step * 10000000000 AS at, advantage, CASE WHEN reward IS NULL THEN "
+    "'failed' WHEN {} THEN iif(advantage IS NULL, 'not trained', 'trained') ELSE outcome "
+    "END AS status FROM trajectories AS t LEFT JOIN temp.trained USING (prompt_id, sample) "
+    "WHERE run = ? AND kind = ? AND step = ?"
 )
+FOUND = "SELECT * FROM temp.found"
 COLORED_BY = ("difference", "engine", "trainer", "advantage")  # attributes of samples.Token
 
 
 def describe_iteration(query: Query) -> dict[str, object]:
     """Values of the table of an iteration's groups or samples."""
-    run, kind, step, options = query.find_run(), query.place["kind"], query.place["step"], query.options
-    place = (run.id, kind, step)
+    run, kind, step, options = query.run, query.place["kind"], query.place["step"], query.options
+    place, kind_name = (run.id, kind, step), KIND_NAMES.get(kind, kind)
     if not query.select("SELECT 1 FROM trajectories WHERE run = ? AND kind = ? AND step = ? LIMIT 1", *place):
-        raise HTTPException(404, f"{run.name} has no {KIND_NAMES.get(kind, kind)} samples of iteration {step}.")
+        raise HTTPException(404, f"{run.name} has no {kind_name} samples of iteration {step}.")
     trained, damage = samples.read_trained_rows_of_step(run.folder, step) if kind == "step" else (None, "")
-    _load_advantages(query, trained or [])
-    condition, values = _make_condition(query)
-    if words := options.get("text"):
-        found = find_lines(query.database, query.texts, place, words)
-        query.database.execute("CREATE TEMP TABLE found (line INTEGER PRIMARY KEY)")
-        query.database.executemany("INSERT INTO temp.found VALUES (?)", [(line,) for line in found])
-        condition += " AND line IN (SELECT line FROM temp.found)"
+    selected = SAMPLES.format(trained is not None)
+    _find_samples(query, [(kind, step)], trained, max_found=-1)
     view = options.get("view") or ("samples" if options.get("prompt_id") else "groups")
-    chosen = f"SELECT * FROM ({SAMPLES}) WHERE {condition}"
-    names: Sequence[str] = SAMPLE_COLUMNS
     if view == "samples":
-        table = query.select_page(chosen, (*place, *values), _put_first("line", names))
-        lines: Sequence[sqlite3.Row] = table["rows"]
+        names: Sequence[str] = SAMPLE_COLUMNS
+        table = query.select_page(FOUND, (), names, "line")
+        table["lines"] = table["rows"]
     else:
         names = tuple(GROUP_COLUMNS)
         columns = ", ".join(f"{sql} AS {name}" for name, sql in GROUP_COLUMNS.items())
         groups = (
-            f"SELECT {columns}, {SHARED_CELLS} FROM ({SAMPLES}) WHERE (prompt_id, data_source) IN "
-            f"(SELECT prompt_id, data_source FROM ({chosen})) GROUP BY prompt_id, data_source"
+            f"SELECT {columns}, {SHARED_CELLS} FROM ({selected}) WHERE (prompt_id, data_source) IN "
+            "(SELECT prompt_id, data_source FROM temp.found) GROUP BY prompt_id, data_source"
         )
-        table = query.select_page(groups, (*place, *place, *values), _put_first("prompt_id", names))
-        lines = [_find_trajectory(query, *place, row["line"]) for row in table["rows"]]
-    of_place = {"kind": kind, "kind_name": KIND_NAMES.get(kind, kind), "step": step, "view": view, "damage": damage}
-    of_place["neighbors"] = query.find_neighbors("texts", "step", run=run.id, kind=kind, step=step)
-    statuses = query.select(f"SELECT DISTINCT status FROM ({SAMPLES}) ORDER BY status", *place)
-    choices: Choices = {} if trained is None else {"status": [row["status"] for row in statuses]}
-    return {"run": run, "view": table | of_place | _describe_table(query, run, names, table, lines, choices)}
+        table = query.select_page(groups, place, names, "prompt_id")
+        table["lines"] = [_find_trajectory(query, *place, row["line"]) for row in table["rows"]]
+    table |= {"kind": kind, "kind_name": kind_name, "step": step, "view": view, "damage": damage}
+    table["neighbors"] = query.find_neighbors("texts", "step", run=run.id, kind=kind, step=step)
+    statuses = query.select(f"SELECT DISTINCT status FROM ({selected}) ORDER BY status", *place)
+    return {
+        "view": _describe_table(query, names, table, [row["status"] for row in statuses] if trained is not None else [])
+    }
 
 
-def _put_first(name: str, names: Sequence[str]) -> list[str]:
-    """Return the columns that a table can be sorted by, the default first."""
-    return [name, *(one for one in names if one not in (name, "answer"))]
-
-
-def _describe_table(
-    query: Query,
-    run: RunSummary,
-    names: Sequence[str],
-    table: JsonObject,
-    lines: Sequence[sqlite3.Row],
-    own: JsonObject,
-) -> JsonObject:
-    """Return what the form and the cells of a table need. lines: of the trajectories whose texts its rows show.
-    own: choices of the column status, if the trainer's log is known. Columns that say nothing are left out."""
-    rows, known = table["rows"], query.select("SELECT name, value FROM choices WHERE run = ? ORDER BY value", run.id)
-    choices = own | {one: [row["value"] for row in known if row["name"] == one] for one in CHOSEN_BY_VALUE}
-    is_trained, scored = "status" in choices, {"scored", "not trained", "filtered"}
-    hidden = [] if is_trained else ["advantage", *["status"] * all(row["status"] in scored for row in rows)]
+def _describe_table(query: Query, names: Sequence[str], table: JsonObject, statuses: Sequence[str]) -> JsonObject:
+    """Add what the form and the cells of a table need. `lines` of the table: trajectories whose texts its rows show.
+    statuses: choices of the column status, if the trainer's log is known. Columns that say nothing are left out."""
+    run, rows, scored = query.run, table["rows"], {"scored", "not trained", "filtered"}
+    known = query.select("SELECT name, value FROM choices WHERE run = ? ORDER BY value", run.id)
+    choices = {one: [row["value"] for row in known if row["name"] == one] for one in CHOICES}
+    hidden = [] if statuses else ["advantage", *["status"] * all(row["status"] in scored for row in rows)]
     hidden += ["data_source"] * (len(choices["data_source"]) < 2)
     hidden += ["accuracy"] * all(row["accuracy"] == row["reward"] for row in rows)
     hidden += ["turns"] * all(row["turns"] == 1 for row in rows)
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    return {
-        "choices": choices,
+    return table | {
+        "choices": {"status": statuses} | choices,
         "columns": {name: LABELS.get(name, name) for name in names if name not in hidden},
-        "texts": [samples.read_texts(run.folder, one) for one in lines],
-        "numeric": NUMERIC if is_trained else NUMERIC[:-1],
+        "texts": [samples.read_texts(run.folder, one) for one in table["lines"]],
+        "numeric": NUMERIC if statuses else NUMERIC[:-1],
         "comparisons": COMPARISONS,
-        "low": min(rewards, default=0.0),
+        "low": min((row["reward"] for row in rows if row["reward"] is not None), default=0.0),
         "high": max((row["most"] or 0.0 for row in rows), default=1.0),
     }
 
@@ -127,73 +109,67 @@ def _describe_table(
 def search_samples(query: Query) -> dict[str, object]:
     """Values of the search over all iterations of a run, newest first. Ends at MAX_FOUND samples or after
     SEARCH_SECONDS; the option `before` continues below an iteration."""
-    run, options = query.find_run(), query.options
-    words, condition, values = options.get("text", ""), *_make_condition(query, is_run=True)
-    places = "SELECT DISTINCT kind, step FROM texts WHERE run = ? ORDER BY step DESC, kind"
-    files = [(row["kind"], row["step"]) for row in query.select(places, run.id)]
-    kinds = {kind: name for kind, name in KIND_NAMES.items() if any(kind == own for own, _ in files)}
-    before = int(options.get("before") or 2**62)
-    query.database.execute("CREATE TEMP TABLE found (kind TEXT, step INT, line INT)")
-    chosen = f"SELECT line FROM trajectories WHERE run = ? AND kind = ? AND step = ? AND {condition} LIMIT ?"
-    num_found, rest, deadline = 0, None, time.monotonic() + SEARCH_SECONDS
-    for kind, step in files:
-        if step > before or options.get("of", "") not in ("", kind):
-            continue
-        if num_found >= MAX_FOUND or time.monotonic() > deadline:
-            rest = step
-            break
-        lines = find_lines(query.database, query.texts, (run.id, kind, step), words) if words else None
-        if lines is None or lines:
-            limit = MAX_FOUND if lines is None else -1
-            matching = [row["line"] for row in query.select(chosen, run.id, kind, step, *values, limit)]
-            found = [(kind, step, line) for line in matching if lines is None or line in lines]
-            query.database.executemany("INSERT INTO temp.found VALUES (?, ?, ?)", found)
-            num_found += len(found)
-    columns = f"{OF_SAMPLE}, t.line - t.step * 10000000000 AS at"
-    joined = f"SELECT {columns} FROM temp.found JOIN trajectories AS t USING (kind, step, line) WHERE run = ?"
-    table = query.select_page(joined, (run.id,), _put_first("at", FOUND_COLUMNS))
-    of_search = {"view": "samples", "kinds": kinds, "rest": rest, "num_files": len(files)}
-    described = _describe_table(query, run, FOUND_COLUMNS, table, table["rows"], {})
-    return {"run": run, "view": table | of_search | described}
-
-
-def _load_advantages(query: Query, trained: Sequence[TrainedRow]) -> None:
-    """Load the mean advantage of each trajectory that was trained on into the table `temp.trained`."""
-    key = "prompt_id INT, sample INT, advantage REAL, PRIMARY KEY (prompt_id, sample)"
-    query.database.execute(f"CREATE TEMP TABLE trained ({key})")
-    means = [
-        (row.prompt_id, row.sample, float(row.advantages[row.advantages != 0].mean()) if row.advantages.any() else 0.0)
-        for row in trained
-    ]
-    query.database.executemany("INSERT OR REPLACE INTO temp.trained VALUES (?, ?, ?)", means)
-
-
-def _make_condition(query: Query, is_run: bool = False) -> tuple[str, list[object]]:
-    """Return the SQL condition that the options ask for, except their text, and its values. is_run: of a table without
-    the trainer's columns."""
     options = query.options
-    names = [*CHOSEN_BY_VALUE, "prompt_id", "sample", *["status"] * (not is_run)]
+    places = "SELECT DISTINCT kind, step FROM texts WHERE run = ? ORDER BY step DESC, kind"
+    files = [(row["kind"], row["step"]) for row in query.select(places, query.run.id)]
+    kinds = {kind: name for kind, name in KIND_NAMES.items() if any(kind == own for own, _ in files)}
+    before, of = int(options.get("before") or 2**62), options.get("of", "")
+    searched = [(kind, step) for kind, step in files if step <= before and of in ("", kind)]
+    rest = _find_samples(query, searched, None, MAX_FOUND)
+    table = query.select_page(FOUND, (), FOUND_COLUMNS, "at")
+    table |= {"view": "samples", "kinds": kinds, "rest": rest, "num_files": len(files), "lines": table["rows"]}
+    return {"view": _describe_table(query, FOUND_COLUMNS, table, [])}
+
+
+def _find_samples(
+    query: Query, files: Sequence[tuple[str, int]], trained: Sequence[TrainedRow] | None, max_found: int
+) -> int | None:
+    """Put the samples that the options ask for into the table `temp.found`, and the mean advantage of each trajectory
+    that was trained on into `temp.trained`.
+
+    files: kinds and iterations, searched in this order until there are max_found samples (-1: all), or for
+        SEARCH_SECONDS. trained: the trainer's log; None: unknown. Returns the first iteration that was not searched.
+    """
+    database, words, (condition, values) = query.database, query.options.get("text", ""), _make_condition(query)
+    database.execute(
+        "CREATE TEMP TABLE trained (prompt_id INT, sample INT, advantage, PRIMARY KEY (prompt_id, sample))"
+    )
+    used = [(row, row.advantages[row.advantages != 0]) for row in trained or ()]
+    means = [(row.prompt_id, row.sample, float(own.mean()) if len(own) else 0.0) for row, own in used]
+    database.executemany("INSERT OR REPLACE INTO temp.trained VALUES (?, ?, ?)", means)
+    selected = SAMPLES.format(trained is not None)
+    database.execute(f"CREATE TEMP TABLE found AS {selected} LIMIT 0", (0, "", 0))
+    chosen = f"INSERT INTO temp.found SELECT * FROM ({selected}) WHERE {condition}"
+    chosen += " AND line IN (SELECT value FROM json_each(?))" * bool(words)
+    num_found, deadline = 0, time.monotonic() + SEARCH_SECONDS
+    for kind, step in files:
+        if max_found >= 0 and (num_found >= max_found or time.monotonic() > deadline):
+            return step
+        place = (query.run.id, kind, step)
+        lines = find_lines(database, query.texts, place, words) if words else set()
+        if lines or not words:
+            listed = [json.dumps(sorted(lines))] * bool(words)
+            num_found += database.execute(f"{chosen} LIMIT ?", (*place, *values, *listed, max_found)).rowcount
+    return None
+
+
+def _make_condition(query: Query) -> tuple[str, list[object]]:
+    """Return the SQL condition that the options ask for, except their text, and its values."""
+    options = query.options
+    names = (*CHOICES, "prompt_id", "sample", "status")
     wanted = {name: options[name] for name in names if options.get(name)}
     conditions, values = [f"{name} = ?" for name in wanted], list[object](wanted.values())
     with suppress(ValueError):
         number = float(options.get("number", ""))
-        if options.get("where") in (NUMERIC[:-1] if is_run else NUMERIC) and options.get("is") in COMPARISONS:
+        if options.get("where") in NUMERIC and options.get("is") in COMPARISONS:
             conditions.append(f"{options['where']} {COMPARISONS[options['is']]} ?")
             values.append(number)
     return " AND ".join(conditions) or "true", values
 
 
-def describe_conversation(query: Query) -> dict[str, object]:
-    """Values of the conversation of a sample, which a row of a table opens."""
-    run, kind, step, line = query.find_run(), query.place["kind"], query.place["step"], query.place["line"]
-    row = _find_trajectory(query, run.id, kind, step, line)
-    record = samples.read_record(run.folder, row)
-    return {"run": run, "row": row, "record": record, "branches": list_branches(record)}
-
-
 def describe_trajectory(query: Query) -> dict[str, object]:
     """Values of the page of a trajectory: its conversation, its tokens, and the same prompt at other iterations."""
-    run, kind, step, line = query.find_run(), query.place["kind"], query.place["step"], query.place["line"]
+    run, kind, step, line = query.run, query.place["kind"], query.place["step"], query.place["line"]
     row = _find_trajectory(query, run.id, kind, step, line)
     record, options = samples.read_record(run.folder, row), query.options
     others = query.select(
@@ -213,7 +189,6 @@ def describe_trajectory(query: Query) -> dict[str, object]:
     trained = samples.find_trained_row(rows or [], record, number)
     has_tokens = number < len(record["rows"])
     return {
-        "run": run,
         "row": row,
         "record": record,
         "kind_name": KIND_NAMES.get(kind, kind),

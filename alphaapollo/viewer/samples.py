@@ -48,14 +48,10 @@ class Token:
     is_trained: bool
     engine: float | None = None
     trainer: float | None = None
+    difference: float | None = None  # trainer minus engine, in nats
     advantage: float | None = None
     version: int | None = None
     color: int = 0  # -NUM_COLORS .. NUM_COLORS
-
-    @property
-    def difference(self) -> float | None:
-        """Log-prob of the trainer minus that of the engine, in nats."""
-        return None if self.engine is None or self.trainer is None else self.trainer - self.engine
 
 
 class LoggedTexts(msgspec.Struct):
@@ -144,8 +140,9 @@ def list_tokens(
             tokens.append(Token(text, token_id, False))
             continue
         trainer, advantage = trained.get_values(at - start) if trained else (None, None)
-        token = Token(text, token_id, True, row["logprobs"][at], trainer, advantage, next(versions, None))
-        tokens.append(token)
+        engine = row["logprobs"][at]
+        difference = None if trainer is None else trainer - engine
+        tokens.append(Token(text, token_id, True, engine, trainer, difference, advantage, next(versions, None)))
     values = [getattr(token, colored_by) for token in tokens]
     colors = choose_colors(values, MIN_SCALES.get(colored_by, 0.0))
     return list(join_equal_tokens([replace(token, color=color) for token, color in zip(tokens, colors, strict=True)]))

@@ -119,23 +119,23 @@ Notes on the results:
 * The intervals are wide, because there are only three seeds, and because each seed has a different warm-up: for seed 2,
   accuracy rises early, while for seeds 0 and 1 accuracy starts to rise after about 16 iterations.
 * *Clip bounds matter if samples are a few optimizer steps old.* cispo has no lower bound, and sapo has a soft gate
-  instead of a clip. At this learning rate, the accuracy of both recipes fell to .05 to .20 in the first iterations
+  instead of a clip. At this learning rate, the accuracy of both recipes fell to 0.05 to 0.20 in the first iterations
   with seeds 0 and 1. The accuracy rose again afterwards, except for seed 1 of cispo, which did not recover within 40
   iterations. With CISPO's unified mask (`cispo_mask_low=0.2`, `cispo_mask_high=0.28`, Eq. 6-7), the accuracy of seed
-  1 does not fall and ends at .359.
-* *gpg* has no clip at all. With four optimizer steps per iteration, its three seeds ended at an accuracy of .332, .227
-  and .945. With one optimizer step on fresh samples, as in the table, the accuracy rises for every seed. With 160 such
-  iterations, seed 1 ends at .984.
+  1 does not fall and ends at 0.359.
+* *gpg* has no clip at all. With four optimizer steps per iteration, its three seeds ended at an accuracy of 0.332,
+  0.227 and 0.945. With one optimizer step on fresh samples, as in the table, the accuracy rises for every seed. With
+  160 such iterations, seed 1 ends at 0.984.
 * *grpo_passk* gives an advantage only to the unique best sample of a group. If several of eight samples are right,
   the gradient is zero. The accuracy of a single sample is therefore not a suitable metric for grpo_passk. The closed
   form, grpo_passk_analytic, gives every sample of a mixed group an advantage.
 * *length_budget* uses dr_grpo's advantage here (`algorithm.adv_estimator=dr_grpo`). GRPO divides by the group's
   standard deviation. If all samples of a group are equally correct, this division gives a difference of one token as
   much weight as a right answer. With GRPO's advantage, two seeds learned the length instead of the sums (accuracy
-  .484 ± 1.025).
+  0.484 ± 1.025).
 * *tis, icepop and mis* use a bfloat16 engine, because an engine in float32 has no log-prob mismatch with a trainer in
   float32. With the bfloat16 engine, the mismatch was 6e-5 nats per token (k3), and 99 % of the ratios were between
-  .975 and 1.026. The bounds therefore had little effect, and tis and icepop gave the same result for seed 0.
+  0.975 and 1.026. The bounds therefore had little effect, and tis and icepop gave the same result for seed 0.
 
 gigpo, turn_ppo and turn_group need episodes with several turns. Their curves are on the page of [the grid
 world](../../examples/grid_world/README.md).

@@ -104,6 +104,7 @@ async def generate_groups(run: TrainingRun, requests: Sequence[GroupRequest]) ->
     run.console.show_phase("generate", 0, len(requests))
     async for index, group in run.workers.engines.generate(requests):
         groups[index] = group
+        run.console.count_tokens([group])
         run.console.show_phase("generate", len(groups), len(requests))
     return [groups[index] for index in range(len(requests))]
 
@@ -283,6 +284,7 @@ class InFlightGroups:
         for position in finished:
             del self._generating[position]
         self._counts["finished"] += len(finished)
+        self._run.console.count_tokens(list(finished.values()))
         if scorer:
             await scorer.score_groups(finished.values())
         unusable = {}

@@ -163,6 +163,10 @@ function listen() {
   events.addEventListener("change", () => {
     timer ??= setTimeout(() => { timer = null; refresh(); }, 1000);
   });
+  events.addEventListener("status", (event) => {
+    const status = document.getElementById("status");
+    if (status) status.textContent = event.data;
+  });
   addEventListener("pagehide", () => events.close());
 }
 

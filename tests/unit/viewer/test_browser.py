@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.runs.run_history import JsonlTracker
+from alphaapollo.processes.folder_lock import lock_folder
+from alphaapollo.runs.run_history import JsonlTracker, RunStatus, write_run_status
 from alphaapollo.viewer.app import make_app, make_server
 from alphaapollo.viewer.report import make_report
 from tests.unit.viewer.run_kit import (
@@ -187,6 +189,11 @@ def test_an_open_page_follows_the_run(browser: Any, address: tuple[str, Path]) -
     page.wait_for_function("document.querySelector('.plot').data[0].x.length == 3")
     assert page.evaluate("document.querySelector('.plot').layout.xaxis.range") == [1, 2], "the zoom stays"
     assert page.get_by_text("iterations", exact=True).is_visible(), "an open section stays open"
+    with lock_folder(address[1] / "second"):
+        page.get_by_text(f"process {os.getpid()}").wait_for(timeout=20_000)
+        write_run_status(address[1] / "second", RunStatus("update", "policy 0", pid=os.getpid()))
+        page.get_by_text("update policy 0").wait_for(timeout=20_000)
+    page.get_by_text("update policy 0").wait_for(timeout=20_000, state="detached")
     page.close()
 
 

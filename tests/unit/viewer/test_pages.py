@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
-from alphaapollo.runs.run_history import RunPlan, record_in_history, write_run_plan
+from alphaapollo.runs.run_history import RunPlan, RunStatus, record_in_history, write_run_plan, write_run_status
 from alphaapollo.types import Outcome, Score
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.index import RunIndex
@@ -320,6 +320,21 @@ def test_state_of_runs(client: TestClient, tmp_path: Path) -> None:
     with pytest.raises(ValueError), record_in_history(folder):
         raise ValueError("no more memory")
     assert "no more memory" in read(client, "/runs/1")
+    host, now = socket.gethostname(), time.time()
+    for own, age, state, text in [
+        (host, 0, "running", "generate 3/32 for 0:05, 10 of about 40 tokens, 1:30 left"),
+        (host, 99, "running", "no news for 1:39"),
+        ("node7", 0, "running", "on node7"),
+        ("node7", 3600, "killed", "its status for 1:00:00"),
+    ]:
+        (folder.parent / ".first.lock").write_text(json.dumps({"pid": os.getpid(), "host": own, "since": ""}))
+        status = RunStatus("generate", "3/32", now - age - 5, now - age, 2, 10, 40.0, 90.0, os.getpid())
+        write_run_status(folder, status)
+        page = read(client, "/runs/1")
+        assert f'class="state {state}"' in page and text in page
+        assert ("<dt>time left</dt><dd>1:30" in page) == (state == "running")
+    write_run_status(folder, RunStatus("earlier", pid=1))
+    assert "earlier" not in read(client, "/runs/1")
     lock = {"pid": 2**22 + 1, "host": socket.gethostname(), "since": ""}
     (folder.parent / ".first.lock").write_text(json.dumps(lock))
     assert 'class="state killed"' in read(client, "/runs/1")
