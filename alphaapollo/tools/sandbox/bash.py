@@ -22,6 +22,8 @@ from alphaapollo.tools.sandbox import linux
 
 TIME_LIMIT = 10.0  # seconds
 MAX_PROCESSES = 64
+SPARE_PROCESSES = 16  # that the kernel allows above MAX_PROCESSES, so that they are noticed
+FIRST_USER = 1 << 30  # as root, each script runs as a user of its own, whose processes the kernel counts
 LIMITS = {
     resource.RLIMIT_AS: 128 << 20,
     resource.RLIMIT_CPU: 10,
@@ -83,9 +85,10 @@ def _replace_process_by_bash(bash: str, arguments: list[str], stdout: int, stder
         os.closerange(program + 1, 1 << 16)
         os.chdir("/")
         os.nice(19)
-        linux.set_rlimits(LIMITS)
         if os.getuid() == 0:
-            linux.drop_privileges()
+            linux.drop_privileges(FIRST_USER + os.getpid())
+        most = linux.count_user_threads() + MAX_PROCESSES + SPARE_PROCESSES
+        linux.set_rlimits(LIMITS | {resource.RLIMIT_NPROC: most})
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # signals that Python ignores
             signal.signal(ignored, signal.SIG_DFL)
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -141,16 +141,29 @@ def count_address_space_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def drop_privileges() -> None:
-    """Change from root to the unprivileged user with id NOBODY_UID."""
+def drop_privileges(user: int = NOBODY_UID) -> None:
+    """Change from root to the unprivileged user with this id, or to NOBODY_UID in a container without this id."""
     os.setgroups([])
     os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
+    with contextlib.suppress(OSError):
+        os.setresuid(user, user, user)
+        return
     os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
+
+
+def count_user_threads() -> int:
+    """Return the number of threads of all processes of this user, to which RLIMIT_NPROC applies."""
+    count = 0
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # ended
+            if os.stat(f"/proc/{process}").st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{process}/task"))
+    return count
 
 
 def set_rlimits(limits: dict[int, int]) -> None:
     """Set limits of this process ({resource.RLIMIT_*: value}), capped at the hard limits, and disable core dumps.
-    RLIMIT_NPROC is not useful here: it does not apply to root, and it counts all processes of a user."""
+    RLIMIT_NPROC does not apply to root, and counts the threads of all processes of a user."""
     for kind, value in {**limits, resource.RLIMIT_CORE: 0}.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

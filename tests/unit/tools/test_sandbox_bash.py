@@ -100,6 +100,30 @@ def test_bombs_and_loops_are_stopped(script: str, user: str):
     assert wait_until(lambda: is_empty(group), 30)
 
 
+SLOW_WATCHER = """
+import os, time
+from alphaapollo.tools.sandbox import bash
+
+sleep, kill = time.sleep, os.killpg
+
+def count_and_kill(group, signal):
+    groups = [os.getpgid(int(name)) for name in os.listdir("/proc") if name.isdigit()]
+    print(groups.count(group))
+    kill(group, signal)
+
+bash.time.sleep = lambda _: sleep(1.0)
+bash.os.killpg = count_and_kill
+bash.main(["-c", "f() { f | f & }; f; while :; do :; done"])
+"""
+
+
+@by_user
+def test_the_kernel_limits_processes_if_the_watcher_is_slow(user: str):
+    command = [*USERS[user], sys.executable, "-c", SLOW_WATCHER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert 1 < int(done.stdout) < 100
+
+
 def test_background_processes_end_with_the_script():
     done = run_bash("( while :; do :; done ) & disown; echo $$")
     assert done.returncode == 0
