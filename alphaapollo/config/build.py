@@ -13,12 +13,12 @@ from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.check import find_unmet_requirements
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.key_tables import find_key_status
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys, list_sections, rename_verl_group_size_key
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.requirements import Case, find_conflicts
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Section
-from alphaapollo.config.key_tables import find_key_status
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 

@@ -147,7 +147,10 @@ def _compute_keys(table: KeyTable, options: Options, values: Options) -> Mapping
                     total = total * (number or 0) if sign == "*" else total / (number or 1)
                 one = ", for one process" if "processes" in names and options["processes"] == "1" else ""
                 given = {*names} & values.keys() or len(names) == 1
-                found[key] = (f"{total:.10g}", f"{product.strip()}{one}" if given else f"a default, {product.strip()}{one}")
+                found[key] = (
+                    f"{total:.10g}",
+                    f"{product.strip()}{one}" if given else f"a default, {product.strip()}{one}",
+                )
                 break
     return found
 

@@ -8,9 +8,27 @@ from dataclasses import dataclass
 
 from alphaapollo.config.keys import format_value
 
-CONFIG_TRAINERS = {"RewardConfig": "reward", "AsyncGRPOConfig": "async_grpo", "OnlineDPOConfig": "online_dpo", "NashMDConfig": "nash_md"}
-OTHER_CONFIGS = ("ModelConfig", "LoraConfig", "GenerationConfig", "BitsAndBytesConfig", "Mxfp4Config", "OpenCodeConfig", "PretrainedConfig")
-LORA_OPTIONS = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout"}
+CONFIG_TRAINERS = {
+    "RewardConfig": "reward",
+    "AsyncGRPOConfig": "async_grpo",
+    "OnlineDPOConfig": "online_dpo",
+    "NashMDConfig": "nash_md",
+}
+OTHER_CONFIGS = (
+    "ModelConfig",
+    "LoraConfig",
+    "GenerationConfig",
+    "BitsAndBytesConfig",
+    "Mxfp4Config",
+    "OpenCodeConfig",
+    "PretrainedConfig",
+)
+LORA_OPTIONS = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "target_modules": "lora_target_modules",
+    "lora_dropout": "lora_dropout",
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +55,14 @@ def list_config_calls(source: str, path: str) -> list[ConfigCall]:
     for node, name in calls:
         if name == "LoraConfig":
             lora = dict(_read_arguments(node, names))
-            extra |= {"use_peft": "true", **{LORA_OPTIONS[key]: lora[key][0] for key in LORA_OPTIONS if key in lora}}
+            extra |= {
+                "use_peft": "true",
+                **{
+                    LORA_OPTIONS[key]: text
+                    for key, (text, is_known) in lora.items()
+                    if key in LORA_OPTIONS and is_known
+                },
+            }
         elif name.endswith("Trainer"):
             given = dict(_read_arguments(node, names))
             extra |= {key: given[key][0] for key in ("model", "reward_funcs") if key in given}
@@ -48,7 +73,9 @@ def list_config_calls(source: str, path: str) -> list[ConfigCall]:
         if name.endswith("Config") and name not in OTHER_CONFIGS and name[:1].isupper():
             arguments = dict(_read_arguments(node, names))
             values = {key: text for key, (text, is_known) in arguments.items() if is_known}
-            notes = [f"{key}={text}: known only at run time; set it" for key, (text, known) in arguments.items() if not known]
+            notes = [
+                f"{key}={text}: known only at run time; set it" for key, (text, known) in arguments.items() if not known
+            ]
             trainer = CONFIG_TRAINERS.get(name, name.removesuffix("Config").lower())
             found.append(ConfigCall(name, trainer, node.lineno, values | extra, tuple(notes)))
     return found

@@ -13,8 +13,8 @@ Rule = Callable[[str, Options], ConvertedKeys]  # receives the value, and all op
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION, TURNS, VALIDATION = "algorithm.rollout_correction", f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.val_kwargs"
 LEVELS = {
-    **{"token": "token", "token_k1": "token", "sequence": "sequence", "seq_sum_k1": "sequence"},
-    **{"geometric": "geometric", "seq_mean_k1": "geometric"},
+    "token": "token", "token_k1": "token", "sequence": "sequence", "seq_sum_k1": "sequence",
+    "geometric": "geometric", "seq_mean_k1": "geometric",
 }
 """{value of verl's rollout_rs: algorithm.rollout_correction.level}"""
 BUILT_IN = ("accuracy", "math", "format", "react_format", "cosine", "repetition", "soft_overlong", "toolbench")
@@ -131,7 +131,9 @@ def _convert_reward_names(value: str, values: Options) -> ConvertedKeys:
 
 def _convert_dataset(value: str, values: Options, key: str = "data.train_files") -> ConvertedKeys:
     """Convert entries such as HF::owner/name:subset#500, where 500 is a number of sampled rows."""
-    entries = [re.fullmatch(r"(?:(?:HF|MS|hf|ms)::)?(.*?)(?:#(\d+))?", one.strip()) for one in value.strip("[]").split(",")]
+    entries = [
+        re.fullmatch(r"(?:(?:HF|MS|hf|ms)::)?(.*?)(?:#(\d+))?", one.strip()) for one in value.strip("[]").split(",")
+    ]
     names, counts = zip(*((one[1], one[2]) for one in entries if one), strict=True)
     words, remark = {key: names[0] if len(names) == 1 else f"[{','.join(names)}]"}, ""
     if len(names) == 1 and counts[0] and key == "data.train_files":

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import pairwise
 from pathlib import Path
 
 import yaml
 
-from alphaapollo.config.key_tables import PROJECTS, load_project
+from alphaapollo.config.key_tables import load_project
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.port.python_calls import list_config_calls
@@ -21,7 +20,9 @@ from alphaapollo.config.port.shell import UNKNOWN, Command, list_script_commands
 VERL = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
 VERL_COMMANDS = {"sft": "main_sft", "main_generation": "main_generation", "main_eval": "main_eval"}
 WORD = re.compile(r"(?:\+\+?|~)?(\w[\w.@/-]*)=(.*)", re.DOTALL)
-SHELL_IN_DOCSTRING = re.compile(r"^[ \t]*(?:\w+=\S+ )*(?:accelerate launch|python3?|trl|torchrun)\b(?:.*\\\n)*.*$", re.MULTILINE)
+SHELL_IN_DOCSTRING = re.compile(
+    r"^[ \t]*(?:\w+=\S+ )*(?:accelerate launch|python3?|trl|torchrun)\b(?:.*\\\n)*.*$", re.MULTILINE
+)
 LAUNCHER_OPTIONS = ("nproc_per_node", "nnodes", "num_processes")
 
 
@@ -36,11 +37,10 @@ class ForeignCommand:
     command: str = ""  # of this project, with `KEY=VALUE`s; empty if the program is not converted
     reason: str = ""  # why it is not
     notes: tuple[str, ...] = ()
+    is_known: bool = True  # whether the project has the program
 
 
-def list_foreign_commands(
-    source: str, path: str, variables: dict[str, str]
-) -> tuple[list[ForeignCommand], list[str]]:
+def list_foreign_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[ForeignCommand], list[str]]:
     """Return the commands in a file, and notes about it. Raises ValueError if the file cannot be read."""
     suffix, trainer = Path(path).suffix, variables.get("trainer", "")
     if suffix in (".yaml", ".yml", ".json"):
@@ -61,19 +61,15 @@ def list_foreign_commands(
 def _find_program(
     project: str, program: str, place: str, values: Mapping[str, str], notes: Iterable[str] = ()
 ) -> ForeignCommand:
-    """Look up a program of a project. Names are tried before patterns, in the order of the file."""
+    """Look up a program of a project; the first pattern counts."""
     known = load_project(project)
-    for table in ({program: known.programs.get(program)}, {program: known.other_programs.get(program)}):
-        if table[program]:
-            break
-    found = ForeignCommand(project, program, place, values, notes=tuple(notes))
-    for pattern, command in known.programs.items():
-        if program == pattern or fnmatchcase(program, pattern):
-            return replace(found, command=command)
-    for pattern, reason in known.other_programs.items():
-        if fnmatchcase(program, pattern):
-            return replace(found, reason=reason)
-    return replace(found, reason=f"an unknown trainer; {known.name}'s are {', '.join(known.programs)}")
+    commands = [one for pattern, one in known.programs.items() if fnmatchcase(program, pattern)]
+    reasons = [one for pattern, one in known.other_programs.items() if fnmatchcase(program, pattern)]
+    unknown = f"an unknown program; those of {known.name} are {', '.join(known.programs)}"
+    reason = "" if commands else next(iter(reasons), unknown)
+    return ForeignCommand(
+        project, program, place, values, next(iter(commands), ""), reason, tuple(notes), bool(commands or reasons)
+    )
 
 
 def _recognize(command: Command, script: Path) -> ForeignCommand | None:
@@ -91,17 +87,9 @@ def _recognize(command: Command, script: Path) -> ForeignCommand | None:
         if name == "trl" and following:
             return _find_program("trl", following, f"{label} {following}", _read_options(words, place + 1, script))
         stem = name.removesuffix(".py").removeprefix("trl.scripts.")
-        if stem != name and (program := _find_program("trl", _name_trl_script(word), label, {})).command + program.reason:
-            is_trl = not program.reason.startswith("an unknown") or "trl" in word
-            return replace(program, values=_read_options(words, place, script)) if is_trl else None
+        if stem != name and (found := _find_program("trl", stem, label, _read_options(words, place, script))).is_known:
+            return found
     return None
-
-
-def _name_trl_script(path: str) -> str:
-    """Return the name of a TRL script's trainer: `grpo_vlm`, or `openenv/wordle` for scripts in folders."""
-    stem = path.removesuffix(".py").removeprefix("trl.scripts.")
-    folder, _, name = stem.rpartition("examples/scripts/")[2].rpartition("/")
-    return f"{folder}/{name}" if folder in ("openenv", "openreward", "harbor") else name
 
 
 def _read_verl_command(words: list[str], place: int, label: str, script: Path) -> ForeignCommand:
@@ -113,7 +101,9 @@ def _read_verl_command(words: list[str], place: int, label: str, script: Path) -
     notes = []
     if name := re.sub(r"^ppo_.*|\.yaml$", "", options.get("config_name", "")):
         yaml_keys = _read_yaml_keys(Path(options.get("config_path", ""), f"{name}.yaml"), script)
-        notes.append(f"--config-name={name}: {'its keys are below' if yaml_keys else 'not found; add its keys as KEY=VALUE'}")
+        notes.append(
+            f"--config-name={name}: {'its keys are below' if yaml_keys else 'not found; add its keys as KEY=VALUE'}"
+        )
         values = yaml_keys | values
     for option, key in (("nproc_per_node", "trainer.n_gpus_per_node"), ("nnodes", "trainer.nnodes")):
         if UNKNOWN.search(text := options.get(option, "")) or text.isdigit():
@@ -206,5 +196,7 @@ def _read_yaml_keys(file: Path, script: Path) -> dict[str, str]:
 def _flatten_yaml(found: object) -> dict[str, str]:
     """Return the keys of a YAML file. The sections `train` and `rollout` of ms-swift have options of the command."""
     flat = flatten_maps(found) if isinstance(found, dict) else {}
-    names = {key: key if key.endswith(".gpus") else re.sub(r"^(?:train|rollout)\.(?=[a-z_]+$)", "", key) for key in flat}
+    names = {
+        key: key if key.endswith(".gpus") else re.sub(r"^(?:train|rollout)\.(?=[a-z_]+$)", "", key) for key in flat
+    }
     return {names[key]: format_value(value) for key, value in flat.items() if not key.startswith(("defaults", "hydra"))}
