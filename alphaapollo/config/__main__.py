@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 def explain_key(name: str) -> str:
     """Return one line about a key: accepted, renamed, dropped, not supported, or unknown with similar keys."""
-    name = name.lstrip("+~").split("=")[0]
+    name = name.lstrip("+~-").split("=")[0]
     found = {command: list_keys(schema)[name] for command, schema in COMMANDS.items() if name in list_keys(schema)}
     if found:
         first, *other_commands = found

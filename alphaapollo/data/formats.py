@@ -178,10 +178,11 @@ def _ask(row: DataRow, column: str) -> DataRow:
     return {"prompt": None if question is None else _make_chat(question)}
 
 
-PROMPT_FORMATS = tuple(
-    DataFormat("questions, each asked in a chat", (name,), partial(_ask, column=name))
-    for name in ("question", "problem", "Question", "Problem", "query")
-) + (
+PROMPT_FORMATS = (
+    *(
+        DataFormat("questions, each asked in a chat", (name,), partial(_ask, column=name))
+        for name in ("question", "problem", "Question", "Problem", "query")
+    ),
     DataFormat(
         "chats, of which the last answer is removed",
         ("messages",),

@@ -96,8 +96,8 @@ def _check_has_only_images(row: Mapping[str, object]) -> None:
     objects = values["objects"]
     if isinstance(objects, dict) and objects.keys() & {"bbox", "ref"}:
         raise ValueError(
-            f"'objects' is {objects!r:.60}; boxes are not filled into a text, because each model writes them in its own "
-            "way. Write them into the messages as your model expects, and remove the column."
+            f"'objects' is {objects!r:.60}; boxes are not filled into a text, because each model writes them in its "
+            "own way. Write them into the messages as your model expects, and remove the column."
         )
     if name := next((name for name in ("videos", "audios") if isinstance(values[name], list) and values[name]), ""):
         raise ValueError(f"{name!r} is {values[name]!r:.60}; only images are supported. Remove the column, or the row.")

@@ -13,8 +13,12 @@ Rule = Callable[[str, Options], ConvertedKeys]  # receives the value, and all op
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION, TURNS, VALIDATION = "algorithm.rollout_correction", f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.val_kwargs"
 LEVELS = {
-    "token": "token", "token_k1": "token", "sequence": "sequence", "seq_sum_k1": "sequence",
-    "geometric": "geometric", "seq_mean_k1": "geometric",
+    "token": "token",
+    "token_k1": "token",
+    "sequence": "sequence",
+    "seq_sum_k1": "sequence",
+    "geometric": "geometric",
+    "seq_mean_k1": "geometric",
 }
 """{value of verl's rollout_rs: algorithm.rollout_correction.level}"""
 BUILT_IN = ("accuracy", "math", "format", "react_format", "cosine", "repetition", "soft_overlong", "toolbench")
@@ -129,6 +133,14 @@ def _convert_reward_names(value: str, values: Options) -> ConvertedKeys:
     return ({"custom_reward_function.name": f"[{','.join(own)}]"} if own else {}), remark
 
 
+def _convert_reward_weights(value: str, values: Options) -> ConvertedKeys:
+    names = re.findall(r"[\w.-]+", values.get("reward_funcs", ""))
+    weights = [one for name, one in zip(names, value.strip("[]").split(","), strict=False) if name not in BUILT_IN]
+    if not weights:
+        return {}, "the weights of functions and models that are not converted"
+    return {"custom_reward_function.weights": f"[{','.join(weights)}]"}, f"was {value}, for {', '.join(names)}"
+
+
 def _convert_dataset(value: str, values: Options, key: str = "data.train_files") -> ConvertedKeys:
     """Convert entries such as HF::owner/name:subset#500, where 500 is a number of sampled rows."""
     entries = [
@@ -150,6 +162,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "swift": {
         "report_to": _convert_logger,
         "reward_funcs": _convert_reward_names,
+        "reward_weights": _convert_reward_weights,
         "dataset": _convert_dataset,
         "val_dataset": partial(_convert_dataset, key="data.val_files"),
     },

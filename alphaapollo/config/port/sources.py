@@ -46,8 +46,9 @@ def list_foreign_commands(source: str, path: str, variables: dict[str, str]) -> 
     if suffix in (".yaml", ".yml", ".json"):
         return [_read_config_file(source, path, trainer)], []
     if suffix == ".py":
+        given = {name: variables[name] for name in LAUNCHER_OPTIONS if name in variables}
         calls = [
-            _find_program("trl", call.trainer, f"line {call.line}: {call.name}", call.values, call.notes)
+            find_program("trl", call.trainer, f"line {call.line}: {call.name}", given | call.values, call.notes)
             for call in list_config_calls(source, path)
         ]
         if calls:
@@ -58,7 +59,7 @@ def list_foreign_commands(source: str, path: str, variables: dict[str, str]) -> 
     return [one for one in found if one], notes
 
 
-def _find_program(
+def find_program(
     project: str, program: str, place: str, values: Mapping[str, str], notes: Iterable[str] = ()
 ) -> ForeignCommand:
     """Look up a program of a project; the first pattern counts."""
@@ -81,13 +82,13 @@ def _recognize(command: Command, script: Path) -> ForeignCommand | None:
         if VERL.fullmatch(word) and (word.endswith(".py") or words[max(0, place - 1)] == "-m"):
             return _read_verl_command(words, place, label, script)
         if match := re.search(r"openrlhf[./]cli[./](\w+)", word):
-            return _find_program("openrlhf", match[1].removesuffix(".py"), label, _read_options(words, place, script))
+            return find_program("openrlhf", match[1].removesuffix(".py"), label, _read_options(words, place, script))
         if (name in ("swift", "megatron") and re.fullmatch(r"[a-z-]+", following)) or "swift/cli/" in word:
             return _read_swift_command(words, place, f"{label} {following}", script)
         if name == "trl" and following:
-            return _find_program("trl", following, f"{label} {following}", _read_options(words, place + 1, script))
+            return find_program("trl", following, f"{label} {following}", _read_options(words, place + 1, script))
         stem = name.removesuffix(".py").removeprefix("trl.scripts.")
-        if stem != name and (found := _find_program("trl", stem, label, _read_options(words, place, script))).is_known:
+        if stem != name and (found := find_program("trl", stem, label, _read_options(words, place, script))).is_known:
             return found
     return None
 
@@ -128,7 +129,7 @@ def _read_swift_command(words: list[str], place: int, label: str, script: Path) 
 
 def _name_swift_program(tool: str, verb: str, label: str, values: dict[str, str]) -> ForeignCommand:
     program = " ".join([tool, verb, *([values.get("rlhf_type", "dpo")] if verb == "rlhf" else [])])
-    return _find_program("swift", program, label, values)
+    return find_program("swift", program, label, values)
 
 
 def _read_options(words: list[str], place: int, script: Path) -> dict[str, str]:
@@ -173,7 +174,7 @@ def _read_config_file(source: str, path: str, trainer: str) -> ForeignCommand:
     if "model_name_or_path" in values or "dataset_name" in values:
         if not trainer:
             raise ValueError(f"{path}: which trainer of TRL reads it? Add it, e.g. port {path} trainer=sft.")
-        return _find_program("trl", trainer, f"a configuration of trl {trainer}", values)
+        return find_program("trl", trainer, f"a configuration of trl {trainer}", values)
     if "model" in values or "rlhf_type" in values:
         tool = "megatron" if {"micro_batch_size", "global_batch_size"} & values.keys() else "swift"
         verb = trainer or ("rlhf" if "rlhf_type" in values else "sft")

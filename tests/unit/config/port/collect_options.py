@@ -1,10 +1,11 @@
-"""Collect the options that the example scripts of TRL, OpenRLHF and ms-swift use, for test_options.py.
+"""Collect the options of TRL, OpenRLHF and ms-swift: those that example scripts use, and all of a release.
 
-    python -m tests.unit.config.port.collect_options PROJECT GIT_DIR[@COMMIT] > tests/unit/config/port/PROJECT_options.txt
+    cd tests/unit/config/port && python collect_options.py PROJECT GIT_DIR RELEASE > PROJECT_options.txt
 
-Only names are kept: `PROGRAM OPTION OPTION ...`, a line for each program. The lists were made from TRL at f2cd5771
-(2026-07-24, 1.10.0.dev0) and the scripts of its release 1.16.0, from OpenRLHF at 3c3be623 (2026-08-13, 0.11.0), and from
-ms-swift at 3602360a (2026-08-22, 4.6.0.dev0).
+GIT_DIR: a clone, whose example scripts are read. RELEASE: the unpacked package of a release, whose dataclasses and
+parsers are read (releases contain no examples). Only names are kept: `PROGRAM OPTION OPTION ...`, a line for each
+program. The lists were made from the examples of TRL at f2cd5771 (2026-07-24), OpenRLHF at 3c3be623 (2026-08-13) and
+ms-swift at 3602360a (2026-08-22), and from the releases TRL 1.16.0, OpenRLHF 0.11.2 and ms-swift 4.6.0.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import yaml
 
@@ -26,9 +28,7 @@ LAUNCHERS = ("LoraConfig", "GenerationConfig", "BitsAndBytesConfig", "Mxfp4Confi
 
 def list_files(where: str, *suffixes: str) -> Iterator[tuple[str, str]]:
     """Yield (path, text) of the example scripts of a repository."""
-    folder, _, commit = where.partition("@")
-    git = ["git", "-C", folder]
-    commit = commit or "HEAD"
+    git, commit = ["git", "-C", where], "HEAD"
     roots = ["examples", "trl/scripts"]
     listed = subprocess.check_output([*git, "ls-tree", "-r", "--name-only", commit, *roots], text=True)
     for path in listed.splitlines():
@@ -95,12 +95,51 @@ def collect_trl(where: str) -> Iterator[tuple[str, str]]:
                 yield from ((program, one.arg) for one in node.keywords if one.arg)
 
 
-COLLECTORS = {"swift": collect_swift, "openrlhf": collect_openrlhf, "trl": collect_trl}
+def read_fields(root: Path, pattern: str, *classes: str) -> set[str]:
+    """Return the fields of dataclasses."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in root.glob(pattern)]
+    found = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and node.name in classes]
+    fields = [one.target.id for node in found for one in node.body if isinstance(one, ast.AnnAssign)]
+    return {name for name in fields if not name.startswith("_")}
 
 
-def main(project: str, where: str) -> None:
+def read_release_of_trl(root: Path) -> Iterator[tuple[str, str]]:
+    shared = read_fields(root, "trl/trainer/*config.py", "_BaseConfig", "ModelConfig")
+    shared |= read_fields(root, "trl/scripts/utils.py", "ScriptArguments")
+    for name in ("GRPO", "RLOO", "SFT", "DPO", "KTO", "Reward"):
+        own = read_fields(root, "trl/trainer/*_config.py", f"{name}Config")
+        yield from ((name.lower(), option) for option in shared | own)
+
+
+def read_release_of_openrlhf(root: Path) -> Iterator[tuple[str, str]]:
+    for path in root.glob("openrlhf/cli/train_*.py"):
+        for option in re.findall(r'"--([\w.{}]+)"', path.read_text(encoding="utf-8")):
+            yield from ((path.stem, option.replace("{prefix}", prefix)) for prefix in ("actor", "critic"))
+
+
+def read_release_of_swift(root: Path) -> Iterator[tuple[str, str]]:
+    names = ("Model", "Data", "Template", "Quantize", "Base", "Sft", "Swanlab", "Tuner")
+    shared = read_fields(root, "swift/arguments/**/*.py", *(f"{name}Arguments" for name in names))
+    shared |= read_fields(root, "swift/trainers/arguments.py", "TrainArgumentsMixin")
+    names = ("RewardModel", "TeacherModel", "PPO", "GRPO", "RLHF")
+    own = read_fields(root, "swift/arguments/rlhf_args.py", *(f"{name}Arguments" for name in names))
+    mixins = ("VllmArguments", "RolloutTrainerArgumentsMixin", "GRPOArgumentsMixin")
+    own |= read_fields(root, "swift/rlhf_trainers/args_mixin.py", *mixins)
+    yield from (("swift sft", option) for option in shared)
+    yield from (("swift rlhf grpo", option) for option in shared | own)
+
+
+COLLECTORS = {
+    "swift": (collect_swift, read_release_of_swift),
+    "openrlhf": (collect_openrlhf, read_release_of_openrlhf),
+    "trl": (collect_trl, read_release_of_trl),
+}
+
+
+def main(project: str, git_dir: str, release: str) -> None:
     found = defaultdict(set)
-    for program, option in COLLECTORS[project](where):
+    read_examples, read_release = COLLECTORS[project]
+    for program, option in (*read_examples(git_dir), *read_release(Path(release))):
         found[program].add(option.replace("-", "_"))
     print(
         "\n".join(" ".join([program.replace(" ", ":"), *sorted(options)]) for program, options in sorted(found.items()))
