@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -53,11 +54,7 @@ def _list_defaults(project: str, program: str, table: KeyTable) -> dict[str, str
 
 def _count_processes(values: Options) -> str:
     counts = [values.get(name, "") for name in ("num_processes", "nproc_per_node", "train.gpus", "nnodes")]
-    numbers = [int(count) for count in counts if count.isdigit()]
-    total = 1
-    for number in numbers:
-        total *= number
-    return str(total)
+    return str(math.prod(int(count) for count in counts if count.isdigit()))
 
 
 def _list_other_defaults(

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from alphaapollo.config.keys import format_value
 
-CONFIG_TRAINERS = {
-    "RewardConfig": "reward",
-    "AsyncGRPOConfig": "async_grpo",
-    "OnlineDPOConfig": "online_dpo",
-    "NashMDConfig": "nash_md",
-}
-OTHER_CONFIGS = (
-    "ModelConfig",
-    "LoraConfig",
-    "GenerationConfig",
-    "BitsAndBytesConfig",
-    "Mxfp4Config",
-    "OpenCodeConfig",
-    "PretrainedConfig",
-)
+OTHER_CONFIGS = ("ModelConfig", "DatasetConfig", "DatasetMixtureConfig")
 LORA_OPTIONS = {
     "r": "lora_r",
-    "lora_alpha": "lora_alpha",
+    **{name: name for name in ("lora_alpha", "lora_dropout")},
     "target_modules": "lora_target_modules",
-    "lora_dropout": "lora_dropout",
 }
 
 
@@ -49,67 +35,65 @@ def list_config_calls(source: str, path: str) -> list[ConfigCall]:
         tree = ast.parse(source)
     except SyntaxError as error:
         raise ValueError(f"{path}: line {error.lineno}: {error.msg}. Correct the script.") from None
-    names = _list_constants(tree)
-    calls = [(node, _get_called_name(node)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    extra: dict[str, str] = {}
-    for node, name in calls:
-        if name == "LoraConfig":
-            lora = dict(_read_arguments(node, names))
-            extra |= {
-                "use_peft": "true",
-                **{
-                    LORA_OPTIONS[key]: text
-                    for key, (text, is_known) in lora.items()
-                    if key in LORA_OPTIONS and is_known
-                },
-            }
-        elif name.endswith("Trainer"):
-            given = dict(_read_arguments(node, names))
-            extra |= {key: given[key][0] for key in ("model", "reward_funcs") if key in given}
-            if node.args and "model" not in given:
-                extra["model"] = _read_value(node.args[0], names)[0]
+    names, imported = _list_constants(tree), {*_list_imports(tree)}
+    calls = [(node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    extra = dict(pair for node, name in calls for pair in _read_trainer_arguments(node, name, names))
     found = []
     for node, name in calls:
-        if name.endswith("Config") and name not in OTHER_CONFIGS and name[:1].isupper():
-            arguments = dict(_read_arguments(node, names))
+        name = name.removeprefix("trl.")
+        if name.endswith("Config") and name not in OTHER_CONFIGS and name in imported:
+            arguments = {one.arg: _read_value(one.value, names) for one in node.keywords if one.arg}
             values = {key: text for key, (text, is_known) in arguments.items() if is_known}
-            notes = [
+            notes = (
                 f"{key}={text}: known only at run time; set it" for key, (text, known) in arguments.items() if not known
-            ]
-            trainer = CONFIG_TRAINERS.get(name, name.removesuffix("Config").lower())
+            )
+            trainer = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removesuffix("Config")).lower()
             found.append(ConfigCall(name, trainer, node.lineno, values | extra, tuple(notes)))
     return found
 
 
-def _get_called_name(node: ast.Call) -> str:
-    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+def _list_imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a script imports from TRL; all names of `trl` after `import trl`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "trl":
+            yield node.attr
+
+
+def _read_trainer_arguments(node: ast.Call, name: str, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield options that are arguments of a trainer (model, reward_funcs) or of LoraConfig."""
+    arguments = {one.arg: _read_value(one.value, names) for one in node.keywords if one.arg}
+    if name.endswith("LoraConfig"):
+        yield "use_peft", "true"
+        yield from (
+            (LORA_OPTIONS[key], arguments[key][0]) for key in LORA_OPTIONS if arguments.get(key, ("", False))[1]
+        )
+    elif name.endswith("Trainer"):
+        model, is_known = arguments.get("model", _read_value(node.args[0], names) if node.args else ("", False))
+        if is_known:
+            yield "model", model
+        if "reward_funcs" in arguments:
+            yield "reward_funcs", arguments["reward_funcs"][0]
 
 
 def _list_constants(tree: ast.AST) -> dict[str, str]:
     """Return names with one literal value: variables, and defaults of `parser.add_argument("--name", default=...)`."""
-    found: dict[str, str] = {}
+    found, repeated = dict[str, str](), set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             name, value = node.targets[0].id, node.value
-        elif isinstance(node, ast.Call) and _get_called_name(node) == "add_argument" and node.args:
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument") and node.args:
             option = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
             name = f"args.{str(option).lstrip('-').replace('-', '_')}"
             value = next((one.value for one in node.keywords if one.arg == "default"), None)
         else:
             continue
         text, is_known = _read_value(value, found) if value else ("", False)
-        if is_known and found.get(name, text) == text:
-            found[name] = text
-        else:
-            found.pop(name, None)
-    return found
-
-
-def _read_arguments(node: ast.Call, names: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, bool]]]:
-    """Yield (name, (value, whether it is known)) for the named arguments of a call."""
-    for one in node.keywords:
-        if one.arg:
-            yield one.arg, _read_value(one.value, names)
+        if not is_known or found.get(name, text) != text:
+            repeated.add(name)
+        found[name] = text
+    return {name: text for name, text in found.items() if name not in repeated}
 
 
 def _read_value(value: ast.AST, names: Mapping[str, str]) -> tuple[str, bool]:

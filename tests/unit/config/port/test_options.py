@@ -299,3 +299,11 @@ def test_programs_name_presets_and_commands():
             name, *settings = command.split()
             assert name in load_project(project).tables
             assert [one for one in settings if one.startswith("algorithm=") and one[10:] not in recipes] == []
+
+
+def test_names_with_several_values_are_known_only_at_run_time():
+    text = "import trl\nlr = 1\nlr = 2\nif lr:\n    lr = 3\nname = make()\n"
+    text += "config = trl.SFTConfig(learning_rate=lr, output_dir=name, seed=7)\n"
+    ported = port_script(text, "a.py")
+    assert "# learning_rate=lr: known only" in ported and "# output_dir=name: known only" in ported
+    assert "    trainer.seed=7  " in ported
