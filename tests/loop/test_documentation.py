@@ -92,10 +92,10 @@ VERL_SCRIPT = f"""python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo 
     actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.ppo_mini_batch_size=32 "$@"
 """
 OPENRLHF_SCRIPT = f"""deepspeed --module openrlhf.cli.train_sft --model.model_name_or_path {MODEL} \\
-    --data.dataset train.parquet --data.input_key prompt --data.output_key response --train.batch_size 16 --ds.zero_stage 2
+    --data.dataset train.parquet --data.input_key prompt --data.output_key response --train.batch_size 16
 """
-SWIFT_SCRIPT = f"""NPROC_PER_NODE=1 swift sft --model {MODEL} --tuner_type full --dataset train.parquet --max_length 1024 \\
-    --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --learning_rate 1e-5
+SWIFT_SCRIPT = f"""NPROC_PER_NODE=1 swift sft --model {MODEL} --tuner_type full --dataset train.parquet \\
+    --max_length 1024 --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --learning_rate 1e-5
 """
 
 
