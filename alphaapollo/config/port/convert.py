@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_tables import KeyTable, exists, find_answer, load_project
-from alphaapollo.config.keys import COMMANDS, format_value, list_keys
+from alphaapollo.config.keys import COMMANDS, format_override, format_value, list_keys
 from alphaapollo.config.load import check_override
 from alphaapollo.config.port.rules import RULES, ConvertedKeys, Options
 from alphaapollo.config.port.shell import UNKNOWN
@@ -160,4 +160,6 @@ def _format_argument(key: str, value: str, remark: str, schema: type[BaseModel])
     except ConfigError as error:
         if wrong := [line for line in error.errors if line.startswith(f"{key}: expected")]:
             return "", f"{key}={value}: left out. {wrong[0]}"
+        if "not of the form" in str(error):  # characters that Hydra does not read, e.g. `<your-data>`
+            return format_override(key, value), remark
     return f"{key}={value}", remark

@@ -4,6 +4,7 @@ import pytest
 
 from alphaapollo.config.schema import PreferenceData, RewardData, SftData
 from alphaapollo.data.examples import load_examples
+from alphaapollo.data.formats import PAIR_FORMATS
 from alphaapollo.data.preference_examples import load_preferences
 from alphaapollo.data.prompts import load_prompts
 from tests.builders import write_rows
@@ -14,7 +15,6 @@ FOUR = {"role": "assistant", "content": "4"}
 FIVE = {"role": "assistant", "content": "it is 5"}
 TURN = [{"role": "user", "content": "1+1=?"}, {"role": "assistant", "content": "2"}]
 CALL = {"role": "tool_call", "content": '{"name": "add", "arguments": {"a": 2}}'}
-TOOLS = '[{"type": "function", "function": {"name": "add", "parameters": {}}}]'
 
 
 def list_pair_tokens(tmp_path, renderer, row):
@@ -43,19 +43,17 @@ def test_pairs(tmp_path, renderer, row, same):
     assert list_pair_tokens(tmp_path, renderer, row) == list_pair_tokens(tmp_path, renderer, plain)
 
 
-def test_rejected_response_replaces_calls_after_the_last_user(tmp_path, renderer):
-    chat = [USER, CALL, {"role": "tool_response", "content": "4"}, FOUR]
-    path = write_rows(tmp_path / "rows.jsonl", [{"messages": chat, "rejected_response": [FIVE], "tools": TOOLS}])
-    (pair,) = load_preferences(path, renderer, RewardData()).examples
-    texts = [renderer.tokenizer.decode(row.token_ids) for row in pair.rows]
-    assert "it is 5" in texts[1] and "it is 5" not in texts[0]
-    assert pair.rows[0].response_start == pair.rows[1].response_start
+def test_rejected_response_replaces_calls_after_the_last_user():
+    answer = [CALL, {"role": "tool_response", "content": "4"}, FOUR]
+    row = {"messages": [*TURN, USER, *answer], "rejected_response": [FIVE]}
+    converted = next(one for one in PAIR_FORMATS if {*one.columns} <= row.keys()).convert(row)
+    assert converted == {"prompt": [*TURN, USER], "chosen": answer, "rejected": [FIVE]}
 
 
 def test_labelled_chats(tmp_path, renderer):
     rows = [{"messages": [USER, FOUR], "label": True}, {"messages": [TURN[0], FIVE], "label": False}]
     path = write_rows(tmp_path / "rows.jsonl", rows)
-    read = load_preferences(path, renderer, PreferenceData(loss="kto"), single_answers=True).examples
+    read = load_preferences(path, renderer, PreferenceData(), single_answers=True).examples
     assert [one.is_good for one in read] == [[True], [False]]
     ends = [renderer.tokenizer.decode(one.rows[0].token_ids[one.rows[0].response_start :]) for one in read]
     assert [end.startswith(text) for end, text in zip(ends, ("4", "it is 5"), strict=True)] == [True, True]

@@ -255,6 +255,13 @@ def test_values_without_a_counterpart_are_comments(values: dict[str, str], found
     assert word == "" and comment.startswith(f"{found.removeprefix('# ')}=")
 
 
+def test_special_characters_are_quoted():
+    lines = translate_keys({"model": "<a model>", "dataset": "[a b,c]"}, "main_sft", "swift", "swift sft")
+    words = [lines[key][0] for key in ("model.path", "data.train_files")]
+    config = load_config(COMMANDS["main_sft"], "sft", words)
+    assert (config.model.path, config.data.train_files) == ("<a model>", ["a b", "c"])
+
+
 def test_first_condition_that_holds_counts():
     lines = translate_keys({"loss_type": "cispo", "epsilon": "0.2", "epsilon_high": "5"}, "main_ppo", "trl", "grpo")
     assert lines[f"{ACTOR}.policy_loss.loss_mode"][0].endswith("=cispo")
