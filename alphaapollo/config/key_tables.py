@@ -66,8 +66,8 @@ class KeyTable:
         for name in ("meaning", "default", "default_in_prompts", "default_requires"):
             getattr(self, name).update(entries.get(name, {}))
         for name in ("values", "computed"):
-            ours = {find_key_in_section(key, schema): value for key, value in entries.get(name, {}).items()}
-            getattr(self, name).update({key: value for key, value in ours.items() if exists(key, schema)})
+            named = {find_key_in_section(key, schema): value for key, value in entries.get(name, {}).items()}
+            getattr(self, name).update({key: value for key, value in named.items() if exists(key, schema)})
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ def _list_constants(tree: ast.AST) -> dict[str, str]:
     """Return names with one literal value: variables, and defaults of `parser.add_argument("--name", default=...)`."""
     found, repeated = dict[str, str](), set[str]()
     for node in ast.walk(tree):
+        value: ast.expr | None
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             name, value = node.targets[0].id, node.value
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument") and node.args:

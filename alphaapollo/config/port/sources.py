@@ -77,6 +77,8 @@ def _recognize(command: Command, script: Path) -> ForeignCommand | None:
     """Return the command of a project's program; None for another command."""
     line, words = command
     names = [word.rpartition("/")[2] for word in words]
+    if {"pip", "pip3", "git", "echo", "cd"} & {*names[:3]}:
+        return None
     for place, (word, name, following) in enumerate(zip(words, names, [*words[1:], ""], strict=True)):
         label = f"line {line}: {word}"
         if VERL.fullmatch(word) and (word.endswith(".py") or words[max(0, place - 1)] == "-m"):

@@ -280,6 +280,7 @@ def test_options_of_a_command_line():
     ("name", "text", "fact"),
     [
         ("a.sh", "python3 train_it.py --lr 1", "no training command"),
+        ("a.sh", "pip install trl deepspeed", "no training command"),
         ("a.sh", "trl bco --model_name_or_path x", "BCO has no counterpart"),
         ("a.sh", "swift rlhf --rlhf_type magic --model x", "unknown program"),
         ("a.sh", "trl magic --model_name_or_path x", "unknown program"),
