@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pydantic import BaseModel
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.key_tables import KeyTable, exists, find_answer, load_project
+from alphaapollo.config.key_tables import Answer, KeyTable, exists, find_answer, load_project
 from alphaapollo.config.keys import COMMANDS, format_override, format_value, list_keys
 from alphaapollo.config.load import check_override
 from alphaapollo.config.port.rules import RULES, ConvertedKeys, Options
@@ -84,9 +84,10 @@ def _convert_option(project: str, option: str, value: str, options: Options, com
         if exists(option, schema):
             ours = str(table.values.get(option, {}).get(value, value))
             return {option: ours}, f"was {value}" if ours != value else ""
-        if rename := describe_rename(option):
-            return {}, rename
     answer = find_answer(project, option, schema)
+    if project == "verl" and (rename := describe_rename(option)):
+        is_renamed = rename.startswith("renamed to ")
+        answer = Answer(rename, rename.removeprefix("renamed to ") if is_renamed else "")
     if answer is None:
         return {}, f"not a known {'key' if project == 'verl' else 'option'} of {load_project(project).name}"
     if answer.key:

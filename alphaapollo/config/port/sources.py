@@ -115,7 +115,7 @@ def _read_verl_command(words: list[str], place: int, label: str, script: Path) -
 
 
 def _read_swift_command(words: list[str], place: int, label: str, script: Path) -> ForeignCommand:
-    """Read `swift rlhf ...`, `megatron sft ...` or `torchrun swift/cli/sft.py ...`."""
+    """Read `swift rlhf ...`, `megatron sft ...` or `torchrun ... sft.py ...`."""
     word = words[place].rpartition("/")[2]
     is_file = word.endswith(".py")
     tool = "megatron" if "megatron" in words[place] else "swift"
