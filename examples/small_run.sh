@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Run a small example: create a task and a tiny model, warm up the model with SFT, then train it with RL.
-#   examples/small_run.sh EXAMPLE CONFIG VAL SEED OUT [ARGUMENT ...]
-# EXAMPLE is a folder beside this file with make_task.py, sft.yaml and CONFIG.yaml; VAL names its validation data. Writes to
-# OUT; an existing OUT is moved to OUT.1, ... The ARGUMENTs are passed to make_task.py.
+#   examples/small_run.sh EXAMPLE CONFIG SEED OUT [ARGUMENT ...]
+# EXAMPLE is a folder beside this file with make_task.py, sft.yaml and CONFIG.yaml. Writes to OUT;
+# an existing OUT is moved to OUT.1, ... The ARGUMENTs are passed to make_task.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-example=$1 config=$2 val=$3 seed=$4 out=${5%/} more=("${@:6}")
+example=$1 config=$2 seed=$3 out=${4%/} more=("${@:5}")
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 export OMP_WAIT_POLICY=PASSIVE
@@ -24,5 +24,5 @@ echo "== warm-up: SFT on demonstrations that leave one choice open (examples/$ex
     data.train_files="$out/data/sft.parquet" model.path="$out/model" "${run[@]}"
 echo "== RL with Ray, FSDP2 and vLLM; only the reward tells which choice is correct (examples/$example/$config.yaml)"
 "$python" -m alphaapollo.trainer.main_ppo --config-dir "examples/$example" --config-name "$config" \
-    data.train_files="$out/data/train.parquet" data.val_files="$out/data/$val.parquet" \
+    data.train_files="$out/data/train.parquet" data.val_files="$out/data/val.parquet" \
     actor_rollout_ref.model.path="$out/sft/model" "${run[@]}"

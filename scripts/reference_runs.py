@@ -23,9 +23,7 @@ AGENT = ("env.agent.path=scripts/reference_agent.py", "trainer.total_training_st
 TRAIN_SFT, TRAIN_PPO, TRAIN_DPO = (f"alphaapollo.trainer.main_{name}" for name in ("sft", "ppo", "dpo"))
 
 
-def small_run(
-    example: str, config: str, val: str, out: Path, steps: int | None, more: tuple[str, ...] = ()
-) -> list[list[str]]:
+def small_run(example: str, config: str, out: Path, steps: int | None, more: tuple[str, ...] = ()) -> list[list[str]]:
     """Commands of examples/small_run.sh; with `steps`, both trainings are cut to that length."""
     run = [f"trainer.output_dir={out.parent}", f"trainer.project_name={out.name}", "trainer.seed=0"]
     run += [f"trainer.total_training_steps={steps}"] if steps else []
@@ -38,7 +36,7 @@ def small_run(
             *configs,
             config,
             f"data.train_files={out}/data/train.parquet",
-            f"data.val_files={out}/data/{val}.parquet",
+            f"data.val_files={out}/data/val.parquet",
             f"actor_rollout_ref.model.path={out}/sft/model",
             *run,
             *more,
@@ -69,11 +67,11 @@ def record() -> dict[str, dict]:
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.getcwd()}
     with tempfile.TemporaryDirectory() as folder:
         runs = {
-            "quickstart": small_run("quickstart", "grpo", "val", Path(folder, "quickstart"), None),
-            "multi_turn": small_run("guessing_game", "grpo", "test", Path(folder, "multi_turn"), 6),
-            "ppo_critic": small_run("grid_world", "ppo", "test", Path(folder, "ppo_critic"), 6),
-            "images": small_run("colours", "grpo_two_turns", "val", Path(folder, "images"), 6),
-            "agent": small_run("agents", "prices", "val", Path(folder, "agent"), None, AGENT),
+            "quickstart": small_run("quickstart", "grpo", Path(folder, "quickstart"), None),
+            "multi_turn": small_run("guessing_game", "grpo", Path(folder, "multi_turn"), 6),
+            "ppo_critic": small_run("grid_world", "ppo", Path(folder, "ppo_critic"), 6),
+            "images": small_run("colours", "grpo_two_turns", Path(folder, "images"), 6),
+            "agent": small_run("agents", "prices", Path(folder, "agent"), None, AGENT),
             "dpo": dpo_run(Path(folder, "dpo"), 32),
         }
         for name, commands in runs.items():

@@ -1,6 +1,6 @@
 """python -m alphaapollo.config explain KEY...   print what each key does, in one line
 python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...]
-                                              convert a shell script that runs verl (docs/verl.md)"""
+    convert a script of verl, TRL, OpenRLHF or ms-swift (docs/verl.md)"""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 from alphaapollo.config.build import find_similar_keys
 from alphaapollo.config.errors import EXIT_CODE, report_error
+from alphaapollo.config.key_tables import PROJECTS, find_key_status
 from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.port.translate import port_script
 from alphaapollo.config.renamed_keys import describe_rename
-from alphaapollo.config.verl import find_differences_from_verl, find_verl_key_status
+from alphaapollo.config.verl import find_differences_from_verl
 
 
 def main(argv: list[str]) -> int:
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 def explain_key(name: str) -> str:
     """Return one line about a key: accepted, renamed, dropped, not supported, or unknown with similar keys."""
-    name = name.lstrip("+~").split("=")[0]
+    name = name.lstrip("+~-").split("=")[0]
     found = {command: list_keys(schema)[name] for command, schema in COMMANDS.items() if name in list_keys(schema)}
     if found:
         first, *other_commands = found
@@ -55,8 +56,11 @@ def explain_key(name: str) -> str:
         if (map_key := find_map_key_of_entry(name, schema)) is not None:
             meaning = list_keys(schema)[map_key].meaning.removesuffix(".")
             return f"{name}: accepted (an entry of the map {map_key}: {meaning})"
-    if status := describe_rename(name) or find_verl_key_status(name, *COMMANDS.values()):
+    if status := describe_rename(name) or find_key_status("verl", name, *COMMANDS.values()):
         return f"{name}: {status}"
+    for project in PROJECTS:
+        if status := find_key_status(project, name, *COMMANDS.values()):
+            return f"{name}: an option of {PROJECTS[project]}, {status}"
     near = find_similar_keys(name, {key: None for schema in COMMANDS.values() for key in list_keys(schema)})
     return f"{name}: unknown (nearest {', '.join(near)})" if near else f"{name}: unknown (no similar key)"
 

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.check import find_unmet_requirements
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.key_tables import find_key_status
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys, list_sections, rename_verl_group_size_key
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.requirements import Case, find_conflicts
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Section
-from alphaapollo.config.verl import find_verl_key_status
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 
@@ -47,7 +47,7 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
     shown = f"{name} (got {format_value(value)})"
     if rename := describe_rename(name):
         return f"{shown}: {rename}."
-    if status := find_verl_key_status(name, schema):
+    if status := find_key_status("verl", name, schema):
         return f"{shown}: a key of verl, {status}."
     suggestion = format_suggestion(find_similar_keys(name, list_keys(schema)))
     return f"{shown}: unknown key.{suggestion or ' docs/config.md lists the pages of all keys.'}"

@@ -1,7 +1,7 @@
 """Common formats of data sets. Files without the configured columns are converted to them, if they have a known format.
 
-A chat in `messages` or in two columns, ShareGPT, Alpaca, TRL's prompt and completion, plain text; questions with
-answers for RL.
+A chat in `messages` or in two columns, ShareGPT, Alpaca, TRL's prompt and completion, plain text; pairs and labelled
+answers of ms-swift; questions with answers, and chats, for RL.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from alphaapollo.data.chats import read_chat_text
 from alphaapollo.data.files import DataRow, DataRows, list_column_names, read_rows
 
 RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
@@ -94,13 +96,50 @@ def _make_chat(question: str, *answer: str | None) -> list[dict[str, str | None]
     return [{"role": "user", "content": question}, *({"role": "assistant", "content": text} for text in answer)]
 
 
+def _split_turns(turns: Any) -> Any:
+    """Convert ms-swift's turns, [{"human": ..., "assistant": ...}, ...], to messages; other chats are unchanged."""
+    if not isinstance(turns, list) or not all(isinstance(one, dict) and "human" in one for one in turns):
+        return turns
+    return [message for one in turns for message in _make_chat(one["human"], one.get("assistant"))]
+
+
+def _split_last_answer(row: DataRow) -> tuple[list[Any], list[Any]]:
+    """Return a chat up to its last user message, and the messages after it. Raises ValueError if there is none."""
+    chat = read_chat_text(row["messages"]) or row["messages"]
+    users = [
+        place for place, one in enumerate(chat or ()) if str(one.get("role", one.get("from"))) in ("user", "human")
+    ]
+    if not users:
+        raise ValueError("'messages' has no message of the user. Add one.")
+    return chat[: users[-1] + 1], chat[users[-1] + 1 :]
+
+
+def _read_messages_with_rejected(row: DataRow) -> DataRow:
+    """Read ms-swift's pairs: the answer of `messages`, and `rejected_response`, a text or messages."""
+    if row.get("rejected_images") not in (None, [], row.get("images")):
+        raise ValueError("'rejected_images' has other images than 'images'; both answers need the same prompt.")
+    if row.get("rejected_messages") is not None:
+        return {"chosen": row["messages"], "rejected": row["rejected_messages"]}
+    prompt, answer = _split_last_answer(row)
+    return {"prompt": prompt, "chosen": answer, "rejected": _make_answer(row["rejected_response"])}
+
+
+def _make_answer(value: Any) -> Any:
+    return read_chat_text(value) or (value if isinstance(value, list) else [{"role": "assistant", "content": value}])
+
+
+def _read_labelled_messages(row: DataRow) -> DataRow:
+    prompt, answer = _split_last_answer(row)
+    return {"prompt": prompt, "response": answer}
+
+
 def _join_instruction(row: DataRow) -> str:
     return "\n\n".join(filter(None, (row.get("instruction"), row.get("input"))))
 
 
 SFT_FORMATS = (
     DataFormat("ShareGPT chats", ("conversations",), lambda row: {"messages": row.get("conversations")}),
-    DataFormat("ShareGPT chats", ("conversation",), lambda row: {"messages": row.get("conversation")}),
+    DataFormat("ShareGPT chats", ("conversation",), lambda row: {"messages": _split_turns(row.get("conversation"))}),
     DataFormat(
         "Alpaca instructions",
         ("instruction", "output"),
@@ -117,6 +156,20 @@ SFT_FORMATS = (
 )
 LABELLED_FORMATS = (
     DataFormat("labelled completions", ("prompt", "completion", "label"), lambda row: {"response": row["completion"]}),
+    DataFormat("labelled chats", ("messages", "label"), _read_labelled_messages),
+)
+PAIR_FORMATS = (
+    DataFormat("chats with rejected answers", ("messages", "rejected_response"), _read_messages_with_rejected),
+    DataFormat("chats with rejected chats", ("messages", "rejected_messages"), _read_messages_with_rejected),
+    DataFormat(
+        "queries, responses and rejected responses",
+        ("query", "response", "rejected_response"),
+        lambda row: {
+            "prompt": _make_chat(row["query"]),
+            "chosen": _make_answer(row["response"]),
+            "rejected": _make_answer(row["rejected_response"]),
+        },
+    ),
 )
 
 
@@ -125,7 +178,14 @@ def _ask(row: DataRow, column: str) -> DataRow:
     return {"prompt": None if question is None else _make_chat(question)}
 
 
-PROMPT_FORMATS = tuple(
-    DataFormat("questions, each asked in a chat", (name,), partial(_ask, column=name))
-    for name in ("question", "problem", "Question", "Problem")
+PROMPT_FORMATS = (
+    *(
+        DataFormat("questions, each asked in a chat", (name,), partial(_ask, column=name))
+        for name in ("question", "problem", "Question", "Problem", "query")
+    ),
+    DataFormat(
+        "chats, of which the last answer is removed",
+        ("messages",),
+        lambda row: {"prompt": _split_last_answer(row)[0], "messages": None},
+    ),
 )

@@ -22,6 +22,7 @@ import numpy as np
 
 from alphaapollo.data.images import collect_images, encode_png, make_count_error, open_image
 from alphaapollo.types import IMAGE_MARK, ChatMessage, EncodedImage, JsonObject, Message
+from alphaapollo.utils.literals import read_literal
 
 IMAGES = "images"  # key of a message, and column of a data row
 IMAGE_PART = "image_pil"  # type of a part of an agent's message whose `uuid` is the digest of an image
@@ -77,13 +78,29 @@ LOCAL_IMAGES = ImageReader()  # paths start at the working folder, no downloads
 
 
 def read_image_column(row: Mapping[str, object], reader: ImageReader) -> list[EncodedImage] | None:
-    """Read the column `images` of a data row; None without. Raises ValueError if an image cannot be read."""
+    """Read the column `images` of a data row; None without. Raises ValueError if an image cannot be read, or if the row
+    has boxes, videos or audio."""
+    _check_has_only_images(row)
     if IMAGES not in row:
         return None
     values = row[IMAGES] or []
     if not isinstance(values, list):
         raise ValueError(f"{IMAGES!r} is a {type(values).__name__}; it must be a list of images.")
     return [reader.read(value) for value in values]
+
+
+def _check_has_only_images(row: Mapping[str, object]) -> None:
+    """Raise ValueError if a row has boxes, videos or audio in the columns of ms-swift."""
+    values = {name: row.get(name) for name in ("objects", "videos", "audios")}
+    values = {name: read_literal(value) if isinstance(value, str) else value for name, value in values.items()}
+    objects = values["objects"]
+    if isinstance(objects, dict) and objects.keys() & {"bbox", "ref"}:
+        raise ValueError(
+            f"'objects' is {objects!r:.60}; boxes are not filled into a text, because each model writes them in its "
+            "own way. Write them into the messages as your model expects, and remove the column."
+        )
+    if name := next((name for name in ("videos", "audios") if isinstance(values[name], list) and values[name]), ""):
+        raise ValueError(f"{name!r} is {values[name]!r:.60}; only images are supported. Remove the column, or the row.")
 
 
 def place_images(messages: Sequence[Message], column: Sequence[EncodedImage] | None = None) -> list[Message]:

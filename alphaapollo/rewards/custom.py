@@ -26,7 +26,7 @@ from alphaapollo.types import Episode, Prompt, Score
 from alphaapollo.utils.user_module import load_user_module, load_user_object
 
 PATH_KEY, NAME_KEY = "custom_reward_function.path", "custom_reward_function.name"
-SWIFT_MODULES = ("swift", "swift.rewards", "swift.plugin", "swift.plugin.orm", "swift.utils")
+SWIFT_MODULES = ("swift", "swift.rewards", "swift.rewards.orm", "swift.plugin", "swift.plugin.orm", "swift.utils")
 VERL_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 TRL_NAMES = ("completions", "completion_ids", "completions_ids", "prompts", "trainer_state", "log_metric", "log_extra")
 COLUMNS = ("ground_truth", "answer", "solution", "data_source", "reward_model", "extra_info", "messages")
@@ -99,7 +99,7 @@ def _add_swift_modules() -> None:
         def __init__(self, args: object = None, **_: object):
             self.args = args
 
-    names = {"ORM": ORM, "AsyncORM": ORM, "orms": {}, "get_logger": logging.getLogger}
+    names = {"ORM": ORM, "AsyncORM": ORM, "orms": {}, "rm_plugins": {}, "get_logger": logging.getLogger}
     for name in SWIFT_MODULES:
         module = sys.modules[name] = ModuleType(name)
         vars(module).update(names, __path__=[])

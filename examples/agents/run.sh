@@ -5,4 +5,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 program=${1:-prices}
-examples/small_run.sh agents "$program" val "${2:-0}" "${3:-outputs/agents}" --program "$program"
+examples/small_run.sh agents "$program" "${2:-0}" "${3:-outputs/agents}" --program "$program"

@@ -8,5 +8,5 @@ out=${2:-outputs/code}
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
-examples/small_run.sh code grpo val "$seed" "$out"
+examples/small_run.sh code grpo "$seed" "$out"
 "$python" -m alphaapollo.observability.curve "$out/grpo/metrics.jsonl" val/accuracy val/accuracy_greedy

@@ -8,7 +8,7 @@ out=${2:-outputs/colours}
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
-examples/small_run.sh colours grpo val "$seed" "$out"
+examples/small_run.sh colours grpo "$seed" "$out"
 echo "== RL in two turns with an image in each, from the same warm-up (examples/colours/grpo_two_turns.yaml)"
 "$python" -m alphaapollo.trainer.main_ppo --config-dir examples/colours --config-name grpo_two_turns \
     data.train_files="$out/data/train.parquet" data.val_files="$out/data/val.parquet" \

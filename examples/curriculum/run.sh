@@ -10,7 +10,7 @@ python=.venv/bin/python
 [ -x "$python" ] || python=python3
 export OMP_WAIT_POLICY=PASSIVE
 
-examples/small_run.sh curriculum frontier val "$seed" "$out"
+examples/small_run.sh curriculum frontier "$seed" "$out"
 echo "== the same with each prompt once per epoch"
 "$python" -m alphaapollo.trainer.main_ppo --config-dir examples/curriculum --config-name frontier \
     data.train_files="$out/data/train.parquet" data.val_files="$out/data/val.parquet" \

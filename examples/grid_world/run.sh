@@ -8,5 +8,5 @@ out=${2:-outputs/grid_world}
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
-examples/small_run.sh grid_world gigpo test "$seed" "$out"
+examples/small_run.sh grid_world gigpo "$seed" "$out"
 "$python" -m alphaapollo.observability.curve "$out/gigpo/metrics.jsonl" val/accuracy val/accuracy_greedy

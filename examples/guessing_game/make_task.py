@@ -30,7 +30,7 @@ def main() -> None:
     games = [{"messages": play(rng.randint(1, NUMBERS), rng)} for _ in range(args.num_sft)]
     (args.out / "data").mkdir(parents=True, exist_ok=True)
     pd.DataFrame(games).to_parquet(args.out / "data" / "sft.parquet")
-    prepare(args.out / "data", "text", {"train": args.num_rl, "test": args.num_val})
+    prepare(args.out / "data", "text", {"train": args.num_rl, "val": args.num_val})
 
 
 if __name__ == "__main__":

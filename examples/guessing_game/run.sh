@@ -8,9 +8,9 @@ out=${2:-outputs/guessing_game}
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
-examples/small_run.sh guessing_game grpo test "$seed" "$out"
+examples/small_run.sh guessing_game grpo "$seed" "$out"
 echo "== the trained model without information: the environment always says higher"
 "$python" -m alphaapollo.trainer.main_generation --config-dir examples/guessing_game --config-name deaf \
-    data.path="$out/data/test.parquet" model.path="$out/grpo/model" \
+    data.path="$out/data/val.parquet" model.path="$out/grpo/model" \
     trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")"
 "$python" -m alphaapollo.observability.curve "$out/grpo/metrics.jsonl" val/accuracy val/accuracy_greedy

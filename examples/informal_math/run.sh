@@ -8,7 +8,7 @@ out=${2:-outputs/informal_math}
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
-examples/small_run.sh informal_math grpo val "$seed" "$out"
+examples/small_run.sh informal_math grpo "$seed" "$out"
 echo "== the trained model without the tool"
 "$python" -m alphaapollo.trainer.main_generation --config-dir examples/informal_math --config-name no_tool \
     data.path="$out/data/val.parquet" model.path="$out/grpo/model" \

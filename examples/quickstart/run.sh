@@ -9,6 +9,6 @@ python=.venv/bin/python
 [ -x "$python" ] || python=python3
 start=$SECONDS
 
-examples/small_run.sh quickstart grpo val "$seed" "$out"
+examples/small_run.sh quickstart grpo "$seed" "$out"
 echo "== what it learned"
 "$python" -m examples.quickstart.report --out "$out" --seconds "$((SECONDS - start))"

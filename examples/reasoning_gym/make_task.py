@@ -36,7 +36,7 @@ def main() -> None:
     ]
     (args.out / "data").mkdir(parents=True, exist_ok=True)
     pd.DataFrame({"messages": chats}).to_parquet(args.out / "data" / "sft.parquet")
-    prepare(args.out / "data", "text", {"train": args.num_rl, "test": args.num_val})
+    prepare(args.out / "data", "text", {"train": args.num_rl, "val": args.num_val})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ out=${2:-outputs/self_distillation}
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
-examples/small_run.sh self_distillation sdpo val "$seed" "$out"
+examples/small_run.sh self_distillation sdpo "$seed" "$out"
 echo "== SDFT from the same warm-up (examples/self_distillation/sdft.yaml)"
 "$python" -m alphaapollo.trainer.main_ppo --config-dir examples/self_distillation --config-name sdft \
     data.train_files="$out/data/train.parquet" data.val_files="$out/data/val.parquet" \

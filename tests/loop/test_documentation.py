@@ -91,6 +91,12 @@ VERL_SCRIPT = f"""python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo 
     actor_rollout_ref.model.path={MODEL} actor_rollout_ref.rollout.name=${{ENGINE:-vllm}} \\
     actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.ppo_mini_batch_size=32 "$@"
 """
+OPENRLHF_SCRIPT = f"""deepspeed --module openrlhf.cli.train_sft --model.model_name_or_path {MODEL} \\
+    --data.dataset train.parquet --data.input_key prompt --data.output_key response --train.batch_size 16
+"""
+SWIFT_SCRIPT = f"""NPROC_PER_NODE=1 swift sft --model {MODEL} --tuner_type full --dataset train.parquet \\
+    --max_length 1024 --per_device_train_batch_size 1 --gradient_accumulation_steps 16 --learning_rate 1e-5
+"""
 
 
 def make_row(number: int) -> dict[str, Any]:
@@ -132,6 +138,8 @@ def make_files(folder: Path) -> None:
         "def compute_score(prompt, completion):\n    return {'reward': len(completion) / 100, 'accuracy': 1.0}\n"
     )
     (folder / "run_grpo.sh").write_text(VERL_SCRIPT)
+    (folder / "run_openrlhf.sh").write_text(OPENRLHF_SCRIPT)
+    (folder / "run_swift.sh").write_text(SWIFT_SCRIPT)
 
 
 def make_hub(home: Path) -> None:

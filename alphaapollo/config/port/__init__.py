@@ -1,1 +1,1 @@
-"""Convert a shell script that runs verl to a script that runs alphaapollo."""
+"""Convert scripts of verl, TRL, OpenRLHF and ms-swift to shell scripts that run alphaapollo."""

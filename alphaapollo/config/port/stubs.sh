@@ -76,6 +76,13 @@ command_not_found_handle() {
         if [[ $__word != *$'\2'* && $__word == *[!A-Za-z0-9_./:=+%@,-]* ]]; then __word=${__word@Q}; fi
         __text+=" $__word"
     done
+    case $1 in # ms-swift reads these from the environment of a command
+        swift | megatron)
+            for __word in NPROC_PER_NODE NNODES; do
+                if [[ -n ${!__word-} ]]; then printf '%d\37%d\37%s\0' "$BASHPID" "${BASH_LINENO[0]}" "$__word=${!__word}" >&3; fi
+            done
+            ;;
+    esac
     case "$*" in
         mkdir\ * | touch\ * | rm\ * | sleep\ *) return 0 ;;
         python*\ -c\ *print*) ;;

@@ -9,9 +9,9 @@ import yaml
 import alphaapollo
 from alphaapollo.config.__main__ import explain_key, main
 from alphaapollo.config.build import find_similar_keys
-from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, list_keys, list_sections
+from alphaapollo.config.key_tables import PROJECTS, exists, load_project
+from alphaapollo.config.keys import COMMANDS, list_keys, list_sections
 from alphaapollo.config.schema import Config
-from alphaapollo.config.verl import list_verl_key_statuses
 from scripts.config_pages import render_pages
 
 PACKAGE = Path(alphaapollo.__file__).parent
@@ -22,36 +22,45 @@ def test_every_field_has_a_meaning(command: str):
     assert [key.name for key in list_keys(COMMANDS[command]).values() if not key.meaning] == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_renamed_keys_lead_to_accepted_ones(command: str):
-    accepted = list_keys(COMMANDS[command])
-    renamed = {
-        key: text.split()[2]
-        for key, text in list_verl_key_statuses()[command].items()
-        if text.startswith("renamed to ")
-    }
-    assert renamed
-    schema = COMMANDS[command]
-    assert {
-        key: new for key, new in renamed.items() if new not in accepted and not find_map_key_of_entry(new, schema)
-    } == {}
+PROJECT_COMMANDS = [(project, command) for project in PROJECTS for command in load_project(project).tables]
+
+
+@pytest.mark.parametrize(("project", "command"), PROJECT_COMMANDS)
+def test_options_of_other_projects_lead_to_accepted_keys(project: str, command: str):
+    table, schema = load_project(project).tables[command], COMMANDS[command]
+    ours = {key for answer in table.answers.values() for words in answer.cases.values() for key in words}
+    ours |= {answer.key for answer in table.answers.values() if answer.key} | table.computed.keys()
+    assert ours
+    assert [key for key in ours if not exists(key, schema)] == []
+
+
+@pytest.mark.parametrize(("project", "command"), [one for one in PROJECT_COMMANDS if one[0] != "verl"])
+def test_defaults_are_those_of_options(project: str, command: str):
+    table = load_project(project).tables[command]
+    assert [option for option in table.default if option not in table.answers] == []
+    assert [other for other, *_ in table.default_requires.values() if other not in table.answers] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_accepted_key_is_reported_as_missing(command: str):
     schema = COMMANDS[command]
-    entries = [entry for entry in list_verl_key_statuses()[command] if "*" not in entry.removesuffix(".*")]
+    entries = [entry for entry in load_project("verl").tables[command].answers if "*" not in entry.removesuffix(".*")]
     assert [entry for entry in entries if entry in list_keys(schema)] == []
     assert [entry for entry in entries if entry.removesuffix(".*") in list_sections(schema)] == []
 
 
-def test_no_key_is_listed_twice():
-    text = resources.files("alphaapollo.config").joinpath("verl_keys.yaml").read_text(encoding="utf-8")
-    for command, tables in yaml.compose(text).value:
+@pytest.mark.parametrize("file", [*PROJECTS, "transformers"])
+def test_no_key_is_listed_twice(file: str):
+    text = resources.files("alphaapollo.config").joinpath(f"{file}_keys.yaml").read_text(encoding="utf-8")
+    sections = [(name.value, tables) for name, tables in yaml.compose(text).value]
+    for command, tables in sections:
+        if command != "shared" and command not in COMMANDS:
+            continue
         nodes = {table.value: entries.value for table, entries in tables.value}
-        names = [key.value for key, _ in nodes["renamed"]]
-        names += [key.value for table in ("dropped", "not_supported") for _, keys in nodes[table] for key in keys.value]
-        assert [name for name, count in Counter(names).items() if count > 1] == [], command.value
+        names = [key.value for table in ("renamed", "cases") for key, _ in nodes.get(table, [])]
+        for table in ("dropped", "not_supported"):
+            names += [key.value for _, keys in nodes.get(table, []) for key in keys.value]
+        assert [name for name, count in Counter(names).items() if count > 1] == [], command
 
 
 @pytest.mark.parametrize(
@@ -64,6 +73,8 @@ def test_no_key_is_listed_twice():
         ("model.partial_pretrain", ["renamed to model.path"]),
         ("actor_rollout_ref.actor.strategy", ["dropped because", "FSDP2"]),
         ("critic.model.exclude_modules", ["not supported (", "critic.model.target_modules"]),
+        ("--algo.kl.init_coef", ["an option of OpenRLHF, converted to", "algorithm.kl_ctrl.kl_coef"]),
+        ("num_generations", ["an option of TRL, renamed to env.rollout.n"]),
         ("xyzzy", ["unknown (no similar key)"]),
         ("algorithm.gama", ["unknown (", "algorithm.gamma"]),
         ("algorithm.filter_groups", ["accepted", "enable, mode, metric, max_num_gen_batches"]),
@@ -74,7 +85,7 @@ def test_no_key_is_listed_twice():
 )
 def test_explain_is_one_line(key: str, facts: list[str]):
     line = explain_key(key)
-    assert line.startswith(f"{key.strip('+').partition('=')[0]}: {facts[0]}") and "\n" not in line
+    assert line.startswith(f"{key.strip('+-').partition('=')[0]}: {facts[0]}") and "\n" not in line
     assert [fact for fact in facts if fact not in line] == [], line
 
 
@@ -93,7 +104,8 @@ def test_the_pages_are_current():
     docs = PACKAGE.parent / "docs"
     if not docs.exists():
         pytest.skip("an installed package has no docs folder")
-    written = {str(page.relative_to(docs)) for page in docs.glob("config/*.md")} | {"verl_keys.md"}
+    written = {str(page.relative_to(docs)) for page in docs.glob("config/*.md")}
+    written |= {page.name for page in docs.glob("*_keys.md")}
     assert written == render_pages().keys()
     index = (docs / "config.md").read_text(encoding="utf-8")
     assert [path for path in render_pages() if f"]({path})" not in index] == []

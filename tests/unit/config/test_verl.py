@@ -4,21 +4,17 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.__main__ import explain_key
-from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, list_keys, list_sections
+from alphaapollo.config.key_tables import PROJECTS, find_key_status, load_project
+from alphaapollo.config.key_tables import exists as key_exists
+from alphaapollo.config.keys import COMMANDS, list_keys
 from alphaapollo.config.schema import Config
-from alphaapollo.config.verl import (
-    find_differences_from_verl,
-    find_verl_key_status,
-    list_verl_key_statuses,
-    load_verl_key_tables,
-)
+from alphaapollo.config.verl import find_differences_from_verl
 
 SEEN = Path(__file__).with_name("verl_keys_seen.txt")  # made by collect_verl_keys.py
 
 
 def exists(key: str, command: str) -> bool:
-    schema = COMMANDS[command]
-    return key in list_keys(schema) or key in list_sections(schema) or find_map_key_of_entry(key, schema)
+    return key_exists(key, COMMANDS[command])
 
 
 def named_keys(text: str, command: str) -> list[str]:
@@ -37,16 +33,17 @@ def test_every_key_of_verls_scripts_is_answered():
     unanswered = [
         f"{command} {key}"
         for command, key in seen
-        if not exists(key, command) and find_verl_key_status(key, COMMANDS[command]) is None
+        if not exists(key, command) and find_key_status("verl", key, COMMANDS[command]) is None
     ]
     assert unanswered == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_hints_name_only_keys_that_exist(command: str):
+@pytest.mark.parametrize(("project", "command"), [(one, name) for one in PROJECTS for name in load_project(one).tables])
+def test_hints_name_only_keys_that_exist(project: str, command: str):
+    texts = {pattern: answer.status for pattern, answer in load_project(project).tables[command].answers.items()}
     wrong = {
         pattern: missing
-        for pattern, verdict in list_verl_key_statuses()[command].items()
+        for pattern, verdict in texts.items()
         if (
             missing := [key for key in named_keys(verdict, command) if not exists(key, program_meant(verdict, command))]
         )
@@ -67,7 +64,7 @@ def test_only_accepted_keys_are_listed_as_differences(command: str):
 def test_default_of_this_project_is_not_a_difference():
     keys = list_keys(Config)
     assert [
-        key for key, value in load_verl_key_tables()["main_ppo"]["default"].items() if keys[key].default == value
+        key for key, value in load_project("verl").tables["main_ppo"].default.items() if keys[key].default == value
     ] == []
 
 
@@ -95,13 +92,13 @@ ACTOR = "actor_rollout_ref.actor"
     ],
 )
 def test_families(key: str, verdict: str):
-    found = find_verl_key_status(key, Config)
+    found = find_key_status("verl", key, Config)
     assert found is not None and found.startswith(verdict)
 
 
 def test_section_is_answered_with_its_replacement():
-    assert find_verl_key_status("ray_kwargs", Config) == find_verl_key_status("ray_kwargs.x", Config)
-    assert find_verl_key_status("nothing.of.verls", Config) is None
+    assert find_key_status("verl", "ray_kwargs", Config) == find_key_status("verl", "ray_kwargs.x", Config)
+    assert find_key_status("verl", "nothing.of.verls", Config) is None
 
 
 def test_explain_lists_the_differences():

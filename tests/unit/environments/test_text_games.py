@@ -163,7 +163,7 @@ def test_rows_with_only_a_seed(tmp_path):
     from alphaapollo.data.prompts import load_prompts
     from examples.data_preprocess.prepare import prepare
 
-    prepare(tmp_path, "text", {"train": 4, "test": 4})
-    train, test = (load_prompts(str(tmp_path / f"{name}.parquet"), "prompt") for name in ("train", "test"))
+    prepare(tmp_path, "text", {"train": 4, "val": 4})
+    train, test = (load_prompts(str(tmp_path / f"{name}.parquet"), "prompt") for name in ("train", "val"))
     config = game("grid_world", settings={"size": 9})
     assert len({first_prompt(config, row) for row in [*train, *test]}) == 8

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.__main__ import main
-from alphaapollo.config.port.translate import port_script, translate_keys
+from alphaapollo.config.port.convert import translate_keys
+from alphaapollo.config.port.translate import port_script
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tool_templates import RESPONSE_TEMPLATE, TAGS, tokenizer_of
 

@@ -1,0 +1,64 @@
+"""List the commands that a shell script runs: bash executes it in the sandbox, and programs are only recorded."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib import resources
+
+Command = tuple[int, list[str]]  # (line number in the script, words of the command)
+UNKNOWN = re.compile("\2([^\3]*)\3")  # text of a value that depends on the machine, e.g. ${HOME}
+QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'"""
+KEPT = rf"""{QUOTED}|(?<!\S)\#.*|\(\(.*?\)\)|\[\[.*?\]\]|<<-?\s*['"]?(?P<end>\w+)['"]?\n(?s:.*?)\n\s*(?P=end)\n"""
+TARGET = rf"""(?:{QUOTED}|>\([^()]*\)|\$\([^()]*\)|[^\s;&|()<>"'])+"""
+REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define
+    r"(?:\d|&)?>>?[ \t]*/dev/null": "",  # in the sandbox, a redirection and its command would fail
+    rf"(?P<keep>{KEPT})|(?<![\w$<>=-])(?:\d|&)?>>?[ \t]*{TARGET}": r"\g<keep>",
+    r"""(["']?)(?:[$~./\w][\w./${}~-]*)?/(python[\d.]*|torchrun)\1(?=[\s"'};)])""": r"\2",
+    r"\[\[ (!? ?-[defrswx] \S+) \]\]": r"[ \1 ]",
+    r"\$\{BASH_SOURCE(?:\[0\])?[^}]*\}|\$BASH_SOURCE\b": "$0",
+    r"\$\{(\w+):?\?[^}]*\}": r"${\1}",
+    r"\$\(\(((?:[^()=+-]|[+-](?![+-])|\([^()]*\))*)\)\)": r'$(arithmetic "\1")',
+}
+
+
+def list_script_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
+    """Return the commands that the script `source` would run if only `variables` were set, and bash's error messages.
+
+    A value that depends on the machine is kept as text between the characters \\2 and \\3, e.g. `\\2${HOME}\\3/data`.
+    Raises ValueError if bash cannot parse the script, or if this machine has no sandbox.
+    """
+    defaulted = re.findall(r"\$\{(\w+):?[-=+]", re.sub(r"(?<!\S)#.*", "", source))
+    for pattern, replacement in REWRITES.items():
+        source = re.sub(pattern, replacement, source)
+    source = re.sub(r"\[\[? .*? \]", lambda test: re.sub(r"\$(\w+)|\$\{(\w+)\}", r"${\1\2-}", test[0]), source)
+    for name in variables:  # the script's assignments must not change them
+        source = re.sub(rf"(?m)(^|[;&|]|\b(?:then|do|else|export|local)\b)(\s*){name}(\+?=)", r"\1\2_\3", source)
+    known, unset = dict(variables), {""}
+    while unset:
+        commands, errors = _run_script_in_sandbox(source, path, known)
+        unset = set(re.findall(r"line \d+: \$?(\w+)(?:\[.*\])?: unbound variable", errors)) - known.keys()
+        known |= {name: "" if name in defaulted else f"\2${{{name}}}\3" for name in unset}
+    notes = re.findall(rf"(?m)^(?:{re.escape(path)}: |environment: )?(?:-c: )?((?:line \d+: |stopped).+)", errors)
+    if syntax_errors := [note for note in notes if re.search("syntax error near|unexpected (?:EOF|end)", note)]:
+        raise ValueError(f"{path}: {syntax_errors[0]}. Correct the script.")
+    return commands, list(dict.fromkeys(UNKNOWN.sub(r"\1", note) for note in notes))
+
+
+def _run_script_in_sandbox(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], str]:
+    """Run the script with bash in the sandbox. Returns the recorded commands and bash's error messages."""
+    stubs = (resources.files("alphaapollo.config.port") / "stubs.sh").read_text(encoding="utf-8")
+    stubs += "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items() if not name.isdigit())
+    last = max((int(name) for name in variables if name.isdigit()), default=0)
+    arguments = [path, *(variables.get(str(number), "") for number in range(1, last + 1))]
+    command = [sys.executable, "-m", "alphaapollo.tools.sandbox.bash", "-u", "-f", "-c", stubs + source, *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    output, errors = (text.decode(errors="replace").replace("\4", " ") for text in (done.stdout, done.stderr))
+    if done.returncode == 125:
+        raise ValueError(errors.strip())
+    first, commands = stubs.count("\n"), dict[str, Command]()
+    for process, line, word in re.findall("(\\d+)\37(\\d+)\37([^\0]*)\0", output):
+        commands.setdefault(process, (int(line) - first, []))[1].append(word)
+    return list(commands.values()), re.sub(r"line (\d+)", lambda found: f"line {int(found[1]) - first}", errors)

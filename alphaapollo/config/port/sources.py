@@ -1,0 +1,205 @@
+"""Find the training commands in a file of another project: a shell script, a Python script of TRL, or a YAML file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import yaml
+
+from alphaapollo.config.key_tables import load_project
+from alphaapollo.config.keys import format_value
+from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.port.python_calls import list_config_calls
+from alphaapollo.config.port.shell import UNKNOWN, Command, list_script_commands
+
+VERL = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
+VERL_COMMANDS = {"sft": "main_sft", "main_generation": "main_generation", "main_eval": "main_eval"}
+WORD = re.compile(r"(?:\+\+?|~)?(\w[\w.@/-]*)=(.*)", re.DOTALL)
+SHELL_IN_DOCSTRING = re.compile(
+    r"^[ \t]*(?:\w+=\S+ )*(?:accelerate launch|python3?|trl|torchrun)\b(?:.*\\\n)*.*$", re.MULTILINE
+)
+LAUNCHER_OPTIONS = ("nproc_per_node", "nnodes", "num_processes")
+
+
+@dataclass(frozen=True)
+class ForeignCommand:
+    """Command of another project's program, or a configuration in a Python or YAML file."""
+
+    project: str  # of PROJECTS
+    program: str  # name of the program in its project, e.g. "swift rlhf dpo" or "grpo"
+    place: str  # e.g. "line 7: swift rlhf dpo"
+    values: Mapping[str, str]  # options and their values
+    command: str = ""  # of this project, with `KEY=VALUE`s; empty if the program is not converted
+    reason: str = ""  # why it is not
+    notes: tuple[str, ...] = ()
+    is_known: bool = True  # whether the project has the program
+
+
+def list_foreign_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[ForeignCommand], list[str]]:
+    """Return the commands in a file, and notes about it. Raises ValueError if the file cannot be read."""
+    suffix, trainer = Path(path).suffix, variables.get("trainer", "")
+    if suffix in (".yaml", ".yml", ".json"):
+        return [_read_config_file(source, path, trainer)], []
+    if suffix == ".py":
+        given = {name: variables[name] for name in LAUNCHER_OPTIONS if name in variables}
+        calls = [
+            find_program("trl", call.trainer, f"line {call.line}: {call.name}", given | call.values, call.notes)
+            for call in list_config_calls(source, path)
+        ]
+        if calls:
+            return calls, []
+        source = "\n".join(SHELL_IN_DOCSTRING.findall(ast.get_docstring(ast.parse(source)) or ""))
+    commands, notes = list_script_commands(source, path, variables)
+    found = (_recognize(command, Path(path)) for command in commands)
+    return [one for one in found if one], notes
+
+
+def find_program(
+    project: str, program: str, place: str, values: Mapping[str, str], notes: Iterable[str] = ()
+) -> ForeignCommand:
+    """Look up a program of a project; the first pattern counts."""
+    known = load_project(project)
+    commands = [one for pattern, one in known.programs.items() if fnmatchcase(program, pattern)]
+    reasons = [one for pattern, one in known.other_programs.items() if fnmatchcase(program, pattern)]
+    unknown = f"an unknown program; those of {known.name} are {', '.join(known.programs)}"
+    reason = "" if commands else next(iter(reasons), unknown)
+    return ForeignCommand(
+        project, program, place, values, next(iter(commands), ""), reason, tuple(notes), bool(commands or reasons)
+    )
+
+
+def _recognize(command: Command, script: Path) -> ForeignCommand | None:
+    """Return the command of a project's program; None for another command."""
+    line, words = command
+    names = [word.rpartition("/")[2] for word in words]
+    if {"pip", "pip3", "git", "echo", "cd"} & {*names[:3]}:
+        return None
+    for place, (word, name, following) in enumerate(zip(words, names, [*words[1:], ""], strict=True)):
+        label = f"line {line}: {word}"
+        if VERL.fullmatch(word) and (word.endswith(".py") or words[max(0, place - 1)] == "-m"):
+            return _read_verl_command(words, place, label, script)
+        if match := re.search(r"openrlhf[./]cli[./](\w+)", word):
+            return find_program("openrlhf", match[1].removesuffix(".py"), label, _read_options(words, place, script))
+        if (name in ("swift", "megatron") and re.fullmatch(r"[a-z-]+", following)) or "swift/cli/" in word:
+            return _read_swift_command(words, place, f"{label} {following}", script)
+        if name == "trl" and following:
+            return find_program("trl", following, f"{label} {following}", _read_options(words, place + 1, script))
+        stem = name.removesuffix(".py").removeprefix("trl.scripts.")
+        if stem != name and (found := find_program("trl", stem, label, _read_options(words, place, script))).is_known:
+            return found
+    return None
+
+
+def _read_verl_command(words: list[str], place: int, label: str, script: Path) -> ForeignCommand:
+    module = words[place]
+    command = next((ours for part, ours in VERL_COMMANDS.items() if part in module), "main_ppo")
+    values = {match[1]: match[2] for word in words[place:] if (match := WORD.fullmatch(word))}
+    pairs = re.findall(r"--([\w-]+)(?:=| (?!--))(\S*)", " ".join(words))
+    options = {name.replace("-", "_"): text for name, text in pairs}
+    notes = []
+    if name := re.sub(r"^ppo_.*|\.yaml$", "", options.get("config_name", "")):
+        yaml_keys = _read_yaml_keys(Path(options.get("config_path", ""), f"{name}.yaml"), script)
+        notes.append(
+            f"--config-name={name}: {'its keys are below' if yaml_keys else 'not found; add its keys as KEY=VALUE'}"
+        )
+        values = yaml_keys | values
+    for option, key in (("nproc_per_node", "trainer.n_gpus_per_node"), ("nnodes", "trainer.nnodes")):
+        if UNKNOWN.search(text := options.get(option, "")) or text.isdigit():
+            values[key] = text
+    return ForeignCommand("verl", module, label, values, command, notes=tuple(notes))
+
+
+def _read_swift_command(words: list[str], place: int, label: str, script: Path) -> ForeignCommand:
+    """Read `swift rlhf ...`, `megatron sft ...` or `torchrun ... sft.py ...`."""
+    word = words[place].rpartition("/")[2]
+    is_file = word.endswith(".py")
+    tool = "megatron" if "megatron" in words[place] else "swift"
+    verb = word.removesuffix(".py") if is_file else words[place + 1]
+    values = _read_options(words, place + (not is_file), script)
+    values |= {
+        name.lower(): match[2]
+        for one in words
+        if (match := WORD.fullmatch(one)) and (name := match[1]) in ("NPROC_PER_NODE", "NNODES")
+    }
+    return _name_swift_program(tool, verb, label, values)
+
+
+def _name_swift_program(tool: str, verb: str, label: str, values: dict[str, str]) -> ForeignCommand:
+    program = " ".join([tool, verb, *([values.get("rlhf_type", "dpo")] if verb == "rlhf" else [])])
+    return find_program("swift", program, label, values)
+
+
+def _read_options(words: list[str], place: int, script: Path) -> dict[str, str]:
+    """Return the options after the program, those of a YAML file that they name, and the launcher's processes."""
+    launcher = {name: text for name, text in parse_options(words[:place]).items() if name in LAUNCHER_OPTIONS}
+    options = parse_options(words[place + 1 :])
+    following = words[place + 1 : place + 2]
+    file = options.get("config") or next((word for word in following if word.endswith((".yaml", ".yml", ".json"))), "")
+    return launcher | (_read_yaml_keys(Path(file), script) if file else {}) | options
+
+
+def parse_options(words: Iterable[str]) -> dict[str, str]:
+    """Return {option: value} for `--option value`, `--option=value` and `--option`; several values are `[a,b]`.
+
+    >>> parse_options(["--lr", "1e-5", "--packing", "--target-modules", "q_proj,", "v_proj"])
+    {'lr': '1e-5', 'packing': 'true', 'target_modules': '[q_proj,v_proj]'}
+    """
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = [value] if equals else []
+        elif name and not re.fullmatch(r"N(?:PROC_PER_NODE|NODES)=.*", word):
+            found[name].append(word)
+    return {name: format_text_value(values) for name, values in found.items()}
+
+
+def format_text_value(values: list[str]) -> str:
+    """Return the value of an option with these words: true for none, the word, or a list."""
+    normal = {"True": "true", "False": "false", "None": "null"}
+    words = [normal.get(value, value) for value in values]
+    if len(words) > 1 or (words and words[0].endswith(",")):
+        words = [word.strip().rstrip(",") for word in words]
+    return f"[{','.join(words)}]" if len(words) > 1 else words[0] if words else "true"
+
+
+def _read_config_file(source: str, path: str, trainer: str) -> ForeignCommand:
+    """Read a YAML file of TRL's command line (`trl grpo --config`) or of ms-swift (`swift rlhf FILE`)."""
+    values = _flatten_yaml(yaml.safe_load(source))
+    if "model_name_or_path" in values or "dataset_name" in values:
+        if not trainer:
+            raise ValueError(f"{path}: which trainer of TRL reads it? Add it, e.g. port {path} trainer=sft.")
+        return find_program("trl", trainer, f"a configuration of trl {trainer}", values)
+    if "model" in values or "rlhf_type" in values:
+        tool = "megatron" if {"micro_batch_size", "global_batch_size"} & values.keys() else "swift"
+        verb = trainer or ("rlhf" if "rlhf_type" in values else "sft")
+        return _name_swift_program(tool, verb, f"a configuration of {tool} {verb}", values)
+    raise ValueError(
+        f"{path}: no key of TRL (model_name_or_path, dataset_name) or ms-swift (model, rlhf_type). For verl, port the "
+        "script that names the file."
+    )
+
+
+def _read_yaml_keys(file: Path, script: Path) -> dict[str, str]:
+    """Read the keys of a YAML file, searched below the working directory and the folders above the script."""
+    text = str(file)
+    relative = UNKNOWN.split(text)[-1].strip("/") if UNKNOWN.search(text) else text
+    files = (root / relative for root in (Path(), *script.resolve().parents))
+    found = next(filter(Path.is_file, files), None)
+    return _flatten_yaml(yaml.safe_load(found.read_text(encoding="utf-8"))) if found else {}
+
+
+def _flatten_yaml(found: object) -> dict[str, str]:
+    """Return the keys of a YAML file. The sections `train` and `rollout` of ms-swift have options of the command."""
+    flat = flatten_maps(found) if isinstance(found, dict) else {}
+    names = {
+        key: key if key.endswith(".gpus") else re.sub(r"^(?:train|rollout)\.(?=[a-z_]+$)", "", key) for key in flat
+    }
+    return {names[key]: format_value(value) for key, value in flat.items() if not key.startswith(("defaults", "hydra"))}
