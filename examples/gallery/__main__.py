@@ -123,9 +123,9 @@ Notes on the results:
   with seeds 0 and 1. The accuracy rose again afterwards, except for seed 1 of cispo, which did not recover within 40
   iterations. With CISPO's unified mask (`cispo_mask_low=0.2`, `cispo_mask_high=0.28`, Eq. 6-7), the accuracy of seed
   1 does not fall and ends at 0.359.
-* *gpg* has no clip at all. With four optimizer steps per iteration, its three seeds ended at an accuracy of 0.332, 0.227
-  and 0.945. With one optimizer step on fresh samples, as in the table, the accuracy rises for every seed. With 160 such
-  iterations, seed 1 ends at 0.984.
+* *gpg* has no clip at all. With four optimizer steps per iteration, its three seeds ended at an accuracy of 0.332,
+  0.227 and 0.945. With one optimizer step on fresh samples, as in the table, the accuracy rises for every seed. With
+  160 such iterations, seed 1 ends at 0.984.
 * *grpo_passk* gives an advantage only to the unique best sample of a group. If several of eight samples are right,
   the gradient is zero. The accuracy of a single sample is therefore not a suitable metric for grpo_passk. The closed
   form, grpo_passk_analytic, gives every sample of a mixed group an advantage.
