@@ -204,7 +204,7 @@ class Console(AbstractContextManager["Console"]):
             self._status = RunStatus(
                 phase=name,
                 detail=detail,
-                since=before.since if name == before.phase else now,
+                since=before.since if (name, view.step) == (before.phase, before.step) else now,
                 written=now,
                 step=view.step,
                 tokens=view.tokens,

@@ -29,6 +29,7 @@ import msgspec
 
 from alphaapollo._version import __version__
 from alphaapollo.runs.input_digests import RunInputs
+from alphaapollo.runs.run_history import STATUS
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
@@ -253,7 +254,11 @@ def _remove_checkpoint(folder: Path) -> None:
 
 def move_aside(folder: Path) -> Path | None:
     """Rename `<folder>` to `<folder>.1`, or `.2`, ... if that is taken. Returns the new path, if it exists."""
-    return folder.rename(_find_free_path(folder)) if folder.exists() else None
+    if not folder.exists():
+        return None
+    moved = folder.rename(_find_free_path(folder))
+    (moved / STATUS).unlink(missing_ok=True)  # of the command that moves the folder
+    return moved
 
 
 def _find_free_path(path: Path) -> Path:

@@ -77,7 +77,7 @@ class RunStatus:
 
     phase: str = ""  # e.g. generate
     detail: str = ""  # e.g. 12/32, or the called workers
-    since: float = 0.0  # start of the phase
+    since: float = 0.0  # start of the phase in this iteration
     written: float = 0.0
     step: int = 0  # completed iterations
     tokens: int = 0  # sampled in the running iteration, by groups that have finished

@@ -165,9 +165,9 @@ def find_total_steps(folder: Path) -> int | None:
 def describe_algorithm(folder: Path) -> str:
     """Return the name of a run's algorithm: the advantage estimator, or the preference loss; otherwise empty."""
     config = read_flat_config(folder)
+    estimator = config.get("algorithm.adv_estimator", "")
     loss = config.get("actor_rollout_ref.actor.policy_loss.loss_mode", "ppo")
-    rl = config.get("algorithm.adv_estimator", "") + (f", {loss}" if loss != "ppo" else "")
-    return rl or config.get("preference.loss", "")
+    return estimator + (f", {loss}" if loss not in ("ppo", estimator) else "") or config.get("preference.loss", "")
 
 
 def describe_model(folder: Path) -> tuple[str, float | None]:

@@ -85,6 +85,17 @@ def test_the_folder_is_locked_while_a_command_is_prepared_and_runs(
     assert locks == [True, True, False]
 
 
+def test_status_is_written_only_while_a_command_runs(run_command: Callable[..., int], tmp_path: Path) -> None:
+    folders: list[Path | None] = []
+
+    def look(*arguments: Any) -> None:
+        folders.append(arguments[-1].status_folder)
+
+    assert run_command(prepare=look, run=look) == 0
+    assert run_command("trainer.dry_run=true", prepare=look, run=look) == 0
+    assert folders == [None, tmp_path / "p/run", None]
+
+
 @pytest.mark.timeout(60)
 def test_a_folder_in_use_is_not_touched(run_command: Callable[..., int], tmp_path: Path) -> None:
     done: list[object] = []
