@@ -94,8 +94,10 @@ def load_project(prefix: str) -> Project:
         for layer in layers:
             tables[command].add(layer.get("shared", {}), COMMANDS[command])
             tables[command].add(layer.get(command) or {}, COMMANDS[command])
-    programs = (layers[-1].get(name, {}) for name in ("programs", "other_programs", "program_defaults"))
-    return Project(PROJECTS[prefix], *programs, tables)
+    programs, others, defaults = (
+        layers[-1].get(name, {}) for name in ("programs", "other_programs", "program_defaults")
+    )
+    return Project(PROJECTS[prefix], programs, others, defaults, tables)
 
 
 def _read_file(prefix: str) -> JsonObject:

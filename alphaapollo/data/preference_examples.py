@@ -31,7 +31,7 @@ from alphaapollo.data.examples import (
     tokenize_examples,
 )
 from alphaapollo.data.files import DataRow, to_file_list
-from alphaapollo.data.formats import LABELLED_FORMATS, PAIR_FORMATS, read_rows_in_known_format
+from alphaapollo.data.formats import LABELLED_FORMATS, PAIR_FORMATS, DataFormat, read_rows_in_known_format
 from alphaapollo.data.image_messages import ImageReader
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.types import Message, Row
@@ -71,7 +71,8 @@ def load_preferences(
     single_answers, for KTO, one labelled answer with an answer to another prompt. Raises ValueError for invalid files
     or rows, if an answer is too long and data.truncation=error, or if all labels are equal."""
     pair = (data.chosen_key, data.rejected_key)
-    needed, names, formats = [pair], {"chosen": pair[0], "rejected": pair[1], "prompt": data.prompt_key}, PAIR_FORMATS
+    needed, names = [pair], {"chosen": pair[0], "rejected": pair[1], "prompt": data.prompt_key}
+    formats: Sequence[DataFormat] = PAIR_FORMATS
     if single_answers and isinstance(data, PreferenceData):
         needed, formats = [(data.response_key, data.label_key), pair], (*LABELLED_FORMATS, *PAIR_FORMATS)
         names |= {"response": data.response_key, "label": data.label_key}

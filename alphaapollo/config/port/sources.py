@@ -48,7 +48,7 @@ def list_foreign_commands(source: str, path: str, variables: dict[str, str]) -> 
     if suffix == ".py":
         given = {name: variables[name] for name in LAUNCHER_OPTIONS if name in variables}
         calls = [
-            find_program("trl", call.trainer, f"line {call.line}: {call.name}", given | call.values, call.notes)
+            find_program("trl", call.trainer, f"line {call.line}: {call.name}", {**given, **call.values}, call.notes)
             for call in list_config_calls(source, path)
         ]
         if calls:
