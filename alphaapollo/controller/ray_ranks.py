@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -45,6 +46,7 @@ CPU_SHARE = 0.01  # CPUs per actor in Ray's accounting; workers set their number
 HEALTH = "health"  # concurrency group with a separate thread, so a worker answers while it computes
 STACKS_SECONDS = 60.0  # timeout of a stack dump
 POLL_SECONDS = 0.05
+COLORS = re.compile(r"\x1b\[[\d;]*m")  # in the errors of Ray
 
 
 @dataclass(frozen=True)
@@ -283,4 +285,4 @@ class RayRanks(Ranks[W]):
             return WorkerFailed(f"{worker} failed: {cause}")
         if type(cause).__name__ == "OutOfMemoryError":  # by name, because the driver's torch may not have this class
             return WorkerFailed(f"{worker}: {cause} {OUT_OF_MEMORY_HINT}")
-        return WorkerFailed(f"{worker} failed, which is a bug:\n{error}")
+        return WorkerFailed(f"{worker} failed, which is a bug:\n{COLORS.sub('', str(error))}")

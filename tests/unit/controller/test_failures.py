@@ -38,7 +38,8 @@ def test_out_of_memory_names_the_keys() -> None:
     text = message_of(RayTaskError("call", "", OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")))
     assert "CUDA out of memory. Tried to allocate 2.00 GiB." in text
     assert "ppo_max_token_len_per_gpu" in text and "bug" not in text
-    assert "which is a bug" in message_of(RayTaskError("call", "", RuntimeError("shapes differ")))
+    text = message_of(RayTaskError("call", "\x1b[36mray\x1b[39m", RuntimeError("shapes differ")))
+    assert "which is a bug" in text and "\x1b" not in text
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from tests.unit.viewer.run_kit import HOSTILE, make_group, update_index, write_g
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[TestClient]:
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    monkeypatch.setattr("alphaapollo.viewer.sample_pages.SEARCH_SECONDS", 60.0)
     root = tmp_path / "outputs"
     write_run(root / "first")
     write_run(root / "second", seed=1, text=HOSTILE)
@@ -272,6 +273,7 @@ def test_nothing_that_a_model_writes_becomes_part_of_a_page(client: TestClient, 
         ("/runs/1/step/7", "iteration 7."),
         ("/runs/1/step/1/9", "no sample 9"),
         ("/runs/1/step/1?sort=drop", "by drop"),
+        ("/runs/1/step/1?view=samples&sort=answer", "by answer"),
         ("/runs/1/step/1/0?color=pink", "by pink"),
         ("/runs/1/step/1/0?with=x", "not enough values"),
         ("/compare", "Choose runs"),
