@@ -114,9 +114,9 @@ def test_sft_trains_the_assistants_turns_and_their_ends(methods: MethodRunner) -
     """On chats with calls of a tool: exactly their texts, each with the token that ends it."""
     shown = methods.run("sft")
     assert 0.1 < methods.read_metrics("sft")["val/loss"] < 5
-    tokenizer, renderer = (load(str(methods.out / "model")) for load in (AutoTokenizer.from_pretrained, make_renderer))
-    chats = pq.read_table(methods.out / "gsm8k/train.parquet").to_pylist()
-    loaded = load_examples(str(methods.out / "gsm8k/train.parquet"), renderer, SftData(max_length=512)).examples
+    model, file = str(methods.out / "model"), str(methods.out / "gsm8k/train.parquet")
+    tokenizer, renderer = AutoTokenizer.from_pretrained(model), Renderer(load_tokenizer(model))
+    chats, loaded = pq.read_table(file).to_pylist(), load_examples(file, renderer, SftData(max_length=512)).examples
     logged = read_examples(methods.out / "sft")[0].rows[0].parts
     for chat, row in zip(chats, loaded, strict=True):
         complete = tokenizer.apply_chat_template(chat["messages"], tokenize=False).removesuffix("\n")
@@ -126,10 +126,6 @@ def test_sft_trains_the_assistants_turns_and_their_ends(methods: MethodRunner) -
         assert len(turns) == 3 and tokenizer.decode(trained) == "".join(turns)
         assert [text for _, is_trained, text in logged if is_trained] == turns
     assert shown.count(" tokens trained ") == 3
-
-
-def make_renderer(model: str) -> Renderer:
-    return Renderer(load_tokenizer(model))
 
 
 def test_lora(methods: MethodRunner) -> None:
