@@ -21,9 +21,7 @@ from alphaapollo.config.schema import SftData
 from alphaapollo.data.examples import load_examples
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.gguf_import import import_gguf
-from alphaapollo.rollout.suites import Suite, check_suites, read_suite_results
 from alphaapollo.runs.run_history import read_examples
-from examples.smollm2.methods.make_student import make_student
 from examples.smollm2.model_file import find_model_file
 from tests.loop.conftest import ROOT
 from tests.loop.gguf_export import export_gguf
@@ -173,48 +171,7 @@ def test_dpo_on_pairs_of_its_own_answers(methods: MethodRunner) -> None:
     assert metrics["train/loss"] == pytest.approx(0.693, abs=0.01) and 0 <= metrics["val/accuracy"] <= 1
 
 
-def test_ppo_trains_a_critic(methods: MethodRunner) -> None:
-    methods.run("ppo", methods.reward, "trainer.export_hf=false")
-    metrics = methods.read_metrics("ppo")
-    assert metrics["outcome/scored"] == 1.0 and metrics["critic/grad_norm"] > 0 and metrics["critic/loss"] > 0
-
-
-def test_tool_over_several_turns(methods: MethodRunner) -> None:
-    methods.run("tool", "trainer.export_hf=false")
-    metrics = methods.read_metrics("tool")
-    assert metrics["outcome/failed"] == 0 and 1 < metrics["num_turns/mean"] <= 2
-
-
-def test_agent_asks_the_policy_over_http(methods: MethodRunner) -> None:
-    methods.run("agent", "trainer.export_hf=false")
-    metrics = methods.read_metrics("agent")
-    assert metrics["outcome/failed"] == 0 and 1 <= metrics["num_turns/mean"] <= 2
-    assert metrics["agent/branches"] == 1 and metrics["agent/rerendered"] == 0
-
-
-def test_distillation_into_a_smaller_student(methods: MethodRunner, tmp_path: Path) -> None:
-    methods.run("distill", "trainer.export_hf=false")
-    assert 0.1 < methods.read_metrics("distill")["distill/forward_kl"] < 20
-    assert make_student(methods.out / "model", tmp_path, 3) < 40e6
-    student, teacher = (load_file(one / "model.safetensors") for one in (tmp_path, methods.out / "model"))
-    kept = [f"model.layers.{index}.mlp.up_proj.weight" for index in (0, 1, 29)]
-    assert all(torch.equal(student[f"model.layers.{i}.mlp.up_proj.weight"], teacher[key]) for i, key in enumerate(kept))
-
-
 def test_pass_at_k(methods: MethodRunner) -> None:
     methods.run("pass_at_k", "data.n_samples=4")
     values = json.loads((methods.out / "pass_at_k/summary.json").read_text())["all"]["figures"]
     assert 0 <= values["pass@1"]["value"] <= values["pass@2"]["value"] <= values["pass@4"]["value"] <= 1
-
-
-def test_suites(methods: MethodRunner) -> None:
-    try:
-        check_suites(
-            [Suite("inspect:examples/suites/sums.py@sums_chat"), Suite("lm-eval:sums --include_path examples/suites")]
-        )
-    except ValueError as error:
-        pytest.skip(f"the packages of evaluation suites are not installed (make setup-suites): {error}")
-    methods.run("suite", *ENGINE, RUN=str(methods.out / "sft"))
-    results = read_suite_results(methods.out / "sft")
-    assert {one.name for one in results} == {"sums", "sums_chat"}
-    assert all(not one.error and one.scores[0].rows == 8 for one in results)
