@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Train SmolLM2-135M-Instruct with one method, or evaluate it: short runs of a few minutes on two CPU cores.
 #   examples/smollm2/methods/run.sh METHOD [KEY=VALUE ...]       keys of the method's last command
-# METHOD: sft, lora, dpo or pass_at_k. Writes to OUT (default: outputs/demo, where the demo writes its model, too). GSM8K is a
+# METHOD: sft, dpo or pass_at_k. Writes to OUT (default: outputs/demo, where the demo writes its model, too). GSM8K is a
 # data set of the hub or a folder with gsm8k_{train,test}.jsonl (sft).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
@@ -12,14 +12,11 @@ python=${PYTHON:-.venv/bin/python}
 [ -x "$python" ] || python=python3
 export OMP_WAIT_POLICY=PASSIVE
 folder=(trainer.output_dir="$(dirname "$out")" trainer.project_name="$(basename "$out")")
-model=$out/model data=(data.train_files="$out/data/train.parquet" data.val_files="$out/data/val.parquet")
+model=$out/model
 
 train() { # COMMAND CONFIG [KEY=VALUE ...]
     "$python" -m "alphaapollo.trainer.$1" --config-dir examples/smollm2 \
         --config "examples/smollm2/methods/$2.yaml" "${folder[@]}" "${@:3}"
-}
-reinforce() { # CONFIG [KEY=VALUE ...]
-    train main_ppo "$1" actor_rollout_ref.model.path="$model" "${data[@]}" "${@:2}"
 }
 answer() { # DATA EXPERIMENT [KEY=VALUE ...]
     train main_generation pass_at_k model.path="$model" data.path="$out/data/$1.parquet" trainer.experiment_name="$2" "${@:3}"
@@ -35,7 +32,6 @@ sft)
         data.val_files="$out/gsm8k/test.parquet" "${keys[@]}"
     "$python" -m examples.smollm2.methods.show_trained "$out/sft"
     ;;
-lora) reinforce lora "${keys[@]}" ;;
 dpo)
     for split in train val; do
         answer "$split" "answers_$split"
@@ -46,5 +42,5 @@ dpo)
         data.val_files="$out/pairs_val/train.parquet" "${keys[@]}"
     ;;
 pass_at_k) answer val pass_at_k "${keys[@]}" ;;
-*) echo "unknown method '$method'. Use sft, lora, dpo or pass_at_k." >&2 && exit 2 ;;
+*) echo "unknown method '$method'. Use sft, dpo or pass_at_k." >&2 && exit 2 ;;
 esac
