@@ -1,5 +1,4 @@
-"""examples/smollm2/methods with SmolLM2-135M-Instruct: one step of SFT through the script, and the tokens that it trains
-on."""
+"""examples/smollm2/methods with SmolLM2-135M-Instruct: a step of SFT through the script, and its trained tokens."""
 
 from __future__ import annotations
 
@@ -26,28 +25,12 @@ pytestmark = pytest.mark.timeout(600)
 SCRIPT = ROOT / "examples/smollm2/methods/run.sh"
 DEADLINE = 500.0
 END = "<|im_end|>"
-ENGINE = ["rollout.kv_cache_gib=0.2", "rollout.cpu_threads=1"]
-TUNING = ["data.train_batch_size=2", "trainer.total_training_steps=1", "trainer.cpu_threads=1"]
-SIZES = {
-    "main_ppo": [
-        *TUNING,
-        *(f"actor_rollout_ref.{key}" for key in ENGINE),
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "data.val_max_samples=4",
-        "env.rollout.n=2",
-        "trainer.val_before_train=False",
-    ],
-    "main_sft": [*TUNING, "data.val_max_samples=2"],
-    "main_dpo": TUNING,
-    "main_generation": [*ENGINE, "data.max_samples=12"],
-}
+STEP = ["data.train_batch_size=2", "trainer.total_training_steps=1", "trainer.cpu_threads=1"]
+SIZES = {"main_sft": [*STEP, "data.val_max_samples=2"]}
 PROBLEM = {
     "question": "A shop has 3 boxes with 4 apples each, and sells 2 apples. How many apples are left?",
     "answer": "There are 3*4=<<3*4=12>>12 apples.\nSo 12-2=<<12-2=10>>10 are left.\n#### 10",
 }
-
-
-REWARD = "def compute_score(prompt, completion):\n    return len(completion) / 100\n"  # differs within a group
 
 
 class SmallRuns(CommandServer):
@@ -63,7 +46,6 @@ class MethodRunner:
 
     out: Path
     environment: dict[str, str]
-    reward: str  # key
     server: SmallRuns
 
     def run(self, method: str, *keys: str, **variables: str) -> str:
@@ -86,13 +68,12 @@ def methods(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (out / "model").symlink_to(smollm2)
     for split in ("train", "test"):
         (folder / f"gsm8k_{split}.jsonl").write_text(f"{json.dumps(PROBLEM)}\n" * 4)
-    (folder / "reward.py").write_text(REWARD)
     with SmallRuns(folder, {}, {}) as server:
         environment = make_stand_ins(folder, server) | {"OUT": str(out), "GSM8K": str(folder)}
         environment["PYTHON"] = str(folder / ".venv/bin/python")
         thread = threading.Thread(target=server.serve_forever, args=[0.02])
         thread.start()
-        yield MethodRunner(out, environment, f"custom_reward_function.path={folder / 'reward.py'}", server)
+        yield MethodRunner(out, environment, server)
         server.shutdown()
         thread.join()
 
