@@ -168,16 +168,21 @@ class RunIndex:
                 self._update_run(database, known[path], Path(path))
 
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
-        states = {row["name"]: row for row in database.execute("SELECT * FROM files WHERE run = ?", (run,))}
+        of_run = "SELECT * FROM files WHERE run = ?"
+        states = {row["name"]: row for row in database.execute(of_run, (run,))}
         save = "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         for name, stat in list_indexed_files(folder):
             identity = (run, name, stat.st_ino & MAX_INT)
             times = (stat.st_mtime_ns & MAX_INT, stat.st_ctime_ns & MAX_INT)
-            state = states.get(name)
-            if state is not None and (state["inode"], state["ctime"]) == (identity[2], times[1]):
+            state, indexed = states.get(name), (identity[2], times[1])
+            if state is not None and (state["inode"], state["ctime"]) == indexed:
                 continue
             try:
                 with database:
+                    database.execute("BEGIN IMMEDIATE")  # two viewers may share the index
+                    state = database.execute(f"{of_run} AND name = ?", (run, name)).fetchone()
+                    if state is not None and (state["inode"], state["ctime"]) == indexed:
+                        continue
                     start, damaged = 0, 0
                     if state is not None and state["inode"] == identity[2] and state["offset"] <= stat.st_size:
                         start, damaged = state["offset"], state["damaged"]

