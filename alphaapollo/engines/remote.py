@@ -32,7 +32,7 @@ from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 
 CANCEL = "cancel"
 CLOSE_SECONDS = 20.0  # for the server to end its processes
-PROGRESS_SECONDS = 1.0  # time between two reports of the progress counter
+PROGRESS_SECONDS = 0.5  # time between two reports of the progress counter
 LENGTH = struct.Struct("!Q")  # bytes of the message that follows
 ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "EngineDied": EngineDied}
 # The code of this process comes last in the server's search path, because this environment may have other versions.

@@ -9,6 +9,7 @@ ends, and the owner's calls fail.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import itertools
 import multiprocessing
@@ -226,5 +227,6 @@ def main(fd: int) -> None:
     OPERATORS.append(cpu_kernels.register_operators())
     with pause_gc():
         importlib.import_module("sglang.srt.entrypoints.engine")
+    gc.freeze()  # a collection over these objects takes half a second in the scheduler, and would copy their memory
     asyncio.run(run_server(fd))
     os._exit(0)
