@@ -48,6 +48,7 @@ class SglangEngine(Engine):
         self.version = 0
         self._engine: Any = None
         self._paused = False
+        self._adapter: str | None = None  # name of the LoRA adapter used by all requests, with transport=adapter
         self._numbers = itertools.count()
         self._finished_tokens = 0
 
@@ -60,7 +61,7 @@ class SglangEngine(Engine):
         from alphaapollo.engines.sglang.patches import patch_sglang
 
         spec, name = self.spec, f"SGLang cannot serve {self.spec.model_path}"
-        patch_sglang(spec.find_excluded_ids() if spec.tokenizer_path else ())
+        patch_sglang(spec.find_excluded_ids() if spec.tokenizer_path else (), spec.transport == "adapter")
         module.mp = make_forking_multiprocessing()
         try:
             model = ModelConfig(spec.model_path, trust_remote_code=spec.trust_remote_code, dtype=spec.dtype)
@@ -121,6 +122,7 @@ class SglangEngine(Engine):
             input_ids=token_ids,
             sampling_params=params,
             return_logprob=True,
+            lora_path=self._adapter,
             **options,
         )
         async with aclosing(self._manager.generate_request(request)) as answers:  # SGLang aborts a closed request
@@ -150,6 +152,9 @@ class SglangEngine(Engine):
 
         if self._manager.rid_to_state and not self._paused:  # would mix old and new weights
             raise EngineError(f"{self.spec.name} cannot load weights while requests are running. Call pause() first.")
+        if self.spec.transport == "adapter":
+            await self._replace_adapter(folder)
+            return
         tensors = MultiprocessingSerializer.serialize([(folder, torch.zeros(1))])
         update = io_struct.UpdateWeightsFromTensorReqInput(
             serialized_named_tensors=[tensors], load_format=WEIGHT_LOADER, flush_cache=False
@@ -157,6 +162,22 @@ class SglangEngine(Engine):
         self._check(await self._manager.begin_weight_update(io_struct.BeginWeightUpdateReqInput(), None))
         self._check(await self._manager.update_weights_from_tensor(update))
         self._check(await self._manager.end_weight_update(io_struct.EndWeightUpdateReqInput(), None))
+
+    async def _replace_adapter(self, folder: str) -> None:
+        """Replace the LoRA adapter by the one in `folder`."""
+        from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput, UnloadLoRAAdapterReqInput
+
+        if self._manager.rid_to_state:  # a running request keeps its adapter
+            raise EngineError(
+                f"{self.spec.name} cannot replace its LoRA adapter while requests run. Wait until they end."
+            )
+        last, self._adapter = self._adapter, f"adapter_{next(self._numbers)}"
+        if last is not None:
+            result = await self._manager.unload_lora_adapter(UnloadLoRAAdapterReqInput(lora_name=last))
+            self._check((result.success, result.error_message))
+        load = LoadLoRAAdapterReqInput(lora_name=self._adapter, lora_path=folder)
+        result = await self._manager.load_lora_adapter(load)
+        self._check((result.success, result.error_message))
 
     async def confirm_weights(self, version: int) -> WeightReceipt:
         from sglang.srt.managers import io_struct

@@ -16,11 +16,13 @@ SERVER_MODULE = "alphaapollo.engines.sglang.server"
 WEIGHT_LOADER = "alphaapollo.engines.sglang.patches.load_shared_memory"
 SPARE_TOKENS = 8  # SGLang refuses prompts of almost the context length, and stops an answer one token before it
 DAY = 86400.0
+LORA_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _RESERVED = """
     attention_backend base_gpu_id chunked_prefill_size context_length custom_weight_loader device disable_cuda_graph
     disable_radix_cache dp_size dtype enable_deterministic_inference enable_lora enable_memory_saver
-    enable_return_routed_experts ep_size json_model_override_args load_format log_level max_prefill_tokens
-    max_running_requests max_total_tokens mem_fraction_static model_path nnodes node_rank page_size pp_size random_seed
+    enable_return_routed_experts ep_size json_model_override_args load_format log_level lora_backend lora_paths
+    lora_target_modules max_lora_rank max_loras_per_batch max_prefill_tokens max_running_requests max_total_tokens
+    mem_fraction_static model_path nnodes node_rank page_size pp_size random_seed
     sampling_backend skip_tokenizer_init speculative_algorithm tokenizer_path tokenizer_worker_num tp_size
     trust_remote_code watchdog_timeout weight_version
 """
@@ -81,6 +83,14 @@ def build_server_arguments(spec: EngineSpec, kv_token_bytes: int) -> dict[str, A
         "log_level": "info",
         "watchdog_timeout": DAY,  # a step may be slow on a busy CPU; the run has its own detection of stalls
     }
+    if spec.transport == "adapter":
+        arguments |= {
+            "enable_lora": True,
+            "lora_backend": "torch_native",
+            "lora_target_modules": LORA_LAYERS,
+            "max_lora_rank": spec.lora_rank,
+            "max_loras_per_batch": 2,  # the adapter, and none before the first weight sync
+        }
     return arguments | rollout.engine_kwargs.sglang
 
 
