@@ -1,13 +1,13 @@
-"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev,suites,sglang_cpu}.txt, each for Python 3.11 and 3.12,
-and the hashes of requirements/uv.txt.
+"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev,suites,sglang_cpu}.txt, each for Python 3.11
+and 3.12, and the hashes of requirements/uv.txt.
 
     make lock
 
 The lists are complete: scripts/setup.sh installs them without resolving dependencies (`uv pip install --no-deps`).
 Each line has the hashes of the package's files, which uv verifies, except for torch's CPU build (see SECURITY.md).
 dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. suites.txt is for an environment of its own,
-without this project. sglang_cpu.txt lists what SGLang needs on a CPU in addition to cpu.txt. Pinned versions change only with
-`--upgrade`. If no source in pip's configuration has the CPU build of torch, run `UV_TORCH_BACKEND=cpu make lock`.
+without this project. sglang_cpu.txt lists what SGLang needs on a CPU in addition to cpu.txt. Pinned versions change
+only with `--upgrade`. If no source in pip's configuration has the CPU build of torch, run `UV_TORCH_BACKEND=cpu make lock`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOLDER = ROOT / "requirements"
 
 SUITES = ["lm-eval", "inspect-ai"]  # extras in suites.txt
 SGLANG = [
-    # Packages that SGLang imports on a CPU and cpu.txt lacks. Its other requirements are for GPUs, or pin other versions.
+    # Packages that SGLang imports on a CPU and cpu.txt lacks. Others that it requires are for GPUs, or pinned otherwise.
     "gguf",
     "ipython",
     "nvidia-ml-py",

@@ -69,7 +69,7 @@ class RemoteEngine(Engine):
         with theirs, log.open("ab") as output:
             try:
                 self._process = subprocess.Popen(
-                    [str(self._python), "-c", code, str(root), str(theirs.fileno())],
+                    [str(self._python), "-P", "-c", code, str(root), str(theirs.fileno())],
                     env={**os.environ, **self._environment, **own_variables},
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -124,7 +124,8 @@ class RemoteEngine(Engine):
         try:
             return await answer
         except asyncio.CancelledError:
-            write_message(self._writer, (number, CANCEL, ()))
+            if self._writer is not None:
+                write_message(self._writer, (number, CANCEL, ()))
             raise
         finally:
             self._pending.pop(number, None)
@@ -165,12 +166,15 @@ class RemoteEngine(Engine):
 
     async def close(self) -> None:
         process, self._process = self._process, None
+        writer, self._writer = self._writer, None
         if process is None:
             return
         if self._reading is not None:
             self._reading.cancel()
-        if self._writer is not None:
-            self._writer.close()
+        for answer in self._pending.values():
+            answer.cancel()
+        if writer is not None:
+            writer.close()
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(process.wait, CLOSE_SECONDS)
         if process.poll() is None:
