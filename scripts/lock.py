@@ -7,7 +7,8 @@ The lists are complete: scripts/setup.sh installs them without resolving depende
 Each line has the hashes of the package's files, which uv verifies, except for torch's CPU build (see SECURITY.md).
 dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. suites.txt is for an environment of its own,
 without this project. sglang_cpu.txt lists what SGLang needs on a CPU in addition to cpu.txt. Pinned versions change
-only with `--upgrade`. If no source in pip's configuration has the CPU build of torch, run `UV_TORCH_BACKEND=cpu make lock`.
+only with `--upgrade`. If no source in pip's configuration has the CPU build of torch, run
+`UV_TORCH_BACKEND=cpu make lock`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FOLDER = ROOT / "requirements"
 
 SUITES = ["lm-eval", "inspect-ai"]  # extras in suites.txt
 SGLANG = [
-    # Packages that SGLang imports on a CPU and cpu.txt lacks. Others that it requires are for GPUs, or pinned otherwise.
+    # Packages that SGLang imports on a CPU and cpu.txt lacks. Others that it requires are for GPUs, or in cpu.txt.
     "gguf",
     "ipython",
     "nvidia-ml-py",

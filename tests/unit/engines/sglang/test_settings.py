@@ -12,8 +12,9 @@ import torch
 from alphaapollo.config.schema import EngineKwargs, Rollout
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.sglang import patches
 from alphaapollo.engines.sglang.cpu_kernels import hash_murmur3
-from alphaapollo.engines.sglang.patches import exclude_tokens, seed_requests
+from alphaapollo.engines.sglang.patches import exclude_tokens, ignore_pinning, seed_requests
 from alphaapollo.engines.sglang.settings import (
     RESERVED_ARGUMENTS,
     build_completion,
@@ -22,6 +23,7 @@ from alphaapollo.engines.sglang.settings import (
     make_sampling_params,
 )
 from alphaapollo.types import Sampling, StopReason
+from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 
 KV_TOKEN_BYTES = 2**20
 
@@ -48,6 +50,12 @@ def test_user_arguments_are_added_to_reserved_ones() -> None:
 def test_cache_that_is_too_small_for_a_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kv_cache_gib=1 .*1024 tokens.*3000|kv_cache_gib=1 .*Set"):
         build_server_arguments(replace(spec(), max_model_len=3000), KV_TOKEN_BYTES)
+
+
+def test_engine_of_adapters_has_one_adapter() -> None:
+    arguments = build_server_arguments(replace(spec(), transport="adapter", lora_rank=12), KV_TOKEN_BYTES)
+    assert arguments["enable_lora"] and arguments["max_lora_rank"] == 12
+    assert {*arguments} <= RESERVED_ARGUMENTS and "enable_lora" not in build_server_arguments(spec(), KV_TOKEN_BYTES)
 
 
 def test_environment_variables() -> None:
@@ -106,6 +114,27 @@ def test_requests_keep_their_seeds() -> None:
     requests = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in (5, None)]
     info = make(SimpleNamespace(reqs=requests), 10)
     assert info.sampling_seed.tolist() == [5, 0] and info.size == 10
+
+
+def test_digest_of_the_weights_and_of_a_loaded_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "_adapter_digests", [])
+    model = torch.nn.Linear(3, 2)
+    handle = patches.compute_digest(lambda checker, action, *, role: action)
+    checker = SimpleNamespace(_placement={"tp_rank": 0, "tp_size": 1}, _get_model=lambda: model)
+    assert handle(checker, "compare", role="target") == "compare"
+    answer = handle(checker, patches.DIGEST, role="target")
+    assert answer["checksums"] == {patches.DIGEST: format_digest(compute_joint_digest(model.parameters()))}
+    assert answer["parallelism_info"] == {"role": "target", "tp_rank": 0, "tp_size": 1, "rank": 0, "size": 1}
+    first, second = torch.ones(2, 2), torch.zeros(1, 2)  # zeros of layers without adapter
+    layers = [SimpleNamespace(weights={"a": first, "b": second})]
+    manager = SimpleNamespace(loras={"id": SimpleNamespace(layers=layers)})
+    patches.record_digest(lambda manager, adapter: None)(manager, SimpleNamespace(lora_id="id"))
+    answer = handle(checker, patches.DIGEST, role="target")
+    assert answer["checksums"] == {patches.DIGEST: format_digest(compute_joint_digest([first]))}
+
+
+def test_pinned_memory_is_ignored() -> None:
+    assert ignore_pinning(torch.zeros)(2, pin_memory=True, dtype=torch.int32).tolist() == [0, 0]
 
 
 def test_excluded_tokens_have_no_probability() -> None:
