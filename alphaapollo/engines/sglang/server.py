@@ -45,7 +45,6 @@ class SglangEngine(Engine):
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
-        self.version = 0
         self._engine: Any = None
         self._paused = False
         self._adapter: str | None = None  # name of the LoRA adapter used by all requests, with transport=adapter
@@ -190,7 +189,6 @@ class SglangEngine(Engine):
             raise EngineError(f"{self.spec.name} cannot reset its prefix cache while requests run. Call pause() first.")
         new_version = io_struct.UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
         await self._manager.update_weight_version(new_version)
-        self.version = version
         (rank,) = ranks
         return WeightReceipt(version, rank["checksums"][DIGEST])
 
