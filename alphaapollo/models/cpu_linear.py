@@ -38,9 +38,10 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def compute_weight_grad(grad: Tensor, x: Tensor) -> Tensor:
-    """Compute grad^T x, the gradient of a weight: the smaller matrix goes first, because oneDNN copies a transposed
-    first argument. [n, out], [n, in] -> [out, in]"""
-    if x.shape[1] < grad.shape[1]:
+    """Compute grad^T x, the gradient of a weight. [n, out], [n, in] -> [out, in]"""
+    if x.dtype != torch.float32 or x.device.type != "cpu" or not is_onednn_faster():
+        return grad.t() @ x
+    if x.shape[1] < grad.shape[1]:  # oneDNN copies a transposed first argument: the smaller one
         return linear(x.t(), grad.t()).t()
     return linear(grad.t(), x.t())
 

@@ -1,7 +1,8 @@
 """Log-probs, entropy and the divergence from another model, computed from hidden states in chunks of tokens.
 
-The float32 logits of a chunk, [chunk, V], exist only while it is computed; the backward pass recomputes them. Gradients
-are in closed form (z: logits after temperature, p = softmax(z), H: entropy):
+One matrix product computes the logits of a block of tokens in the model's dtype. They are converted to float32 and used
+one chunk of the block at a time. The backward pass recomputes them, unless all tokens fit into one block.
+Gradients are in closed form (z: logits after temperature, p = softmax(z), H: entropy):
 
     d logp / dz_v = [v = target] - p_v      d H / dz_v = -p_v (log p_v + H)      divergences: algorithms/kl.py
 
@@ -23,7 +24,15 @@ from alphaapollo.algorithms.kl import Divergence, distribution_overlap, forward_
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.models.cpu_linear import compute_weight_grad, linear
 
-CHUNK_LOGITS = {"cpu": 2**22, "cuda": 2**28}  # per chunk: 16 MiB of float32 fit into a CPU cache, 1 GiB fills a GPU
+
+class LogitLimits(NamedTuple):
+    """Number of logits that exist at a time."""
+
+    block: int  # in the model's dtype
+    chunk: int  # in float32
+
+
+LOGIT_LIMITS = {"cpu": LogitLimits(2**27, 2**22), "cuda": LogitLimits(2**28, 2**28)}  # 16 MiB fit into a CPU's cache
 
 
 class TokenStats(NamedTuple):
@@ -94,16 +103,17 @@ def compute_token_stats(
     temperature: float,
     needs_entropy: bool = False,
     divergence_target: DivergenceTarget | None = None,
-    chunk_logits: int | None = None,
+    limits: LogitLimits | None = None,
     fused: bool = False,
 ) -> TokenStats:
     """Compute log-probs of n target tokens under softmax(logits / temperature), and optionally entropy and divergence.
-    hidden: of the tokens before the targets. chunk_logits: logits in memory at a time; None: chosen for the device.
+    hidden: of the tokens before the targets. limits: chosen for the device by default.
     fused: compile the operations on logits, except a divergence."""
     states, head = hidden.states, hidden.head
-    limit = CHUNK_LOGITS.get(states.device.type, CHUNK_LOGITS["cuda"]) if chunk_logits is None else chunk_logits
-    size, fused = max(1, limit // head.weight.shape[0]), fused and divergence_target is None
-    chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, size, fused)
+    limits = limits or LOGIT_LIMITS.get(states.device.type, LOGIT_LIMITS["cuda"])
+    block, chunk = (max(1, limit // head.weight.shape[0]) for limit in limits)
+    fused = fused and divergence_target is None
+    chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, block, chunk, fused)
     logprobs, entropy, divergence, *extra = _TokenStatsFunction.apply(states, head.weight, head.bias, targets, chunks)
     divergence = None if divergence_target is None else divergence
     return TokenStats(logprobs, entropy if needs_entropy else None, divergence, *extra)
@@ -111,18 +121,22 @@ def compute_token_stats(
 
 @dataclass(frozen=True)
 class _ChunkedHead:
-    """Output head that is applied to one chunk of tokens at a time, and the settings of compute_token_stats."""
+    """Output head that is applied to one block of tokens at a time, and the settings of compute_token_stats."""
 
     head: LmHead
     temperature: float
     needs_entropy: bool
     divergence_target: DivergenceTarget | None
-    chunk_size: int  # tokens
+    block_size: int  # tokens
+    chunk_size: int
     fused: bool
 
-    def iterate_chunks(self, num_tokens: int) -> Iterator[slice]:
-        starts = range(0, num_tokens, self.chunk_size)
-        return (slice(start, min(start + self.chunk_size, num_tokens)) for start in starts)
+    def iterate_blocks(self, num_tokens: int) -> Iterator[slice]:
+        return split_range(0, num_tokens, self.block_size)
+
+    def iterate_chunks(self, block: slice, raw: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield each chunk of the block, and its part of the block's raw logits."""
+        return zip(split_range(block.start, block.stop, self.chunk_size), raw.split(self.chunk_size), strict=True)
 
     @property
     def transform(self) -> LogitTransform:
@@ -143,6 +157,21 @@ class _ChunkedHead:
                 frozen = self._compute_frozen_model_logprobs(model.output, chunk, logp)
                 yield weights.to(logp, non_blocking=True), frozen
 
+    def compute_divergence_gradient(
+        self, raw: Tensor, chunk: slice, normaliser: Tensor, grad: Tensor | None
+    ) -> Tensor | None:
+        """Return the gradient of the chunk's transformed logits [c, V] from the divergence, None without one.
+        raw: logits of the chunk. grad: gradient of the divergence of each token."""
+        if grad is None or self.divergence_target is None:
+            return None
+        result: Tensor | None = None
+        logp = self.transform(raw) - normaliser[chunk, None]
+        for weights, logq in self.iterate_frozen_models(chunk, logp):
+            part = self.divergence_target.divergence.gradient(logp, logq)
+            part.mul_((weights * grad[chunk])[:, None])
+            result = part if result is None else result.add_(part)
+        return result
+
     def _compute_frozen_model_logprobs(self, output: LmHeadInput | TopTokens, chunk: slice, logp: Tensor) -> Tensor:
         if isinstance(output, TopTokens):
             return spread_tail(logp, output.token_ids[chunk], output.logprobs[chunk].to(logp), output.tail[chunk])
@@ -154,6 +183,11 @@ class _ChunkedHead:
         tokens = (logp if target.selects_policy_tokens else logq).topk(min(target.top_k, logq.shape[1])).indices
         tail = logq.scatter(1, tokens, -math.inf).logsumexp(dim=-1)
         return spread_tail(logp, tokens, logq.gather(1, tokens), tail)
+
+
+def split_range(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Split a range into slices of at most `size`."""
+    return (slice(first, min(first + size, stop)) for first in range(start, stop, size))
 
 
 class LogitTransform(NamedTuple):
@@ -244,19 +278,21 @@ class _TokenStatsFunction(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normaliser, entropy, divergence = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
         extra = [torch.zeros_like(logprobs) for _ in range(3)] if target and target.with_statistics else []
-        saved_logits, compute_stats = None, chunks.fuse(compute_chunk_stats)
-        for chunk in chunks.iterate_chunks(num_tokens):
-            raw = compute_raw_logits(hidden[chunk], chunks.head)
-            normaliser[chunk], logprobs[chunk], entropy[chunk] = compute_stats(
-                raw, targets[chunk], chunks.transform, chunks.needs_entropy
-            )
-            if target is not None:
-                logp = chunks.transform(raw) - normaliser[chunk, None]
+        raw, compute_stats = None, chunks.fuse(compute_chunk_stats)
+        for block in chunks.iterate_blocks(num_tokens):
+            raw = compute_raw_logits(hidden[block], chunks.head)
+            for chunk, part in chunks.iterate_chunks(block, raw):
+                normaliser[chunk], logprobs[chunk], entropy[chunk] = compute_stats(
+                    part, targets[chunk], chunks.transform, chunks.needs_entropy
+                )
+                if target is None:
+                    continue
+                logp = chunks.transform(part) - normaliser[chunk, None]
                 for weights, logq in chunks.iterate_frozen_models(chunk, logp):
                     divergence[chunk] += weights * target.divergence.value(logp, logq)
                     for column, statistic in zip(extra, (kl, forward_kl, distribution_overlap), strict=False):
                         column[chunk] += weights * statistic(logp, logq)
-            saved_logits = raw if num_tokens <= chunks.chunk_size else None
+        saved_logits = raw if num_tokens <= chunks.block_size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, saved_logits)
@@ -273,38 +309,41 @@ class _TokenStatsFunction(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         grad_bias = hidden.new_zeros(weight.shape[0], dtype=normaliser.dtype) if ctx.needs_bias else None
-        for chunk in chunks.iterate_chunks(hidden.shape[0]):
-            raw = compute_raw_logits(hidden[chunk], chunks.head) if saved_logits is None else saved_logits
-            from_divergence = None
-            if grad_divergence is not None and chunks.divergence_target is not None:
-                logp = chunks.transform(raw) - normaliser[chunk, None]
-                for weights, logq in chunks.iterate_frozen_models(chunk, logp):
-                    part = chunks.divergence_target.divergence.gradient(logp, logq)
-                    part.mul_((weights * grad_divergence[chunk])[:, None])
-                    from_divergence = part if from_divergence is None else from_divergence.add_(part)
-            grad = compute_gradient(
-                raw,
-                targets[chunk],
-                chunks.transform,
-                normaliser[chunk],
-                entropy[chunk],
-                None if grad_logprobs is None else grad_logprobs[chunk],
-                None if grad_entropy is None else grad_entropy[chunk],
-                from_divergence,
-            )
+        for block in chunks.iterate_blocks(hidden.shape[0]):
+            raw = compute_raw_logits(hidden[block], chunks.head) if saved_logits is None else saved_logits
+            grad = raw
+            for chunk, part in chunks.iterate_chunks(block, raw):
+                part_grad = compute_gradient(
+                    part,
+                    targets[chunk],
+                    chunks.transform,
+                    normaliser[chunk],
+                    entropy[chunk],
+                    None if grad_logprobs is None else grad_logprobs[chunk],
+                    None if grad_entropy is None else grad_entropy[chunk],
+                    chunks.compute_divergence_gradient(part, chunk, normaliser, grad_divergence),
+                )
+                if chunk == block:
+                    grad = part_grad
+                else:  # replaces the logits, which nothing needs any more
+                    part.copy_(part_grad)
             if grad_bias is not None:
                 grad_bias[: grad.shape[1]] += grad.sum(dim=0, dtype=grad_bias.dtype)
-            grad_hidden[chunk] = linear(grad, weight[: grad.shape[1]].t())
+            grad_hidden[block] = linear(grad, weight[: grad.shape[1]].t())
             if ctx.needs_input_grad[1]:
-                part = compute_weight_grad(grad, hidden[chunk])
-                if grad_weight is None and part.shape == weight.shape:
-                    grad_weight = part.to(normaliser.dtype)
-                else:
-                    grad_weight = (
-                        torch.zeros_like(weight, dtype=normaliser.dtype) if grad_weight is None else grad_weight
-                    )
-                    grad_weight[: len(part)].add_(part)
+                grad_weight = _add_weight_grad(grad_weight, grad, hidden[block], weight)
         if grad_weight is None and ctx.needs_input_grad[1]:  # this rank has no tokens
-            grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype)
+            grad_weight = torch.zeros_like(weight)
         bias = None if grad_bias is None else grad_bias.to(weight.dtype)
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), bias, None, None
+
+
+def _add_weight_grad(total: Tensor | None, grad: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
+    """Add a block's gradient of the weight [V, H], in float32 if there are several. grad: of the raw logits."""
+    part = compute_weight_grad(grad, hidden)
+    if total is None and part.shape == weight.shape:
+        return part
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    total = torch.zeros_like(weight, dtype=dtype) if total is None else total.to(dtype)
+    total[: len(part)].add_(part)
+    return total

@@ -23,7 +23,7 @@ from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, PolicyOptimizerNam
 from alphaapollo.models.attention import find_unsupported_features
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_modules, get_attention_head_size
 from alphaapollo.models.flops import PEAK, FlopsEstimator
-from alphaapollo.models.lm_head import CHUNK_LOGITS
+from alphaapollo.models.lm_head import LOGIT_LIMITS
 from alphaapollo.models.load import load_config, load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes
@@ -221,7 +221,8 @@ def make_rank_model(
     weights = FLOAT32 * own + (width if adapters else FLOAT32) * -(-frozen // shards)
     layer = estimate_layer_bytes(model, rows, length)
     saved = rows * length * sizes.hidden_size * width if recomputes else layer  # with checkpointing: its input
-    logits = min(CHUNK_LOGITS[device], rows * length * (sizes.head_parameters // sizes.hidden_size))
+    logits = rows * length * (sizes.head_parameters // sizes.hidden_size)
+    block, chunk = (min(limit, logits) for limit in LOGIT_LIMITS[device])
     head_gradients = (FLOAT32 + width) * sizes.head_parameters * bool(logit_copies and not adapters)
     unit = sizes.layer_parameters - sizes.layer_expert_parameters + sizes.layer_expert_parameters // fsdp.ep_size
     return RankModel(
@@ -234,7 +235,7 @@ def make_rank_model(
         bool(adapters),
         sizes.num_layers * saved + estimate_image_bytes(model, rows * min(length, image_tokens_per_row)),
         layer * recomputes + layer // 3 + width * unit * (not adapters),
-        FLOAT32 * logit_copies * logits + head_gradients,
+        FLOAT32 * logit_copies * chunk + width * block * (device == "cpu") * bool(logit_copies) + head_gradients,
         steps_per_update,
     )
 

@@ -17,6 +17,7 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 
 BUCKET_BYTES = 1 << 30  # minimum size of a bucket; every bucket costs some 50 ms of calls
+FILE_BYTES = 1 << 26  # minimum size of a file in shared memory; a file is hashed while others are written
 
 Bucket = dict[str, torch.Tensor]
 
@@ -47,8 +48,8 @@ class SharedMemorySender:
         """Write (name, tensor) pairs to safetensors files in `folder` and return the digest of all tensors."""
         digests: list[Future[int]] = []
         with ThreadPoolExecutor(1) as pool:  # a bucket is hashed while it is written and the next one is gathered
-            for number, bucket in enumerate(make_buckets(tensors, self.dtype, torch.device("cpu"))):
-                wait(digests[-1:])
+            for number, bucket in enumerate(make_buckets(tensors, self.dtype, torch.device("cpu"), FILE_BYTES)):
+                wait(digests[:-1])  # so that few buckets are in memory
                 digests.append(pool.submit(compute_joint_digest, bucket.values()))
                 write_safetensors(bucket, folder / f"{number:05d}.safetensors")
         return sum(digest.result() for digest in digests)
@@ -106,14 +107,17 @@ def read_safetensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def make_buckets(
-    tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device | None = None
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    min_bytes: int | None = None,
 ) -> Iterator[Bucket]:
     """Yield buckets with the tensors cast to `dtype`, contiguous, on `device` (None: unchanged). A bucket ends with the
-    tensor that reaches its size. All ranks that iterate the same tensors get the same buckets."""
+    tensor that reaches `min_bytes` (None: BUCKET_BYTES). All ranks that iterate the same tensors get the same buckets."""
     bucket: Bucket = {}
     for name, tensor in tensors:
         bucket[name] = tensor.detach().to(device or tensor.device, dtype).contiguous()
-        if count_bytes(bucket) >= BUCKET_BYTES:
+        if count_bytes(bucket) >= (min_bytes or BUCKET_BYTES):
             HEARTBEAT.tick()
             yield bucket
             bucket = {}

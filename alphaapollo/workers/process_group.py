@@ -13,6 +13,7 @@ import torch.utils.deterministic
 from alphaapollo.config.schema import Fsdp
 from alphaapollo.models.micro_batch import SequenceGroup, create_sequence_groups
 from alphaapollo.models.sharding import ModelMesh, join_process_group, make_mesh
+from alphaapollo.processes.allocator import keep_freed_memory
 
 WITHOUT_REPLICAS = Fsdp()
 NO_RENDEZVOUS = ""  # init_method if there is a single rank
@@ -40,7 +41,9 @@ def initialize_rank(
     parallelism), and its data-parallel group, which has one rank of each sequence-parallel group (None: all ranks).
     """
     torch.set_num_threads(placement.num_threads)  # Ray starts its processes with one thread
-    if placement.device == "cuda":
+    if placement.device == "cpu":
+        keep_freed_memory()
+    else:
         torch.cuda.set_device(placement.rank % torch.cuda.device_count())  # a Ray actor sees its own GPU only
         if fsdp.full_determinism:
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from alphaapollo.batching.batch import RankBatch
 from alphaapollo.models.cpu_linear import compute_weight_grad, linear
-from alphaapollo.models.lm_head import CHUNK_LOGITS
+from alphaapollo.models.lm_head import LOGIT_LIMITS
 
 SHOWN = 18  # operations of a profile
 
@@ -24,15 +24,16 @@ class Product(NamedTuple):
     inputs: int
     outputs: int
     is_head: bool = False
+    recomputes: bool = False  # the backward pass repeats the product of the forward pass
 
 
 def count_update_products(model: nn.Module, batch: RankBatch) -> Counter[Product]:
     """Count the linear layers of one update by shape: those of the decoder for each micro-batch, and the output head
-    for each chunk of response tokens. A shared prompt counts once in a micro-batch."""
+    for each block of response tokens. A shared prompt counts once in a micro-batch."""
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
     vocab_size, hidden_size = head.weight.shape
-    size = max(1, CHUNK_LOGITS["cpu"] // vocab_size)
+    size = max(1, LOGIT_LIMITS["cpu"].block // vocab_size)
     counts: Counter[Product] = Counter()
     for micro in (micro for mini_batch in batch.mini_batches for micro in mini_batch.micro_batches):
         rows = batch.rows.select(micro)
@@ -44,13 +45,12 @@ def count_update_products(model: nn.Module, batch: RankBatch) -> Counter[Product
             counts[Product(tokens, layer.in_features, layer.out_features)] += 1
         responses = int(rows.response_lengths.sum())
         for chunk in [size] * (responses // size) + [responses % size] * bool(responses % size):
-            counts[Product(chunk, hidden_size, vocab_size, True)] += 1
+            counts[Product(chunk, hidden_size, vocab_size, True, responses > size)] += 1
     return counts
 
 
 class MatrixProducts:
-    """Forward and backward products of these layers: three for each, and a fourth for the head, whose logits are
-    computed twice."""
+    """Forward and backward products of these layers: three for each, and a fourth where logits are computed twice."""
 
     def __init__(self, counts: Counter[Product], dtype: torch.dtype):
         self.counts, self.dtype = counts, dtype
@@ -58,17 +58,17 @@ class MatrixProducts:
 
     def compute(self) -> None:
         for product, count in self.counts.items():
-            tokens, inputs, outputs, is_head = product
+            tokens, inputs, outputs, _, recomputes = product
             x, weight, grad = (self._get(*shape) for shape in ((tokens, inputs), (outputs, inputs), (tokens, outputs)))
             for _ in range(count):
-                for _ in range(1 + is_head):
+                for _ in range(1 + recomputes):
                     linear(x, weight)
                 linear(grad, weight.t())
                 compute_weight_grad(grad, x)
 
     def describe(self, processor_seconds: float) -> dict[str, float]:
         """Return FLOPs, the head's share of them, and FLOP/s per second of processor time."""
-        flops = {product: 2 * (3 + product.is_head) * product.tokens * product.inputs * product.outputs * count
+        flops = {product: 2 * (3 + product.recomputes) * product.tokens * product.inputs * product.outputs * count
                  for product, count in self.counts.items()}  # fmt: skip
         total = sum(flops.values())
         head = sum(value for product, value in flops.items() if product.is_head)

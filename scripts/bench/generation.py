@@ -2,6 +2,7 @@
 
     .venv/bin/python scripts/bench/generation.py --size 3M
     .venv/bin/python scripts/bench/generation.py --engine vllm sglang
+    .venv/bin/python scripts/bench/generation.py --model DIR --dtype bfloat16 --num-prompts 16 --group 8
 
 Both sides use the same engine with the same threads and alternate over several rounds. Bare: all requests at once,
 open-loop. Ours: requests go through rendering, episodes, decoding and grading to TrajectoryGroups. The last lines are
@@ -27,7 +28,7 @@ from alphaapollo.data.prompts import load_prompts  # noqa: E402
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig  # noqa: E402
 from alphaapollo.types import GroupRequest, Sampling  # noqa: E402
 from alphaapollo.utils.seeds import derive_seed  # noqa: E402
-from scripts.bench._task import SIZES, machine, make_model, make_prompts, make_reward  # noqa: E402
+from scripts.bench._task import SIZES, count_parameters, machine, make_model, make_prompts, make_reward  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"
 
@@ -49,14 +50,14 @@ async def ours(worker: RolloutWorker, requests: list[GroupRequest]) -> int:
 
 
 async def measure(args: argparse.Namespace, engine: str) -> dict[str, object]:
-    folder = FOLDER / args.size
-    parameters = make_model(folder, SIZES[args.size])
+    folder = args.model or FOLDER / args.size
+    parameters = count_parameters(folder) if args.model else make_model(folder, SIZES[args.size])
     make_prompts(FOLDER / "prompts.parquet", args.num_prompts)
     setup = RolloutWorkerConfig(
-        model=Model(path=str(folder)),
+        model=Model(path=str(folder), dtype=args.dtype),
         rollout=Rollout(
             name=engine,
-            dtype="float32",
+            dtype=args.dtype,
             max_num_seqs=args.num_prompts * args.group,
             enforce_eager=True,
             cpu_threads=args.threads,
@@ -89,7 +90,8 @@ async def measure(args: argparse.Namespace, engine: str) -> dict[str, object]:
     return {
         "benchmark": "generation",
         "engine": engine,
-        "size": args.size,
+        "model": str(args.model or args.size),
+        "dtype": args.dtype,
         "parameters": parameters,
         "ratio": round(statistics.median(ratios), 3),
         "tokens_per_second": {side: round(statistics.median(values)) for side, values in speeds.items()},
@@ -102,6 +104,8 @@ async def measure(args: argparse.Namespace, engine: str) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="3M")
+    parser.add_argument("--model", type=Path, help="folder of a model, instead of --size")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--group", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=42)

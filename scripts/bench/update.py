@@ -38,7 +38,8 @@ from alphaapollo.batching.batch import Columns, RankBatch  # noqa: E402
 from alphaapollo.batching.packing import build_batch_layout  # noqa: E402
 from alphaapollo.batching.shared_prompts import find_shared_prompts  # noqa: E402
 from alphaapollo.config.resolve import resolve_model  # noqa: E402
-from alphaapollo.config.schema import Actor, Model, Optimizer, Reference  # noqa: E402
+from alphaapollo.config.schema import Actor, Model, Reference  # noqa: E402
+from alphaapollo.config.schema.algorithm import PolicyOptimizer  # noqa: E402
 from alphaapollo.types import Row  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement  # noqa: E402
@@ -47,7 +48,7 @@ from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"
 GROUP = 8
-OPTIMIZER = Optimizer(lr=1e-6, weight_decay=0.0)
+OPTIMIZER = PolicyOptimizer(lr=1e-6, weight_decay=0.0)
 
 
 def make_rows(count: int, longest: int, vocab_size: int) -> list[Row]:

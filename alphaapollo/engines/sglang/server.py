@@ -33,6 +33,7 @@ from alphaapollo.engines.sglang.settings import (
     build_server_arguments,
     make_sampling_params,
 )
+from alphaapollo.processes.allocator import keep_freed_memory
 from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.utils.imports import pause_gc
@@ -241,6 +242,7 @@ async def run_server(fd: int) -> None:
 def main(fd: int) -> None:
     """Import SGLang, and serve the engine to the owner, at the other end of the socket `fd`."""
     set_up_engine_process()
+    keep_freed_memory()
     signal.signal(signal.SIGQUIT, ignore_signal)
     sys.modules["sgl_kernel"] = cpu_kernels  # the package has no build for a CPU
     OPERATORS.append(cpu_kernels.register_operators())

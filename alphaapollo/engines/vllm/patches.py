@@ -3,6 +3,7 @@
 record_digest_before_packing CPU: record the digest of each weight when vLLM packs it for its kernel
 repack_experts_on_each_load  CPU: pack expert weights again after each weight sync
 pad_single_row               CPU: results of a sequence do not depend on the batch size
+use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
 return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
 """
 
@@ -33,6 +34,7 @@ def patch_vllm() -> None:
     if current_platform.is_cpu():
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
+        use_fused_kernels()
         process = UnquantizedFusedMoEMethod.process_weights_after_loading
         UnquantizedFusedMoEMethod.process_weights_after_loading = repack_experts_on_each_load(process)
         utils.dispatch_cpu_unquantized_gemm = record_digest_before_packing(utils.dispatch_cpu_unquantized_gemm)
@@ -90,6 +92,32 @@ def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.T
         return linear(hidden, weight, bias)
 
     return compute_single_row_as_two
+
+
+def use_fused_kernels() -> None:
+    """Compute RMS norms and SwiGLU with vLLM's CPU kernels instead of several operations of torch each. For a model of
+    135M parameters, those took a fifth of the time of a decoding step of 128 sequences."""
+    from vllm import _custom_ops as ops
+    from vllm.model_executor.layers.activation import SiluAndMul
+    from vllm.model_executor.layers.layernorm import RMSNorm
+
+    def normalize(self: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
+        if not self.has_weight or self.variance_size_override is not None or self.weight.dtype != x.dtype:
+            return self.forward_native(x, residual)
+        x, weight = x.contiguous(), self.weight.data
+        if residual is not None:
+            ops.fused_add_rms_norm(x, residual, weight, self.variance_epsilon)  # in place
+            return x, residual
+        normalized = torch.empty_like(x)
+        ops.rms_norm(normalized, x, weight, self.variance_epsilon)
+        return normalized
+
+    def activate(self: Any, x: torch.Tensor) -> torch.Tensor:
+        product = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+        torch.ops._C.silu_and_mul(product, x.contiguous())
+        return product
+
+    RMSNorm.forward_cpu, SiluAndMul.forward_cpu = normalize, activate
 
 
 def return_untruncated_logprobs(forward: Callable[..., Any]) -> Callable[..., object]:

@@ -17,6 +17,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 from alphaapollo.engines.process import set_up_engine_process
+from alphaapollo.processes.allocator import keep_freed_memory
 
 PRELOAD_MODULE = "alphaapollo.engines.vllm.preload"
 CORE_MODULES = (  # modules that an engine core imports
@@ -37,6 +38,7 @@ class EngineProcess(ForkServerProcess):
 
     def run(self) -> None:
         os.environ.update(self._environment)
+        keep_freed_memory()
         set_up_engine_process()
         from tqdm import tqdm  # type: ignore[import-untyped]
         from vllm.v1.executor import multiproc_executor

@@ -13,6 +13,7 @@ from alphaapollo.models.lm_head import (
     DivergenceTarget,
     LmHead,
     LmHeadInput,
+    LogitLimits,
     TopTokens,
     WeightedModel,
     compute_token_stats,
@@ -20,13 +21,14 @@ from alphaapollo.models.lm_head import (
 from tests.unit.plain import entropy, jsd, kl_full
 
 NUM_TOKENS, VOCABULARY, HIDDEN = 7, 11, 5
+LIMITS = [LogitLimits(block * VOCABULARY, chunk * VOCABULARY) for block, chunk in [(2, 2), (4, 2), (100, 100)]]
 
 
 def every_divergence(test: Callable[..., None]) -> Callable[..., None]:
-    """In one chunk of tokens, and in several."""
+    """In one block of tokens, and in several."""
     kinds = [REVERSE, Divergence("forward"), Divergence("jsd", 0.2)]
     test = pytest.mark.parametrize("divergence", kinds, ids=lambda one: one.kind)(test)
-    return pytest.mark.parametrize("chunk_logits", [2 * VOCABULARY, 100 * VOCABULARY])(test)
+    return pytest.mark.parametrize("limits", LIMITS)(test)
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
@@ -46,9 +48,9 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor, leaves: tuple[torch
     torch.testing.assert_close(*(torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses))
 
 
-@pytest.mark.parametrize("chunk_logits", [2 * VOCABULARY, 100 * VOCABULARY])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_rows_that_are_padding_have_no_probability_and_no_gradient(chunk_logits: int, softcap: float | None):
+def test_rows_that_are_padding_have_no_probability_and_no_gradient(limits: LogitLimits, softcap: float | None):
     hidden, weight, bias, targets, ref_states, ref_weight = inputs()
     targets = targets % 8
     results = []
@@ -60,15 +62,15 @@ def test_rows_that_are_padding_have_no_probability_and_no_gradient(chunk_logits:
         if size is None:
             heads = [replace(head, num_tokens=8) for head in heads]
         target = DivergenceTarget(LmHeadInput(ref_states, heads[1]), REVERSE)
-        stats = compute_token_stats(LmHeadInput(hidden, heads[0]), targets, 0.7, True, target, chunk_logits)
+        stats = compute_token_stats(LmHeadInput(hidden, heads[0]), targets, 0.7, True, target, limits)
         results.append(torch.cat([stats.logprobs, stats.entropy, stats.divergence]))
     assert_same(results[1], results[0], (hidden, weight, bias))
     assert not torch.autograd.grad(results[1].sum(), weight)[0][8:].any()
 
 
-@pytest.mark.parametrize("chunk_logits", [1, 2 * VOCABULARY, 100 * VOCABULARY])
+@pytest.mark.parametrize("limits", [LogitLimits(1, 1), *LIMITS])
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (1.3, 2.0)])
-def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: float, softcap: float | None):
+def test_values_and_gradients_equal_plain_autograd(limits: LogitLimits, scale: float, softcap: float | None):
     hidden, weight, bias, targets, ref_states, ref_weight = inputs()
     logits = scale * (hidden @ weight.T + bias)
     logits = (softcap * torch.tanh(logits / softcap) if softcap else logits) / 0.7
@@ -80,7 +82,7 @@ def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: flo
         0.7,
         needs_entropy=True,
         divergence_target=DivergenceTarget(LmHeadInput(ref_states, LmHead(ref_weight)), REVERSE),
-        chunk_logits=chunk_logits,
+        limits=limits,
     )
     assert stats.entropy is not None and stats.divergence is not None
     torch.testing.assert_close(stats[:3], (logp, entropy(logits), kl))
@@ -89,7 +91,7 @@ def test_values_and_gradients_equal_plain_autograd(chunk_logits: int, scale: flo
 
 
 @every_divergence
-def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence, chunk_logits: int):
+def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence, limits: LogitLimits):
     hidden, weight, bias, targets, other_states, other_weight = inputs()
     logits, other_logits = (hidden @ weight.T + bias) / 0.7, other_states @ other_weight.T / 0.7
     reverse, forward = kl_full(logits, other_logits), kl_full(other_logits, logits)
@@ -97,7 +99,7 @@ def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence,
 
     other = DivergenceTarget(LmHeadInput(other_states, LmHead(other_weight)), divergence, with_statistics=True)
     policy = LmHeadInput(hidden, LmHead(weight, bias))
-    stats = compute_token_stats(policy, targets, 0.7, divergence_target=other, chunk_logits=chunk_logits)
+    stats = compute_token_stats(policy, targets, 0.7, divergence_target=other, limits=limits)
     assert stats.divergence is not None and stats.agreement is not None and not stats.agreement.requires_grad
     assert_same(stats.divergence, own, (hidden, weight, bias))
     torch.testing.assert_close(stats.reverse_kl, reverse.detach())
@@ -107,7 +109,7 @@ def test_divergences_and_statistics_equal_plain_autograd(divergence: Divergence,
 
 
 @every_divergence
-def test_weighted_models_over_top_tokens_equal_plain_autograd(divergence: Divergence, chunk_logits: int):
+def test_weighted_models_over_top_tokens_equal_plain_autograd(divergence: Divergence, limits: LogitLimits):
     """Two models, of which one gives only its top tokens; the plain reference compares k + 1 outcomes."""
     k = 3
     hidden, weight, bias, targets, other_states, other_weight = inputs()
@@ -137,7 +139,7 @@ def test_weighted_models_over_top_tokens_equal_plain_autograd(divergence: Diverg
 
     target = DivergenceTarget(models, divergence, top_k=k)
     policy = LmHeadInput(hidden, LmHead(weight, bias))
-    stats = compute_token_stats(policy, targets, 0.7, divergence_target=target, chunk_logits=chunk_logits)
+    stats = compute_token_stats(policy, targets, 0.7, divergence_target=target, limits=limits)
     assert stats.divergence is not None
     assert_same(stats.divergence, own, (hidden, weight, bias))
 
@@ -167,14 +169,30 @@ def test_only_a_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(head_module, "linear", recording)
     hidden, weight, _, targets, *_ = inputs(torch.float32)
-    stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=3 * VOCABULARY)
+    stats = compute_token_stats(
+        LmHeadInput(hidden, LmHead(weight)), targets, 1.0, limits=LogitLimits(3 * VOCABULARY, 3 * VOCABULARY)
+    )
     stats.logprobs.sum().backward()
     assert sizes == [3, 3, 1, 3, 3, 1]  # forward, and again backward
 
 
+def test_logits_of_a_single_block_are_computed_once_and_replaced_by_their_gradient():
+    """A graph can be used once then, as in training."""
+    results = []
+    for limits in (LogitLimits(100 * VOCABULARY, 2 * VOCABULARY), LogitLimits(2 * VOCABULARY, 2 * VOCABULARY)):
+        hidden, weight, bias, targets, *_ = inputs()
+        head = LmHeadInput(hidden, LmHead(weight, bias, softcap=2.0))
+        stats = compute_token_stats(head, targets, 0.7, needs_entropy=True, limits=limits)
+        assert stats.entropy is not None
+        results.append(torch.autograd.grad((stats.logprobs + stats.entropy).square().sum(), (hidden, weight, bias)))
+    torch.testing.assert_close(*results)
+
+
 def test_bfloat16_head_computes_in_float32():
     hidden, weight, _, targets, *_ = inputs(torch.bfloat16)
-    stats = compute_token_stats(LmHeadInput(hidden, LmHead(weight)), targets, 1.0, chunk_logits=2 * VOCABULARY)
+    stats = compute_token_stats(
+        LmHeadInput(hidden, LmHead(weight)), targets, 1.0, limits=LogitLimits(2 * VOCABULARY, 2 * VOCABULARY)
+    )
     assert stats.logprobs.dtype is torch.float32
     stats.logprobs.sum().backward()
     assert weight.grad is not None and weight.grad.dtype is torch.bfloat16
@@ -196,7 +214,9 @@ def test_the_fused_head_equals_the_separate_operations(
     for fused in (False, True):
         hidden, weight, bias, targets, *_ = inputs()
         head = LmHeadInput(hidden, LmHead(weight, bias, scale, softcap))
-        stats = compute_token_stats(head, targets, 0.7, needs_entropy=True, chunk_logits=2 * VOCABULARY, fused=fused)
+        stats = compute_token_stats(
+            head, targets, 0.7, needs_entropy=True, limits=LogitLimits(2 * VOCABULARY, 2 * VOCABULARY), fused=fused
+        )
         loss = (torch.linspace(-1, 1, NUM_TOKENS) * (stats.logprobs + 0.3 * stats.entropy)).sum()
         results.append((stats.logprobs, stats.entropy, *torch.autograd.grad(loss, (hidden, weight, bias))))
     assert traced == ["compute_chunk_stats", "compute_logit_gradient"]

@@ -27,7 +27,7 @@ def test_sent_tensors_have_the_engines_dtype_and_match_the_digest(
     tmp_path, monkeypatch, dtype: torch.dtype, num_buckets: int
 ):
     """In float32 the buckets have 96 + 32, and 60 bytes. Only one version exists, and none after its release."""
-    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 100)
+    monkeypatch.setattr(shared_memory, "FILE_BYTES", 100)
     sender = SharedMemorySender(tmp_path / "w", dtype)
     sender.send(tensors().items(), version=6)
     update = sender.send(tensors().items(), version=7)
