@@ -10,6 +10,7 @@ import pytest
 
 from alphaapollo.config.schema import Config, Data, Env, GenerationConfig, Model
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.input_checks import (
     collect_environment_notices,
@@ -38,6 +39,9 @@ def test_paths_that_workers_read_and_that_exist_here(tmp_path: Path, monkeypatch
     )
     paths = {"actor_rollout_ref.model.path": str(tmp_path / "model"), "custom_reward_function.path": "reward.py"}
     assert find_local_paths(config) == paths
+    config.actor_rollout_ref.rollout.name = "sglang"
+    python = {"actor_rollout_ref.rollout.name": str(find_python())}  # may be missing here
+    assert find_local_paths(config) == paths | python
 
 
 def test_tools_with_unseen_results_are_reported() -> None:
