@@ -73,7 +73,8 @@ def test_score_equals_model_logprobs(session: Session) -> None:
 
 def test_samples_share_prompt_prefill(session: Session) -> None:
     prompt = [random.Random(0).randrange(272) for _ in range(110)]
-    answers = session.generate(*((prompt, Sampling(4, seed=seed)) for seed in range(16)))
+    first = session.generate((prompt, Sampling(4, seed=0))) if session.name == "sglang" else []  # else one step has all
+    answers = first + session.generate(*((prompt, Sampling(4, seed=seed)) for seed in range(len(first), 16)))
     hits = [answer.num_cached_tokens for answer in answers]
     shared = 96 if session.name == "vllm" else 109  # whole blocks of 32, or tokens
     assert sum(hit == shared for hit in hits) >= 15, hits  # only the first computes them

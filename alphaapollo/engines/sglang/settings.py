@@ -77,7 +77,6 @@ def build_server_arguments(spec: EngineSpec, kv_token_bytes: int) -> dict[str, A
         "max_prefill_tokens": max(rollout.max_num_batched_tokens, spec.max_model_len),
         "chunked_prefill_size": -1,
         "disable_radix_cache": not rollout.enable_prefix_caching,
-        "schedule_policy": "lpm",  # the first sample of a prompt is computed before the others, which share its prefix
         "custom_weight_loader": [WEIGHT_LOADER],
         "weight_version": "0",
         "random_seed": 0,  # every request has its own seed
