@@ -183,13 +183,16 @@ class ValSampling(Section):
 
 
 EngineArguments = dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]]
-ENGINE_NAMES = ("/actor_rollout_ref.rollout.name", "/rollout.name")  # a command has one of them
 
 
 class EngineKwargs(Section):
-    vllm: Annotated[EngineArguments, *(ActiveWhen(key, "vllm") for key in ENGINE_NAMES)] = {}
+    vllm: Annotated[
+        EngineArguments, ActiveWhen("/actor_rollout_ref.rollout.name", "vllm"), ActiveWhen("/rollout.name", "vllm")
+    ] = {}
     """Further arguments of vLLM's engine (EngineArgs) by name, e.g. {max_cudagraph_capture_size: 64}."""
-    sglang: Annotated[EngineArguments, *(ActiveWhen(key, "sglang") for key in ENGINE_NAMES)] = {}
+    sglang: Annotated[
+        EngineArguments, ActiveWhen("/actor_rollout_ref.rollout.name", "sglang"), ActiveWhen("/rollout.name", "sglang")
+    ] = {}
     """Further arguments of SGLang's engine (ServerArgs) by name, e.g. {schedule_policy: fcfs}."""
 
 

@@ -41,7 +41,8 @@ def patch_sglang(excluded_ids: Sequence[int], serves_adapters: bool) -> None:
         LoRAManager.load_lora_weights = record_digest(LoRAManager.load_lora_weights)
         for name in ("tensor", "empty", "zeros", "arange"):
             setattr(torch, name, ignore_pinning(getattr(torch, name)))
-        torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign, assignment]
+        tensor_class: Any = torch.Tensor
+        tensor_class.pin_memory = lambda tensor, *_: tensor
     if excluded_ids:
         LogitsProcessor._get_logits = exclude_tokens(LogitsProcessor._get_logits, excluded_ids)
 

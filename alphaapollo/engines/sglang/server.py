@@ -38,7 +38,7 @@ from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.utils.imports import pause_gc
 
-OPERATORS = []  # libraries of torch operators, which exist as long as they are referenced
+OPERATORS: list[object] = []  # libraries of torch operators, which exist as long as they are referenced
 
 
 class SglangEngine(Engine):

@@ -62,7 +62,7 @@ def build_server_arguments(spec: EngineSpec, kv_token_bytes: int) -> dict[str, A
             f"sequence has up to {context}. Set {kv_token_bytes * context / 2**30:.2g} or more."
         )
     tokenizer = spec.tokenizer_path if rollout.stop_strings else ""
-    arguments = {
+    arguments: dict[str, Any] = {
         "model_path": spec.model_path,
         "trust_remote_code": spec.trust_remote_code,
         "tokenizer_path": tokenizer or None,
