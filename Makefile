@@ -26,6 +26,9 @@ setup: ## install the runtime requirements into .venv
 setup-suites: ## install the runtime requirements, and lm-eval and inspect-ai into .venv/suites
 	@scripts/setup.sh suites
 
+setup-sglang: ## install the runtime requirements, and SGLang into .venv/sglang (without a GPU)
+	@scripts/setup.sh sglang
+
 setup-dev: ## install the runtime, test and check requirements into .venv
 	@scripts/setup.sh dev
 
@@ -77,4 +80,4 @@ clean: ## remove .venv, builds and caches (outputs/ stays)
 	@rm -rf .venv dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -not -path './outputs/*' -prune -exec rm -rf {} +
 
-.PHONY: help quickstart demo setup setup-suites setup-dev test test-all test-gpu check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean
+.PHONY: help quickstart demo setup setup-suites setup-sglang setup-dev test test-all test-gpu check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean

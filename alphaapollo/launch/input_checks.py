@@ -29,6 +29,7 @@ from alphaapollo.data.images import collect_images, list_unused_mark_notices, lo
 from alphaapollo.data.prompts import apply_length_limit, load_prompts, prepare_texts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
@@ -65,11 +66,12 @@ def explain_missing_cluster(config: Config | TuningConfig) -> str:
 
 
 def find_local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[str, str]:
-    """Return {configuration key: path} of the local files and folders that every node needs, because workers read them.
+    """Return {configuration key: path} of the local files and folders that every node needs, because workers use them.
     Data files are left out, because only the driver reads them."""
     values = flatten_maps(config.model_dump(exclude={"data", "trainer"}))
+    engines = [key for key, value in values.items() if key.endswith("rollout.name") and value == "sglang"]
     texts = ((key, one) for key, value in values.items() for one in (value if isinstance(value, list) else [value]))
-    return {
+    return dict.fromkeys(engines, str(find_python())) | {
         key: one
         for key, one in texts
         if isinstance(one, str) and ("/" in one or one.endswith(".py")) and Path(one).exists()

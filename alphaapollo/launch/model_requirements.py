@@ -17,7 +17,8 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.data.images import reads_images
-from alphaapollo.engines.vllm.settings import WITHOUT_MIXED_WINDOWS, find_reserved_argument
+from alphaapollo.engines.sglang import settings as sglang
+from alphaapollo.engines.vllm import settings as vllm
 from alphaapollo.models.load import (
     LIGER_ARCHITECTURES,
     check_layers,
@@ -85,9 +86,20 @@ def full_weights(use: ModelUse, case: Case) -> Any:
     return not (use.engine and use.engine.name == "vllm" and not use.fsdp) and find_quantization(use.config)
 
 
-@model_requirement("{use.engine_section}.engine_kwargs.vllm.{}", "other keys set it", "Remove it")
-def arguments_of_vllm(use: ModelUse, case: Case) -> Any:
-    return use.engine and use.engine.name == "vllm" and find_reserved_argument(use.engine)
+@model_requirement("{use.engine_section}.engine_kwargs.{}", "other keys set it", "Remove it")
+def arguments_of_engines(use: ModelUse, case: Case) -> Any:
+    if use.engine is None or not use.engine.has_engine_process:
+        return None
+    name, reserved = use.engine.name, (sglang if use.engine.name == "sglang" else vllm).RESERVED_ARGUMENTS
+    return next((f"{name}.{key}" for key in getattr(use.engine.engine_kwargs, name) if key in reserved), "")
+
+
+@model_requirement(
+    "{use.engine_section}.name=sglang", "there is no environment with SGLang: {}", "Run `make setup-sglang`"
+)
+def environment_of_sglang(use: ModelUse, case: Case) -> Any:
+    python = sglang.find_python()
+    return use.engine and use.engine.name == "sglang" and not python.is_file() and python
 
 
 @model_requirement("text generation", "{use} is a {}, not a causal language model", "Use the model before it")
@@ -111,10 +123,10 @@ def images_of_policy(use: ModelUse, case: Case) -> Any:
 
 
 @model_requirement(
-    "{use.engine_section}.name=hf", "{use} is a vision-language model", "Set {use.engine_section}.name=vllm"
+    "{use.engine_section}.name={}", "{use} is a vision-language model", "Set {use.engine_section}.name=vllm"
 )
 def engine_with_vision(use: ModelUse, case: Case) -> Any:
-    return use.engine and use.engine.name == "hf" and reads_images(use.config)
+    return use.engine and use.engine.name in ("hf", "sglang") and reads_images(use.config) and use.engine.name
 
 
 @model_requirement(
@@ -123,12 +135,16 @@ def engine_with_vision(use: ModelUse, case: Case) -> Any:
     "Lower one of the two keys",
 )
 def context_length(use: ModelUse, case: Case) -> Any:
-    if use.lengths is None or use.engine is None or use.engine.name != "vllm":
+    if use.lengths is None or use.engine is None or not use.engine.has_engine_process:
         return None
     text = use.config.get_text_config()
     scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "dynamic")
     limits = {"a context length of {} tokens": None if scaled else getattr(text, "max_position_embeddings", None)}
-    if text.model_type in WITHOUT_MIXED_WINDOWS and "full_attention" in text.layer_types:
+    if (
+        use.engine.name == "vllm"
+        and text.model_type in vllm.WITHOUT_MIXED_WINDOWS
+        and "full_attention" in text.layer_types
+    ):
         limits["layers with a sliding window of {} tokens, which vLLM does not support"] = text.sliding_window
     return next((name.format(n) for name, n in limits.items() if n is not None and use.lengths.max_length > n), "")
 

@@ -71,7 +71,7 @@ def _compute_threads_from_cores(config: Config | TuningConfig, machine: Machine)
     rollout = config.actor_rollout_ref.rollout
     rollout = rollout.model_copy(update={"num_engines": count_engines(rollout, "cpu", trainer.num_ranks)})
     threads = {TRAINER: choose_threads_per_rank(config.trainer, rollout, machine)}
-    if rollout.name != "vllm":
+    if not rollout.has_engine_process:
         return threads
     has_own_cores = config.trainer.async_mode == "separate"
     return {ENGINE: count_engine_threads(rollout, machine.num_cores, trainer.nnodes, has_own_cores)} | threads

@@ -223,7 +223,7 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
     """Add the engines to the phases of a rank (on a CPU: of a machine), and choose the size of their KV cache."""
     rollout, capacity, phases = config.actor_rollout_ref.rollout, plan.capacity, plan.phases
     engine, token_bytes = _estimate_engine(config, device), count_kv_token_bytes(config)
-    row, is_vllm = config.data.max_length * token_bytes, rollout.name == "vllm"
+    row, has_process = config.data.max_length * token_bytes, rollout.has_engine_process
     if device == "cpu":
         share, cache = 0.0, int(rollout.kv_cache_gib * GIB)
         key, needs = f"kv_cache_gib={rollout.kv_cache_gib:g}", ""
@@ -233,7 +233,7 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
         key = f"gpu_memory_utilization={share:g} of {plan.device_name}"
         needs = f"{engine['engine weights'] / GIB:.1f} GiB for its weights and "
     plan = replace(plan, engine_share=share)
-    if is_vllm:
+    if has_process:
         engine["kv cache"] = max(0, cache)
         if (capacity or device == "cpu") and row > cache + engine["engine buffers"]:  # buffers are an estimate
             needs += f"{row / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
@@ -242,10 +242,10 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
             plan = replace(plan, spare_kv_cache=max(0, cache - row))
     plan = replace(plan, kv_cache_tokens=engine["kv cache"] // token_bytes)
     if device == "cpu":
-        count, processes = rollout.num_engines or 1, (3 if is_vllm else 1) * (config.trainer.controller == "ray")
+        count, processes = rollout.num_engines or 1, (3 if has_process else 1) * (config.trainer.controller == "ray")
         engines = _multiply(engine + Usage(runtime=processes * PROCESS["cpu"]), count)
         return replace(plan, phases={name: usage + engines for name, usage in phases.items()})
-    asleep = Usage({"engine buffers": SLEEPING_ENGINE * is_vllm})
+    asleep = Usage({"engine buffers": SLEEPING_ENGINE * has_process})
     if not rollout.colocate:
         apart = {name: usage for name, usage in phases.items() if name != "generate"}
         return replace(plan, phases=apart | {"generate (an engine's GPU)": engine + asleep})

@@ -1,11 +1,12 @@
-"""Compare tokens per second of the rollout loop with bare vLLM on the same requests.
+"""Compare tokens per second of the rollout loop with a bare engine on the same requests.
 
     .venv/bin/python scripts/bench/generation.py --size 3M
+    .venv/bin/python scripts/bench/generation.py --engine vllm sglang
     .venv/bin/python scripts/bench/generation.py --model DIR --dtype bfloat16 --num-prompts 16 --group 8
 
-Both sides use the same AsyncLLM with the same threads in one process and alternate over several rounds. Bare: all
-requests at once, open-loop. Ours: requests go through rendering, episodes, decoding and grading to TrajectoryGroups.
-The last line is a JSON object; `ratio` is our tokens/s over those of bare vLLM, the median of the rounds.
+Both sides use the same engine with the same threads and alternate over several rounds. Bare: all requests at once,
+open-loop. Ours: requests go through rendering, episodes, decoding and grading to TrajectoryGroups. The last lines are
+JSON objects, one per engine; `ratio` is our tokens/s over those of the bare engine, the median of the rounds.
 """
 
 from __future__ import annotations
@@ -48,13 +49,19 @@ async def ours(worker: RolloutWorker, requests: list[GroupRequest]) -> int:
     return sum(trajectory.num_tokens for group in groups for trajectory in group.trajectories)
 
 
-async def measure(args: argparse.Namespace) -> dict[str, object]:
+async def measure(args: argparse.Namespace, engine: str) -> dict[str, object]:
     folder = args.model or FOLDER / args.size
     parameters = count_parameters(folder) if args.model else make_model(folder, SIZES[args.size])
     make_prompts(FOLDER / "prompts.parquet", args.num_prompts)
     setup = RolloutWorkerConfig(
         model=Model(path=str(folder), dtype=args.dtype),
-        rollout=Rollout(max_num_seqs=args.num_prompts * args.group, enforce_eager=True, cpu_threads=args.threads),
+        rollout=Rollout(
+            name=engine,
+            dtype=args.dtype,
+            max_num_seqs=args.num_prompts * args.group,
+            enforce_eager=True,
+            cpu_threads=args.threads,
+        ),
         env=Env(),
         data=Data(max_prompt_length=64, max_response_length=args.max_tokens),
         reward=Reward(),
@@ -82,6 +89,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     ratios = [a / b for a, b in zip(speeds["ours"], speeds["bare"], strict=True)]
     return {
         "benchmark": "generation",
+        "engine": engine,
         "model": str(args.model or args.size),
         "dtype": args.dtype,
         "parameters": parameters,
@@ -102,9 +110,12 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=42)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--engine", choices=["vllm", "sglang"], nargs="+", default=["vllm"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    print(json.dumps(asyncio.run(measure(parser.parse_args()))))
+    args = parser.parse_args()
+    for engine in args.engine:
+        print(json.dumps(asyncio.run(measure(args, engine))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tiny random models and a synchronous engine wrapper."""
+"""Tiny random models and a synchronous engine wrapper. Tests of the protocol run on each engine of ENGINES."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import torch
 
 from alphaapollo.config.schema import Rollout
+from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.protocol import EngineSpec
-from alphaapollo.engines.vllm.engine import VllmEngine
+from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.types import WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 from examples.quickstart.make_task import SHAPE
 from tests.vision.models import save_model
 
 T = TypeVar("T")
+needs_sglang = pytest.mark.skipif(not find_python().is_file(), reason="needs the environment of make setup-sglang")
+ENGINES = ["vllm", pytest.param("sglang", marks=needs_sglang)]
 PROBE = list(range(3, 40))
 SIZES = {
     "vocab_size": 272,
@@ -65,8 +69,8 @@ def mean_abs_difference(one: list[float], other: list[float]) -> float:
 class Session:
     """A started engine and its event loop."""
 
-    def __init__(self, engine: VllmEngine, runner: asyncio.Runner, shared: Path):
-        self.engine = engine
+    def __init__(self, engine: Any, runner: asyncio.Runner, shared: Path):
+        self.engine, self.name = engine, engine.spec.rollout.name
         self._runner = runner
         self._shared = shared
 
@@ -133,7 +137,7 @@ def start_engine(
         lora_rank=lora_rank,
     )
     before = dict(os.environ)
-    engine = VllmEngine(spec)
+    engine = make_engine(spec)
     with asyncio.Runner() as runner:
         try:
             runner.run(asyncio.wait_for(engine.start(), 400))

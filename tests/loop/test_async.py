@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.loop.conftest import FinishedRun, Runner, wait_until_nothing_is_left
+from tests.loop.engine_kit import needs_sglang
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
@@ -53,10 +54,13 @@ def test_zero_staleness_equals_synchronous_run(ppo: Runner) -> None:
         assert done.metrics[-1]["reuse/groups"] > 0
 
 
-@pytest.mark.parametrize("mode", [CARRY, SEPARATE])
-def test_async_run_resumes_after_kill(ppo: Runner, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "engine"), [(CARRY, "vllm"), (SEPARATE, "vllm"), pytest.param(CARRY, "sglang", marks=needs_sglang)]
+)
+def test_async_run_resumes_after_kill(ppo: Runner, mode: str, engine: str) -> None:
     """Killed on Ray, where generation runs during the update, and resumed in one process."""
     settings = (
+        f"actor_rollout_ref.rollout.name={engine}",
         *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.save_freq=3", "trainer.test_freq=3"),
         *("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24", "trainer.total_training_steps=6"),
         ppo.hold("learn", step=5),

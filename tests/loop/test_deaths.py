@@ -18,6 +18,7 @@ import pytest
 
 from alphaapollo.runs.run_history import read_history
 from tests.loop.conftest import Runner, processes_of
+from tests.loop.engine_kit import needs_sglang
 from tests.loop.warm import Program
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
@@ -135,6 +136,10 @@ SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "trainer.val_bef
         ),
         ("RolloutActor", "fake", "ray", "collect_groups", "the rollout worker of rank 0"),
         ("EngineCore", "vllm", "local", "collect_groups", "rollout engine 0: its core process died"),
+        pytest.param(
+            *("sglang::scheduler", "sglang", "local", "learn", "rollout engine 0: its core process died"),
+            marks=needs_sglang,
+        ),
     ],
 )
 def test_run_continues_unchanged_after_a_kill(

@@ -1,4 +1,4 @@
-"""LoRA adapters that vLLM serves on top of its loaded weights: loaded, used, replaced."""
+"""LoRA adapters that an engine serves on top of its loaded weights: loaded, used, replaced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from alphaapollo.config.schema import Lora
 from alphaapollo.models.lora import add_adapters, gather_scaled_adapter, get_lora_layers
 from alphaapollo.types import Sampling
-from tests.loop.engine_kit import PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
+from tests.loop.engine_kit import ENGINES, PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.timeout(240)
@@ -28,12 +28,13 @@ def gap(session: Session, model: Any) -> float:
     return mean_abs_difference(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
 
 
+@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize(
     ("kind", "targets", "rank"), [("Qwen3", "all-linear", 4), ("Llama", ["q_proj", "v_proj", "down_proj"], 12)]
 )
-def test_adapters_are_loaded_and_used(kind: str, targets: Any, rank: int, tmp_path: Path) -> None:
-    """vLLM fuses q, k and v, also if k has no adapter; it pads rank 12 to 16; the scale is 16 / rank."""
-    with start_engine(make_model(kind, 0, tie_word_embeddings=True), tmp_path, lora_rank=rank) as session:
+def test_adapters_are_loaded_and_used(kind: str, targets: Any, rank: int, tmp_path: Path, name: str) -> None:
+    """Engines fuse q, k and v, also if k has no adapter; vLLM pads rank 12 to 16; the scale is 16 / rank."""
+    with start_engine(make_model(kind, 0, tie_word_embeddings=True), tmp_path, lora_rank=rank, name=name) as session:
         model = make_model(kind, 0, tie_word_embeddings=True).eval()
         add_adapters(model, Lora(lora_rank=rank, target_modules=targets), seed=0)
         assert gap(session, model) < 1e-5  # B is 0

@@ -1,4 +1,4 @@
-"""Weight updates while vLLM generates: the version of each token, and the KV cache afterwards."""
+"""Weight updates while an engine generates: the version of each token, and the KV cache afterwards."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import pytest
 
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.types import Completion, Sampling, WeightUpdate
-from tests.loop.engine_kit import PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
+from tests.loop.engine_kit import ENGINES, PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 
 pytestmark = pytest.mark.timeout(240)
 
-LENGTH = 200
+LENGTHS = {"vllm": 200, "sglang": 1200}  # SGLang reports its progress every 50 tokens
 
 
-def test_every_token_has_the_version_that_sampled_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_token_has_the_version_that_sampled_it(tmp_path: Path, name: str) -> None:
     """Two answers over three versions. The cache is recomputed, so each token is what its weights alone give."""
+    length = LENGTHS[name]
     models = [make_model("Qwen3", seed, eos_token_id=None) for seed in (0, 1, 2)]
-    with start_engine(models[0], tmp_path) as session:
+    with start_engine(models[0], tmp_path, name=name, max_model_len=length + 56) as session:
         for first in range(1, 30, 3):  # on a busy machine, the engine may finish requests before it is paused
             with session.sent(models[0], first) as update:
                 session.publish(update)
@@ -34,23 +36,23 @@ def test_every_token_has_the_version_that_sampled_it(tmp_path: Path) -> None:
         assert fresh.logprobs == pytest.approx(logprobs_of(models[2], PROBE + fresh.token_ids)[-4:], abs=1e-4)
     for answer in answers:
         versions = [version for version, count in answer.weight_versions for _ in range(count)]
-        assert len(versions) == LENGTH and versions == sorted(versions)
+        assert len(versions) == length and versions == sorted(versions)
         assert set(versions) == {first, first + 1, first + 2}
-        by_version = [logprobs_of(model, PROBE + answer.token_ids)[-LENGTH:] for model in models]
+        by_version = [logprobs_of(model, PROBE + answer.token_ids)[-length:] for model in models]
         own = [by_version[version - first][place] for place, version in enumerate(versions)]
         assert answer.logprobs == pytest.approx(own, abs=1e-4)
 
 
 async def completions_in_flight(session: Session, models: list[Any], first: int) -> list[Completion]:
     """Answers of two requests during which the engine receives two updates, after version `first`."""
-    engine = session.engine
+    engine, length = session.engine, LENGTHS[session.name]
+    before = engine.get_progress_counter() if session.name == "sglang" else 0
     calls = [
-        asyncio.ensure_future(engine.generate(PROBE, Sampling(LENGTH, seed=seed), f"r{seed}")) for seed in range(2)
+        asyncio.ensure_future(engine.generate(PROBE, Sampling(length, seed=seed), f"r{seed}")) for seed in range(2)
     ]
-    states = engine._running_llm.output_processor.request_states
     for number, model in enumerate(models[1:], start=1):
         while not any(call.done() for call in calls):
-            if len(states) == 2 and min(one.detokenizer.num_output_tokens() for one in states.values()) >= 20 * number:
+            if engine.get_progress_counter() - before >= length // 4 * number:
                 break
             await asyncio.sleep(0)
         await engine.pause()
@@ -62,9 +64,10 @@ async def completions_in_flight(session: Session, models: list[Any], first: int)
     return list(await asyncio.gather(*calls))
 
 
-def test_requests_wait_while_the_engine_is_paused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ENGINES)
+def test_requests_wait_while_the_engine_is_paused(tmp_path: Path, name: str) -> None:
     model = make_model("Qwen3", 0, eos_token_id=None)
-    with start_engine(model, tmp_path) as session:
+    with start_engine(model, tmp_path, name=name) as session:
 
         async def ask() -> tuple[bool, Completion]:
             await session.engine.pause()
@@ -78,7 +81,7 @@ def test_requests_wait_while_the_engine_is_paused(tmp_path: Path) -> None:
         assert waits and len(answer.token_ids) == 4 and answer.weight_versions == [(0, 4)]
 
         async def unpaused(update: WeightUpdate) -> None:
-            call = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(LENGTH), "r"))
+            call = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(200), "r"))
             await asyncio.sleep(0)
             try:
                 with pytest.raises(EngineError, match="while requests are running"):

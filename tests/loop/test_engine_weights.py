@@ -15,7 +15,17 @@ import torch
 
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.types import Sampling, WeightUpdate
-from tests.loop.engine_kit import PROBE, Session, checkpoint, logprobs_of, make_model, mean_abs_difference, start_engine
+from tests.loop.engine_kit import (
+    ENGINES,
+    PROBE,
+    Session,
+    checkpoint,
+    logprobs_of,
+    make_model,
+    mean_abs_difference,
+    needs_sglang,
+    start_engine,
+)
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -36,6 +46,8 @@ def gap(session: Session, model: Any) -> float:
             {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
             {"tensor_model_parallel_size": 2},
         ),
+        pytest.param("Llama", {"vocab_size": 300, "attention_bias": True}, {"name": "sglang"}, marks=needs_sglang),
+        pytest.param("Qwen3Moe", {"tie_word_embeddings": False}, {"name": "sglang"}, marks=needs_sglang),
     ],
 )
 def test_published_weights_are_loaded_and_used(
@@ -53,6 +65,14 @@ def test_published_weights_are_loaded_and_used(
             assert gap(session, model) < 1e-5
         (answer,) = session.generate((PROBE, Sampling(4)))
         assert answer.weight_version == 3
+
+
+@needs_sglang
+def test_experts_with_tied_embeddings_are_refused_by_sglang(tmp_path: Path) -> None:
+    """SGLang would sample with an output head that is not loaded."""
+    model = make_model("Qwen3Moe", 0, tie_word_embeddings=True)
+    with pytest.raises(ValueError, match="tied embeddings"), start_engine(model, tmp_path, name="sglang"):
+        pass
 
 
 def test_published_experts_are_verified_on_two_ranks_with_complete_experts(tmp_path: Path) -> None:
@@ -76,12 +96,13 @@ def perturb(*models: Any) -> None:
 OLD, NEW = (make_model("Qwen3", seed, tie_word_embeddings=True) for seed in (0, 1))
 
 
-@pytest.fixture(scope="module")
-def tied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    with start_engine(OLD, tmp_path_factory.mktemp("tied")) as session:
+@pytest.fixture(scope="module", params=ENGINES)
+def tied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with start_engine(OLD, tmp_path_factory.mktemp("tied"), name=request.param) as session:
         yield session
 
 
+@pytest.mark.parametrize("tied", ["vllm"], indirect=True)
 def test_stale_output_head_fails_both_verifications(tied: Session) -> None:
     """With tied embeddings, the output head's packed copy is stale: the parameters are right but are not used."""
     with tied.sent(NEW, 1) as update:
@@ -115,8 +136,7 @@ def test_missing_weights_fail_the_digest(tied: Session) -> None:
 def test_weight_update_during_requests_is_refused(tied: Session) -> None:
     async def too_early(update: WeightUpdate) -> None:
         request = asyncio.ensure_future(tied.engine.generate(PROBE, Sampling(200), "long"))
-        while not tied.engine._running_llm.get_num_unfinished_requests():
-            await asyncio.sleep(0)
+        await tied.engine.generate(PROBE, Sampling(1), "short")  # by now, the other one runs
         try:
             await tied.receive(update)
             await tied.engine.confirm_weights(update.version)

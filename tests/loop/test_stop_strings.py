@@ -1,4 +1,4 @@
-"""Stop strings (rollout.stop): vLLM and transformers end the same answers at the same token."""
+"""Stop strings (rollout.stop): all engines end the same answers at the same token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.types import Completion, EpisodeEnd, GroupRequest, Prompt, Sampling, StopReason, TrajectoryGroup
-from tests.loop.engine_kit import make_model
+from tests.loop.engine_kit import ENGINES, make_model
 from tests.unit.tiny import VOCABULARY, save_tokenizer
 
 pytestmark = pytest.mark.timeout(240)
@@ -55,7 +55,8 @@ def generate(model: str, name: str, *samplings: Sampling) -> list[Completion]:
     return asyncio.run(run())
 
 
-def test_engines_stop_at_the_token_that_completes_a_string(model: str) -> None:
+@pytest.mark.parametrize("name", ENGINES)
+def test_engines_stop_at_the_token_that_completes_a_string(model: str, name: str) -> None:
     (whole,) = generate(model, "hf", Sampling(24, temperature=0.0))
     words = [f"w{token}" for token in whole.token_ids]
     stops = [
@@ -67,8 +68,8 @@ def test_engines_stop_at_the_token_that_completes_a_string(model: str) -> None:
         ("absent",),
     ]
     samplings = [Sampling(24, temperature=0.0, stop=stop) for stop in stops]
-    hf, vllm = (generate(model, name, *samplings) for name in ("hf", "vllm"))
-    for stop, one, other in zip(stops, hf, vllm, strict=True):
+    hf, answers = (generate(model, engine, *samplings) for engine in ("hf", name))
+    for stop, one, other in zip(stops, hf, answers, strict=True):
         lengths = (n for n in range(1, 25) if any(text in " ".join(words[:n]) for text in stop))
         count = next(lengths, None)
         assert list(one.token_ids) == list(other.token_ids) == whole.token_ids[:count]

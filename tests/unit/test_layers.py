@@ -35,6 +35,7 @@ SAME_LAYER_ALLOWED = {("types", "utils"), ("processes", "utils")}
 OWNERS = {
     "ray": ["controller.*"],
     "vllm": ["engines.vllm.*", "weight_sync.vllm_*"],
+    "sglang": ["engines.sglang.*"],
     "hydra": ["config.load", "trainer.main_*"],
     "peft": ["models.lora"],
     "transformers": ["models.*", "data.*", "engines.hf"],

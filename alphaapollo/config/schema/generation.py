@@ -90,7 +90,9 @@ class GenerationConfig(Section):
             for name in ("base_url", "api_key_env", "timeout", "max_connections", "cache_size")
         },
         **{f"rollout.{name}": SAMPLE_IDENTITY for name in SAMPLING_KEYS},
-        **dict.fromkeys(("rollout.engine_kwargs.vllm", "trainer.seed"), SAMPLE_IDENTITY),
+        **dict.fromkeys(
+            ("rollout.engine_kwargs.vllm", "rollout.engine_kwargs.sglang", "trainer.seed"), SAMPLE_IDENTITY
+        ),
     }
 
     data: GenerationData = GenerationData()
@@ -262,7 +264,14 @@ class EvolvingConfig(Section):
         "": REQUEST_IDENTITY,
         **dict.fromkeys(("budget", "rollout", "trainer"), ResumeRule("applied")),
         **dict.fromkeys(
-            ("rollout.name", "rollout.dtype", "rollout.engine_kwargs.vllm", "trainer.seed"), REQUEST_IDENTITY
+            (
+                "rollout.name",
+                "rollout.dtype",
+                "rollout.engine_kwargs.vllm",
+                "rollout.engine_kwargs.sglang",
+                "trainer.seed",
+            ),
+            REQUEST_IDENTITY,
         ),
         **dict.fromkeys(("env.episode_timeout", "reward.timeout", "reward.num_workers"), ResumeRule("applied")),
         "evolving.rounds": ResumeRule("applied", "the new total"),

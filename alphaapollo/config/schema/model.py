@@ -182,21 +182,31 @@ class ValSampling(Section):
     """Also validate once greedily: val/accuracy_greedy."""
 
 
+EngineArguments = dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]]
+
+
 class EngineKwargs(Section):
-    vllm: dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]] = {}
+    vllm: Annotated[
+        EngineArguments, ActiveWhen("/actor_rollout_ref.rollout.name", "vllm"), ActiveWhen("/rollout.name", "vllm")
+    ] = {}
     """Further arguments of vLLM's engine (EngineArgs) by name, e.g. {max_cudagraph_capture_size: 64}."""
+    sglang: Annotated[
+        EngineArguments, ActiveWhen("/actor_rollout_ref.rollout.name", "sglang"), ActiveWhen("/rollout.name", "sglang")
+    ] = {}
+    """Further arguments of SGLang's engine (ServerArgs) by name, e.g. {schedule_policy: fcfs}."""
 
 
 class Rollout(Section):
-    name: Literal["vllm", "hf", "fake"] = "vllm"
-    """Engine: vllm; hf = slow reference implementation with transformers; fake = mock for tests of the loop."""
+    name: Literal["vllm", "sglang", "hf", "fake"] = "vllm"
+    """Engine: vllm; sglang (CPU only, docs/engines.md); hf = slow reference implementation with transformers; fake =
+    mock for tests of the loop."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of training rollouts; the trainer's log-probs use the same temperature."""
     top_p: PositiveRatio = 1.0
     """Nucleus sampling."""
     top_k: CountOrMinusOne = -1
     """Top-k sampling; -1 or 0 = all tokens."""
-    stop: Annotated[str | list[NonEmptyText], ActiveWhen("name", "vllm", "hf")] = []
+    stop: Annotated[str | list[NonEmptyText], ActiveWhen("name", "vllm", "sglang", "hf")] = []
     """Strings that end an answer like a stop token, for models without an end of turn, e.g. ["\\n\\nQuestion:"]. The
     tokens up to the one that completes the string are trained on."""
     include_stop_str_in_output: Annotated[bool, ActiveWhen("stop")] = False
@@ -220,7 +230,7 @@ class Rollout(Section):
     """Share of a GPU's memory that an engine may use; auto = what training leaves free, at most 0.9."""
     kv_cache_gib: Annotated[PositiveFloat, CPU_ONLY] = 0.5
     """KV cache of an engine, in GiB (CPU only)."""
-    cpu_threads: Annotated[PositiveInt | None, CPU_ONLY, ActiveWhen("name", "vllm")] = None
+    cpu_threads: Annotated[PositiveInt | None, CPU_ONLY, ActiveWhen("has_engine_process", shown_key="name")] = None
     """Threads per engine process (CPU only); null = an equal share of the node's cores. A resumed run keeps its number
     of threads."""
     max_num_seqs: PositiveInt | Literal["auto"] = "auto"
@@ -228,19 +238,19 @@ class Rollout(Section):
     engine has fewer trajectories at a time."""
     max_num_batched_tokens: PositiveInt = 8192
     """Maximum tokens per engine step."""
-    enforce_eager: bool | None = None
+    enforce_eager: Annotated[bool | None, ActiveWhen("name", "vllm")] = None
     """Run the engine without compilation and CUDA graphs; null = true on a CPU, false on a GPU."""
     full_determinism: Annotated[bool, NEEDS_VLLM, DETERMINES_GPU] = False
     """Use vLLM's batch-invariant kernels (Hopper or newer): the tokens of a request do not depend on other requests in
     the batch; slower."""
     lora: Annotated[
         LoraForm,
-        NEEDS_VLLM,
+        Requires(ActiveWhen("name", "vllm", "sglang")),
         NEEDS_NO_STALENESS,
         Requires(ActiveWhen("tensor_model_parallel_size", 1)),
         Requires(ActiveWhen("/actor_rollout_ref.model.lora_rank", *range(1, 513)), fix="a rank from 1 to 512"),
     ] = "merged"
-    """Weight sync of a policy with LoRA: merged = full weights; adapter = adapters only, which vLLM serves."""
+    """Weight sync of a policy with LoRA: merged = full weights; adapter = adapters only, which the engine serves."""
     enable_prefix_caching: bool = True
     """Share the prefill of equal prefixes: the n samples of a prompt, the turns of an episode."""
     router_replay: Annotated[
@@ -259,7 +269,12 @@ class Rollout(Section):
     )
     """Put engines to sleep while training (only engines that share the training GPUs)."""
     val_kwargs: ValSampling = ValSampling()
-    engine_kwargs: Annotated[EngineKwargs, ActiveWhen("name", "vllm")] = EngineKwargs()
+    engine_kwargs: Annotated[EngineKwargs, ActiveWhen("has_engine_process", shown_key="name")] = EngineKwargs()
+
+    @property
+    def has_engine_process(self) -> bool:
+        """Whether the engine has processes of its own, with a KV cache."""
+        return self.name in ("vllm", "sglang")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

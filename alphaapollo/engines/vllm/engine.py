@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from alphaapollo.engines.http_api import HttpApiSettings
-from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
-from alphaapollo.engines.vllm.process import (
-    EngineContext,
+from alphaapollo.engines.process import (
     build_process_environment,
     find_last_error,
     log_library_to_file,
-    start_fork_server,
+    make_death_error,
 )
+from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.vllm.process import EngineContext, start_fork_server
 from alphaapollo.engines.vllm.settings import (
     build_completion,
     build_engine_arguments,
@@ -167,7 +167,7 @@ class VllmEngine(Engine):
         if self._engine is None:
             raise EngineError(f"{self.spec.name} is not running. Call start() first.")
         if self._core_death is not None and self._core_death.done():
-            raise self._make_death_error()
+            raise make_death_error(self.spec)
         return self._engine
 
     # Death of the core: pending calls fail immediately instead of waiting forever.
@@ -187,10 +187,6 @@ class VllmEngine(Engine):
             self._core_death.set_result(None)
             self._engine.output_processor.propagate_error(EngineDeadError())
 
-    def _make_death_error(self) -> EngineDied:
-        last = find_last_error(self.spec.log_path)
-        return EngineDied(f"{self.spec.name}: its core process died{last}. See its log: {self.spec.log_path}")
-
     async def _await_core(self, call: Coroutine[object, object, T]) -> T:
         """Await a call to the engine core. Raises EngineError if the call fails, EngineDied if the core dies."""
         assert self._core_death is not None
@@ -198,7 +194,7 @@ class VllmEngine(Engine):
         await asyncio.wait((task, self._core_death), return_when=asyncio.FIRST_COMPLETED)
         if self._core_death.done():
             task.cancel()
-            raise self._make_death_error()
+            raise make_death_error(self.spec)
         if error := task.exception():  # vLLM keeps the message but not the exception type
             message = f"{self.spec.name} failed. See its log {self.spec.log_path}. vLLM's error: {error}"
             raise EngineError(message) from error
@@ -265,7 +261,7 @@ class VllmEngine(Engine):
         except EngineDeadError as error:
             if self._core_death is not None:  # the log is complete when the process has ended
                 await asyncio.wait((self._core_death,), timeout=LOG_SECONDS)
-            raise self._make_death_error() from error
+            raise make_death_error(self.spec) from error
 
     def _build_prompt(self, token_ids: list[int], images: Sequence[ImageInput]) -> TokensInput | MultiModalInput:
         from vllm.inputs.engine import tokens_input

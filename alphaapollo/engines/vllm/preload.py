@@ -9,7 +9,8 @@ import os
 
 import setproctitle
 
-from alphaapollo.engines.vllm.process import CORE_MODULES, LOG, redirect_output_to_file
+from alphaapollo.engines.process import LOG, redirect_output_to_file
+from alphaapollo.engines.vllm.process import CORE_MODULES
 from alphaapollo.engines.vllm.settings import register_triton_interpreter
 from alphaapollo.utils.imports import pause_gc
 

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from alphaapollo.config.resolve import get_resolved
-from alphaapollo.config.schema import Rollout
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.protocol import EngineError, EngineSpec
 from alphaapollo.tools.base import ToolCall, strip_thinking
@@ -181,11 +180,6 @@ def format_flags(arguments: Mapping[str, object]) -> list[str]:
         else:
             words += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
     return words
-
-
-def find_reserved_argument(rollout: Rollout) -> str:
-    """Return the first entry of engine_kwargs.vllm that other config keys set, or that is not supported; else ""."""
-    return next((name for name in rollout.engine_kwargs.vllm if name in RESERVED_ARGUMENTS), "")
 
 
 TRITON_INTERPRETER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}

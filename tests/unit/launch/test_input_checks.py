@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from alphaapollo.config.schema import Config, Data, Env, GenerationConfig, Model
+from alphaapollo.config.schema import Config, Data, Env, GenerationConfig, Model, Rollout
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.launch.input_checks import (
     collect_environment_notices,
@@ -38,6 +39,9 @@ def test_paths_that_workers_read_and_that_exist_here(tmp_path: Path, monkeypatch
     )
     paths = {"actor_rollout_ref.model.path": str(tmp_path / "model"), "custom_reward_function.path": "reward.py"}
     assert find_local_paths(config) == paths
+    role = config.actor_rollout_ref.model_copy(update={"rollout": Rollout(name="sglang")})
+    python = {"actor_rollout_ref.rollout.name": str(find_python())}  # may be missing here
+    assert find_local_paths(config.model_copy(update={"actor_rollout_ref": role})) == paths | python
 
 
 def test_tools_with_unseen_results_are_reported() -> None:

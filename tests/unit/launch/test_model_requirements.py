@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Data, Fsdp, Model, Rollout
+from alphaapollo.config.schema import Data, EngineKwargs, Fsdp, Model, Rollout
 from alphaapollo.launch.model_requirements import ModelUse, check_models, find_unsupported_features
 from tests.unit.tiny import build_model
 
@@ -31,6 +31,7 @@ def list_errors(path: Path, model: dict[str, Any] | None = None, **settings: Any
             *("qwen3", {}, {"engine": Rollout(tensor_model_parallel_size=2, expert_parallel_size=2)}),
             "expert_parallel_size=2: qwen3 Set rollout.expert_parallel_size=1.",
         ),
+        ("qwen3", {}, {"engine": Rollout(name="sglang"), "lengths": LONG}, "max_prompt_length=101 = 129 128 Lower"),
         ("qwen3", {}, {"ulysses_size": 3, "ulysses_section": "a."}, "a.ulysses_sequence_parallel_size=3 4 heads =1."),
         ("qwen3", {}, {"ulysses_size": 8}, "ulysses_sequence_parallel_size=8 4 heads =4."),
         ("qwen3", {"router_aux_loss_coef": 0.1}, {"fsdp": Fsdp()}, "model.router_aux_loss_coef=0.1: qwen3 Remove"),
@@ -51,7 +52,12 @@ def list_errors(path: Path, model: dict[str, Any] | None = None, **settings: Any
     ],
 )
 def test_an_unsupported_setting_is_named(
-    model_folder: Any, family: str, model: dict[str, Any], settings: dict[str, Any], facts: str
+    model_folder: Any,
+    sglang_environment: Path,
+    family: str,
+    model: dict[str, Any],
+    settings: dict[str, Any],
+    facts: str,
 ) -> None:
     (error,) = list_errors(model_folder(family), model, **settings)
     assert f"model.path={model_folder(family)} ({family}) " in error and error.endswith(".")
@@ -109,3 +115,31 @@ def test_images_are_for_vllm_and_are_read_like_by_the_policy(
         (error,) = list_errors(other, policy=policy)
         assert error.startswith(f"images: model.path={other} ")
     assert list_errors(model_folder("qwen3"), policy=Model(path=str(model_folder("qwen3")))) == []
+
+
+@pytest.mark.parametrize(("name", "key"), [("vllm", "max_model_len"), ("sglang", "context_length")])
+def test_arguments_that_other_keys_set(model_folder: Any, sglang_environment: Path, name: str, key: str) -> None:
+    def list_errors_with(*keys: str) -> list[str]:
+        engine = Rollout(name=name, engine_kwargs=EngineKwargs(**{name: dict.fromkeys(keys, 1)}))
+        return list_errors(model_folder("qwen3"), engine=engine)
+
+    (error,) = list_errors_with("hf_overrides", key)
+    assert error.startswith(f"rollout.engine_kwargs.{name}.{key}: ") and list_errors_with("hf_overrides") == []
+
+
+def test_missing_environment_of_sglang_is_one_error(model_folder: Any, sglang_environment: Path) -> None:
+    use = {"engine": Rollout(name="sglang")}
+    assert list_errors(model_folder("qwen3"), **use) == []
+    sglang_environment.unlink()
+    (error,) = list_errors(model_folder("qwen3"), **use)
+    assert error.startswith("rollout.name=sglang: ") and error.endswith("Run `make setup-sglang`.")
+
+
+@pytest.fixture
+def sglang_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The Python of an environment with SGLang."""
+    python = tmp_path / "sglang/bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    return python

@@ -2,11 +2,7 @@ import pytest
 
 from alphaapollo.config.schema import EngineKwargs, Rollout
 from alphaapollo.engines.protocol import EngineSpec
-from alphaapollo.engines.vllm.settings import (
-    RESERVED_ARGUMENTS,
-    build_engine_arguments,
-    find_reserved_argument,
-)
+from alphaapollo.engines.vllm.settings import RESERVED_ARGUMENTS, build_engine_arguments
 
 
 def arguments(device: str, **own: object) -> dict:
@@ -22,12 +18,6 @@ def test_user_arguments_reach_the_engine(device: str):
 
 def test_arguments_set_by_the_project_are_refused():
     assert {*arguments("cpu"), *arguments("cuda")} <= RESERVED_ARGUMENTS | {"max_cudagraph_capture_size"}
-
-
-@pytest.mark.parametrize("name", ["trust_remote_code", "max_model_len", "enable_expert_parallel", "max_num_seqs"])
-def test_reserved_arguments_are_found(name: str):
-    assert find_reserved_argument(Rollout(engine_kwargs=EngineKwargs(vllm={"hf_overrides": {}, name: 1}))) == name
-    assert find_reserved_argument(Rollout(engine_kwargs=EngineKwargs(vllm={"hf_overrides": {}}))) == ""
 
 
 def test_vllm_knows_all_reserved_arguments():

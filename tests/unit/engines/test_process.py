@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from alphaapollo.engines.vllm.process import build_process_environment, find_last_error, log_library_to_file
+from alphaapollo.engines.process import build_process_environment, find_last_error, log_library_to_file
 
 
 def test_library_log_goes_to_its_file_only(tmp_path, capsys):
@@ -43,7 +43,7 @@ def test_an_engine_process_writes_to_its_log_and_dies_with_its_parent(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     variables = build_process_environment(str(log), [str(weights)]) | {"ALPHAAPOLLO_ENGINE_PARENT": str(parent.pid)}
     code = (
-        "from alphaapollo.engines.vllm.process import set_up_engine_process; set_up_engine_process(); "
+        "from alphaapollo.engines.process import set_up_engine_process; set_up_engine_process(); "
         "import os, time; print('hello', flush=True); os.write(2, b'from C'); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", code], env=os.environ | variables, stdout=subprocess.PIPE)
@@ -57,7 +57,7 @@ def test_an_engine_process_writes_to_its_log_and_dies_with_its_parent(tmp_path):
 
 
 def test_owner_process_is_not_set_up_as_engine_process(monkeypatch):
-    from alphaapollo.engines.vllm.process import set_up_engine_process
+    from alphaapollo.engines.process import set_up_engine_process
 
     for name, value in build_process_environment("unused.log", []).items():
         monkeypatch.setenv(name, value)

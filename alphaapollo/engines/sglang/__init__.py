@@ -1,0 +1,1 @@
+"""Engine on SGLang, in a process with the Python of SGLang's environment."""

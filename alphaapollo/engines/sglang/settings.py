@@ -1,0 +1,125 @@
+"""Translate an EngineSpec into SGLang's environment variables and server arguments, sampling settings to SGLang's, and
+SGLang's outputs to completions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from alphaapollo.config.resolve import get_resolved
+from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.types import Completion, Sampling, StopReason
+
+SERVER_MODULE = "alphaapollo.engines.sglang.server"
+WEIGHT_LOADER = "alphaapollo.engines.sglang.patches.load_shared_memory"
+SPARE_TOKENS = 8  # SGLang refuses prompts of almost the context length, and stops an answer one token before it
+DAY = 86400.0
+LORA_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_RESERVED = """
+    attention_backend base_gpu_id chunked_prefill_size context_length custom_weight_loader device disable_cuda_graph
+    disable_radix_cache dp_size dtype enable_deterministic_inference enable_lora enable_memory_saver
+    enable_return_routed_experts ep_size json_model_override_args load_format log_level lora_backend lora_paths
+    lora_target_modules max_lora_rank max_loras_per_batch max_prefill_tokens max_running_requests max_total_tokens
+    mem_fraction_static model_path nnodes node_rank page_size pp_size random_seed
+    sampling_backend skip_tokenizer_init speculative_algorithm tokenizer_path tokenizer_worker_num tp_size
+    trust_remote_code watchdog_timeout weight_version
+"""
+RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
+"""Arguments of SGLang that follow from other keys, or that are not supported."""
+
+
+def find_python() -> Path:
+    """Return the Python of SGLang's environment, which may not exist."""
+    return Path(sys.prefix, "sglang", "bin", "python")
+
+
+def build_environment(spec: EngineSpec) -> dict[str, str]:
+    """Return the environment variables of the engine's processes. Set them before SGLang is imported."""
+    variables = {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for SPARE_TOKENS, which are no positions of the model
+        "SGLANG_PLUGINS": "none",
+        "OMP_NUM_THREADS": str(spec.rollout.cpu_threads or 1),
+        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads would make other processes up to 30 times slower
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_COMPILE_DISABLE": "1",
+    }
+    return variables | ({"HF_HUB_OFFLINE": "1"} if Path(spec.model_path).is_dir() else {})
+
+
+def build_server_arguments(spec: EngineSpec, kv_token_bytes: int) -> dict[str, Any]:
+    """Return the arguments of SGLang's ServerArgs for an engine on a CPU. rollout.engine_kwargs.sglang adds others.
+
+    kv_token_bytes: bytes of a token in the KV cache.
+    """
+    rollout, context = spec.rollout, spec.max_model_len + SPARE_TOKENS
+    cached = int(rollout.kv_cache_gib * 2**30) // kv_token_bytes
+    if cached < context:
+        raise ValueError(
+            f"rollout.kv_cache_gib={rollout.kv_cache_gib:g} is too small: the KV cache has {cached} tokens, and a "
+            f"sequence has up to {context}. Set {kv_token_bytes * context / 2**30:.2g} or more."
+        )
+    tokenizer = spec.tokenizer_path if rollout.stop_strings else ""
+    arguments: dict[str, Any] = {
+        "model_path": spec.model_path,
+        "trust_remote_code": spec.trust_remote_code,
+        "tokenizer_path": tokenizer or None,
+        "skip_tokenizer_init": not tokenizer,  # requests and completions are token ids
+        "dtype": spec.dtype,
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",  # the others have no seeds
+        "context_length": context,
+        "max_running_requests": get_resolved(rollout.max_num_seqs),
+        "max_total_tokens": cached,
+        "max_prefill_tokens": max(rollout.max_num_batched_tokens, spec.max_model_len),
+        "chunked_prefill_size": -1,
+        "disable_radix_cache": not rollout.enable_prefix_caching,
+        "custom_weight_loader": [WEIGHT_LOADER],
+        "weight_version": "0",
+        "random_seed": 0,  # every request has its own seed
+        "log_level": "info",
+        "watchdog_timeout": DAY,  # a step may be slow on a busy CPU; the run has its own detection of stalls
+    }
+    if spec.transport == "adapter":
+        arguments |= {
+            "enable_lora": True,
+            "lora_backend": "torch_native",
+            "lora_target_modules": LORA_LAYERS,
+            "max_lora_rank": spec.lora_rank,
+            "max_loras_per_batch": 2,  # the adapter, and none before the first weight sync
+        }
+    return arguments | rollout.engine_kwargs.sglang
+
+
+def make_sampling_params(sampling: Sampling) -> dict[str, object]:
+    """Convert sampling settings. With ignore_eos, SGLang would ignore stop_token_ids, too."""
+    return {
+        "max_new_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+        "sampling_seed": sampling.seed,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "stop": list(sampling.stop),
+    }
+
+
+def build_completion(answer: Mapping[str, Any]) -> Completion:
+    """Build the completion of a finished request from SGLang's output: `output_ids` and `meta_info`, whose log-probs
+    are (log-prob, token, text)."""
+    meta, token_ids = answer["meta_info"], answer["output_ids"]
+    logprobs = meta["output_token_logprobs"]
+    assert [token for _, token, _ in logprobs] == token_ids, "log-probs of other tokens"
+    spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(token_ids)}]
+    *earlier, (version, _) = [(int(span["version"]), span["end"] - span["start"]) for span in spans]
+    return Completion(
+        token_ids=token_ids,
+        logprobs=[logprob for logprob, _, _ in logprobs],
+        stop_reason=StopReason(meta["finish_reason"]["type"]),
+        weight_version=version,
+        num_cached_tokens=meta["cached_tokens"],
+        earlier_version_token_counts=tuple(earlier),
+    )

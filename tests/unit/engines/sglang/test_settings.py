@@ -1,0 +1,143 @@
+"""SGLang's settings and outputs, without SGLang."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from alphaapollo.config.schema import EngineKwargs, Rollout
+from alphaapollo.data.images import EXCLUDED_LOGIT
+from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.sglang import patches
+from alphaapollo.engines.sglang.cpu_kernels import hash_murmur3
+from alphaapollo.engines.sglang.patches import exclude_tokens, ignore_pinning, seed_requests
+from alphaapollo.engines.sglang.settings import (
+    RESERVED_ARGUMENTS,
+    build_completion,
+    build_environment,
+    build_server_arguments,
+    make_sampling_params,
+)
+from alphaapollo.types import Sampling, StopReason
+from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
+
+KV_TOKEN_BYTES = 2**20
+
+
+def spec(**rollout: Any) -> EngineSpec:
+    settings = Rollout(name="sglang", max_num_seqs=256, kv_cache_gib=1.0, **rollout)
+    return EngineSpec(1, "org/model", False, settings, "cpu", "float32", 300, "engine.log", tokenizer_path="org/tok")
+
+
+def test_server_arguments() -> None:
+    arguments = build_server_arguments(spec(enable_prefix_caching=False), KV_TOKEN_BYTES)
+    assert arguments["max_total_tokens"] == 1024 and arguments["max_running_requests"] == 256
+    assert arguments["context_length"] > 300 and arguments["disable_radix_cache"]
+    assert arguments["skip_tokenizer_init"] and arguments["sampling_backend"] == "pytorch"
+    stops = build_server_arguments(spec(stop="\n"), KV_TOKEN_BYTES)
+    assert stops["tokenizer_path"] == "org/tok" and not stops["skip_tokenizer_init"]
+
+
+def test_user_arguments_are_added_to_reserved_ones() -> None:
+    own = build_server_arguments(spec(engine_kwargs=EngineKwargs(sglang={"schedule_policy": "fcfs"})), KV_TOKEN_BYTES)
+    assert {*own} - RESERVED_ARGUMENTS == {"schedule_policy"} and own["schedule_policy"] == "fcfs"
+
+
+def test_cache_that_is_too_small_for_a_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"kv_cache_gib=1 .*1024 tokens.*3000|kv_cache_gib=1 .*Set"):
+        build_server_arguments(replace(spec(), max_model_len=3000), KV_TOKEN_BYTES)
+
+
+def test_engine_of_adapters_has_one_adapter() -> None:
+    arguments = build_server_arguments(replace(spec(), transport="adapter", lora_rank=12), KV_TOKEN_BYTES)
+    assert arguments["enable_lora"] and arguments["max_lora_rank"] == 12
+    assert {*arguments} <= RESERVED_ARGUMENTS
+    assert "enable_lora" not in build_server_arguments(spec(), KV_TOKEN_BYTES)
+
+
+def test_environment_variables() -> None:
+    variables = build_environment(spec(cpu_threads=3))
+    assert variables["OMP_NUM_THREADS"] == "3" and "HF_HUB_OFFLINE" not in variables
+
+
+def test_sampling_settings() -> None:
+    params = make_sampling_params(Sampling(5, temperature=0.0, top_k=0, seed=7, stop_token_ids=(2, 3), stop=("x",)))
+    assert params["max_new_tokens"] == 5 and params["top_k"] == -1 and params["sampling_seed"] == 7
+    assert params["stop_token_ids"] == [2, 3] and params["stop"] == ["x"]
+    assert "ignore_eos" not in params  # SGLang would ignore the stop tokens
+
+
+def answer(finish: str, **meta: Any) -> dict[str, Any]:
+    logprobs = [(-0.5, 4, None), (-1.5, 5, None), (-2.5, 6, None)]
+    meta = {"finish_reason": {"type": finish}, "weight_version": "7", "cached_tokens": 2} | meta
+    return {"output_ids": [4, 5, 6], "meta_info": meta | {"output_token_logprobs": logprobs}}
+
+
+def test_completions() -> None:
+    one = build_completion(answer("stop"))
+    assert one.token_ids == [4, 5, 6] and one.logprobs == [-0.5, -1.5, -2.5] and one.num_cached_tokens == 2
+    assert one.stop_reason is StopReason.STOP and one.weight_versions == [(7, 3)]
+    spans = [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 3}]
+    other = build_completion(answer("length", weight_versions=spans))
+    assert other.stop_reason is StopReason.LENGTH and other.weight_versions == [(6, 1), (7, 2)]
+
+
+def compute_murmur3(data: bytes, seed: int = 0) -> int:
+    """MurmurHash3 (x86, 32 bits) of whole words, in Python's integers."""
+    mask = 0xFFFFFFFF
+    for start in range(0, len(data), 4):
+        word = int.from_bytes(data[start : start + 4], "little") * 0xCC9E2D51 & mask
+        word = (word << 15 | word >> 17) & mask
+        seed ^= word * 0x1B873593 & mask
+        seed = ((seed << 13 | seed >> 19) & mask) * 5 + 0xE6546B64 & mask
+    seed ^= len(data)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        seed = (seed ^ seed >> shift) * factor & mask
+    return seed
+
+
+def test_hash_of_seeded_sampling() -> None:
+    assert compute_murmur3(b"test") == 0xBA6BD213  # published values
+    assert compute_murmur3(b"", 1) == 0x514E28B7
+    seeds, positions, columns = [0, 1, 2**40 + 5, 2**63 - 1], [0, 9, 2, 77], [0, 1, 151_935]
+    found = hash_murmur3(torch.tensor(seeds), torch.tensor(positions), torch.tensor(columns))
+    for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+        words = [seed.to_bytes(8, "little") + position.to_bytes(4, "little") + c.to_bytes(4, "little") for c in columns]
+        assert found[row].tolist() == list(map(compute_murmur3, words))
+
+
+def test_requests_keep_their_seeds() -> None:
+    make = seed_requests(lambda batch, size: SimpleNamespace(temperatures=torch.ones(2, 1), size=size))
+    requests = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in (5, None)]
+    info = make(SimpleNamespace(reqs=requests), 10)
+    assert info.sampling_seed.tolist() == [5, 0] and info.size == 10
+
+
+def test_digest_of_the_weights_and_of_a_loaded_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "_adapter_digests", [])
+    model = torch.nn.Linear(3, 2)
+    handle = patches.compute_digest(lambda checker, action, *, role: action)
+    checker = SimpleNamespace(_placement={"tp_rank": 0, "tp_size": 1}, _get_model=lambda: model)
+    assert handle(checker, "compare", role="target") == "compare"
+    answer = handle(checker, patches.DIGEST, role="target")
+    assert answer["checksums"] == {patches.DIGEST: format_digest(compute_joint_digest(model.parameters()))}
+    assert answer["parallelism_info"] == {"role": "target", "tp_rank": 0, "tp_size": 1, "rank": 0, "size": 1}
+    first, second = torch.ones(2, 2), torch.zeros(1, 2)  # zeros of layers without adapter
+    layers = [SimpleNamespace(weights={"a": first, "b": second})]
+    manager = SimpleNamespace(loras={"id": SimpleNamespace(layers=layers)})
+    patches.record_digest(lambda manager, adapter: None)(manager, SimpleNamespace(lora_id="id"))
+    answer = handle(checker, patches.DIGEST, role="target")
+    assert answer["checksums"] == {patches.DIGEST: format_digest(compute_joint_digest([first]))}
+
+
+def test_pinned_memory_is_ignored() -> None:
+    assert ignore_pinning(torch.zeros)(2, pin_memory=True, dtype=torch.int32).tolist() == [0, 0]
+
+
+def test_excluded_tokens_have_no_probability() -> None:
+    logits = exclude_tokens(lambda: torch.zeros(2, 4), [1, 3])()
+    assert logits.tolist() == [[0.0, EXCLUDED_LOGIT, 0.0, EXCLUDED_LOGIT]] * 2
