@@ -30,16 +30,20 @@ def is_onednn_faster() -> bool:
     )
 
 
+def _takes_onednn(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and x.device.type == "cpu" and is_onednn_faster()
+
+
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Compute x W^T with oneDNN if it is faster, without autograd. [n, in], [out, in] -> [n, out]; any strides."""
-    if x.dtype == torch.float32 and x.device.type == "cpu" and is_onednn_faster():
+    if _takes_onednn(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return F.linear(x, weight)
 
 
 def compute_weight_grad(grad: Tensor, x: Tensor) -> Tensor:
     """Compute grad^T x, the gradient of a weight. [n, out], [n, in] -> [out, in]"""
-    if x.dtype != torch.float32 or x.device.type != "cpu" or not is_onednn_faster():
+    if not _takes_onednn(x):
         return grad.t() @ x
     if x.shape[1] < grad.shape[1]:  # oneDNN copies a transposed first argument: the smaller one
         return linear(x.t(), grad.t()).t()

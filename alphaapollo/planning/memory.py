@@ -223,6 +223,9 @@ def make_rank_model(
     saved = rows * length * sizes.hidden_size * width if recomputes else layer  # with checkpointing: its input
     logits = rows * length * (sizes.head_parameters // sizes.hidden_size)
     block, chunk = (min(limit, logits) for limit in LOGIT_LIMITS[device])
+    logit_bytes = FLOAT32 * logit_copies * chunk
+    if logit_copies and device == "cpu":  # on a GPU, a block is a chunk, and one of the copies
+        logit_bytes += width * block
     head_gradients = (FLOAT32 + width) * sizes.head_parameters * bool(logit_copies and not adapters)
     unit = sizes.layer_parameters - sizes.layer_expert_parameters + sizes.layer_expert_parameters // fsdp.ep_size
     return RankModel(
@@ -235,7 +238,7 @@ def make_rank_model(
         bool(adapters),
         sizes.num_layers * saved + estimate_image_bytes(model, rows * min(length, image_tokens_per_row)),
         layer * recomputes + layer // 3 + width * unit * (not adapters),
-        FLOAT32 * logit_copies * chunk + width * block * (device == "cpu") * bool(logit_copies) + head_gradients,
+        logit_bytes + head_gradients,
         steps_per_update,
     )
 

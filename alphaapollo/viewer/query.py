@@ -54,7 +54,7 @@ class Query:
         order = f"ORDER BY {sort} {'DESC' if down else 'ASC'} NULLS LAST, {first} LIMIT {PAGE_ROWS} OFFSET ?"
         rows = self.select(f"SELECT * FROM ({query}) {order}", *values, page * PAGE_ROWS)
         (total,) = self.select(f"SELECT count(*) FROM ({query})", *values)[0]
-        table = {"sort": sort, "down": down, "page": page, "last_page": (total - 1) // PAGE_ROWS}
+        table = {"sortable": sortable, "sort": sort, "down": down, "page": page, "last_page": (total - 1) // PAGE_ROWS}
         return {"rows": rows, "num_rows": total, "table": {**table, "options": self.options}}
 
     def find_neighbors(self, table: str, column: str, **place: object) -> tuple[int | None, int | None]:

@@ -115,13 +115,13 @@ def _is_met(case: str, value: str, options: Options) -> bool:
 
 
 def _matches(value: str, wanted: str) -> bool:
-    number, limit = _read_number(value), _read_number(wanted.removeprefix("<"))
+    number, limit = _parse_number(value), _parse_number(wanted.removeprefix("<"))
     if number is not None and limit is not None:
         return number < limit if wanted.startswith("<") else number == limit
     return fnmatchcase(value, wanted)
 
 
-def _read_number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     return float(text) if re.fullmatch(r"[+-]?[\d.]*\d[\d.]*(?:[eE][+-]?\d+)?", text) else None
 
 
@@ -138,7 +138,7 @@ def _compute_keys(table: KeyTable, options: Options, values: Options) -> Mapping
     for key, alternatives in table.computed.items():
         for product in alternatives.split("|"):
             names = product.split()
-            numbers = [_read_number(options.get(name, name)) for name in names[::2]]
+            numbers = [_parse_number(options.get(name, name)) for name in names[::2]]
             if None not in numbers:
                 total = float(numbers[0] or 0)
                 for sign, number in zip(names[1::2], numbers[1:], strict=True):

@@ -12,7 +12,8 @@ from alphaapollo.config.keys import format_value
 OTHER_CONFIGS = ("ModelConfig", "DatasetConfig", "DatasetMixtureConfig")
 LORA_OPTIONS = {
     "r": "lora_r",
-    **{name: name for name in ("lora_alpha", "lora_dropout")},
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
     "target_modules": "lora_target_modules",
 }
 
