@@ -242,8 +242,8 @@ def weights_of_files(data: TuningData, case: Case) -> Any:
     "Set actor_rollout_ref.model.dtype=float32",
 )
 def dtype_of_trpo(config: Config, case: Case) -> Any:
-    dtype, rounds = config.actor_rollout_ref.model.dtype, {"bfloat16"} | ({"auto"} if case.device == "cuda" else set())
-    return config.uses_trpo and dtype in rounds
+    exact = {"float32", "auto"} if case.device == "cpu" else {"float32"}
+    return config.uses_trpo and config.actor_rollout_ref.model.dtype not in exact
 
 
 @requirement(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from alphaapollo.config.schema import GenerationConfig, GenerationTrainer, Model, Rollout, Trainer, TuningTrainer
@@ -16,6 +17,7 @@ Dtype = Literal["float32", "bfloat16"]
 Attention = Literal["varlen", "flash", "sdpa", "padded"]
 Number = TypeVar("Number", int, float)
 
+CPU_INFO = Path("/proc/cpuinfo")
 MIN_SEQUENCES, MAX_SEQUENCES = 256, 1024  # that an engine on a GPU decodes at a time; on a CPU the minimum
 
 
@@ -42,7 +44,7 @@ def resolve_model(model: Model, device: Device, max_length: int = 0) -> Model:
     `enable_gradient_checkpointing=auto` becomes false here; the memory plan (planning/memory_plan.py) may enable it.
     `max_length`: tokens of the longest row of the run. Raises ValueError for a value that cannot run on the device.
     """
-    dtype: Dtype = _choose_dtype(device) if model.dtype == "auto" else model.dtype
+    dtype = _choose_dtype(model.dtype, device)
     checkpointing = model.enable_gradient_checkpointing is True
     attention = _choose_attention(model.attention, dtype, device)
     chosen = {"dtype": dtype, "attention": attention, "enable_gradient_checkpointing": checkpointing}
@@ -60,9 +62,7 @@ def resolve_rollout(
     num_gpus: number of GPUs for engines (count_engine_gpus). num_trajectories: trajectories that all engines generate
     at a time; None: unknown.
     """
-    dtype = rollout.dtype if rollout.dtype != "auto" else model.dtype
-    if dtype == "auto":
-        dtype = _choose_dtype(device)
+    dtype = _choose_dtype(rollout.dtype if rollout.dtype != "auto" else model.dtype, device)
     eager = device == "cpu" if rollout.enforce_eager is None else rollout.enforce_eager
     engines, sequences = count_engines(rollout, device, num_gpus), rollout.max_num_seqs
     if sequences == "auto":
@@ -132,8 +132,16 @@ def count_engine_threads(rollout: Rollout, num_cores: int, nnodes: int, runs_dur
     return rollout.cpu_threads or max(1, share)
 
 
-def _choose_dtype(device: Device) -> Dtype:
-    return "bfloat16" if device == "cuda" else "float32"
+def has_bfloat16_instructions() -> bool:
+    """Tell whether this CPU multiplies in bfloat16 (AMX or avx512_bf16); other CPUs convert each number."""
+    return CPU_INFO.exists() and not {"amx_bf16", "avx512_bf16"}.isdisjoint(CPU_INFO.read_text().split())
+
+
+def _choose_dtype(requested: Literal["auto", "fastest"] | Dtype, device: Device) -> Dtype:
+    if requested in ("float32", "bfloat16"):
+        return requested
+    is_fast = device == "cuda" or (requested == "fastest" and has_bfloat16_instructions())
+    return "bfloat16" if is_fast else "float32"
 
 
 def _choose_attention(requested: Literal["auto"] | Attention, dtype: Dtype, device: Device) -> Attention:

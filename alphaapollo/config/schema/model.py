@@ -65,9 +65,10 @@ class Model(Lora):
     """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "fastest", "float32", "bfloat16"] = "auto"
     """Precision of the forward and backward pass; master weights are always float32. auto = bfloat16 on a GPU, float32
-    on a CPU."""
+    on a CPU. fastest = bfloat16 also on a CPU with instructions for it (AMX, avx512_bf16). On other CPUs bfloat16 is
+    many times slower than float32."""
     attention: Literal["auto", "varlen", "flash", "sdpa", "padded"] = "auto"
     """Attention kernel. auto = on a GPU flash if flash-attn 2 is installed, otherwise varlen (part of torch), or
     sdpa in float32; on a CPU padded, over sequences sorted by length."""
@@ -224,8 +225,8 @@ class Rollout(Section):
     """Nodes for engines only, in addition to the trainer.nnodes nodes; 0 = engines run on the training nodes."""
     n_gpus_per_node: Annotated[PositiveInt | None, NEEDS_GPU, ActiveWhen("nnodes")] = None
     """GPUs of an engine node; null = trainer.n_gpus_per_node."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the engine; auto = the model's dtype."""
+    dtype: Literal["auto", "fastest", "float32", "bfloat16"] = "auto"
+    """Precision of the engine; auto = the model's dtype, fastest as in model.dtype."""
     gpu_memory_utilization: Annotated[PositiveRatio | Literal["auto"], NEEDS_GPU] = "auto"
     """Share of a GPU's memory that an engine may use; auto = what training leaves free, at most 0.9."""
     kv_cache_gib: Annotated[PositiveFloat, CPU_ONLY] = 0.5

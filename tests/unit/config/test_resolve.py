@@ -1,7 +1,9 @@
 import importlib.util
+from pathlib import Path
 
 import pytest
 
+from alphaapollo.config import resolve
 from alphaapollo.config.resolve import (
     count_engine_gpus,
     count_engine_threads,
@@ -28,6 +30,19 @@ def test_dtypes():
     assert dtypes(Rollout(), Model(dtype="bfloat16"), "cpu") == ("bfloat16", "bfloat16")
     assert dtypes(Rollout(dtype="float32"), Model(dtype="bfloat16"), "cuda") == ("bfloat16", "float32")
     assert resolve_rollout(Rollout(), Model(), "cpu", 1).dtype == "float32"  # engines without a trainer
+
+
+@pytest.mark.parametrize(
+    ("flags", "fastest"), [("avx2 avx512f", "float32"), ("avx512_bf16", "bfloat16"), ("amx_bf16", "bfloat16")]
+)
+def test_fastest_dtype_depends_on_the_instructions_of_the_cpu(
+    flags: str, fastest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(resolve, "CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags} sse\n")
+    assert resolve_model(Model(dtype="fastest"), "cpu").dtype == fastest
+    assert resolve_rollout(Rollout(dtype="fastest"), Model(), "cpu", 1).dtype == fastest
+    assert resolve_model(Model(dtype="fastest"), "cuda").dtype == "bfloat16"
 
 
 def test_engines_compile_on_gpus_by_default():
