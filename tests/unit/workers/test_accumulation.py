@@ -215,6 +215,6 @@ def test_a_loss_that_fails_on_one_rank_fails_on_all_and_changes_nothing(model_fo
     for errors, is_right in run_ranks(fail_on_rank, 2, Case(str(model_folder("qwen3"))), timeout=120):
         assert is_right
         nan, short, broken = errors
-        assert "the loss is not finite: [nan]" in nan and "nan_loss" in nan
+        assert "the loss is not finite: [nan" in nan and "nan_loss" in nan
         assert "must be a float tensor of shape (1, " in short and "short_loss" in short
         assert "3 is not in list" in broken and "broken_loss" in broken
