@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,9 @@ def make_row(
         columns: inputs of the loss, each a number or a sequence of T numbers.
     """
     length = len(token_ids)
-    given = [0.0] + [1.0] * (length - 1) if weights is None else weights
-    arrays = {TARGETS: targets, WEIGHTS: weights} | columns
-    own = {name: one if isinstance(one, Real) else np.asarray(one) for name, one in arrays.items() if one is not None}
-    return Row(list(token_ids), [int(one != 0) for one in given], [0.0] * length, [length - 1], columns=own)
+    mask = [0] + [1] * (length - 1) if weights is None else [int(one != 0) for one in weights]
+    own = {name: one for name, one in {TARGETS: targets, WEIGHTS: weights, **columns}.items() if one is not None}
+    return Row(list(token_ids), mask, [0.0] * length, [length - 1], columns=own)
 
 
 @dataclass(frozen=True)
@@ -64,29 +62,28 @@ class RowReader:
         return [self._read_row(f"row {number}", row, given[number], names) for number, row in enumerate(rows)]
 
     def _read_row(self, label: str, row: Row, columns: Mapping[str, Any], names: Mapping[str, None]) -> Row:
-        ids, mask, found = np.asarray(row.token_ids), np.asarray(row.action_mask) != 0, dict[str, Any]()
+        ids, trained, found = np.asarray(row.token_ids), np.asarray(row.action_mask), dict[str, Any]()
         if self.max_length is not None and len(ids) > self.max_length:
             raise ValueError(f"{label} has {len(ids)} tokens, but the model reads at most {self.max_length}. Cut it.")
-        if not mask.any() or mask[0]:
-            raise ValueError(
-                f"{label} must be trained on at least one token, but not on its first one. Set its weights."
-            )
-        values = {TARGETS: ids, WEIGHTS: mask * 1.0, **row.columns, **columns}
+        values = {TARGETS: ids, WEIGHTS: trained, **row.columns, **columns}
         for name in names:
-            value = values.get(name)
-            if value is not None and not isinstance(value, Real):
-                value = np.asarray(value)
-            if value is None or (isinstance(value, np.ndarray) and len(value) != len(ids)):
-                got = "is missing" if value is None else f"has {len(value)} values for {len(ids)} tokens"
+            value = np.asarray(values.get(name))
+            if value.dtype == object or (value.ndim and len(value) != len(ids)):
+                got = f"has {len(value)} values for {len(ids)} tokens" if value.ndim else "is missing"
                 raise ValueError(f"{label}: its column {name} {got}. Pass a number, or a number per token.")
-            found[name] = value
-        targets = found.get(TARGETS, ids)[mask]
+            found[name] = value if value.ndim else value.item()
+        given = found.get(WEIGHTS, 1.0)
+        weights = given if isinstance(given, np.ndarray) else given * trained
+        if not weights.any() or weights[0]:
+            raise ValueError(f"{label} must be trained on some token, but not on its first one. Set its weights.")
+        targets = found.get(TARGETS, ids)[weights != 0]
         for noun, some, excluded in (("token", ids, ()), ("target", targets, self.excluded)):
             wrong = some[(some < 0) | (some >= self.vocabulary_size) | np.isin(some, excluded)]
             if len(wrong):
                 size = self.vocabulary_size
                 raise ValueError(f"{label}: the {noun} {wrong[0]} is outside the model's vocabulary of {size} tokens.")
-        return replace(row, columns=found)
+        found |= {WEIGHTS: weights} if WEIGHTS in found else {}
+        return replace(row, columns=found, action_mask=(weights != 0).astype(int).tolist())
 
 
 def distribute(rows: Sequence[Row], plan: Plan, groups: Sequence[object] | None = None) -> BatchLayout:

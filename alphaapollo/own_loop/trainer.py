@@ -91,8 +91,13 @@ class Trainer:
         return AsyncVerbs(self)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self._verbs.result()
+        with hide_main_script():  # the engines' processes would import the caller's script
+            self._thread.start()
+            try:
+                self._verbs.result()
+            except BaseException:
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -107,8 +112,7 @@ class Trainer:
 
     def _run(self) -> None:
         try:
-            with hide_main_script():
-                run_in_temp_folder(self._run_in_temp_folder)
+            run_in_temp_folder(self._run_in_temp_folder)
         except BaseException as error:  # noqa: BLE001 the caller's thread raises it
             self._failure = error
             if not self._verbs.done():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.cli.run_process import pickle_by_value
-from alphaapollo.data.prompts import apply_length_limit
+from alphaapollo.data.prompts import check_length_limit
 from alphaapollo.environments.base import EnvironmentFactory, StepResult, get_environment_spec
 from alphaapollo.environments.single_turn import SingleTurnEnvironment
 from alphaapollo.evaluation.validation import compute_group_metrics
@@ -33,6 +34,7 @@ from alphaapollo.workers.accumulation import LossFunction, LossRequest, cross_en
 
 Prompts = Sequence[Prompt | str | list[Message]]
 """Each is a text to continue, a chat `[{"role": ..., "content": ...}]`, or a Prompt of a data file."""
+STEP_NAME = re.compile(r"step_(\d+)")
 PROBE_TEXT = "The engines compute with the weights of the trainer."
 
 
@@ -76,10 +78,9 @@ class Verbs:
         """Load the checkpoint to resume from, if any, and send the weights to the engines."""
         for warning in await self._workers.policy.get_logprob_check_warnings():
             self._session.console.notify(warning)
-        if self._prepared.start.checkpoint:
-            await self._workers.policy.load(str(self._prepared.start.checkpoint / "policy"))
         if self._publisher:
-            await self._publish()
+            await self._workers.engines.sleep()
+        await self._restore(self._prepared.start.checkpoint)
 
     def close(self) -> None:
         self._rollout_log.close()
@@ -126,14 +127,16 @@ class Verbs:
                 await self._publish()
         data, rollout, renderer = self._prepared.config.data, self._plan.rollout, self._prepared.renderer
         made = [one if isinstance(one, Prompt) else Prompt(number, "", one) for number, one in enumerate(prompts)]
-        apply_length_limit(made, renderer, data.max_prompt_length, data.truncation)
+        lengths = [length for one in made for length in renderer.count_prompt_tokens([one])]
+        names, limit = [f"prompt {number}" for number in range(len(made))], data.max_prompt_length
+        check_length_limit(lengths, names, "prompts", "data.max_prompt_length", limit, data.truncation)
         factory = get_environment_spec(environment).factory if isinstance(environment, str) else environment
         pickled = pickle_by_value("environment", factory, [factory]) if factory else b""
         self.progress.prompts_consumed += seed is None
         position = self.progress.prompts_consumed if seed is None else -1 - seed
         heat = rollout.temperature if temperature is None else temperature
-        limit, run_seed = max_tokens or data.max_response_length, self._prepared.config.trainer.seed
-        sampling = Sampling(limit, heat, rollout.top_p, rollout.top_k, run_seed)
+        budget, run_seed = max_tokens or data.max_response_length, self._prepared.config.trainer.seed
+        sampling = Sampling(budget, heat, rollout.top_p, rollout.top_k, run_seed)
         requests = [GroupRequest(one, n, sampling, position, environment=pickled) for one in made]
         groups = {number: group async for number, group in self._workers.engines.generate(requests)}
         return [groups[number] for number in range(len(requests))]
@@ -184,7 +187,7 @@ class Verbs:
 
     async def publish(self) -> dict[str, float]:
         """Send the weights to the engines, and verify them as main_ppo does. Returns metrics of the weight sync."""
-        async with self._training:
+        async with self._use_trainer():
             return await self._publish()
 
     async def log_probs(self, rows: Sequence[Row], model: str = "policy") -> list[np.ndarray]:
@@ -205,28 +208,28 @@ class Verbs:
         logged step."""
         if self._num_accumulated:
             raise ValueError("there are gradients, which are not saved. Call optim_step before save.")
-        checkpoints = self._writer.checkpoints
+        checkpoints, now = self._writer.checkpoints, replace(self.progress)
+        if matched := STEP_NAME.fullmatch(name or ""):
+            now.step, name = int(matched[1]), None
         async with self._use_trainer():
-            folder = checkpoints.begin_checkpoint(self.progress.step, name or "")
+            folder = checkpoints.begin_checkpoint(now.step, name or "")
             await self._writer.save_and_wait(folder)
-            self.progress.write(folder)
+            now.write(folder)
             return await asyncio.to_thread(checkpoints.complete_checkpoint, folder)
 
     async def load(self, name: str | Path) -> int:
         """Load a checkpoint of this run by name, or of any run by path, publish it, and drop gradients. Returns its
         step. Raises ValueError if it is missing or damaged; the state is then unchanged."""
-        named = self._writer.checkpoints.folder / name
+        matched = STEP_NAME.fullmatch(str(name))
+        named = self._writer.checkpoints.folder / (f"step_{int(matched[1]):06d}" if matched else name)
         path = named if named.is_dir() else Path(name).expanduser()
         if damage := await asyncio.to_thread(find_damage, path):
             known = ", ".join(sorted(one.name for one in named.parent.glob("[!.]*"))) or "none"
             raise ValueError(f"{path} cannot be loaded: {damage[0]}. Checkpoints of this run: {known}.")
         progress = Progress.read(path)
         async with self._use_trainer():
-            await self._workers.policy.clear_gradients()
-            await self._workers.policy.load(str(path / "policy"))
-            self._num_accumulated, self.progress = 0, progress
-            if self._publisher:
-                await self._publish()
+            await self._restore(path)
+            self.progress = progress
         return progress.step
 
     async def evaluate(
@@ -253,10 +256,19 @@ class Verbs:
             raise ValueError(f"the metric {wrong[0]!r} has no group. Name it group/name, e.g. train/{wrong[0]}.")
         if groups:
             logged = compute_rollout_metrics(groups, groups, 1, 0.0) | logged
+            del logged["rollout/tokens_per_second"]  # unknown
             self._rollout_log.write(step, groups)
         self.progress.step = step
         self._session.tracker.log(step, logged)
         self._session.console.show_step(step, logged)
+
+    async def _restore(self, checkpoint: Path | None) -> None:
+        if checkpoint:
+            await self._workers.policy.clear_gradients()
+            await self._workers.policy.load(str(checkpoint / "policy"))
+            self._num_accumulated = 0
+        if self._publisher:
+            await self._publish()
 
     async def _publish(self) -> dict[str, float]:
         if self._publisher is None:
