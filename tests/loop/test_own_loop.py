@@ -8,6 +8,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,17 @@ from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.types import Prompt, Row, Score
 from examples.own_loop import distill, dpo, grpo, own_loss, sft
 from tests.loop.conftest import MARK, ROOT, Runner, Task, wait_until_nothing_is_left
+from tests.loop.warm import start_warm_process
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def restart_warm_process() -> Iterator[None]:
+    """A trainer stops the fork servers of its process when it ends."""
+    yield
+    start_warm_process()
+
 
 CHAT = [{"role": "user", "content": "3+4=?"}]
 QUICK = (
