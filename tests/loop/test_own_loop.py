@@ -176,6 +176,10 @@ def test_examples(task: Task, tmp_path: Path) -> None:
     assert "val/accuracy" in json.loads((tmp_path / "test/grpo/metrics.jsonl").read_bytes().splitlines()[-1])
     distill.main(model, model, *words(tmp_path, "distill"), steps=2, size=2)
     own_loss.main(model, *words(tmp_path, "own_loss"), steps=2, n=2)
+    with Trainer({"model.path": model}, *words(tmp_path, "none"), engines=0) as t:
+        for verb in (t.publish, lambda: t.sample([CHAT])):
+            with pytest.raises(ValueError, match="no engines"):
+                verb()
     assert len(curve("own_loss", "critic/score/mean")) == 2
 
 
