@@ -198,7 +198,7 @@ with Trainer({"model.path": sys.argv[1]}, *sys.argv[3:], engines=1, ranks=int(sy
 """
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_two_ranks_on_ray_equal_one(
     ppo: Runner, task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,7 +210,7 @@ def test_two_ranks_on_ray_equal_one(
         return [str(script), str(task.model), str(ranks), *words(ppo.out, f"on_{ranks}")]
 
     environment, command = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(ppo.out)}, [sys.executable, *argv(2)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=ppo.out)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, cwd=ppo.out)
     assert done.returncode == 0, done.stderr[-4000:]
     monkeypatch.setattr(sys, "argv", argv(1))
     runpy.run_path(str(script), run_name="__main__")
