@@ -73,7 +73,7 @@ def accumulate(worker: PolicyWorker, batch: RankBatch, request: LossRequest) -> 
     worker.accumulate_gradients(batch.rows, mini_batch, compute_loss)
     worker.balancer = None
     messages = [""] * dist.get_world_size()
-    dist.all_gather_object(messages, "".join(map(str, errors[:1])))
+    dist.all_gather_object(messages, "".join(str(error) or repr(error) for error in errors[:1]))
     failed = next(filter(None, messages), "")
     for parameter, gradient in zip(parameters, earlier, strict=True):
         if failed or parameter.grad is None:
