@@ -37,7 +37,7 @@ SGLANG = [
     "ipython",
     "nvidia-ml-py",
     "orjson",
-    "soundfile",
+    "soundfile==0.13.1",  # the version that SGLang requires
     "zstandard",
 ]
 RUNTIME = ["tensorboard", "wandb"]  # extras in the runtime lists

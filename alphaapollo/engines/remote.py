@@ -25,8 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.process import build_process_environment, find_last_error, make_death_error
-from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 
@@ -141,6 +142,16 @@ class RemoteEngine(Engine):
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         logprobs: list[float] = await self._call("log_probs", token_ids)
         return logprobs
+
+    def build_http_app(self, settings: HttpApiSettings) -> Any:
+        """Return vLLM's HTTP API over this engine."""
+        from alphaapollo.engines.vllm.front_end import RemoteFrontEnd  # imports vLLM
+
+        return RemoteFrontEnd(self.spec, self._answer_http).build_http_app(settings)
+
+    async def _answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
+        answer: HttpAnswer = await self._call("answer_http", token_ids, request, request_id)
+        return answer
 
     async def pause(self) -> None:
         await self._call("pause")

@@ -24,12 +24,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from alphaapollo.engines.process import find_last_error, set_up_engine_process
-from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.engines.remote import receive_spec, serve
 from alphaapollo.engines.sglang import cpu_kernels
 from alphaapollo.engines.sglang.settings import (
     WEIGHT_LOADER,
     build_completion,
+    build_http_answer,
     build_server_arguments,
     make_sampling_params,
 )
@@ -102,12 +103,14 @@ class SglangEngine(Engine):
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
-        answer = await self._run_request(token_ids, make_sampling_params(sampling), request_id)
-        finish = answer["meta_info"]["finish_reason"]
-        if finish["type"] not in ("stop", "length"):
-            raise EngineError(f"{self.spec.name} aborted a request: {finish}. See its log {self.spec.log_path}.")
-        self._finished_tokens += len(answer["output_ids"])
-        return build_completion(answer)
+        return build_completion(await self._run_request(token_ids, make_sampling_params(sampling), request_id))
+
+    async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
+        """Sample an answer to a request to the HTTP API, which runs in the owner's process."""
+        params = make_sampling_params(request.sampling) | dict(request.penalties)
+        options = {"top_logprobs_num": request.num_top}
+        options |= {"logprob_start_len": 0} if request.scores_prompt else {}
+        return build_http_answer(await self._run_request(token_ids, params, request_id, **options))
 
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         params: dict[str, object] = {"max_new_tokens": 0, "temperature": 1.0}
@@ -129,6 +132,10 @@ class SglangEngine(Engine):
         )
         async with aclosing(self._manager.generate_request(request)) as answers:  # SGLang aborts a closed request
             answer: dict[str, Any] = await anext(answers)
+        finish = answer["meta_info"]["finish_reason"]
+        if finish["type"] not in ("stop", "length"):
+            raise EngineError(f"{self.spec.name} aborted a request: {finish}. See its log {self.spec.log_path}.")
+        self._finished_tokens += len(answer["output_ids"])
         return answer
 
     # In-flight weight updates: a pause returns running requests to the queue with their tokens.

@@ -4,12 +4,12 @@ SGLang's outputs to completions."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.resolve import get_resolved
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec, HttpAnswer
 from alphaapollo.types import Completion, Sampling, StopReason
 
 SERVER_MODULE = "alphaapollo.engines.sglang.server"
@@ -61,7 +61,7 @@ def build_server_arguments(spec: EngineSpec, kv_token_bytes: int) -> dict[str, A
             f"rollout.kv_cache_gib={rollout.kv_cache_gib:g} is too small: the KV cache has {cached} tokens, and a "
             f"sequence has up to {context}. Set {kv_token_bytes * context / 2**30:.2g} or more."
         )
-    tokenizer = spec.tokenizer_path if rollout.stop_strings else ""
+    tokenizer = spec.chat_tokenizer or (spec.tokenizer_path if rollout.stop_strings else "")  # finds stop strings
     arguments: dict[str, Any] = {
         "model_path": spec.model_path,
         "trust_remote_code": spec.trust_remote_code,
@@ -123,3 +123,25 @@ def build_completion(answer: Mapping[str, Any]) -> Completion:
         num_cached_tokens=meta["cached_tokens"],
         earlier_version_token_counts=tuple(earlier),
     )
+
+
+def build_http_answer(answer: Mapping[str, Any]) -> HttpAnswer:
+    """Build the answer to a request to the HTTP API from SGLang's output."""
+    meta = answer["meta_info"]
+    matched = meta["finish_reason"].get("matched")
+    return HttpAnswer(
+        build_completion(answer),
+        stop_string=matched if isinstance(matched, str) else "",
+        logprobs=_merge_logprobs(meta["output_token_logprobs"], meta.get("output_top_logprobs")),
+        prompt_logprobs=_merge_logprobs(meta["input_token_logprobs"], meta.get("input_top_logprobs"))[1:],
+    )
+
+
+def _merge_logprobs(
+    chosen: Sequence[tuple[float, int, Any]], top: Sequence[Sequence[tuple[float, int, Any]] | None] | None
+) -> list[dict[int, float]]:
+    """Return {token: log-prob} of each position: the chosen token, and the most probable ones."""
+    others = [ranked or () for ranked in top or [None] * len(chosen)]
+    return [
+        {token: logprob for logprob, token, _ in (own, *ranked)} for own, ranked in zip(chosen, others, strict=True)
+    ]
