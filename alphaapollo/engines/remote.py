@@ -166,6 +166,32 @@ class RemoteEngine(Engine):
         receipt: WeightReceipt | None = await self._call("confirm_weights", version)
         return receipt
 
+    async def sleep(self) -> None:
+        await self._call("sleep")
+
+    async def wake_weights(self) -> None:
+        await self._call("wake_weights")
+
+    async def release_cache(self) -> None:
+        await self._call("release_cache")
+
+    async def wake_cache(self) -> None:
+        await self._call("wake_cache")
+
+    # The trainer calls these methods over CUDA IPC and NCCL (weight_sync/transfer.py).
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        await self._call("init_weight_transfer_engine", init_info)
+
+    async def start_weight_update(self) -> None:
+        await self._call("start_weight_update")
+
+    async def update_weights(self, update_info: dict[str, Any]) -> None:
+        await self._call("update_weights", update_info)
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        await self._call("finish_weight_update")
+
     def list_pids(self) -> list[int]:
         """Return the pids of the server's children, which run the model, and of the server."""
         if self._process is None or self._process.poll() is not None:
