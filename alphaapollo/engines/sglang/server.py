@@ -73,8 +73,6 @@ class SglangEngine(Engine):
         module.mp = make_forking_multiprocessing() if spec.device == "cpu" else make_spawning_multiprocessing(patches)
         try:
             model = ModelConfig(spec.model_path, trust_remote_code=spec.trust_remote_code, dtype=spec.dtype)
-            if model.hf_text_config.tie_word_embeddings and "Moe" in model.hf_config.architectures[0]:
-                raise ValueError("SGLang has no tied embeddings for a mixture of experts. Use rollout.name=vllm.")
             elements = model.num_hidden_layers * model.get_num_kv_heads(1) * (model.head_dim + model.v_head_dim)
             arguments = build_server_arguments(spec, elements * {"float32": 4, "bfloat16": 2}[spec.dtype])
             server = module.ServerArgs(**arguments, custom_sigquit_handler=ignore_signal)
