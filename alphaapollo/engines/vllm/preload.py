@@ -6,6 +6,7 @@ import atexit
 import gc
 import importlib
 import os
+import sys
 
 import setproctitle
 
@@ -14,11 +15,16 @@ from alphaapollo.engines.vllm.process import CORE_MODULES
 from alphaapollo.engines.vllm.settings import register_triton_interpreter
 from alphaapollo.utils.imports import pause_gc
 
+UNUSED = ("cv2", "opentelemetry.exporter", "ray", "scipy")  # vLLM's imports for videos, traces, Ray and audio
+
 redirect_output_to_file(os.environ[LOG])
 register_triton_interpreter()
 setproctitle.getproctitle()  # must run before the environment changes, so that children show as VLLM::EngineCore
+sys.modules.update(dict.fromkeys(UNUSED))  # None: an import fails as if the package were not installed
 with pause_gc():
     for module in CORE_MODULES:
         importlib.import_module(module)
+for package in UNUSED:
+    del sys.modules[package]
 gc.freeze()  # a collection in a forked core would copy the memory that it shares with this process
 atexit.register(os._exit, 0)  # skip the interpreter shutdown, which takes seconds
