@@ -26,7 +26,7 @@ setup: ## install the runtime requirements into .venv
 setup-suites: ## install the runtime requirements, and lm-eval and inspect-ai into .venv/suites
 	@scripts/setup.sh suites
 
-setup-sglang: ## install the runtime requirements, and SGLang into .venv/sglang (without a GPU)
+setup-sglang: ## install the runtime requirements, and SGLang into .venv/sglang
 	@scripts/setup.sh sglang
 
 setup-dev: ## install the runtime, test and check requirements into .venv

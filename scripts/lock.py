@@ -1,14 +1,14 @@
-"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev,suites,sglang_cpu}.txt, each for Python 3.11
-and 3.12, and the hashes of requirements/uv.txt.
+"""Pin the requirements of pyproject.toml: write requirements/{cpu,gpu,dev,suites,sglang_cpu,sglang_gpu}.txt, each for
+Python 3.11 and 3.12, and the hashes of requirements/uv.txt.
 
     make lock
 
 The lists are complete: scripts/setup.sh installs them without resolving dependencies (`uv pip install --no-deps`).
 Each line has the hashes of the package's files, which uv verifies, except for torch's CPU build (see SECURITY.md).
 dev.txt lists what tests and checks need in addition to cpu.txt or gpu.txt. suites.txt is for an environment of its own,
-without this project. sglang_cpu.txt lists what SGLang needs on a CPU in addition to cpu.txt. Pinned versions change
-only with `--upgrade`. If no source in pip's configuration has the CPU build of torch, run
-`UV_TORCH_BACKEND=cpu make lock`.
+without this project. sglang_cpu.txt lists what SGLang needs on a CPU in addition to cpu.txt, and sglang_gpu.txt all
+that it needs on GPUs, because it requires other versions than vLLM. Pinned versions change only with `--upgrade`. If no
+source in pip's configuration has the CPU build of torch, run `UV_TORCH_BACKEND=cpu make lock`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SGLANG = [
     "ipython",
     "nvidia-ml-py",
     "orjson",
-    "soundfile",
+    "soundfile==0.13.1",  # the version that SGLang requires
     "zstandard",
 ]
 RUNTIME = ["tensorboard", "wandb"]  # extras in the runtime lists
@@ -166,6 +166,7 @@ def main() -> None:
     suites = resolve([], read("suites.txt") if keep else [], lines, [])
     sglang = resolve([], read("sglang_cpu.txt") if keep else with_tools, SGLANG, [])
     sglang = sorted([line for line in sglang if not names([line]) & names(cpu)] + extras["sglang"])
+    sglang_gpu = resolve([], read("sglang_gpu.txt") if keep else [], extras["sglang"], [])
     tools = [line for line in with_tools if not names([line]) & names(cpu)]
     FOLDER.mkdir(exist_ok=True)
     write("cpu.txt", "Requirements of a machine without a GPU.", cpu)
@@ -173,6 +174,7 @@ def main() -> None:
     write("dev.txt", "Additional requirements of tests and checks.", tools)
     write("uv.txt", "Installer of the other lists.", read("uv.txt"))
     write("sglang_cpu.txt", "Additional requirements of SGLang on a CPU, in an environment of its own.", sglang)
+    write("sglang_gpu.txt", "Requirements of SGLang on CUDA GPUs, in an environment of its own.", sglang_gpu)
     write("suites.txt", "Requirements of evaluation suites, in an environment of their own.", suites)
 
 

@@ -3,8 +3,9 @@
 #
 #     scripts/setup.sh          runtime requirements
 #     scripts/setup.sh suites   runtime requirements, and those of evaluation suites in .venv/suites
-#     scripts/setup.sh sglang   runtime requirements, and those of SGLang in .venv/sglang (without a GPU)
-#     scripts/setup.sh dev      runtime requirements, those of evaluation suites, and test and check requirements
+#     scripts/setup.sh sglang   runtime requirements, and those of SGLang in .venv/sglang
+#     scripts/setup.sh dev      runtime requirements, those of evaluation suites and, without a GPU, of SGLang, and test
+#                               and check requirements
 #
 #     PYTHON=python3.12         the Python to build .venv with (3.11 or 3.12; default: the first one found)
 #     DEVICE=cpu|gpu            the list to install (default: gpu where nvidia-smi lists a GPU)
@@ -50,10 +51,7 @@ fi
 lists=("requirements/$device.txt")
 [ "${1:-}" != dev ] || lists+=(requirements/dev.txt)
 [ "${1:-}" != suites ] && [ "${1:-}" != dev ] || lists+=(requirements/suites.txt)
-if [ "${1:-}" = sglang ]; then
-    [ "$device" = cpu ] || fail "SGLang is used on CPUs only. Run DEVICE=cpu make setup-sglang on a machine for CPU runs."
-    lists+=(requirements/sglang_cpu.txt)
-fi
+[ "${1:-}" != sglang ] && [ "${1:-} $device" != "dev cpu" ] || lists+=("requirements/sglang_$device.txt")
 
 python=.venv/bin/python
 made_for="$(cat .venv/.device 2>/dev/null || echo "$device")"
@@ -105,7 +103,7 @@ or use the other Python version: rm -r .venv, then the same command with PYTHON=
 fi
 requirements=()
 for list in "${stale[@]}"; do
-    case $list in requirements/suites.txt | requirements/sglang_cpu.txt) ;; *) requirements+=(-r "$list") ;; esac
+    case $list in requirements/suites.txt | requirements/sglang_*.txt) ;; *) requirements+=(-r "$list") ;; esac
 done
 say "installing ${stale[*]} (the first download is about 1 GB for a CPU, several GB for GPUs)"
 # Compiled bytecode halves the start time of a process. It is written now because .venv may be read-only later.
@@ -114,21 +112,23 @@ install_suites() {
     [ -e .venv/suites ] || $python -m uv venv --quiet --python $python .venv/suites || return
     $python -m uv pip install --quiet --python .venv/suites/bin/python --no-deps -r requirements/suites.txt
 }
-install_sglang() { # beside the packages of cpu.txt, some of which SGLang pins to other versions
+find_packages() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+install_sglang() { # on a CPU, the packages of cpu.txt are used where they are
     [ -e .venv/sglang ] || $python -m uv venv --quiet --python $python .venv/sglang || return
     $python -m uv pip install --quiet --compile-bytecode --python .venv/sglang/bin/python --no-deps \
-        -r requirements/cpu.txt -r requirements/sglang_cpu.txt || return
-    fix_torchvision .venv/sglang/bin/python
+        -r "requirements/sglang_$device.txt" || return
+    [ "$device" = gpu ] || echo "import site; site.addsitedir('$(find_packages $python)')" \
+        >"$(find_packages .venv/sglang/bin/python)/default_environment.pth"
 }
 fix_torchvision() { # a CUDA build of torchvision needs an import hook beside the CPU build of torch
-    packages="$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    packages="$(find_packages "$1")"
     cp scripts/torchvision_cpu.py "$packages/"
     echo "import torchvision_cpu" >"$packages/torchvision_cpu.pth"
 }
 if [ -t 2 ]; then # uv shows progress bars; without a terminal it prints one line per package, which is dropped
     install_lists || fail "$no_index"
 else
-    install_lists 2>&1 | grep -vE '^ ([-+~]|Downloaded) ' >&2 || fail "$no_index"
+    install_lists 2>&1 | sed -E '/^ ([-+~]|Downloaded) /d' >&2 || fail "$no_index"
 fi
 uv_install --quiet -e . || fail "$no_index"
 if [[ " ${stale[*]} " == *" requirements/suites.txt "* ]] && ! install_suites; then
@@ -136,7 +136,11 @@ if [[ " ${stale[*]} " == *" requirements/suites.txt "* ]] && ! install_suites; t
     say "warning: the packages of evaluation suites could not be installed (see above). Their tests are skipped."
     stale=("${stale[@]/requirements\/suites.txt/}")
 fi
-[[ " ${stale[*]} " != *" requirements/sglang_cpu.txt "* ]] || install_sglang || fail "$no_index"
+if [[ " ${stale[*]} " == *" requirements/sglang_$device.txt "* ]] && ! install_sglang; then
+    [ "$1" = dev ] || fail "$no_index"
+    say "warning: the packages of SGLang could not be installed (see above). Its tests are skipped."
+    stale=("${stale[@]/requirements\/sglang_$device.txt/}")
+fi
 [ "$device" != cpu ] || fix_torchvision $python
 
 if [ "$device" = gpu ] && ! $python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; then

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import Model
-from alphaapollo.engines.http_api import HttpApiSettings
+from alphaapollo.engines.vllm.front_end import FrontEnd
 from alphaapollo.types import ImageInput
 
 if TYPE_CHECKING:
@@ -16,41 +16,17 @@ if TYPE_CHECKING:
 ANSWER = "OK"
 
 
-class RecordedEngine:
+class RecordedEngine(FrontEnd):
     """Engine with vLLM's HTTP API. `answer` returns the text of an answer to a prompt.
 
     Raises ValueError if vLLM cannot serve the model.
     """
 
-    errored = False
-
     def __init__(self, model: Model, max_model_len: int, answer: Callable[[str], str] = lambda prompt: ANSWER):
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.renderers.registry import renderer_from_config
-        from vllm.v1.engine.input_processor import InputProcessor
-
-        self.vllm_config = AsyncEngineArgs(
-            model=model.path,
-            tokenizer=model.tokenizer_path or model.path,
-            trust_remote_code=model.trust_remote_code,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=max_model_len,
-            generation_config="vllm",
-            enforce_eager=True,
-            limit_mm_per_prompt={"video": 0},
-        ).create_engine_config()
+        super().__init__(model.path, model.tokenizer_path or model.path, model.trust_remote_code, max_model_len)
         self._answer = answer
-        self.model_config = self.vllm_config.model_config
-        self.renderer = renderer_from_config(self.vllm_config)
-        self.input_processor = InputProcessor(self.vllm_config, self.renderer)
 
-    def build_http_app(self, settings: HttpApiSettings) -> Any:
-        """Return an ASGI application with vLLM's HTTP API."""
-        from alphaapollo.engines.vllm.http_api import build_http_app
-
-        return build_http_app(self, self._stream_outputs, settings)
-
-    async def _stream_outputs(
+    async def stream_outputs(
         self, token_ids: list[int], params: SamplingParams, request_id: str, images: Sequence[ImageInput] = ()
     ) -> AsyncIterator[RequestOutput]:
         from vllm.logprobs import FlatLogprobs, Logprob

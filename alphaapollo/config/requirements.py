@@ -106,9 +106,14 @@ def gpus_per_node(trainer: Training, case: Case) -> Any:
     return case.device == "cuda" and 0 < case.num_gpus < trainer.n_gpus_per_node and case.num_gpus
 
 
-@requirement(Rollout, "name", "SGLang is used on CPUs only (docs/engines.md)", "Set vllm, or trainer.device=cpu")
+@requirement(Rollout, "name", "this project has not run SGLang on GPUs (docs/engines.md)", "Set vllm", is_error=False)
 def sglang(rollout: Rollout, case: Case) -> Any:
     return case.device == "cuda" and rollout.name == "sglang"
+
+
+@requirement(Rollout, "name tensor_model_parallel_size", "SGLang's engines have one process on a CPU", "Set it to 1")
+def sglang_on_cpus(rollout: Rollout, case: Case) -> Any:
+    return case.device == "cpu" and rollout.name == "sglang" and rollout.tensor_model_parallel_size > 1
 
 
 @requirement(Rollout, "tensor_model_parallel_size", "a node has {} cores", "Set {} or less")

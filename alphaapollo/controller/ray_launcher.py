@@ -216,7 +216,7 @@ class RayWorkerGroups(WorkerGroups):
 
 
 def call_engines(engines: Sequence[ray.actor.ActorHandle], method: str, *arguments: object) -> None:
-    """Call a method of vLLM's weight transfer on all engines and wait for them. engines: of class WorkerActor."""
+    """Call a method of the weight transfer on all engines and wait for them. engines: of class WorkerActor."""
     code = pickle_function(lambda worker: getattr(worker.engine, method)(*arguments))
     try:
         ray.get([engine.call.remote(code) for engine in engines])

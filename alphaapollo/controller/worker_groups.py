@@ -29,7 +29,7 @@ class WorkerSpecs:
     """Specification of the workers to start. Each builder is a function that runs in the process of its worker.
 
     rank_builders: role (policy, critic, reward model, trainer) -> function that builds the worker of a training rank
-        from its RankPlacement. On GPUs the policy's builder also gets `call_engines`, for vLLM's weight transfer.
+        from its RankPlacement. On GPUs the policy's builder also gets `call_engines`, for the weight transfer.
     engine_builder: builds a rollout worker from the engine's index, its node and, on a node without training ranks, its
         WeightReader, without starting it; None: no engines.
     """

@@ -5,8 +5,8 @@ Implementations: vllm/engine.py for production, hf.py as a slow reference, fake.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Rollout
@@ -95,6 +95,27 @@ class Engine:
 
     async def close(self) -> None:
         """Stop the engine and its processes. Idempotent."""
+
+
+@dataclass(frozen=True)
+class HttpSampling:
+    """Sampling settings of a request to the HTTP API, which may ask for more than a rollout."""
+
+    sampling: Sampling
+    penalties: Mapping[str, float] = field(default_factory=dict)  # e.g. min_p, frequency_penalty
+    num_top: int = 0  # number of most probable tokens to return at each position
+    scores_prompt: bool = False  # whether to return the log-probs of the prompt
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """Answer to a request to the HTTP API. The log-probs of a position are those of its token, and then those of the
+    most probable tokens."""
+
+    completion: Completion
+    stop_string: str  # the stop string that ended the completion, or an empty text
+    logprobs: list[dict[int, float]]  # of the sampled tokens
+    prompt_logprobs: list[dict[int, float]]  # of the prompt's tokens after the first, if they were requested
 
 
 @dataclass(frozen=True)

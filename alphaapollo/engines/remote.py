@@ -25,8 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.process import build_process_environment, find_last_error, make_death_error
-from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 
@@ -142,6 +143,16 @@ class RemoteEngine(Engine):
         logprobs: list[float] = await self._call("log_probs", token_ids)
         return logprobs
 
+    def build_http_app(self, settings: HttpApiSettings) -> Any:
+        """Return vLLM's HTTP API over this engine."""
+        from alphaapollo.engines.vllm.front_end import RemoteFrontEnd  # imports vLLM
+
+        return RemoteFrontEnd(self.spec, self._answer_http).build_http_app(settings)
+
+    async def _answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
+        answer: HttpAnswer = await self._call("answer_http", token_ids, request, request_id)
+        return answer
+
     async def pause(self) -> None:
         await self._call("pause")
 
@@ -154,6 +165,32 @@ class RemoteEngine(Engine):
     async def confirm_weights(self, version: int) -> WeightReceipt | None:
         receipt: WeightReceipt | None = await self._call("confirm_weights", version)
         return receipt
+
+    async def sleep(self) -> None:
+        await self._call("sleep")
+
+    async def wake_weights(self) -> None:
+        await self._call("wake_weights")
+
+    async def release_cache(self) -> None:
+        await self._call("release_cache")
+
+    async def wake_cache(self) -> None:
+        await self._call("wake_cache")
+
+    # The trainer calls these methods over CUDA IPC and NCCL (weight_sync/transfer.py).
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        await self._call("init_weight_transfer_engine", init_info)
+
+    async def start_weight_update(self) -> None:
+        await self._call("start_weight_update")
+
+    async def update_weights(self, update_info: dict[str, Any]) -> None:
+        await self._call("update_weights", update_info)
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        await self._call("finish_weight_update")
 
     def list_pids(self) -> list[int]:
         """Return the pids of the server's children, which run the model, and of the server."""

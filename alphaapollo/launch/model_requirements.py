@@ -130,6 +130,16 @@ def engine_with_vision(use: ModelUse, case: Case) -> Any:
 
 
 @model_requirement(
+    "{use.engine_section}.name=sglang",
+    "{use} has experts and tied embeddings, whose output head SGLang does not load",
+    "Set {use.engine_section}.name=vllm",
+)
+def tied_experts_of_sglang(use: ModelUse, case: Case) -> Any:
+    has_experts = ExpertSizes.from_config(use.config) is not None
+    return use.engine and use.engine.name == "sglang" and has_experts and use.config.tie_word_embeddings
+
+
+@model_requirement(
     "data.max_prompt_length={use.lengths.max_prompt_length} + data.max_response_length = {use.lengths.max_length}",
     "{use} has {}",
     "Lower one of the two keys",

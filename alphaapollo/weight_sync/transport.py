@@ -1,8 +1,8 @@
 """How weights are sent from the training ranks to the engines. Imports no torch, for the process of an engine.
 
 shared_memory   CPU engines: safetensors under /dev/shm
-ipc             engines on the training GPUs: CUDA IPC through vLLM's weight transfer
-nccl            engines on separate GPUs: NCCL through vLLM's weight transfer
+ipc             engines on the training GPUs: CUDA IPC
+nccl            engines on separate GPUs: NCCL
 adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
 
 All training ranks gather each full tensor (FSDP), so every node has all weights. With shared_memory and adapter, one
@@ -49,16 +49,17 @@ class Transport:
     dtype: str  # dtype of the engine's weights: float32 | bfloat16
     shared_folder: str  # folder of the run under /dev/shm, with the same path on every node
     num_engine_ranks: int  # total number of GPUs (or CPU processes) of all engines
+    engine: str = "vllm"  # rollout.name
 
 
 def choose_transport(
-    device: str, is_colocated: bool, is_vllm_on_ray: bool, serves_adapters: bool = False
+    device: str, is_colocated: bool, has_engines_on_ray: bool, serves_adapters: bool = False
 ) -> TransportKind:
-    """Choose how the engines receive weights. ipc and nccl are vLLM's own transfers and need engines over Ray.
-    serves_adapters: whether the engines serve LoRA adapters (rollout.lora=adapter)."""
+    """Choose how the engines receive weights. has_engines_on_ray: whether they are vLLM or SGLang engines of Ray
+    actors, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters (rollout.lora=adapter)."""
     if serves_adapters:
         return "adapter"
-    if device == "cpu" or not is_vllm_on_ray:
+    if device == "cpu" or not has_engines_on_ray:
         return "shared_memory"
     return "ipc" if is_colocated else "nccl"
 

@@ -25,7 +25,7 @@ def build_policy_worker(
     """Build the policy worker of one rank, in the worker's process.
 
     custom_module: value of algorithm.custom_module, the user's file with losses and estimators. call_engines: calls a
-    method of vLLM's weight transfer on all engines (GPUs only).
+    method of the weight transfer on all engines (GPUs only).
     """
     if custom_module:
         load_user_module(custom_module, "algorithm.custom_module")
@@ -39,11 +39,15 @@ def make_weight_sender(transport: Transport, placement: RankPlacement, call_engi
         sender = SharedAdapterSender if transport.kind == "adapter" else SharedMemorySender
         folder = get_weights_folder(transport.shared_folder, placement.engine_node or "")
         return sender(folder, dtype, is_writer=placement.engine_node is not None)
+    master_address = str(urlsplit(placement.init_method).hostname)  # address of rank 0's node
+    arguments = (call_engines, dtype, placement.rank, transport.kind, master_address, transport.num_engine_ranks)
+    if transport.engine == "sglang":
+        from alphaapollo.weight_sync.sglang_transfer import SglangTransferSender
+
+        return SglangTransferSender(*arguments)
     from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 
-    master_address = str(urlsplit(placement.init_method).hostname)  # address of rank 0's node
-    num_ranks = transport.num_engine_ranks
-    return VllmTransferSender(call_engines, dtype, placement.rank, transport.kind, master_address, num_ranks)
+    return VllmTransferSender(*arguments)
 
 
 def make_teacher_model_sections(policy: Model, teacher: Teacher) -> dict[str, Model]:

@@ -6,7 +6,8 @@
 
 Both sides use the same engine with the same threads and alternate over several rounds. Bare: all requests at once,
 open-loop. Ours: requests go through rendering, episodes, decoding and grading to TrajectoryGroups. The last lines are
-JSON objects, one per engine; `ratio` is our tokens/s over those of the bare engine, the median of the rounds.
+JSON objects, one per engine; `ratio` is our tokens/s over those of the bare engine, the median of the rounds. With
+several engines, another line has the tokens/s of each engine over those of the first one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -114,8 +116,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     args = parser.parse_args()
-    for engine in args.engine:
-        print(json.dumps(asyncio.run(measure(args, engine))))
+    results = [asyncio.run(measure(args, engine)) for engine in args.engine]
+    print(*map(json.dumps, results), sep="\n")
+    speeds: list[Any] = [result["tokens_per_second"] for result in results]
+    for engine, speed in zip(args.engine[1:], speeds[1:], strict=True):
+        ratios = {side: round(speed[side] / speeds[0][side], 3) for side in speed}
+        print(json.dumps({"benchmark": f"generation: {engine} / {args.engine[0]}", "ratios": ratios}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.loop.conftest import Runner, wait_until_nothing_is_left
+from tests.loop.engine_kit import needs_sglang
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
@@ -116,6 +117,19 @@ def test_exact_tokens_and_bitwise_resume(ppo: Runner, tmp_path: Path) -> None:
     assert "resumed from" in resumed.output
     for name in ("actor/loss", "actor/grad_norm", "critic/score/mean", "agent/reused_tokens"):
         assert last[name] == resumed.metrics[-1][name], name
+
+
+@needs_sglang
+def test_exact_tokens_of_sglang(ppo: Runner, tmp_path: Path) -> None:
+    settings = ("trainer.controller=local", "trainer.total_training_steps=2", "data.train_batch_size=2")
+    done = ppo.run(*agent_of(tmp_path, ""), *settings, "actor_rollout_ref.rollout.name=sglang")
+    last = done.metrics[-1]
+    assert last["outcome/failed"] == 0 and last["actor/grad_norm"] > 0
+    assert last["num_turns/mean"] == 4 and last["agent/branches"] == 1 and last["agent/rerendered"] == 0
+    assert last["agent/reused_tokens"] > 0 and last["rollout/prompt_tokens_cached"] > 0
+    assert last["mismatch/abs"] < 1e-4
+    for record in done.rollouts(2):
+        assert [count_turns(row) for row in record["rows"]] == [3, 1]
 
 
 def test_weights_change_in_the_middle_of_a_session(ppo: Runner, tmp_path: Path) -> None:

@@ -167,10 +167,16 @@ def test_run_continues_unchanged_after_a_kill(
     assert named in done.output and "Traceback" not in done.output, done.output[-4000:]
     assert "restart 1 of at most 3" in done.output, done.output[-4000:]
     assert "resumes from" in done.output and "step_000002" in done.output, done.output[-4000:]
+    is_exact = engine != "sglang"  # the last bits of SGLang's log-probs depend on the batch, its tokens do not
     for one, other in zip(whole.metrics, done.metrics, strict=True):
-        assert without_timing(one) == without_timing(other)
+        expected = without_timing(other)
+        assert without_timing(one) == (expected if is_exact else pytest.approx(expected, rel=1e-3, abs=1e-5))
     for step in range(1, 7):
-        assert [line["rows"] for line in whole.rollouts(step)] == [line["rows"] for line in done.rollouts(step)]
+        found, same = (
+            [line["rows"] if is_exact else [turn["text"] for turn in line["turns"]] for line in run.rollouts(step)]
+            for run in (whole, done)
+        )
+        assert found == same
     first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, done))
     assert first == second
     leaves_nothing()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from alphaapollo.types import Sampling, StopReason
+from alphaapollo.types import Completion, Sampling, StopReason
 from tests.loop.engine_kit import ENGINES, PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 
 pytestmark = pytest.mark.timeout(240)
@@ -154,3 +154,16 @@ def test_engine_log_is_in_its_file(session: Session, capfd: pytest.CaptureFixtur
     with open(session.engine.spec.log_path) as log:
         assert {"vllm": "Initializing a V1 LLM engine", "sglang": "Load weight end"}[session.name] in log.read()
     assert capfd.readouterr() == ("", "")
+
+
+def test_requests_wait_while_the_engine_is_paused(session: Session) -> None:
+    async def ask() -> tuple[bool, Completion]:
+        await session.engine.pause()
+        call = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(4), "r"))
+        await asyncio.sleep(0.3)
+        waits = not call.done()
+        await session.engine.resume()
+        return waits, await call
+
+    waits, answer = session.run(ask())
+    assert waits and len(answer.token_ids) >= 1 and answer.weight_version == 0

@@ -11,7 +11,15 @@ import torch
 from alphaapollo.config.schema import Lora
 from alphaapollo.models.lora import add_adapters, gather_scaled_adapter, get_lora_layers
 from alphaapollo.types import Sampling
-from tests.loop.engine_kit import ENGINES, PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
+from tests.loop.engine_kit import (
+    PROBE,
+    Session,
+    logprobs_of,
+    make_model,
+    mean_abs_difference,
+    needs_sglang,
+    start_engine,
+)
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.timeout(240)
@@ -28,9 +36,13 @@ def gap(session: Session, model: Any) -> float:
     return mean_abs_difference(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
 
 
-@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize(
-    ("kind", "targets", "rank"), [("Qwen3", "all-linear", 4), ("Llama", ["q_proj", "v_proj", "down_proj"], 12)]
+    ("kind", "targets", "rank", "name"),
+    [
+        ("Qwen3", "all-linear", 4, "vllm"),
+        ("Llama", ["q_proj", "v_proj", "down_proj"], 12, "vllm"),
+        pytest.param("Llama", ["q_proj", "v_proj", "down_proj"], 12, "sglang", marks=needs_sglang),
+    ],
 )
 def test_adapters_are_loaded_and_used(kind: str, targets: Any, rank: int, tmp_path: Path, name: str) -> None:
     """Engines fuse q, k and v, also if k has no adapter; vLLM pads rank 12 to 16; the scale is 16 / rank."""

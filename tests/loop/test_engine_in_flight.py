@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.engines.protocol import EngineError
-from alphaapollo.types import Completion, Sampling, WeightUpdate
+from alphaapollo.types import Completion, Sampling
 from tests.loop.engine_kit import ENGINES, PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 
 pytestmark = pytest.mark.timeout(240)
@@ -62,32 +61,3 @@ async def completions_in_flight(session: Session, models: list[Any], first: int)
             assert (receipt.version, receipt.digest) == (update.version, update.digest)
         await engine.resume()
     return list(await asyncio.gather(*calls))
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_requests_wait_while_the_engine_is_paused(tmp_path: Path, name: str) -> None:
-    model = make_model("Qwen3", 0, eos_token_id=None)
-    with start_engine(model, tmp_path, name=name) as session:
-
-        async def ask() -> tuple[bool, Completion]:
-            await session.engine.pause()
-            call = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(4), "r"))
-            await asyncio.sleep(0.3)
-            waits = not call.done()
-            await session.engine.resume()
-            return waits, await call
-
-        waits, answer = session.run(ask())
-        assert waits and len(answer.token_ids) == 4 and answer.weight_versions == [(0, 4)]
-
-        async def unpaused(update: WeightUpdate) -> None:
-            call = asyncio.ensure_future(session.engine.generate(PROBE, Sampling(200), "r"))
-            await asyncio.sleep(0)
-            try:
-                with pytest.raises(EngineError, match="while requests are running"):
-                    await session.receive(update)
-            finally:
-                await call
-
-        with session.sent(model, 1) as update:
-            session.run(unpaused(update))

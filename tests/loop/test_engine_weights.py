@@ -15,6 +15,8 @@ import torch
 
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.types import Sampling, WeightUpdate
+from alphaapollo.weight_sync import shared_memory, transfer
+from alphaapollo.weight_sync.sglang_transfer import SglangTransferSender
 from tests.loop.engine_kit import (
     ENGINES,
     PROBE,
@@ -26,6 +28,7 @@ from tests.loop.engine_kit import (
     needs_sglang,
     start_engine,
 )
+from tests.loop.weight_transfer import Client
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -65,14 +68,6 @@ def test_published_weights_are_loaded_and_used(
             assert gap(session, model) < 1e-5
         (answer,) = session.generate((PROBE, Sampling(4)))
         assert answer.weight_version == 3
-
-
-@needs_sglang
-def test_experts_with_tied_embeddings_are_refused_by_sglang(tmp_path: Path) -> None:
-    """SGLang would sample with an output head that is not loaded."""
-    model = make_model("Qwen3Moe", 0, tie_word_embeddings=True)
-    with pytest.raises(ValueError, match="tied embeddings"), start_engine(model, tmp_path, name="sglang"):
-        pass
 
 
 def test_published_experts_are_verified_on_two_ranks_with_complete_experts(tmp_path: Path) -> None:
@@ -152,3 +147,28 @@ def test_bfloat16(tmp_path: Path) -> None:
         receipt = session.publish(update)
         assert receipt.digest == update.digest
         assert gap(session, NEW) < 0.1 < gap(session, OLD)
+
+
+@pytest.mark.parametrize("tied", [pytest.param("sglang", marks=needs_sglang)], indirect=True)
+def test_broadcast_to_sglang(tied: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several buckets through a process group with the engine: gloo here, NCCL on GPUs."""
+    monkeypatch.setattr(transfer, "prefetch_buckets", lambda buckets: buckets)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 2**18)
+
+    async def publish(sender: SglangTransferSender, model: Any, version: int) -> WeightUpdate:
+        update = await asyncio.to_thread(sender.send, checkpoint(model).items(), version)
+        assert update is not None
+        receipt = await tied.engine.confirm_weights(version)
+        assert (receipt.version, receipt.digest) == (update.version, update.digest)
+        return update
+
+    async def publish_both() -> None:
+        client = Client(tied.engine, asyncio.get_running_loop())
+        sender = SglangTransferSender(client, torch.float32, 0, "nccl", "127.0.0.1", num_engine_ranks=1)
+        assert (await publish(sender, NEW, 11)).digest != (await publish(sender, OLD, 12)).digest
+        assert client.num_buckets > 4
+
+    tied.run(publish_both())
+    assert gap(tied, OLD) < 1e-5 < gap(tied, NEW)

@@ -17,7 +17,7 @@ import torch
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.engines.protocol import EngineError, EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.models.sharding import join_process_group
 from alphaapollo.types import Sampling, WeightUpdate
@@ -94,7 +94,7 @@ class TransferCase:
 class Client:
     """Engine client for the trainer's thread. Counts the buckets."""
 
-    def __init__(self, engine: VllmEngine, loop: asyncio.AbstractEventLoop):
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop):
         self._engine, self._loop = engine, loop
         self.num_buckets = 0
 

@@ -40,7 +40,7 @@ OWNERS = {
     "hydra": ["config.load", "trainer.main_*"],
     "peft": ["models.lora"],
     "transformers": ["models.*", "data.*", "engines.hf"],
-    "torch.distributed": ["models.*", "workers.*"],
+    "torch.distributed": ["models.*", "workers.*", "weight_sync.sglang_transfer"],
     "wandb": ["observability.*"],
     "mlflow": ["observability.*"],
     "trackio": ["observability.*"],

@@ -61,8 +61,15 @@ def test_suites_have_an_environment_of_their_own() -> None:
 
 
 def test_sglang_has_an_environment_of_its_own() -> None:
-    """Its list comes after cpu.txt, so no package is in both."""
-    assert str(pinned("cpu", "sglang_cpu")["sglang"].specifier) == str(Requirement(EXTRAS["sglang"][0]).specifier)
+    """Its list for a CPU comes after cpu.txt, so no package is in both. The one for GPUs is complete."""
+    for lists in (("cpu", "sglang_cpu"), ("sglang_gpu",)):
+        assert str(pinned(*lists)["sglang"].specifier) == str(Requirement(EXTRAS["sglang"][0]).specifier)
+    pins = pinned("sglang_gpu")
+    assert {"torch", "sglang-kernel", "torch-memory-saver", "pydantic", "psutil"} <= pins.keys()
+    folders = [str(folder) for folder in Path(sys.prefix, "sglang", "lib").glob("python*/site-packages")]
+    for found in distributions(path=folders):  # checked for what is installed here
+        if found.name == "sglang":
+            assert {canonicalize_name(needed.name) for needed in needs_of(found)} <= pins.keys()
 
 
 def test_one_engine_release_for_cpu_and_gpu() -> None:

@@ -118,8 +118,8 @@ class McpServer(Section):
 class Env(Section):
     env_name: Annotated[
         str,
-        Requires(ActiveWhen("/rollout.name", "vllm"), when="agent"),
-        Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm"), when="agent"),
+        Requires(ActiveWhen("/rollout.name", "vllm", "sglang"), when="agent"),
+        Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm", "sglang"), when="agent"),
         CHANGES_ENVIRONMENT,
     ] = "single_turn"
     """Environment, by its registered name."""

@@ -199,7 +199,7 @@ class EngineKwargs(Section):
 
 class Rollout(Section):
     name: Literal["vllm", "sglang", "hf", "fake"] = "vllm"
-    """Engine: vllm; sglang (CPU only, docs/engines.md); hf = slow reference implementation with transformers; fake =
+    """Engine: vllm; sglang (docs/engines.md); hf = slow reference implementation with transformers; fake =
     mock for tests of the loop."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of training rollouts; the trainer's log-probs use the same temperature."""
@@ -212,7 +212,7 @@ class Rollout(Section):
     tokens up to the one that completes the string are trained on."""
     include_stop_str_in_output: Annotated[bool, ActiveWhen("stop")] = False
     """Graders and environments see the stop string at the end of the answer; false = only the text before it."""
-    tensor_model_parallel_size: Annotated[PositiveInt, NEEDS_VLLM] = 1
+    tensor_model_parallel_size: Annotated[PositiveInt, Requires(ActiveWhen("name", "vllm", "sglang"))] = 1
     """GPUs (on a CPU: processes) per engine."""
     expert_parallel_size: Annotated[PositiveInt, NEEDS_GPU] = 1
     """Mixture of experts: 1 = each GPU of an engine has a part of every expert; tensor_model_parallel_size = each GPU

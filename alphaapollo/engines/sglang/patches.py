@@ -10,8 +10,10 @@ ignore_pinning      LoRA layers ask for pinned memory, which needs a GPU
 
 from __future__ import annotations
 
+import base64
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,15 @@ import torch
 
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
+from alphaapollo.weight_sync.sglang_transfer import open_handle, split_bucket
 from alphaapollo.weight_sync.shared_memory import read_safetensors
 
 DIGEST = "alphaapollo_digest"  # action of SGLang's check_weights
 _adapter_digests: list[int] = []  # of the loaded LoRA adapters, in order
 
 
-def patch_sglang(excluded_ids: Sequence[int], serves_adapters: bool) -> None:
-    """Patch SGLang in this process. Call once, before the scheduler is started."""
+def patch_sglang(excluded_ids: Sequence[int], serves_adapters: bool, device: str) -> None:
+    """Patch SGLang in this process. Call once, before the scheduler runs."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.layers.logits_processor import LogitsProcessor
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
@@ -39,12 +42,19 @@ def patch_sglang(excluded_ids: Sequence[int], serves_adapters: bool) -> None:
         from sglang.srt.lora.lora_manager import LoRAManager
 
         LoRAManager.load_lora_weights = record_digest(LoRAManager.load_lora_weights)
+    if serves_adapters and device == "cpu":
         for name in ("tensor", "empty", "zeros", "arange"):
             setattr(torch, name, ignore_pinning(getattr(torch, name)))
         tensor_class: Any = torch.Tensor
         tensor_class.pin_memory = lambda tensor, *_: tensor
     if excluded_ids:
         LogitsProcessor._get_logits = exclude_tokens(LogitsProcessor._get_logits, excluded_ids)
+
+
+def run_patched(patches: tuple[Any, ...], target: Callable[..., None], *arguments: Any) -> None:
+    """Run a process of SGLang that does not inherit the patches of its parent. patches: arguments of patch_sglang."""
+    patch_sglang(*patches)
+    target(*arguments)
 
 
 def seed_requests(make_batch_info: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,10 +77,12 @@ def get_no_stop_tokens(model_config: Any) -> None:
 def exclude_tokens(get_logits: Callable[..., torch.Tensor], token_ids: Sequence[int]) -> Callable[..., torch.Tensor]:
     """Wrap LogitsProcessor._get_logits, which computes the logits [rows, vocabulary] of prompts and answers."""
     ids = torch.tensor(token_ids, dtype=torch.long)
+    on_device = functools.cache(ids.to)
 
     @functools.wraps(get_logits)
     def get_logits_without_excluded(*arguments: Any, **options: Any) -> torch.Tensor:
-        return get_logits(*arguments, **options).index_fill_(1, ids, EXCLUDED_LOGIT)
+        logits = get_logits(*arguments, **options)
+        return logits.index_fill_(1, on_device(logits.device), EXCLUDED_LOGIT)
 
     return get_logits_without_excluded
 
@@ -87,11 +99,34 @@ def compute_digest(handle: Callable[..., Any]) -> Callable[..., Any]:
         if _adapter_digests:
             total = _adapter_digests[-1]
         else:
-            total = compute_joint_digest(parameter for _, parameter in checker._get_model().named_parameters())
+            total = compute_joint_digest(select_tensors_for_digest(checker._get_model(), placement["tp_rank"]))
         ranks = {"role": role, "rank": placement["tp_rank"], "size": placement["tp_size"]}
         return {"checksums": {DIGEST: format_digest(total)}, "parallelism_info": placement | ranks}
 
     return handle_or_compute_digest
+
+
+def select_tensors_for_digest(model: torch.nn.Module, tp_rank: int) -> Iterator[torch.Tensor]:
+    """Yield the parts of the parameters that a tensor-parallel rank adds to the digest, so that no element counts
+    twice: its shards, and on rank 0 the replicated parameters."""
+    seen: set[int] = set()  # layers may share a parameter
+    for layer in model.modules():
+        for name, parameter in layer.named_parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield from _select_parts(layer, name, parameter, tp_rank)
+
+
+def _select_parts(layer: Any, name: str, parameter: torch.Tensor, tp_rank: int) -> Iterator[torch.Tensor]:
+    classes = {kind.__name__ for kind in type(layer).__mro__}
+    sharded = getattr(layer, "tp_size", 1) > 1 and (
+        bool(classes & {"ColumnParallelLinear", "VocabParallelEmbedding", "FusedMoE"})
+        or ("RowParallelLinear" in classes and name == "weight")
+    )
+    if sharded and "QKVParallelLinear" in classes and layer.tp_rank % layer.num_kv_head_replicas:
+        yield parameter[: layer.num_heads * layer.head_size]  # another rank counts the replicated key and value heads
+    elif sharded or tp_rank == 0:
+        yield parameter
 
 
 def record_digest(load: Callable[..., None]) -> Callable[..., None]:
@@ -121,3 +156,12 @@ def load_shared_memory(model: Any, named_tensors: Iterable[tuple[str, torch.Tens
     """Load weights, as SGLang's custom weight loader: the name of the only tensor is the folder of the weights."""
     ((folder, _),) = named_tensors
     model.load_weights(read_safetensors(Path(folder)))
+
+
+def load_cuda_bucket(model: Any, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Load a bucket of weights over CUDA IPC, as SGLang's custom weight loader: the name of the only tensor has its
+    description and handles (weight_sync/sglang_transfer.py)."""
+    ((encoded, _),) = named_tensors
+    info = pickle.loads(base64.b64decode(encoded))
+    model.load_weights(split_bucket(open_handle(info["handles"]), info))
+    torch.cuda.current_stream().synchronize()  # afterwards, the trainer frees the bucket

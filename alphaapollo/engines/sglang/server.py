@@ -9,11 +9,13 @@ ends, and the owner's calls fail.
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import importlib
 import itertools
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import sys
@@ -24,12 +26,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from alphaapollo.engines.process import find_last_error, set_up_engine_process
-from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.engines.remote import receive_spec, serve
 from alphaapollo.engines.sglang import cpu_kernels
 from alphaapollo.engines.sglang.settings import (
+    BUCKET_LOADER,
+    USES_CPU,
     WEIGHT_LOADER,
     build_completion,
+    build_http_answer,
     build_server_arguments,
     make_sampling_params,
 )
@@ -48,6 +53,7 @@ class SglangEngine(Engine):
         self.spec = spec
         self._engine: Any = None
         self._paused = False
+        self._asleep: set[str] = set()  # parts without allocated memory: weights, kv_cache
         self._adapter: str | None = None  # name of the LoRA adapter used by all requests, with transport=adapter
         self._numbers = itertools.count()
         self._finished_tokens = 0
@@ -61,12 +67,12 @@ class SglangEngine(Engine):
         from alphaapollo.engines.sglang.patches import patch_sglang
 
         spec, name = self.spec, f"SGLang cannot serve {self.spec.model_path}"
-        patch_sglang(spec.find_excluded_ids() if spec.tokenizer_path else (), spec.transport == "adapter")
-        module.mp = make_forking_multiprocessing()
+        patches = spec.find_excluded_ids() if spec.tokenizer_path else (), spec.transport == "adapter", spec.device
+        patch_sglang(*patches)
+        # A forked process cannot use CUDA.
+        module.mp = make_forking_multiprocessing() if spec.device == "cpu" else make_spawning_multiprocessing(patches)
         try:
             model = ModelConfig(spec.model_path, trust_remote_code=spec.trust_remote_code, dtype=spec.dtype)
-            if model.hf_text_config.tie_word_embeddings and "Moe" in model.hf_config.architectures[0]:
-                raise ValueError("SGLang has no tied embeddings for a mixture of experts. Use rollout.name=vllm.")
             elements = model.num_hidden_layers * model.get_num_kv_heads(1) * (model.head_dim + model.v_head_dim)
             arguments = build_server_arguments(spec, elements * {"float32": 4, "bfloat16": 2}[spec.dtype])
             server = module.ServerArgs(**arguments, custom_sigquit_handler=ignore_signal)
@@ -102,12 +108,14 @@ class SglangEngine(Engine):
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
-        answer = await self._run_request(token_ids, make_sampling_params(sampling), request_id)
-        finish = answer["meta_info"]["finish_reason"]
-        if finish["type"] not in ("stop", "length"):
-            raise EngineError(f"{self.spec.name} aborted a request: {finish}. See its log {self.spec.log_path}.")
-        self._finished_tokens += len(answer["output_ids"])
-        return build_completion(answer)
+        return build_completion(await self._run_request(token_ids, make_sampling_params(sampling), request_id))
+
+    async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
+        """Sample an answer to a request to the HTTP API, which runs in the owner's process."""
+        params = make_sampling_params(request.sampling) | dict(request.penalties)
+        options = {"top_logprobs_num": request.num_top}
+        options |= {"logprob_start_len": 0} if request.scores_prompt else {}
+        return build_http_answer(await self._run_request(token_ids, params, request_id, **options))
 
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         params: dict[str, object] = {"max_new_tokens": 0, "temperature": 1.0}
@@ -129,6 +137,10 @@ class SglangEngine(Engine):
         )
         async with aclosing(self._manager.generate_request(request)) as answers:  # SGLang aborts a closed request
             answer: dict[str, Any] = await anext(answers)
+        finish = answer["meta_info"]["finish_reason"]
+        if finish["type"] not in ("stop", "length"):
+            raise EngineError(f"{self.spec.name} aborted a request: {finish}. See its log {self.spec.log_path}.")
+        self._finished_tokens += len(answer["output_ids"])
         return answer
 
     # In-flight weight updates: a pause returns running requests to the queue with their tokens.
@@ -148,22 +160,91 @@ class SglangEngine(Engine):
             self._paused = False
 
     async def receive_weights(self, folder: str) -> None:
-        import torch
-        from sglang.srt.managers import io_struct
-        from sglang.srt.utils import MultiprocessingSerializer
-
-        if self._manager.rid_to_state and not self._paused:  # would mix old and new weights
-            raise EngineError(f"{self.spec.name} cannot load weights while requests are running. Call pause() first.")
         if self.spec.transport == "adapter":
             await self._replace_adapter(folder)
             return
-        tensors = MultiprocessingSerializer.serialize([(folder, torch.zeros(1))])
-        update = io_struct.UpdateWeightsFromTensorReqInput(
-            serialized_named_tensors=[tensors], load_format=WEIGHT_LOADER, flush_cache=False
+        await self.start_weight_update()
+        await self._run_weight_loader(WEIGHT_LOADER, folder)
+        await self.finish_weight_update()
+
+    async def _run_weight_loader(self, loader: str, argument: str) -> None:
+        """Run a function of patches.py in the scheduler of each rank."""
+        import torch
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+        from sglang.srt.utils import MultiprocessingSerializer
+
+        tensors = MultiprocessingSerializer.serialize([(argument, torch.zeros(1))])
+        num_ranks = self.spec.rollout.tensor_model_parallel_size
+        update = UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=[tensors] * num_ranks, load_format=loader, flush_cache=False
         )
-        self._check(await self._manager.begin_weight_update(io_struct.BeginWeightUpdateReqInput(), None))
         self._check(await self._manager.update_weights_from_tensor(update))
-        self._check(await self._manager.end_weight_update(io_struct.EndWeightUpdateReqInput(), None))
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Join a process group with the trainer. rank_offset: rank of the first engine's first process."""
+        from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
+
+        offset = init_info["rank_offset"] + self.spec.index * self.spec.rollout.tensor_model_parallel_size
+        join = InitWeightsUpdateGroupReqInput(**init_info | {"rank_offset": offset})
+        self._check(await self._manager.init_weights_update_group(join))
+
+    async def start_weight_update(self) -> None:
+        from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
+
+        if self._manager.rid_to_state and not self._paused:  # would mix old and new weights
+            raise EngineError(f"{self.spec.name} cannot load weights while requests are running. Call pause() first.")
+        assert "weights" not in self._asleep, "call wake_weights first: a weight update needs allocated memory"
+        self._check(await self._manager.begin_weight_update(BeginWeightUpdateReqInput(), None))
+
+    async def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load a bucket: from the GPU memory of the trainer, or from a broadcast in the process group."""
+        from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
+
+        if "handles" in update_info:
+            await self._run_weight_loader(BUCKET_LOADER, base64.b64encode(pickle.dumps(update_info)).decode())
+            return
+        update = UpdateWeightsFromDistributedReqInput(**update_info, load_format="flattened_bucket", flush_cache=False)
+        self._check(await self._manager.update_weights_from_distributed(update))
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        from sglang.srt.managers.io_struct import EndWeightUpdateReqInput
+
+        self._check(await self._manager.end_weight_update(EndWeightUpdateReqInput(), None))
+
+    # GPU memory shared with the trainer. Paused requests are in the queue, without a KV cache.
+
+    async def sleep(self) -> None:
+        if self.spec.is_colocated and "weights" not in self._asleep:
+            await self._release_memory([part for part in ("kv_cache", "weights") if part not in self._asleep])
+
+    async def release_cache(self) -> None:
+        if self.spec.is_colocated and not self._asleep:
+            await self._release_memory(["kv_cache"])
+
+    async def _release_memory(self, parts: list[str]) -> None:
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput, ReleaseMemoryOccupationReqInput
+
+        if not self._paused and not self._asleep:
+            await self._manager.pause_generation(PauseGenerationReqInput(mode="retract"))
+        await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=parts))
+        self._asleep.update(parts)
+
+    async def wake_weights(self) -> None:
+        await self._resume_memory("weights")
+
+    async def wake_cache(self) -> None:
+        assert "weights" not in self._asleep, "call wake_weights first"
+        await self._resume_memory("kv_cache")
+
+    async def _resume_memory(self, part: str) -> None:
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput, ResumeMemoryOccupationReqInput
+
+        if part not in self._asleep:
+            return
+        await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=[part]))
+        self._asleep.remove(part)
+        if not self._asleep and not self._paused:
+            await self._manager.continue_generation(ContinueGenerationReqInput())
 
     async def _replace_adapter(self, folder: str) -> None:
         """Replace the LoRA adapter by the one in `folder`."""
@@ -185,6 +266,7 @@ class SglangEngine(Engine):
         from sglang.srt.managers import io_struct
 
         from alphaapollo.engines.sglang.patches import DIGEST
+        from alphaapollo.weight_sync.digest import format_digest
 
         success, message, ranks, _ = await self._manager.check_weights(io_struct.CheckWeightsReqInput(action=DIGEST))
         self._check((success, message))
@@ -192,8 +274,8 @@ class SglangEngine(Engine):
             raise EngineError(f"{self.spec.name} cannot reset its prefix cache while requests run. Call pause() first.")
         new_version = io_struct.UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
         await self._manager.update_weight_version(new_version)
-        (rank,) = ranks
-        return WeightReceipt(version, rank["checksums"][DIGEST])
+        parts = [int(rank["checksums"][DIGEST], 16) for rank in ranks]  # of the tensor-parallel ranks
+        return WeightReceipt(version, format_digest(sum(parts)))
 
     def _check(self, result: tuple[Any, ...]) -> None:
         """Raise EngineError if a result of SGLang, (success, message), is a failure."""
@@ -217,6 +299,21 @@ def make_forking_multiprocessing() -> Any:
     """Return the part of `multiprocessing` that SGLang's engine uses, with forked processes instead of spawned ones."""
     context = multiprocessing.get_context("fork")
     return SimpleNamespace(Process=context.Process, Pipe=context.Pipe, set_start_method=lambda *_, **__: None)
+
+
+def make_spawning_multiprocessing(patches: tuple[Any, ...]) -> Any:
+    """Return the part of `multiprocessing` that SGLang's engine uses. Its processes are patched before they run.
+
+    patches: arguments of patch_sglang.
+    """
+    from alphaapollo.engines.sglang.patches import run_patched
+
+    context = multiprocessing.get_context("spawn")
+
+    def make_process(target: Any, args: tuple[Any, ...] = (), **options: Any) -> Any:
+        return context.Process(target=run_patched, args=(patches, target, *args), **options)
+
+    return SimpleNamespace(Process=make_process, Pipe=context.Pipe, set_start_method=lambda *_, **__: None)
 
 
 def ignore_signal(*_: object) -> None:
@@ -246,8 +343,9 @@ def main(fd: int) -> None:
     set_up_engine_process()
     keep_freed_memory()
     signal.signal(signal.SIGQUIT, ignore_signal)
-    sys.modules["sgl_kernel"] = cpu_kernels  # the package has no build for a CPU
-    OPERATORS.append(cpu_kernels.register_operators())
+    if USES_CPU in os.environ:
+        sys.modules["sgl_kernel"] = cpu_kernels  # the package has no build for a CPU
+        OPERATORS.append(cpu_kernels.register_operators())
     with pause_gc():
         importlib.import_module("sglang.srt.entrypoints.engine")
     gc.freeze()  # a collection over these objects takes half a second in the scheduler, and would copy their memory

@@ -260,13 +260,14 @@ def make_worker_specs(
     placement = plan.placement
     chosen = {"model": plan.model, "rollout": plan.rollout, "actor": plan.actor}
     role = config.actor_rollout_ref.model_copy(update=chosen)
-    is_vllm_on_ray = role.rollout.name == "vllm" and config.trainer.controller == "ray"
+    has_engines_on_ray = role.rollout.has_engine_process and config.trainer.controller == "ray"
     serves_adapters = role.rollout.lora == "adapter"
     transport = Transport(
-        kind=choose_transport(placement.device, placement.colocate, is_vllm_on_ray, serves_adapters),
+        kind=choose_transport(placement.device, placement.colocate, has_engines_on_ray, serves_adapters),
         dtype=role.rollout.dtype,
         shared_folder=f"/dev/shm/alphaapollo-{run_id}",
         num_engine_ranks=placement.num_engines * placement.tensor_parallel,
+        engine=role.rollout.name,
     )
     custom_reward = config.custom_reward_function
     if not has_reward_function:

@@ -127,9 +127,9 @@ ERRORS = {
         "trainer.resume_mode=resume_path trainer.resume_from_path=gone": "resume_from_path: folder: gone",
         # the machine
         "trainer.device=cuda": "trainer.device=cuda GPU",
-        "rollout.name=sglang gpus=1": "rollout.name=sglang vllm trainer.device=cpu",
-        "rollout.name=sglang rollout.tensor_model_parallel_size=2": "tensor_model_parallel_size=2 name=vllm",
-        "rollout.name=sglang env.env_name=agent env.agent.command=x": "env_name=agent name=vllm",
+        "rollout.name=hf rollout.tensor_model_parallel_size=2": "tensor_model_parallel_size=2 name=vllm",
+        "rollout.name=sglang rollout.tensor_model_parallel_size=2": "name=sglang tensor_model_parallel_size=2 1",
+        "rollout.name=hf env.env_name=agent env.agent.command=x": "env_name=agent name=vllm",
         "rollout.tensor_model_parallel_size=9": "tensor_model_parallel_size=9 8 cores",
         "trainer.n_gpus_per_node=8 gpus=4": "trainer.n_gpus_per_node=8 4 GPUs",
         "trainer.n_gpus_per_node=4 rollout.tensor_model_parallel_size=3 gpus=4": "=3 trainer.n_gpus_per_node=4",

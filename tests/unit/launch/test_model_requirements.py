@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,16 @@ def test_arguments_that_other_keys_set(model_folder: Any, sglang_environment: Pa
 
     (error,) = list_errors_with("hf_overrides", key)
     assert error.startswith(f"rollout.engine_kwargs.{name}.{key}: ") and list_errors_with("hf_overrides") == []
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_experts_of_sglang(model_folder: Any, sglang_environment: Path, tmp_path: Path, tied: bool) -> None:
+    """SGLang would sample with an output head that is not loaded."""
+    config = json.loads((model_folder("qwen3_moe") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+    errors = list_errors(tmp_path, engine=Rollout(name="sglang"))
+    assert [error.startswith("rollout.name=sglang: ") and "tied" in error for error in errors] == [True] * tied
+    assert list_errors(tmp_path, engine=Rollout()) == []
 
 
 def test_missing_environment_of_sglang_is_one_error(model_folder: Any, sglang_environment: Path) -> None:

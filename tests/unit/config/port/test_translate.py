@@ -50,7 +50,7 @@ DATA = "/home/me/data"
             ["ENGINE=sglang", "DEVICE=npu", "trainer.n_gpus_per_node=1", "trainer.total_epochs=3"],
             [
                 "actor_rollout_ref.rollout.tensor_model_parallel_size=1",  # 4, but there is one GPU
-                *("actor_rollout_ref.rollout.name=vllm", "trainer.total_epochs=3"),
+                *("actor_rollout_ref.rollout.name=sglang", "trainer.total_epochs=3"),
             ],
         ),
         (
@@ -139,7 +139,7 @@ def test_other_programs():
         ("trainer.total_training_steps", "null", "null"),
         (f"{ACTOR}.policy_loss.loss_mode", "geo_mean", "gmpo"),
         ("algorithm.filter_groups.max_num_gen_batches", "0", "1000"),
-        ("actor_rollout_ref.rollout.name", "sglang", "vllm"),
+        ("actor_rollout_ref.rollout.name", "trtllm", "vllm"),
         ("trainer.device", "cuda", "auto"),
     ],
 )

@@ -1,7 +1,12 @@
-"""SGLang's settings and outputs, without SGLang."""
+"""SGLang's settings and outputs."""
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import pickle
+import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,23 +19,38 @@ from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.sglang import patches
 from alphaapollo.engines.sglang.cpu_kernels import hash_murmur3
-from alphaapollo.engines.sglang.patches import exclude_tokens, ignore_pinning, seed_requests
+from alphaapollo.engines.sglang.patches import (
+    exclude_tokens,
+    ignore_pinning,
+    load_cuda_bucket,
+    seed_requests,
+    select_tensors_for_digest,
+)
 from alphaapollo.engines.sglang.settings import (
     RESERVED_ARGUMENTS,
     build_completion,
     build_environment,
+    build_http_answer,
     build_server_arguments,
+    find_python,
     make_sampling_params,
 )
 from alphaapollo.types import Sampling, StopReason
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
+from alphaapollo.weight_sync.sglang_transfer import describe_bucket, flatten_bucket
 
 KV_TOKEN_BYTES = 2**20
+needs_sglang = pytest.mark.skipif(not find_python().is_file(), reason="needs the environment of make setup-sglang")
 
 
 def spec(**rollout: Any) -> EngineSpec:
     settings = Rollout(name="sglang", max_num_seqs=256, kv_cache_gib=1.0, **rollout)
     return EngineSpec(1, "org/model", False, settings, "cpu", "float32", 300, "engine.log", tokenizer_path="org/tok")
+
+
+def gpu_spec(transport: Any = "ipc", **rollout: Any) -> EngineSpec:
+    settings = Rollout(name="sglang", **{"max_num_seqs": 64, "gpu_memory_utilization": 0.4} | rollout)
+    return EngineSpec(0, "org/model", False, settings, "cuda", "bfloat16", 300, "log", transport=transport, lora_rank=8)
 
 
 def test_server_arguments() -> None:
@@ -44,7 +64,37 @@ def test_server_arguments() -> None:
 
 def test_user_arguments_are_added_to_reserved_ones() -> None:
     own = build_server_arguments(spec(engine_kwargs=EngineKwargs(sglang={"schedule_policy": "fcfs"})), KV_TOKEN_BYTES)
-    assert {*own} - RESERVED_ARGUMENTS == {"schedule_policy"} and own["schedule_policy"] == "fcfs"
+    assert {*own} - RESERVED_ARGUMENTS == {"schedule_policy", "attention_backend"} and own["schedule_policy"] == "fcfs"
+
+
+def test_attention_of_gpus_is_refused_on_a_cpu() -> None:
+    kwargs = EngineKwargs(sglang={"attention_backend": "fa3"})
+    with pytest.raises(ValueError, match=r"engine_kwargs\.sglang\.attention_backend=fa3 .*Remove"):
+        build_server_arguments(spec(engine_kwargs=kwargs), KV_TOKEN_BYTES)
+    assert build_server_arguments(gpu_spec(engine_kwargs=kwargs), 1)["attention_backend"] == "fa3"
+
+
+def test_arguments_of_gpus() -> None:
+    arguments = build_server_arguments(gpu_spec(gpu_memory_utilization=0.5, tensor_model_parallel_size=2), 1)
+    assert arguments["tp_size"] == 2 and arguments["mem_fraction_static"] == 0.5 and arguments["enable_memory_saver"]
+    assert not arguments["enable_weights_cpu_backup"] and {*arguments} <= RESERVED_ARGUMENTS
+    adapters = build_server_arguments(gpu_spec("adapter", gpu_memory_utilization=0.5), 1)
+    assert adapters["enable_weights_cpu_backup"] and adapters["lora_backend"] == "triton"
+    alone = build_server_arguments(gpu_spec(gpu_memory_utilization=0.5, colocate=False), 1)
+    assert not alone["enable_memory_saver"]
+    assert "SGLANG_USE_CPU_ENGINE" not in build_environment(gpu_spec()) and "OMP_NUM_THREADS" not in alone
+
+
+@needs_sglang
+@pytest.mark.timeout(200)
+def test_sglang_accepts_the_arguments_of_gpus() -> None:
+    built = [build_server_arguments(gpu_spec(kind, gpu_memory_utilization=0.5), 1) for kind in ("ipc", "adapter")]
+    code = "import json, sys; from sglang.srt.server_args import ServerArgs\n"
+    code += "for arguments in json.loads(sys.argv[1]): print(ServerArgs(**arguments).mem_fraction_static)"
+    environment = {**os.environ, **build_environment(spec())}  # without a GPU
+    words = [str(find_python()), "-c", code, json.dumps(built)]
+    done = subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["0.5", "0.5"]
 
 
 def test_cache_that_is_too_small_for_a_sequence_is_refused() -> None:
@@ -55,7 +105,7 @@ def test_cache_that_is_too_small_for_a_sequence_is_refused() -> None:
 def test_engine_of_adapters_has_one_adapter() -> None:
     arguments = build_server_arguments(replace(spec(), transport="adapter", lora_rank=12), KV_TOKEN_BYTES)
     assert arguments["enable_lora"] and arguments["max_lora_rank"] == 12
-    assert {*arguments} <= RESERVED_ARGUMENTS
+    assert {*arguments} <= RESERVED_ARGUMENTS | {"attention_backend"}
     assert "enable_lora" not in build_server_arguments(spec(), KV_TOKEN_BYTES)
 
 
@@ -141,3 +191,71 @@ def test_pinned_memory_is_ignored() -> None:
 def test_excluded_tokens_have_no_probability() -> None:
     logits = exclude_tokens(lambda: torch.zeros(2, 4), [1, 3])()
     assert logits.tolist() == [[0.0, EXCLUDED_LOGIT, 0.0, EXCLUDED_LOGIT]] * 2
+
+
+def test_http_answers() -> None:
+    top = {"output_top_logprobs": [[(-0.1, 9, None)], None, [(-2.5, 6, None)]]}
+    prompt = {
+        "input_token_logprobs": [(None, 1, None), (-0.3, 2, None)],
+        "input_top_logprobs": [None, [(-0.2, 8, None)]],
+    }
+    one = build_http_answer(answer("stop", **top, **prompt))
+    assert one.logprobs == [{4: -0.5, 9: -0.1}, {5: -1.5}, {6: -2.5}] and one.stop_string == ""
+    assert one.prompt_logprobs == [{2: -0.3, 8: -0.2}]
+    ended = answer("stop", input_token_logprobs=[])
+    ended["meta_info"]["finish_reason"]["matched"] = "#"
+    assert build_http_answer(ended).stop_string == "#" and build_http_answer(ended).logprobs == [
+        {4: -0.5},
+        {5: -1.5},
+        {6: -2.5},
+    ]
+
+
+def test_buckets_over_cuda_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine process opens the handle of its own GPU. The tensors are on a CPU here."""
+    bucket = {"a": torch.randn(3, 2, dtype=torch.bfloat16), "b": torch.randn(5, dtype=torch.bfloat16)}
+    memory = {("handle", gpu): flatten_bucket(bucket) + gpu for gpu in (0, 1)}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-b"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    rebuild = "torch.multiprocessing.reductions.rebuild_cuda_tensor"
+    monkeypatch.setattr(rebuild, lambda *arguments: memory[arguments[0]] if arguments[6] == 0 else None)
+    handles = {"GPU-a": (("handle", 1), *range(6)), "GPU-b": (("handle", 0), *range(6))}
+    loaded: dict[str, torch.Tensor] = {}
+    encoded = base64.b64encode(pickle.dumps({**describe_bucket(bucket), "handles": handles})).decode()
+    model = SimpleNamespace(load_weights=lambda tensors: loaded.update(tensors))
+    load_cuda_bucket(model, [(encoded, torch.zeros(1))])
+    assert loaded.keys() == bucket.keys() and all(torch.equal(loaded[name], bucket[name]) for name in bucket)
+
+
+class ColumnParallelLinear(torch.nn.Linear):
+    tp_size = 2
+
+
+class QKVParallelLinear(ColumnParallelLinear):
+    num_kv_head_replicas, num_heads, head_size = 2, 1, 2
+
+    def __init__(self, tp_rank: int):
+        super().__init__(2, 6, bias=False)
+        self.tp_rank = tp_rank
+
+
+class RowParallelLinear(torch.nn.Linear):
+    tp_size = 2
+
+
+def test_tensor_parallel_ranks_share_the_digest() -> None:
+    """Rank 1 leaves out replicated parameters: the key and value heads, the bias of a row-parallel layer, norms."""
+    counts = []
+    for rank in (0, 1):
+        layers = QKVParallelLinear(rank), ColumnParallelLinear(2, 3, bias=False), RowParallelLinear(3, 2)
+        model = torch.nn.Sequential(*layers, torch.nn.LayerNorm(2), layers[1])  # the last one is shared
+        counts.append(sum(part.numel() for part in select_tensors_for_digest(model, rank)))
+    assert counts == [12 + 6 + 6 + 2 + 4, 4 + 6 + 6]
+
+
+def test_spawned_processes_are_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(patches, "patch_sglang", lambda *arguments: calls.append(arguments))
+    patches.run_patched(((5,), True, "cuda"), lambda *arguments: calls.append(arguments), "scheduler", 1)
+    assert calls == [((5,), True, "cuda"), ("scheduler", 1)]

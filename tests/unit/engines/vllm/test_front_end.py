@@ -1,0 +1,90 @@
+"""vLLM's HTTP API over an engine that is not vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from alphaapollo.config.schema import Rollout
+from alphaapollo.engines.http_api import MODEL_NAME, HttpApiSettings
+from alphaapollo.engines.protocol import EngineSpec, HttpAnswer, HttpSampling
+from alphaapollo.engines.vllm.front_end import RemoteFrontEnd
+from alphaapollo.types import Completion, StopReason
+from tests.unit.rollout.agents.agents_kit import write_model
+
+
+class Engine:
+    """Remote engine that answers with the text "ab#c" at most, and records the requests."""
+
+    def __init__(self, folder: Path):
+        rollout = Rollout(name="sglang", max_num_seqs=256)
+        spec = EngineSpec(0, str(folder), False, rollout, "cpu", "float32", 512, str(folder / "log"))
+        self.requests: list[HttpSampling] = []
+        self.front_end = RemoteFrontEnd(EngineSpec(**{**vars(spec), "chat_tokenizer": str(folder)}), self.answer)
+        self.app = self.front_end.build_http_app(HttpApiSettings())
+
+    async def answer(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
+        self.requests.append(request)
+        tokenizer = self.front_end.renderer.tokenizer
+        stop = "#" if "#" in request.sampling.stop else ""
+        ids = tokenizer.encode("ab#" if stop else "ab#c", add_special_tokens=False)
+        ids = ids if stop else [*ids, tokenizer.eos_token_id]
+        logprobs = [{token: -1.0, **dict.fromkeys(range(request.num_top), -2.0)} for token in ids]
+        done = Completion(ids, [-1.0] * len(ids), StopReason.STOP, 3, 1, ((2, 1),))
+        return HttpAnswer(done, stop, logprobs, [{token: -0.5} for token in token_ids[1:]])
+
+    def post(self, path: str, **fields: object) -> dict:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return await client.post(path, json={"model": MODEL_NAME, **fields})
+
+        found = asyncio.run(send())
+        return {"status": found.status_code, **found.json()}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    before = dict(os.environ)
+    yield Engine(write_model(tmp_path_factory.mktemp("model")))
+    os.environ.clear()
+    os.environ.update(before)
+
+
+CHAT = [{"role": "user", "content": "1"}]
+
+
+def test_answers_of_a_chat(engine: Engine) -> None:
+    engine.requests.clear()
+    found = engine.post("/v1/chat/completions", messages=CHAT, n=2, seed=5, max_tokens=9, temperature=0.5, min_p=0.1)
+    assert [choice["message"]["content"] for choice in found["choices"]] == ["ab#c"] * 2
+    assert [request.sampling.seed for request in engine.requests] == [5, 6]
+    sampling = engine.requests[0].sampling
+    assert (sampling.max_tokens, sampling.temperature) == (9, 0.5)
+    assert engine.front_end.renderer.tokenizer.eos_token_id in sampling.stop_token_ids
+    assert engine.requests[0].penalties["min_p"] == 0.1
+
+
+def test_stop_strings_and_log_probs(engine: Engine) -> None:
+    found = engine.post("/v1/chat/completions", messages=CHAT, stop=["#"], logprobs=True, top_logprobs=2)
+    (choice,) = found["choices"]
+    assert choice["message"]["content"] == "ab" and choice["stop_reason"] == "#"
+    first, *_ = choice["logprobs"]["content"]
+    assert first["token"] == "a" and first["logprob"] == -1.0 and engine.requests[-1].num_top == 2
+
+
+def test_log_probs_of_a_prompt(engine: Engine) -> None:
+    """As lm-eval requests them."""
+    found = engine.post("/v1/completions", prompt=[5, 6, 7], max_tokens=1, logprobs=1, echo=True)
+    assert engine.requests[-1].scores_prompt
+    assert found["choices"][0]["logprobs"]["token_logprobs"][:3] == [None, -0.5, -0.5]
+
+
+def test_settings_of_vllm_alone_are_refused(engine: Engine) -> None:
+    found = engine.post("/v1/chat/completions", messages=CHAT, logit_bias={"5": 1.0})
+    assert found["status"] == 400 and "logit_bias" in found["error"]["message"]
