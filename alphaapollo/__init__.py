@@ -7,7 +7,12 @@ import logging
 
 from alphaapollo._version import __version__ as __version__
 
-API = ("dpo", "evaluate", "evolve", "rl", "sft")  # imported from api.py on first use; __init__.pyi has their types
+API = {
+    **dict.fromkeys(("dpo", "evaluate", "evolve", "rl", "sft"), "api"),
+    "Trainer": "own_loop.trainer",
+    "make_row": "own_loop.rows",
+}
+"""Name -> module from which it is imported on first use; __init__.pyi has their types."""
 
 # transformers imports torchao if it is installed, which warns of kernels for other devices and of its own enums.
 logging.getLogger("torchao").setLevel(logging.ERROR)
@@ -17,4 +22,4 @@ logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
 def __getattr__(name: str) -> object:
     if name not in API:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("alphaapollo.api"), name)
+    return getattr(importlib.import_module(f"alphaapollo.{API[name]}"), name)

@@ -372,6 +372,7 @@ class GroupRequest:
     stream_position: int  # position in the stream of training prompts; differs when a prompt is repeated
     validate: bool = False
     greedy_baseline: bool = False  # also run one episode with greedy sampling
+    environment: bytes = b""  # pickled factory of the environments; empty: that of env.env_name
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from alphaapollo.types import LONGER_PROMPT, ImageInput, Row
 A = TypeVar("A")
 PER_ROW = ("loss_weights", "sequence_weights", "value_weights", "divergence_weights", "trajectory_ids")
 """Columns with one value per row."""
+TARGETS, WEIGHTS = "targets", "weights"
+"""Columns of a row [T]: tokens to predict instead of the row's own, and the weight of each token in the loss."""
 INTEGERS = ("trajectory_ids", "top_tokens")  # columns that are not converted to floating point
 
 
@@ -82,6 +84,11 @@ class Rows:
     def response_offsets(self) -> np.ndarray:
         """Offsets int64 [R + 1]: in an array over response tokens, row r has array[offsets[r]:offsets[r + 1]]."""
         return compute_offsets(self.response_lengths)
+
+    def take_responses(self, column: np.ndarray) -> np.ndarray:
+        """Return the part of a column [sum T, ...] that belongs to the responses, [sum responses, ...]."""
+        spans = zip(self.token_offsets[:-1] + self.response_starts, self.token_offsets[1:], strict=True)
+        return np.concatenate([column[:0], *(column[start:end] for start, end in spans)])
 
     def select(self, row_indices: Sequence[int]) -> Rows:
         """Return the rows with the given indices, in this order, e.g. the rows of a micro-batch."""

@@ -179,6 +179,16 @@ def write_objects(
 
 def _write_pickle(loader_file: Path, content: object, objects: Sequence[object]) -> str:
     """Write `loader_file`, which loads the pickled content; return its path. User modules of `objects` are included."""
+    pickled = pickle_by_value(loader_file.stem, content, objects)
+    loader_file.parent.mkdir(parents=True, exist_ok=True)
+    loader_file.with_suffix(".pkl").write_bytes(pickled)
+    loader_file.write_text(LOADER, encoding="utf-8")
+    return str(loader_file)
+
+
+def pickle_by_value(name: str, content: object, objects: Sequence[object]) -> bytes:
+    """Pickle objects with the user's code that they need, so that other processes need not import it. name: of the
+    objects in the ValueError for those that cannot be pickled."""
     import cloudpickle  # type: ignore[import-untyped]
 
     modules = {sys.modules.get(getattr(one, "__module__", "")) for one in objects}
@@ -187,18 +197,15 @@ def _write_pickle(loader_file: Path, content: object, objects: Sequence[object])
         cloudpickle.register_pickle_by_value(module)
     try:
         pickled: bytes = cloudpickle.dumps(content)
+        return pickled
     except (TypeError, pickle.PicklingError, RecursionError, AttributeError) as error:
         raise ValueError(
-            f"the {loader_file.stem} passed to the Python API must be picklable, because the run's other processes use "
+            f"the {name} passed to the Python API must be picklable, because the run's other processes use "
             f"it ({error}). Create locks, connections and file objects inside the function."
         ) from error
     finally:
         for module in user_modules:
             cloudpickle.unregister_pickle_by_value(module)
-    loader_file.parent.mkdir(parents=True, exist_ok=True)
-    loader_file.with_suffix(".pkl").write_bytes(pickled)
-    loader_file.write_text(LOADER, encoding="utf-8")
-    return str(loader_file)
 
 
 def is_user_module(module: ModuleType) -> bool:

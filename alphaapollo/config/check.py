@@ -36,6 +36,7 @@ def check_config_and_get_notices(
     user_keys: Set[str] = frozenset(),
     extra_errors: Iterable[str] = (),
     extra_ineffective_keys: Iterable[tuple[str, str]] = (),
+    optional_paths: Set[str] = frozenset(),
 ) -> list[str]:
     """Check paths and the machine, and return warnings about keys without effect and about likely mistakes.
 
@@ -45,13 +46,14 @@ def check_config_and_get_notices(
         user_keys: Keys that the user set. Keys with another meaning in verl cause a warning.
         extra_errors: Errors that the caller found, to report together with the errors found here.
         extra_ineffective_keys: (key, reason) for keys that the caller knows to have no effect.
+        optional_paths: Keys of required paths that the caller does not need.
 
     Raises ConfigError with all errors if a file or folder is missing, or a size does not fit the machine.
     """
     trainer = getattr(config, "trainer", None)
     device = resolve_device(trainer.device, num_gpus) if isinstance(trainer, RunSettings) else None
     at = Case(config, device, num_gpus, num_cores)
-    if found := [*find_path_errors(config), *extra_errors, *find_conflicts(at)]:
+    if found := [*find_path_errors(config, optional_paths), *extra_errors, *find_conflicts(at)]:
         raise ConfigError(found)
     lines = describe_ineffective_keys(config, [*find_inactive_keys(config, device), *extra_ineffective_keys])
     lines += find_conflicts(at, is_error=False)
@@ -118,13 +120,13 @@ def find_unmet_requirements(config: Section) -> Iterator[str]:
                 yield (f"{key.name}={format_value(value)} needs {choice}, got {needed}={format_value(got)}. Set {fix}.")
 
 
-def find_path_errors(config: Section) -> Iterator[str]:
+def find_path_errors(config: Section, optional_paths: Set[str] = frozenset()) -> Iterator[str]:
     """Yield an error for each required path that is not set, and for each file or folder that does not exist."""
     for key in [*list_keys(type(config)).values(), *list_entry_keys(config)]:
         for _, path in get_field_markers(key, FilePath):
             value = get_value(config, key.name)
             is_active = explain_inactive_key(config, key) is None
-            if not value and path.required and is_active:
+            if not value and path.required and is_active and key.name not in optional_paths:
                 yield f"{key.name} is required, but it is empty. Set {key.name}=..."
             elif is_active or path.kind != "folder":
                 files = value if isinstance(value, list) else [str(value)]

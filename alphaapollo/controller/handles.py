@@ -18,6 +18,7 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import MismatchSums
 from alphaapollo.batching.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.config.schema import LoraForm
+from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
 from alphaapollo.observability.timing import start_profile, take_profile
 from alphaapollo.processes.watchdog import remove_paths
@@ -29,13 +30,11 @@ from alphaapollo.weight_sync.verification import Probe, merge_weight_updates
 if TYPE_CHECKING:
     from alphaapollo.rollout.suites import Suite, SuiteResult
     from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.accumulation import LossRequest
     from alphaapollo.workers.critic import CriticWorker, RewardModelWorker
     from alphaapollo.workers.finetuning_worker import FinetuningWorker  # noqa: F401  (used in a string)
     from alphaapollo.workers.model_worker import TrainingWorker
     from alphaapollo.workers.policy import PolicyWorker
-
-
-from collections import deque
 
 T = TypeVar("T")
 W = TypeVar("W", bound="TrainingWorker | RewardModelWorker | RolloutWorker")
@@ -197,6 +196,25 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         sums = [sums for _, sums, _ in results if sums is not None]
         return results[0][0], sums, [old for _, _, old in results if old is not None]
 
+    async def accumulate(
+        self, batches: Sequence[RankBatch], request: LossRequest
+    ) -> tuple[dict[str, float], list[np.ndarray]]:
+        """Add the gradients of rows with a loss of their own (workers/accumulation.py). Returns the sums of loss and
+        metrics over all ranks, and the log-probs of each batch."""
+        from alphaapollo.workers.accumulation import accumulate  # imports torch
+
+        results = await self._call_with_batches(lambda worker, batch: accumulate(worker, batch, request), batches)
+        return results[0][0], [logprobs for _, logprobs in results]
+
+    async def take_step(self, lr: float | None, grad_clip: float | None) -> dict[str, float]:
+        """Take an optimizer step with the accumulated gradients, and return its metrics. None: as configured."""
+        from alphaapollo.workers.accumulation import take_step
+
+        return (await self.ranks.call(lambda worker: take_step(worker, lr, grad_clip)))[0]
+
+    async def clear_gradients(self) -> None:
+        await self.ranks.call(lambda worker: worker.policy.zero_grad(set_to_none=True))
+
     async def get_old_log_probs(self) -> list[np.ndarray]:
         """Return the old log-probs (the denominator of PPO's ratio) that the last update used."""
         return await self._call_all_ranks(lambda worker: worker.get_old_log_probs())
@@ -349,42 +367,3 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         await self.ranks.call(lambda worker: worker.close())
         await self.ranks.call(lambda _: remove_paths(map(Path, cleanup_folders)))
         await self.ranks.close()
-
-
-class LoadBalancer:
-    """Load balancer that counts the samples in flight on each engine.
-
-    Among equally loaded engines the first one is chosen. `capacity`: maximum number of samples in flight per engine. A
-    larger request waits for an idle engine.
-    """
-
-    def __init__(self, num_engines: int, capacity: int):
-        self._capacity = capacity
-        self._load = [0] * num_engines
-        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
-
-    @asynccontextmanager
-    async def reserve_engine(self, num_samples: int) -> AsyncIterator[int]:
-        """Context manager that waits, in order of arrival, until an engine has capacity for `num_samples` samples, and
-        reserves it. Yields the engine's index."""
-        slot: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append((num_samples, slot))
-        self._assign_waiting_requests()
-        try:
-            yield await slot
-        finally:
-            if not slot.cancelled():
-                self._load[slot.result()] -= num_samples
-                self._assign_waiting_requests()
-
-    def _assign_waiting_requests(self) -> None:
-        while self._waiting:
-            num_samples, slot = self._waiting[0]
-            if not slot.done():
-                load = min(self._load)
-                if load and load + num_samples > self._capacity:
-                    return
-                engine = self._load.index(load)
-                self._load[engine] += num_samples
-                slot.set_result(engine)
-            self._waiting.popleft()

@@ -9,6 +9,7 @@ import platform
 import secrets
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -108,7 +109,8 @@ def init_ray(**options: object) -> None:
     """Call ray.init(**options), then restore this process's SIGTERM handler, because Ray's handler exits at once."""
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}", **options)
-    signal.signal(signal.SIGTERM, handler)
+    if threading.current_thread() is threading.main_thread():  # otherwise Ray sets no handler
+        signal.signal(signal.SIGTERM, handler)
 
 
 def find_local_ray_processes() -> dict[str, int]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 
-from alphaapollo.batching.batch import INTEGERS, Columns, Rows, compute_offsets
+from alphaapollo.batching.batch import INTEGERS, TARGETS, Columns, Rows, compute_offsets
 from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.models.decoder import ImageBatch, compute_mrope_positions, make_image_batch
 from alphaapollo.types import ImageInput, Row
@@ -111,7 +111,8 @@ class MicroBatchBuilder:
         starts = chosen.token_offsets[:-1] + chosen.response_starts
         token_index = np.repeat(starts, responses) + _concatenate_ranges(responses)
         predictors = self._select_tokens(layout, token_index - 1)
-        targets = self.to_device(chosen.token_ids[token_index].astype(np.int64))
+        predicted: Any = chosen.columns.get(TARGETS, chosen.token_ids)
+        targets = self.to_device(predicted[token_index].astype(np.int64))
         matrix_indices = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)
         per_token = {name: column for name, column in rows.columns.items() if isinstance(column, np.ndarray)}
         return MicroBatch(

@@ -74,12 +74,17 @@ class TrainState:
             module.set_requires_all_reduce(is_last)
             yield micro_batch
 
-    def step(self, skip_bad_step: bool = False) -> OptimizerStep:
+    def step(
+        self, skip_bad_step: bool = False, lr: float | None = None, grad_clip: float | None = None
+    ) -> OptimizerStep:
         """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective). With
         `skip_bad_step`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise, or
-        after too many skipped steps in a row, it raises FloatingPointError, and the weights remain unchanged."""
-        norm = clip_gradients(self.module.parameters(), self.config.grad_clip)
-        lr = compute_learning_rate(self.num_steps, self.config.optim, self.total_steps)
+        after too many skipped steps in a row, it raises FloatingPointError, and the weights remain unchanged.
+
+        lr: None: that of the schedule. grad_clip: maximum gradient norm; None: the configured one.
+        """
+        norm = clip_gradients(self.module.parameters(), self.config.grad_clip if grad_clip is None else grad_clip)
+        lr = compute_learning_rate(self.num_steps, self.config.optim, self.total_steps) if lr is None else lr
         if not math.isfinite(norm):
             self.num_skipped += 1
             if not skip_bad_step or self.num_skipped == MAX_SKIPPED_STEPS:

@@ -261,7 +261,7 @@ def format_plain_line(view: RunView, metrics: Mapping[str, float], elapsed: floa
         rows["val"] = f"val: {rows['val']}"
     if view.step == 0:  # the time of the start is not that of a step
         rows.pop("speed", None)
-    head = f"step {view.step:>{len(str(view.total_steps))}}/{view.total_steps}"
+    head = f"step {view.step:>{len(str(view.total_steps))}}" + f"/{view.total_steps}" * bool(view.total_steps)
     return "   ".join(filter(None, [head, *rows.values(), view.format_time_left(elapsed)]))
 
 

@@ -58,21 +58,28 @@ def entry_point(main: MainFunction) -> MainFunction:
             return 2
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of torch, which is not imported yet, and of workers:
         # threads that wait for others by spinning make everything several times slower beside other processes
-        script = sys.modules["__main__"].__dict__
-        file = script.pop("__file__", None) if script.get("__spec__") is None else None  # `python -m` sets __spec__
         try:
             if sys.excepthook is sys.__excepthook__:
                 sys.excepthook = print_redacted_traceback
-            with treat_signals_as_ctrl_c():
+            with hide_main_script(), treat_signals_as_ctrl_c():
                 return run_in_temp_folder(lambda: main(argv))
         except KeyboardInterrupt:  # commands with a run folder report more (launch/command.py)
             print("\ninterrupted", file=sys.stderr)
             return 130
-        finally:
-            if file is not None:
-                script["__file__"] = file
 
     return run_command_main
+
+
+@contextmanager
+def hide_main_script() -> Iterator[None]:
+    """Context manager in which processes spawned by multiprocessing do not import the file of `__main__` again."""
+    script = sys.modules["__main__"].__dict__
+    file = script.pop("__file__", None) if script.get("__spec__") is None else None  # `python -m` sets __spec__
+    try:
+        yield
+    finally:
+        if file is not None:
+            script["__file__"] = file
 
 
 def print_redacted_traceback(error_type: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import pickle
 import resource
 import shutil
 import zlib
@@ -29,7 +30,7 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.http_api import MODEL_NAME
 from alphaapollo.engines.protocol import Engine, EngineSpec
-from alphaapollo.environments.base import Environment, Services, get_environment_spec
+from alphaapollo.environments.base import Environment, EnvironmentFactory, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.timing import read_peak_memory_gib
 from alphaapollo.processes.time_limit import pause_all_time_limits
@@ -198,14 +199,15 @@ class RolloutWorker:
         sampling = replace(sampling, stop_token_ids=ids, stop=rollout.stop_strings, includes_stop=includes)
         request = replace(request, sampling=sampling)
         with HEARTBEAT.use_track(f"rollout {self._index}"):
-            group = await run_group(request, self._runner.run, self._make_environment)
+            given = pickle.loads(request.environment) if request.environment else self._environment.factory
+            group = await run_group(request, self._runner.run, partial(self._make_environment, given))
         if self._teacher_prompts and not request.validate:
             self._teacher_prompts.add_prompts(group)
         return group
 
-    def _make_environment(self, turns: Sequence[Turn]) -> Environment:
+    def _make_environment(self, factory: EnvironmentFactory, turns: Sequence[Turn]) -> Environment:
         assert self._services is not None, "call start() first"
-        return self._environment.factory(replace(self._services, score=partial(self._rewards.score, turns=turns)))
+        return factory(replace(self._services, score=partial(self._rewards.score, turns=turns)))
 
     async def run_suite(self, suite: Suite, folder: Path) -> SuiteResult:
         """Run an evaluation suite with the engine's current weights, and write its result to the folder."""

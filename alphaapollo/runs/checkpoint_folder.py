@@ -108,9 +108,10 @@ class CheckpointFolder:
         self.folder, self.keep, self.keep_best, self.inputs = folder, keep, keep_best, inputs
         self._is_checked = False
 
-    def begin_checkpoint(self, step: int) -> Path:
-        """Create the folder `.writing_step_...` for the checkpoint of iteration `step`, with format.json and inputs."""
-        folder = self.folder / f".writing_step_{step:06d}"
+    def begin_checkpoint(self, step: int, name: str = "") -> Path:
+        """Create the folder `.writing_step_...` for the checkpoint of iteration `step`, with format.json and inputs.
+        name: instead of step_...; such a checkpoint is never removed."""
+        folder = self.folder / f".writing_{name or f'step_{step:06d}'}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         write_format(folder)

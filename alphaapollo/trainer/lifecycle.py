@@ -31,7 +31,7 @@ from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.trainer.loop import list_val_suites, train, train_async, validate_and_log
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import CurriculumState, Progress, RecentGroups, check_steps_within_run
-from alphaapollo.trainer.publish import WeightPublisher
+from alphaapollo.trainer.publish import make_publisher
 from alphaapollo.trainer.replay.record import record_iterations
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.inputs import TrainingInputs, read_training_inputs
@@ -41,7 +41,6 @@ from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.utils.disk import close_all
 from alphaapollo.utils.heartbeat import HEARTBEAT
-from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, PROBE_TOLERANCE_FLOAT32
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,6 @@ def generates_ahead(config: Config) -> bool:
 def make_training_run(prepared: PreparedRun, session: TrainingSession, progress: Progress) -> TrainingRun:
     config, plan, inputs, workers = prepared.config, prepared.plan, prepared.inputs, session.workers
     dtypes = {plan.model.dtype, plan.rollout.dtype}
-    tolerance = PROBE_TOLERANCE_FLOAT32 if dtypes == {"float32"} else PROBE_TOLERANCE_BFLOAT16
     trainer, folder = config.trainer, config.trainer.folder
     keep, inputs_now = (trainer.max_ckpt_to_keep, trainer.keep_best), prepared.start.inputs
     checkpoints = CheckpointFolder(folder / "checkpoints", *keep, inputs_now)
@@ -148,7 +146,7 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
         config=config,
         plan=plan,
         workers=workers,
-        weights=WeightPublisher(workers.policy, workers.engines, inputs.probe, tolerance, generates_ahead(config)),
+        weights=make_publisher(workers, dtypes, inputs.probe, generates_ahead(config)),
         prompts=inputs.prompts,
         val_prompts=inputs.val_prompts,
         goal=inputs.goal,

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from statistics import fmean
 
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
+from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.weight_sync.verification import (
+    PROBE_TOLERANCE_BFLOAT16,
+    PROBE_TOLERANCE_FLOAT32,
     Probe,
     check_probe_finite,
     check_probe_log_probs,
     check_weight_receipts,
     tighten_tolerance,
 )
+
+
+def make_publisher(workers: WorkerGroups, dtypes: Set[str], probe: Probe, pauses_requests: bool) -> WeightPublisher:
+    """Make the publisher of started workers. dtypes: of the policy and of the engines."""
+    tolerance = PROBE_TOLERANCE_FLOAT32 if dtypes == {"float32"} else PROBE_TOLERANCE_BFLOAT16
+    return WeightPublisher(workers.policy, workers.engines, probe, tolerance, pauses_requests)
 
 
 @dataclass

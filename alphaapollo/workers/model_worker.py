@@ -157,6 +157,13 @@ class TrainingWorker(ModelWorker):
     ) -> OptimizerStep:
         """Run forward and backward passes over the micro-batches of a mini-batch, and an optimizer step. compute_loss:
         computes this rank's share of the loss of some rows."""
+        self.accumulate_gradients(rows, mini_batch, compute_loss)
+        return self.state.step(skip_bad_step)
+
+    def accumulate_gradients(
+        self, rows: Rows, mini_batch: MiniBatch, compute_loss: Callable[[list[int]], Tensor]
+    ) -> None:
+        """Run forward and backward passes over the micro-batches of a mini-batch, and add their gradients."""
         if self.balancer:
             self.balancer.begin_step(rows, mini_batch.row_indices)
         for row_indices in self.state.iterate_micro_batches(mini_batch.micro_batches):
@@ -164,7 +171,6 @@ class TrainingWorker(ModelWorker):
             if self.balancer:
                 loss = loss + self.balancer.compute_last_pass_loss()
             (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
-        return self.state.step(skip_bad_step)
 
     def offload(self) -> None:
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""

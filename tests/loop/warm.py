@@ -33,6 +33,8 @@ def start_warm_process() -> None:
 def children_of_the_warm_process() -> set[int]:
     """Pids of the running processes that were forked from the warm process."""
     pid = multiprocessing.forkserver._forkserver._forkserver_pid
+    if pid is None:  # it has been stopped
+        return set()
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 

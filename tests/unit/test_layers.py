@@ -28,6 +28,7 @@ LAYERS = [
     ["finetuning", "evolving", "viewer"],
     ["trainer", "cli", "results", "__main__"],
     ["api"],
+    ["own_loop"],
 ]
 SAME_LAYER_ALLOWED = {("types", "utils"), ("processes", "utils")}
 

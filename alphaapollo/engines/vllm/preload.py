@@ -20,7 +20,7 @@ UNUSED = ("cv2", "opentelemetry.exporter", "ray", "scipy")  # vLLM's imports for
 redirect_output_to_file(os.environ[LOG])
 register_triton_interpreter()
 setproctitle.getproctitle()  # must run before the environment changes, so that children show as VLLM::EngineCore
-sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None: an import fails as if the package were not installed
+sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None: imports fail as if it were not installed
 with pause_gc():
     for module in CORE_MODULES:
         importlib.import_module(module)

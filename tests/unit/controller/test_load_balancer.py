@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from alphaapollo.controller.handles import LoadBalancer
+from alphaapollo.controller.load_balancer import LoadBalancer
 
 
 async def hold(loads: LoadBalancer, num_samples: int) -> tuple[int, AsyncExitStack]:

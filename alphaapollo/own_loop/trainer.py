@@ -1,0 +1,154 @@
+"""`Trainer`: the verbs of verbs.py for a user's loop. A thread with an event loop controls the workers.
+
+t.sample(...) in the caller's thread -> coroutine on the trainer's event loop -> workers -> result
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from contextlib import closing
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from alphaapollo.api import Settings
+from alphaapollo.launch.command import clean_up_processes
+from alphaapollo.launch.session import open_session
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.timing import Timer
+from alphaapollo.own_loop.setup import load_loop_config, prepare_loop
+from alphaapollo.own_loop.verbs import Verbs
+from alphaapollo.processes.entry_point import hide_main_script, run_in_temp_folder
+from alphaapollo.processes.folder_lock import lock_folder
+from alphaapollo.runs.run_history import record_in_history
+from alphaapollo.utils.heartbeat import HEARTBEAT
+
+P = ParamSpec("P")
+T = TypeVar("T")
+IDLE_SECONDS = 1.0  # between two checks whether the caller has closed the trainer
+
+
+def _make_sync(verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Trainer, P], T]:
+    """Make a method of Trainer that waits for a verb. If the workers end meanwhile, it raises the reason."""
+
+    @wraps(verb)
+    def wait_for_verb(self: Trainer, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return self._submit(lambda verbs: verb(verbs, *args, **kwargs)).result()
+        except CancelledError as error:
+            self._thread.join()
+            raise (self._failure or error) from None
+
+    return wait_for_verb
+
+
+class Trainer:
+    """Workers, engines, run folder and checkpoints of main_ppo for a loop of one's own: `with Trainer(...) as t:`.
+
+    If the run folder has checkpoints, the trainer resumes from the newest one, unless trainer.resume_mode=disable.
+
+    Args:
+        settings: keys of main_ppo as a dict, or the path of a YAML file. The beginnings actor_rollout_ref.,
+            actor_rollout_ref.model. and actor_rollout_ref.actor. may be left out.
+        overrides: KEY=VALUE or presets.
+        engines: number of rollout engines; 0: none. ranks: training ranks per node. None: as configured.
+    """
+
+    def __init__(self, settings: Settings, *overrides: str, engines: int | None = None, ranks: int | None = None):
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        self.config, self._has_engines = load_loop_config(settings, overrides, engines, ranks), engines != 0
+        self._verbs, self._stop = Future[Verbs](), threading.Event()
+        self._failure: BaseException | None = None  # why the workers have ended
+        self._thread = threading.Thread(target=self._run, name="own-loop", daemon=True)
+
+    sample = _make_sync(Verbs.sample)
+    rollout = _make_sync(Verbs.rollout)
+    forward_backward = _make_sync(Verbs.forward_backward)
+    optim_step = _make_sync(Verbs.optim_step)
+    publish = _make_sync(Verbs.publish)
+    log_probs = _make_sync(Verbs.log_probs)
+    save = _make_sync(Verbs.save)
+    load = _make_sync(Verbs.load)
+    evaluate = _make_sync(Verbs.evaluate)
+    log = _make_sync(Verbs.log)
+
+    @property
+    def step(self) -> int:
+        """Last logged or loaded step."""
+        return self._verbs.result().progress.step
+
+    @property
+    def folder(self) -> Path:
+        return self.config.trainer.folder
+
+    @property
+    def aio(self) -> AsyncVerbs:
+        """The verbs as awaitables: `await t.aio.sample(...)`. Several may run at a time."""
+        return AsyncVerbs(self)
+
+    def __enter__(self) -> Self:
+        with hide_main_script():  # the engines' processes would import the caller's script
+            self._thread.start()
+            try:
+                self._verbs.result()
+            except BaseException:
+                self.__exit__()
+                raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _submit(self, call: Callable[[Verbs], Coroutine[Any, Any, T]]) -> Future[T]:
+        if not self._thread.is_alive():
+            problem = f"has ended: {self._failure}" if self._failure else "is not running"
+            raise RuntimeError(f"the trainer {problem}. Call its verbs inside `with alphaapollo.Trainer(...) as t:`.")
+        return asyncio.run_coroutine_threadsafe(call(self._verbs.result()), self._loop)
+
+    def _run(self) -> None:
+        try:
+            run_in_temp_folder(self._run_in_temp_folder)
+        except BaseException as error:  # noqa: BLE001 the caller's thread raises it
+            self._failure = error
+            if not self._verbs.done():
+                self._verbs.set_exception(error)
+
+    def _run_in_temp_folder(self) -> int:
+        with lock_folder(self.folder), clean_up_processes(self.config):
+            console = Console()
+            prepared = prepare_loop(self.config, self._has_engines, console)
+            specs, timer = prepared.make_specs(), Timer()
+            console.start(self.config.trainer.total_training_steps or 0, prepared.start.step)
+            session = open_session(prepared.config, prepared.start, prepared.describe(), specs, timer, console)
+
+            async def serve() -> None:
+                """Start the workers, run verbs until the caller closes the trainer, and end the workers."""
+                self._loop = asyncio.get_running_loop()
+                async with session as started:
+                    with closing(Verbs(prepared, started)) as verbs:
+                        await verbs.begin()
+                        self._verbs.set_result(verbs)
+                        while not self._stop.is_set():
+                            if not HEARTBEAT.list_active_calls():
+                                HEARTBEAT.tick()  # the time between two verbs is no stall
+                            await asyncio.to_thread(self._stop.wait, IDLE_SECONDS)
+
+            with record_in_history(self.folder):
+                asyncio.run(serve())
+        return 0
+
+
+class AsyncVerbs:
+    """The verbs of a trainer as awaitables."""
+
+    def __init__(self, trainer: Trainer):
+        self._trainer = trainer
+
+    def __getattr__(self, name: str) -> Callable[..., asyncio.Future[Any]]:
+        verb = getattr(Verbs, name)
+        return wraps(verb)(lambda *a, **k: asyncio.wrap_future(self._trainer._submit(lambda v: verb(v, *a, **k))))

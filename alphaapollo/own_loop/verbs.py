@@ -1,0 +1,287 @@
+"""The verbs of a user's loop, as coroutines on the event loop that controls the workers (trainer.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.cli.run_process import pickle_by_value
+from alphaapollo.data.prompts import check_length_limit
+from alphaapollo.environments.base import EnvironmentFactory, StepResult, get_environment_spec
+from alphaapollo.environments.single_turn import SingleTurnEnvironment
+from alphaapollo.evaluation.validation import compute_group_metrics
+from alphaapollo.launch.session import BackgroundCheckpointWriter, TrainingSession
+from alphaapollo.own_loop.rows import distribute, split_by_row
+from alphaapollo.own_loop.setup import PreparedLoop
+from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder, find_damage
+from alphaapollo.runs.rollout_log import RolloutLog
+from alphaapollo.trainer.metrics import compute_rollout_metrics
+from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.publish import WeightPublisher, make_publisher
+from alphaapollo.trainer.setup.inputs import make_probe
+from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
+from alphaapollo.workers.accumulation import LossFunction, LossRequest, cross_entropy
+
+Prompts = Sequence[Prompt | str | list[Message]]
+"""Each is a text to continue, a chat `[{"role": ..., "content": ...}]`, or a Prompt of a data file."""
+STEP_NAME = re.compile(r"step_(\d+)")
+PROBE_TEXT = "The engines compute with the weights of the trainer."
+
+
+@dataclass(frozen=True)
+class GradientResult:
+    """Result of one `forward_backward`, over all ranks."""
+
+    loss: float
+    num_tokens: int  # trained tokens
+    logprobs: list[np.ndarray]  # of each row, [T], before the step; 0 for tokens not trained on
+    metrics: dict[str, float]  # of a policy loss: means over trained tokens, or over rows for a loss of rows
+
+
+class UnscoredAnswer(SingleTurnEnvironment):
+    """Environment that ends the episode after one answer, without a score."""
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult(done=True)
+
+
+class Verbs:
+    """State of a user's loop in the driver, and its verbs. Only one verb at a time uses the training ranks."""
+
+    def __init__(self, prepared: PreparedLoop, session: TrainingSession):
+        config, plan = prepared.config, prepared.plan
+        self._prepared, self._session, self._workers, self._plan = prepared, session, session.workers, plan
+        start, folder = prepared.start, config.trainer.folder
+        self.progress = Progress.read(start.checkpoint) if start.checkpoint else Progress()
+        self._num_accumulated = 0  # forward_backward calls since the last step
+        self._version, self._has_synced_engines, self._training = self.progress.step, False, asyncio.Lock()
+        self._rollout_log = RolloutLog(folder / "rollouts")
+        checkpoints = CheckpointFolder(folder / "checkpoints", keep=None, inputs=start.inputs)
+        policy = {"policy": self._workers.policy}
+        self._writer = BackgroundCheckpointWriter[Progress](checkpoints, policy, session.console.notify)
+        self._publisher: WeightPublisher | None = None
+        if prepared.has_engines:
+            probe = make_probe(prepared.renderer, PROBE_TEXT, config.data.max_length - 1)
+            self._publisher = make_publisher(self._workers, {plan.model.dtype, plan.rollout.dtype}, probe, True)
+
+    async def begin(self) -> None:
+        """Load the checkpoint to resume from, if any, and send the weights to the engines."""
+        for warning in await self._workers.policy.get_logprob_check_warnings():
+            self._session.console.notify(warning)
+        if self._publisher:
+            await self._workers.engines.sleep()
+        await self._restore(self._prepared.start.checkpoint)
+
+    def close(self) -> None:
+        self._rollout_log.close()
+
+    async def sample(
+        self,
+        prompts: Prompts,
+        n: int = 1,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        reward: RewardFunction | None = None,
+        seed: int | None = None,
+    ) -> list[TrajectoryGroup]:
+        """Sample n answers to each prompt. Returns a group per prompt: each of its `trajectories` has `turns[0].text`,
+        `turns[0].completion` (tokens, log-probs, stop reason, weight version) and `rows[0]`, the row to train on.
+
+        max_tokens, temperature: as configured if None. reward: function (prompt, completion) that scores the answers in
+        this process. seed: None: other samples in each call.
+        """
+        groups = await self.rollout(prompts, n, max_tokens, temperature, UnscoredAnswer, seed)
+        if reward is not None:
+            score = adapt_to_episode(reward)
+            for prompt, one in ((group.prompt, one) for group in groups for one in group.trajectories):
+                shown = [EpisodeTurn(turn.text, token_ids=turn.completion.token_ids) for turn in one.turns]
+                result: Any = score(prompt, Episode(shown[-1].text, shown))
+                one.score = convert_to_score(await result if inspect.isawaitable(result) else result)
+        return groups
+
+    async def rollout(
+        self,
+        prompts: Prompts,
+        n: int = 1,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        environment: str | EnvironmentFactory | None = None,
+        seed: int | None = None,
+    ) -> list[TrajectoryGroup]:
+        """Run n episodes per prompt, with the configured rewards, tools and limits. environment: class or registered
+        name; None: env.env_name. Other arguments and result as for `sample`."""
+        if self._publisher is None:
+            raise ValueError("there are no engines. Create the trainer with engines=1 or more.")
+        async with self._training:
+            if not self._has_synced_engines:
+                await self._publish()
+        data, rollout, renderer = self._prepared.config.data, self._plan.rollout, self._prepared.renderer
+        made = [one if isinstance(one, Prompt) else Prompt(number, "", one) for number, one in enumerate(prompts)]
+        lengths = [length for one in made for length in renderer.count_prompt_tokens([one])]
+        names, limit = [f"prompt {number}" for number in range(len(made))], data.max_prompt_length
+        check_length_limit(lengths, names, "prompts", "data.max_prompt_length", limit, data.truncation)
+        factory = get_environment_spec(environment).factory if isinstance(environment, str) else environment
+        pickled = pickle_by_value("environment", factory, [factory]) if factory else b""
+        self.progress.prompts_consumed += seed is None
+        position = self.progress.prompts_consumed if seed is None else -1 - seed
+        heat = rollout.temperature if temperature is None else temperature
+        budget, run_seed = max_tokens or data.max_response_length, self._prepared.config.trainer.seed
+        sampling = Sampling(budget, heat, rollout.top_p, rollout.top_k, run_seed)
+        requests = [GroupRequest(one, n, sampling, position, environment=pickled) for one in made]
+        groups = {number: group async for number, group in self._workers.engines.generate(requests)}
+        return [groups[number] for number in range(len(requests))]
+
+    async def forward_backward(
+        self,
+        rows: Sequence[Row],
+        loss: str | LossFunction = "cross_entropy",
+        denominator: float | None = None,
+        groups: Sequence[object] | None = None,
+        **columns: Sequence[Any],
+    ) -> GradientResult:
+        """Compute a loss, and add its gradients to those of earlier calls. If it raises, they are unchanged.
+
+        Args:
+            loss: cross_entropy, a policy loss (docs/algorithms) with the columns advantages and, by default those of
+                the engine, old_logprobs, or a LossFunction. Its columns include `mask` (trained tokens) and `weights`.
+            denominator: of the weighted sum over all tokens; None: the number of trained tokens, or of rows for a
+                policy loss of rows.
+            groups: group of each row. The rows of a group are in one call of the function, one after the other.
+            columns: for each row a number, or a number per token.
+        """
+        loss = cross_entropy if loss == "cross_entropy" else loss
+        policy_loss = get_policy_loss(loss) if isinstance(loss, str) else None
+        if policy_loss and policy_loss.select_tokens:
+            raise ValueError(f"loss={loss} chooses tokens of a complete mini-batch. Use it with main_ppo.")
+        if policy_loss and not all("advantages" in {**row.columns, **columns} for row in rows):
+            raise ValueError(f"loss={loss} needs advantages=[...], with one entry per row.")
+        read = self._prepared.reader.read(rows, columns)
+        layout, num_tokens = distribute(read, self._plan, groups), sum(sum(row.action_mask) for row in read)
+        count = len(read) if policy_loss and policy_loss.level == "sequence" else num_tokens
+        sent = loss if isinstance(loss, str) else pickle_by_value("loss", loss, [loss])
+        request = LossRequest(sent, count if denominator is None else denominator)
+        async with self._use_trainer():
+            sums, logprobs = await self._workers.policy.accumulate(layout.rank_batches, request)
+            self._num_accumulated += 1
+        metrics = {name: value / count for name, value in sums.items() if name != "loss"}
+        return GradientResult(sums["loss"], num_tokens, split_by_row(layout, read, logprobs), metrics)
+
+    async def optim_step(self, lr: float | None = None, grad_clip: float | None = None) -> dict[str, float]:
+        """Take an optimizer step with the accumulated gradients. None: as configured. Returns lr, and the gradient norm
+        before clipping. Raises FloatingPointError if the gradients are not finite."""
+        if not self._num_accumulated:
+            raise ValueError("there are no gradients. Call forward_backward before optim_step.")
+        async with self._use_trainer():
+            self._num_accumulated = 0
+            return await self._workers.policy.take_step(lr, grad_clip)
+
+    async def publish(self) -> dict[str, float]:
+        """Send the weights to the engines, and verify them as main_ppo does. Returns metrics of the weight sync."""
+        async with self._use_trainer():
+            return await self._publish()
+
+    async def log_probs(self, rows: Sequence[Row], model: str = "policy") -> list[np.ndarray]:
+        """Compute the log-probs of each row at rollout.temperature, [T]; 0 for tokens not trained on. model: policy,
+        reference (needs actor.use_kl_loss) or teacher (needs teacher.model.path and teacher.divergence)."""
+        config = self._prepared.config
+        exists = {"policy": True, "reference": config.needs_reference, "teacher": config.teacher.uses_sampled_tokens}
+        if not exists.get(model):
+            raise ValueError(f"model={model}: the workers have {', '.join(one for one in exists if exists[one])}.")
+        read = self._prepared.reader.read(rows)
+        layout = distribute(read, self._plan)
+        async with self._use_trainer():
+            await self._workers.policy.load_batch(layout.rank_batches)
+            return split_by_row(layout, read, await self._workers.policy.compute_log_probs(model))
+
+    async def save(self, name: str | None = None) -> Path:
+        """Write a checkpoint to checkpoints/NAME of the run folder, and return its path. None: step_N, after the last
+        logged step."""
+        if self._num_accumulated:
+            raise ValueError("there are gradients, which are not saved. Call optim_step before save.")
+        checkpoints, now = self._writer.checkpoints, replace(self.progress)
+        if matched := STEP_NAME.fullmatch(name or ""):
+            now.step, name = int(matched[1]), None
+        async with self._use_trainer():
+            folder = checkpoints.begin_checkpoint(now.step, name or "")
+            await self._writer.save_and_wait(folder)
+            now.write(folder)
+            return await asyncio.to_thread(checkpoints.complete_checkpoint, folder)
+
+    async def load(self, name: str | Path) -> int:
+        """Load a checkpoint of this run by name, or of any run by path, publish it, and drop gradients. Returns its
+        step. Raises ValueError if it is missing or damaged; the state is then unchanged."""
+        matched = STEP_NAME.fullmatch(str(name))
+        named = self._writer.checkpoints.folder / (f"step_{int(matched[1]):06d}" if matched else name)
+        path = named if named.is_dir() else Path(name).expanduser()
+        if damage := await asyncio.to_thread(find_damage, path):
+            known = ", ".join(sorted(one.name for one in named.parent.glob("[!.]*"))) or "none"
+            raise ValueError(f"{path} cannot be loaded: {damage[0]}. Checkpoints of this run: {known}.")
+        progress = Progress.read(path)
+        async with self._use_trainer():
+            await self._restore(path)
+            self.progress = progress
+        return progress.step
+
+    async def evaluate(
+        self,
+        prompts: Prompts,
+        reward: RewardFunction | None = None,
+        n: int = 1,
+        temperature: float = 0.0,
+        max_tokens: int | None = None,
+    ) -> dict[str, float]:
+        """Answer prompts, always with the same seeds, and return metrics such as val/accuracy. Without `reward`, the
+        configured environment scores the answers."""
+        sampling = prompts, n, max_tokens, temperature
+        sampled = self.sample(*sampling, reward, seed=0) if reward else self.rollout(*sampling, seed=0)
+        return compute_group_metrics(await sampled, "")
+
+    async def log(
+        self, step: int, groups: Sequence[TrajectoryGroup] = (), metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Write `metrics` and those of the groups to metrics.jsonl and the trackers, and the groups to rollouts/, for
+        the viewer. Names are like train/loss."""
+        logged = {**(metrics or {})}
+        if wrong := [name for name in logged if "/" not in name]:
+            raise ValueError(f"the metric {wrong[0]!r} has no group. Name it group/name, e.g. train/{wrong[0]}.")
+        if groups:
+            logged = compute_rollout_metrics(groups, groups, 1, 0.0) | logged
+            del logged["rollout/tokens_per_second"]  # unknown
+            self._rollout_log.write(step, groups)
+        self.progress.step = step
+        self._session.tracker.log(step, logged)
+        self._session.console.show_step(step, logged)
+
+    async def _restore(self, checkpoint: Path | None) -> None:
+        if checkpoint:
+            await self._workers.policy.clear_gradients()
+            await self._workers.policy.load(str(checkpoint / "policy"))
+            self._num_accumulated = 0
+        if self._publisher:
+            await self._publish()
+
+    async def _publish(self) -> dict[str, float]:
+        if self._publisher is None:
+            raise ValueError("there are no engines to publish to. Create the trainer with engines=1 or more.")
+        self._version, self._has_synced_engines = self._version + 1, True
+        return await self._publisher.publish(self._version)
+
+    @asynccontextmanager
+    async def _use_trainer(self) -> AsyncIterator[None]:
+        """Context manager in which the training ranks work. Engines on the same GPUs free their memory first, and get
+        the weights again before the next sample."""
+        async with self._training:
+            if self._has_synced_engines and self._plan.placement.shares_gpus:
+                self._has_synced_engines = False
+                await self._workers.engines.sleep(pauses_requests=True)
+            yield

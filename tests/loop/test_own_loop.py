@@ -1,0 +1,223 @@
+"""Loops of one's own (alphaapollo.Trainer): the verbs, the examples, resume bit for bit, and two ranks on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo import Trainer, make_row
+from alphaapollo.environments.base import Observation, Services, StepResult
+from alphaapollo.types import Prompt, Row, Score
+from examples.own_loop import distill, dpo, grpo, own_loss, sft
+from tests.loop.conftest import MARK, ROOT, Runner, Task, wait_until_nothing_is_left
+from tests.loop.warm import start_warm_process
+
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def restart_warm_process() -> Iterator[None]:
+    """A trainer stops the fork servers of its process when it ends."""
+    yield
+    start_warm_process()
+
+
+CHAT = [{"role": "user", "content": "3+4=?"}]
+QUICK = (
+    "rollout.name=hf",
+    "data.max_prompt_length=180",
+    "data.max_response_length=8",
+    "trainer.cpu_threads=1",
+    "trainer.project_name=test",
+)
+
+
+def words(folder: Path, name: str = "run") -> list[str]:
+    return [*QUICK, f"trainer.output_dir={folder}", f"trainer.experiment_name={name}"]
+
+
+def count_digits(prompt: Prompt, completion: str) -> float:
+    return sum(letter.isdigit() for letter in completion) / 10
+
+
+class Echo:
+    """Two turns; the episode's score is the number of its turns."""
+
+    def __init__(self, services: Services):
+        self.turns = 0
+
+    def reset(self, prompt: Prompt) -> Observation:
+        return Observation([{"role": "user", "content": "say something"}])
+
+    def step(self, action: str) -> StepResult:
+        self.turns += 1
+        again = Observation([{"role": "user", "content": "again"}])
+        return StepResult(again) if self.turns == 1 else StepResult(done=True, score=Score(2.0))
+
+    def close(self) -> None: ...
+
+
+def train_one_step(t: Trainer) -> list[np.ndarray]:
+    """Sample, train and publish. Returns the sampled tokens and the log-probs after the step."""
+    groups = t.sample([CHAT, "7"], n=3, reward=count_digits)
+    samples = [one for group in groups for one in group.trajectories]
+    rows = [one.rows[0] for one in samples]
+    t.forward_backward(rows, loss="ppo", advantages=[one.reward - 0.1 for one in samples])
+    t.optim_step(lr=1e-2)
+    t.publish()
+    t.log(t.step + 1, groups, {"train/tokens": float(sum(len(row.token_ids) for row in rows))})
+    return [np.array(row.token_ids) for row in rows] + t.log_probs(rows)
+
+
+@pytest.mark.core
+def test_a_saved_state_resumes_bit_for_bit(task: Task, tmp_path: Path) -> None:
+    settings = {"model.path": task.model, "lora_rank": 4}
+    with Trainer(settings, *words(tmp_path)) as t:
+        train_one_step(t)
+        path = t.save()
+        assert path == t.folder / "checkpoints" / "step_000001"
+        straight = train_one_step(t)
+        assert t.load("step_1") == 1
+        loaded = train_one_step(t)
+        t.save("best")
+        check_errors(t)
+    with Trainer(settings, *words(tmp_path)) as t:  # from the newest checkpoint, step_000001
+        assert t.step == 1
+        resumed = train_one_step(t)
+    for one, other, third in zip(straight, loaded, resumed, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, third)
+    lines = [json.loads(line) for line in (t.folder / "metrics.jsonl").read_bytes().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2] and "critic/score/mean" in lines[0]
+    assert len((t.folder / "rollouts" / "step_000002.jsonl").read_bytes().splitlines()) == 6
+
+
+def check_errors(t: Trainer) -> None:
+    """Each invalid input raises one error and changes nothing."""
+    row, digest = make_row([5, 6, 7]), t.log_probs([make_row([5, 6, 7])])[0]
+
+    def refuse(call: Any, *facts: str, kind: type[Exception] = ValueError) -> None:
+        with pytest.raises(kind) as refused:
+            call()
+        assert all(fact in str(refused.value) for fact in facts), refused.value
+
+    def nan(logp: Any, columns: Any) -> Any:
+        return logp * float("nan")
+
+    refuse(lambda: t.forward_backward([row, make_row([1] * 513)]), "row 1 has 513 tokens", "512")
+    refuse(lambda: t.forward_backward([make_row([5, 6], targets=[0, 9999])]), "target 9999", "vocabulary")
+    refuse(lambda: t.forward_backward([make_row([5, -6])]), "token -6", "vocabulary")
+    refuse(lambda: t.forward_backward([make_row([5, 6], weights=[0, 0])]), "row 0 must be trained on some token")
+    refuse(lambda: t.forward_backward([row], loss="ppo"), "advantages")
+    refuse(lambda: t.forward_backward([row], loss="pppo"), "pppo", "ppo")
+    refuse(lambda: t.forward_backward([row], loss="kl_cov", advantages=[1.0]), "kl_cov")
+    refuse(lambda: t.forward_backward([row, row], loss="ppo", advantages=[1.0]), "1 entries for 2 rows")
+    refuse(lambda: t.forward_backward([row], loss="ppo", advantages=[[1.0, 2.0]]), "2 values for 3 tokens")
+    refuse(lambda: t.forward_backward([row], nan), "not finite")
+    refuse(lambda: t.forward_backward([row], lambda logp, columns: logp.sum()), "float tensor of shape")
+    refuse(lambda: t.optim_step(), "forward_backward")
+    refuse(lambda: t.log_probs([row], model="teacher"), "teacher", "policy")
+    refuse(lambda: t.load("nowhere"), "nowhere", "step_000001")
+    refuse(lambda: t.log(9, metrics={"loss": 1.0}), "train/loss")
+    refuse(lambda: t.sample(["x" * 300]), "data.max_prompt_length")
+    t.forward_backward([row])
+    refuse(lambda: t.save(), "optim_step")
+    np.testing.assert_array_equal(t.log_probs([row])[0], digest)
+
+
+def test_rollout_evaluate_and_awaitables(task: Task, tmp_path: Path) -> None:
+    with Trainer({"model.path": task.model, "env.max_steps": 3}, *words(tmp_path)) as t:
+        (group,) = t.rollout([Prompt(0, "mine", CHAT)], n=2, environment=Echo)
+        assert [one.score.reward for one in group.trajectories] == [2.0, 2.0] or group.trajectories[0].truncated
+        first, again = (t.evaluate([CHAT, CHAT], count_digits, n=2, temperature=1.0) for _ in range(2))
+        assert first == again and "val/reward" in first
+        assert t.evaluate([Prompt(0, "exact/sum", CHAT, "7")])["val/failed"] == 0.0
+
+        async def overlap() -> list[Any]:
+            return await asyncio.gather(*(t.aio.sample([CHAT], n=2) for _ in range(3)))
+
+        several = asyncio.run(overlap())
+        assert len({tuple(one.rows[0].token_ids) for (group,) in several for one in group.trajectories}) > 1
+        gap = max(np.abs(lp - row.logprobs).max() for row, lp in with_log_probs(t, several))
+        assert gap < 1e-4
+    with pytest.raises(RuntimeError, match="inside `with"):
+        t.publish()
+
+
+def with_log_probs(t: Trainer, groups: list[Any]) -> list[tuple[Row, np.ndarray]]:
+    rows = [one.rows[0] for (group,) in groups for one in group.trajectories]
+    return [*zip(rows, t.log_probs(rows), strict=True)]
+
+
+def test_examples(task: Task, tmp_path: Path) -> None:
+    """Each example runs, and the supervised ones learn."""
+
+    def curve(name: str, metric: str) -> list[float]:
+        lines = (tmp_path / "test" / name / "metrics.jsonl").read_bytes().splitlines()
+        return [json.loads(line)[metric] for line in lines]
+
+    model = str(task.model)
+    sft.main(model, *words(tmp_path, "sft"), epochs=2)
+    assert curve("sft", "train/loss")[-1] < curve("sft", "train/loss")[0] - 1
+    dpo.main(model, *words(tmp_path, "dpo"), steps=4)
+    losses = curve("dpo", "train/loss")
+    assert losses[0] == pytest.approx(np.log(2), abs=1e-4) and losses[-1] < losses[0] - 0.01
+    grpo.main(model, *words(tmp_path, "grpo"), steps=2, size=2, n=2, num_val=2)
+    assert "val/accuracy" in json.loads((tmp_path / "test/grpo/metrics.jsonl").read_bytes().splitlines()[-1])
+    distill.main(model, model, *words(tmp_path, "distill"), steps=2, size=2)
+    own_loss.main(model, *words(tmp_path, "own_loss"), steps=2, n=2)
+    with Trainer({"model.path": model}, *words(tmp_path, "none"), engines=0) as t:
+        for verb in (t.publish, lambda: t.sample([CHAT])):
+            with pytest.raises(ValueError, match="no engines"):
+                verb()
+    assert len(curve("own_loss", "critic/score/mean")) == 2
+
+
+SCRIPT = """
+import sys
+from alphaapollo import Trainer, make_row
+
+rows = [make_row([5, 6, 7, 8, 9][: 2 + number % 4], mark=number) for number in range(5)]
+with Trainer({"model.path": sys.argv[1]}, *sys.argv[3:], engines=1, ranks=int(sys.argv[2])) as t:
+    for half in (rows[:2], rows[2:]):
+        t.forward_backward(half, lambda logp, columns: -logp * columns["mark"][:, None], denominator=9.0)
+    print("step", t.optim_step(lr=1e-2), t.publish().keys())
+    print("logprobs", [round(float(one), 5) for array in t.log_probs(rows) for one in array])
+    samples = t.sample([[{"role": "user", "content": "3+4=?"}]], n=2, temperature=0.0)
+    print("sample", [*samples[0].trajectories[0].rows[0].token_ids])
+"""
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_on_ray_equal_one(
+    ppo: Runner, task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script without a main guard, whose function is sent to the workers, and the same in this process."""
+    script = ppo.out / "script.py"
+    script.write_text(SCRIPT)
+
+    def argv(ranks: int) -> list[str]:
+        return [str(script), str(task.model), str(ranks), *words(ppo.out, f"on_{ranks}")]
+
+    environment, command = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(ppo.out)}, [sys.executable, *argv(2)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, cwd=ppo.out)
+    assert done.returncode == 0, done.stderr[-4000:]
+    monkeypatch.setattr(sys, "argv", argv(1))
+    runpy.run_path(str(script), run_name="__main__")
+    one, two = (
+        {line.partition(" ")[0]: line.partition(" ")[2] for line in printed.splitlines()}
+        for printed in (capsys.readouterr().out, done.stdout)
+    )
+    assert one["sample"] == two["sample"] and "sync/probe_gap" in two["step"]
+    np.testing.assert_allclose(json.loads(one["logprobs"]), json.loads(two["logprobs"]), atol=2e-4)
+    wait_until_nothing_is_left(ppo)

@@ -1,0 +1,52 @@
+"""Settings of a loop of one's own, and its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.own_loop.rows import RowReader, make_row
+from alphaapollo.own_loop.setup import expand_key, load_loop_config
+from alphaapollo.types import Row
+
+
+def test_beginnings_of_keys_may_be_left_out() -> None:
+    long = "actor_rollout_ref."
+    expanded = {
+        "model.path=a": f"{long}model.path=a",
+        "lora_rank=8": f"{long}model.lora_rank=8",
+        "optim.betas=[0.9,0.95]": f"{long}actor.optim.betas=[0.9,0.95]",
+        "rollout.name=hf": f"{long}rollout.name=hf",
+        "trainer.seed=1": "trainer.seed=1",
+        "algorithm=dapo": "algorithm=dapo",
+        "modle.path=a": "modle.path=a",
+    }
+    assert {word: expand_key(word) for word in expanded} == expanded
+
+
+def test_ranks_and_engines_choose_the_controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    chosen = {}
+    for engines, ranks in ((None, None), (0, 1), (2, 1), (1, 2)):
+        config = load_loop_config({"model.path": tmp_path}, [], engines, ranks)
+        chosen[engines, ranks] = config.trainer.controller, config.trainer.n_gpus_per_node
+    assert chosen == {(None, None): ("local", 1), (0, 1): ("local", 1), (2, 1): ("ray", 1), (1, 2): ("ray", 2)}
+    assert load_loop_config({"model.path": tmp_path}, ["trainer.controller=ray"], 1, 1).trainer.controller == "ray"
+    with pytest.raises(ConfigError, match=r"model\.lora_rank"):
+        load_loop_config({"lora_rnak": 8}, [], 1, 1)
+
+
+def test_weights_of_a_call_choose_the_trained_tokens() -> None:
+    reader, sampled = RowReader(None, 10), Row([1, 2, 3, 4], [0, 1, 1, 1], [0.0, -1.0, -2.0, -3.0], [3])
+    half, some = reader.read([sampled, make_row([5, 6])], {"weights": [0.5, [0.0, 2.0]]})
+    np.testing.assert_array_equal(half.columns["weights"], [0.0, 0.5, 0.5, 0.5])
+    (chosen,) = reader.read([sampled], {"weights": [[0.0, 0.0, 2.0, 0.0]]})
+    assert chosen.action_mask == [0, 0, 1, 0] and chosen.logprobs == sampled.logprobs
+    assert some.action_mask == [0, 1] and make_row([5, 6, 7], weights=[0, 0, 1]).action_mask == [0, 0, 1]
+    mixed = reader.read([make_row([5, 6], targets=[0, 9]), sampled])
+    np.testing.assert_array_equal(mixed[1].columns["targets"], sampled.token_ids)
+    with pytest.raises(ValueError, match="row 1: its column a is missing"):
+        reader.read([make_row([5, 6], a=1.0), sampled])

@@ -1,0 +1,220 @@
+"""Loss, log-probs and gradients of a loop of one's own equal plain transformers in float64, in any split."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+from alphaapollo.config.resolve import resolve_model
+from alphaapollo.models.lora import is_adapter_parameter
+from alphaapollo.models.sharding import full_tensor
+from alphaapollo.own_loop.rows import RowReader, distribute, make_row, split_by_row
+from alphaapollo.trainer.replay.run import Float64Mode
+from alphaapollo.types import Row
+from alphaapollo.workers.accumulation import LossRequest, accumulate, cross_entropy, take_step
+from tests.unit.tiny import VOCABULARY, run_ranks
+from tests.unit.workers import training
+from tests.unit.workers.test_lora import train_by_hand
+from tests.unit.workers.training import Case
+
+TEMPERATURE, NUM_ROWS, DENOMINATOR = 0.9, 6, 7.5
+READER = RowReader(None, VOCABULARY, ())
+
+
+def own_loss(logp: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+    return -(logp - columns["old_logprobs"]).exp() * columns["advantages"][:, None] + 0.1 * logp.square()
+
+
+def paired_loss(logp: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Tensor:
+    sums = (logp * columns["mask"]).sum(1)
+    return -torch.nn.functional.logsigmoid(0.3 * (sums[0::2] - sums[1::2])).repeat_interleave(2) / 2
+
+
+def rows_of_test() -> list[Row]:
+    """Rows with targets of their own, weights of tokens, and columns per token and per row."""
+    generator, rows = np.random.default_rng(3), []
+    for length in (5, 9, 4, 12, 7, 6):
+        ids, targets = (generator.integers(2, VOCABULARY, length) for _ in range(2))
+        weights = generator.uniform(0.2, 2.0, length) * (np.arange(length) > 1)
+        weights[3:4] = 0.0
+        old = generator.normal(-4.0, 0.5, length)
+        rows.append(make_row(ids.tolist(), weights, targets, old_logprobs=old, advantages=float(generator.normal())))
+    return rows
+
+
+LOSSES: dict[str, str | bytes] = {
+    "cross_entropy": cloudpickle.dumps(cross_entropy),
+    "ppo": "ppo",
+    "own": cloudpickle.dumps(own_loss),
+    "pairs": cloudpickle.dumps(paired_loss),
+}
+SPLITS: dict[str, list[list[int]]] = {"at once": [[0, 1, 2, 3, 4, 5]], "three calls": [[0, 1], [4, 5], [2, 3]]}
+Found = dict[str, tuple[float, np.ndarray, dict[str, np.ndarray]]]
+"""Loss, log-probs of all rows and gradients, by loss and split."""
+
+
+def resolve_float64(model: Any, device: Any, *rest: Any) -> Any:
+    return resolve_model(model, device).model_copy(update={"dtype": "float64"})
+
+
+def gradients_of(worker: Any) -> dict[str, np.ndarray]:
+    named = worker.policy.named_parameters()
+    return {name: full_tensor(p.grad).numpy().copy() for name, p in named if p.grad is not None}
+
+
+def accumulate_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> Found:
+    found: Found = {}
+    plan: Any = SimpleNamespace(
+        placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=case.max_tokens, padded=True
+    )
+    with ExitStack() as stack:
+        stack.enter_context(Float64Mode())
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(training, "resolve_model", resolve_float64)
+        worker = training.make_worker(case, rank, num_ranks, address)
+        stack.callback(worker.close)
+        if case.lora_rank:
+            train_by_hand(worker.policy)
+        for name, loss in LOSSES.items():
+            for split, calls in SPLITS.items():
+                total, logprobs = 0.0, np.zeros((NUM_ROWS, 12))
+                for indices in calls:
+                    rows = READER.read([rows_of_test()[index] for index in indices])
+                    layout = distribute(
+                        rows, plan, [index // 2 for index in range(len(rows))] if name == "pairs" else None
+                    )
+                    sums, values = accumulate(worker, layout.rank_batches[rank], LossRequest(loss, DENOMINATOR))
+                    total += sums["loss"]
+                    for index, row in zip(indices, split_by_row(layout, rows, gather(values, num_ranks)), strict=True):
+                        logprobs[index, : len(row)] = row
+                found[f"{name}, {split}"] = total, logprobs, gradients_of(worker)
+                worker.policy.zero_grad()
+    return found
+
+
+def gather(values: np.ndarray, num_ranks: int) -> list[np.ndarray]:
+    every: list[Any] = [None] * num_ranks
+    torch.distributed.all_gather_object(every, values)
+    return every
+
+
+def plain_gradients(folder: Path, lora_rank: int) -> Found:
+    """The same with transformers and, for LoRA, peft: one row at a time, without any code of the project."""
+    from transformers import AutoModelForCausalLM
+
+    arguments: Any = {"dtype": torch.float64, "attn_implementation": "eager"}
+    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), **arguments).eval()
+    if lora_rank:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        layers = {name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
+        targets = sorted(layers - {"lm_head"})
+        inject_adapter_in_model(LoraConfig(r=lora_rank, lora_alpha=16, target_modules=targets), model)
+        train_plain_by_hand(model)
+    found: Found = {}
+    for name, _ in LOSSES.items():
+        model.zero_grad()
+        sums, logprobs = [], np.zeros((NUM_ROWS, 12))
+        total = torch.zeros((), dtype=torch.float64)
+        for number, row in enumerate(rows_of_test()):
+            ids, columns = torch.tensor([row.token_ids]), row.columns
+            logits = model(ids).logits[0, :-1] / TEMPERATURE
+            logp = logits.log_softmax(-1).gather(1, torch.tensor(columns["targets"])[1:, None])[:, 0]
+            weights = torch.tensor(columns["weights"])[1:]
+            logprobs[number, 1 : len(row.token_ids)] = (logp * (weights != 0)).detach()
+            old, advantage = torch.tensor(columns["old_logprobs"])[1:], columns["advantages"]
+            ratio = (logp - old).exp()
+            clipped = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+            losses = {"cross_entropy": -logp, "ppo": -clipped, "own": -ratio * advantage + 0.1 * logp.square()}
+            if name == "pairs":
+                sums.append((logp * (weights != 0)).sum())
+            else:
+                total = total + (weights * losses[name]).sum()
+        for better, worse in zip(sums[0::2], sums[1::2], strict=True):
+            total = total - torch.nn.functional.logsigmoid(0.3 * (better - worse))
+        (total / DENOMINATOR).backward()
+        named = {
+            f"model.{key}": one.grad.numpy().copy() for key, one in model.named_parameters() if one.grad is not None
+        }
+        found[name] = total.item() / DENOMINATOR, logprobs, named
+    return found
+
+
+def train_plain_by_hand(model: Any) -> None:
+    """The adapters of `train_by_hand`, in peft's model."""
+    import zlib
+
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_adapter_parameter(name))
+        if is_adapter_parameter(name):
+            generator = torch.Generator().manual_seed(zlib.crc32(f"model.{name}".encode()))
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_equals_plain_transformers_on_one_and_two_ranks(model_folder: Any, lora_rank: int) -> None:
+    folder = model_folder("qwen3")
+    case = Case(str(folder), lora_rank=lora_rank, max_tokens=20)
+    with Float64Mode():
+        expected = plain_gradients(folder, lora_rank)
+    for ranks in (1, 2):
+        for found in run_ranks(accumulate_on_rank, ranks, case, timeout=200):
+            assert found.keys() == {f"{name}, {split}" for name in LOSSES for split in SPLITS}
+            for label, (loss, logprobs, gradients) in found.items():
+                own_loss_value, own_logprobs, own_gradients = expected[label.partition(",")[0]]
+                assert loss == pytest.approx(own_loss_value, rel=1e-7), label
+                np.testing.assert_allclose(logprobs, own_logprobs, atol=1e-8, err_msg=label)
+                training.assert_close(gradients, own_gradients, atol=1e-7, rtol=1e-6)
+
+
+def fail_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> tuple[list[str], bool]:
+    """Errors of losses that fail on one row only, and whether gradients and weights are unchanged after them."""
+
+    def nan_loss(logp: Any, columns: Any) -> Any:
+        return torch.where(columns["number"][:, None] == 3, torch.nan, 1.0) * logp
+
+    def short_loss(logp: Any, columns: Any) -> Any:
+        return logp[:, :1]
+
+    def broken_loss(logp: Any, columns: Any) -> Any:
+        return logp * columns["number"].tolist().index(3)
+
+    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=12, padded=True)
+    worker = training.make_worker(case, rank, num_ranks, address)
+    batches = [distribute(READER.read(rows_of_test(), {"number": [*range(6)]}), plan).rank_batches[rank]]
+    accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 10.0))
+    before, weights, errors = gradients_of(worker), training.parameters(worker), []
+    for loss in (nan_loss, short_loss, broken_loss):
+        with pytest.raises(ValueError) as failed:
+            accumulate(worker, batches[0], LossRequest(cloudpickle.dumps(loss), 10.0))
+        errors.append(str(failed.value))
+    training.assert_close(gradients_of(worker), before, 0, 0)
+    worker.policy.zero_grad()
+    accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 1e-300))
+    with pytest.raises(FloatingPointError, match="gradient norm is"):
+        take_step(worker, 1e-2, 1.0)
+    training.assert_close(training.parameters(worker), weights, 0, 0)
+    accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 10.0))
+    done = take_step(worker, 1e-2, 0.5)
+    has_moved = any((weights[name] != one).any() for name, one in training.parameters(worker).items())
+    is_cleared = not gradients_of(worker)
+    worker.close()
+    return errors, has_moved and is_cleared and done["lr"] == 1e-2 and worker.state.num_steps == 1
+
+
+@pytest.mark.timeout(240)
+def test_a_loss_that_fails_on_one_rank_fails_on_all_and_changes_nothing(model_folder: Any) -> None:
+    for errors, is_right in run_ranks(fail_on_rank, 2, Case(str(model_folder("qwen3"))), timeout=120):
+        assert is_right
+        nan, short, broken = errors
+        assert "the loss is not finite: [nan" in nan and "nan_loss" in nan
+        assert "must be a float tensor of shape (1, " in short and "short_loss" in short
+        assert "3 is not in list" in broken and "broken_loss" in broken
