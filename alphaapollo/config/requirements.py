@@ -247,7 +247,7 @@ def weights_of_files(data: TuningData, case: Case) -> Any:
     "Set actor_rollout_ref.model.dtype=float32",
 )
 def dtype_of_trpo(config: Config, case: Case) -> Any:
-    exact = {"float32", "auto"} if case.device == "cpu" else {"float32"}
+    exact = {"float32"} if case.device == "cuda" else {"float32", "auto"}
     return config.uses_trpo and config.actor_rollout_ref.model.dtype not in exact
 
 
