@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from alphaapollo.config.resolve import has_bfloat16_instructions
 from alphaapollo.config.schema import SftData
 from alphaapollo.data.examples import load_examples
 from alphaapollo.data.rendering import Renderer, load_tokenizer
@@ -29,7 +30,10 @@ from tests.loop.conftest import ROOT
 from tests.loop.gguf_export import export_gguf
 from tests.loop.page_shell import CommandServer, make_stand_ins
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not has_bfloat16_instructions(), reason="in float32, these runs take more than ten minutes"),
+]
 
 SCRIPT = ROOT / "examples/smollm2/methods/run.sh"
 DEADLINE = 500.0
