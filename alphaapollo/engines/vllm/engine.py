@@ -12,6 +12,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import psutil
+
 from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.process import (
     build_process_environment,
@@ -145,7 +147,10 @@ class VllmEngine(Engine):
             asyncio.get_running_loop().remove_reader(process.sentinel)
         engine, self._engine = self._engine, None
         if engine is not None:
-            await asyncio.to_thread(engine.shutdown)
+            try:
+                await asyncio.to_thread(engine.shutdown)
+            except psutil.NoSuchProcess:  # vLLM kills a core that takes over 5 seconds to end, and this one just ended
+                engine.engine_core.resources()
 
     def list_pids(self) -> list[int]:
         """Return the pids of the engine core and, with tensor parallelism, of its workers."""

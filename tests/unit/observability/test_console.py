@@ -306,7 +306,7 @@ def test_a_terminal_that_cannot_show_the_view_has_plain_lines(term: str, encodin
     terminal = Terminal(file=file, force_terminal=True, color_system=None, _environ={"TERM": term})
     with Console(terminal).open("outputs/first") as console:
         console.show_step(1, METRICS)
-    assert read(file).startswith("step 1/0   reward 0.500") and "\x1b" not in read(file)
+    assert read(file).startswith("step 1   reward 0.500") and "\x1b" not in read(file)
 
 
 def test_no_color(monkeypatch: pytest.MonkeyPatch):
@@ -328,7 +328,7 @@ def test_a_bug_of_the_view_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch
     console.close()
     lines = file.getvalue().splitlines()
     assert lines[0].startswith("note the console failed")
-    assert "ZeroDivisionError: division by zero" in lines and lines[-1].startswith("step 1/0")
+    assert "ZeroDivisionError: division by zero" in lines and lines[-1].startswith("step 1 ")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
