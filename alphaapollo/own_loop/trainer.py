@@ -95,14 +95,16 @@ class Trainer:
             self._thread.start()
             try:
                 self._verbs.result()
-            except BaseException:
-                self.__exit__()
+            except BaseException as error:
+                self.__exit__(error)
                 raise
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object = None, *error: object) -> None:
         self._stop.set()
         self._thread.join()
+        if self._failure and kind is None:
+            raise self._failure
 
     def _submit(self, call: Callable[[Verbs], Coroutine[Any, Any, T]]) -> Future[T]:
         if not self._thread.is_alive():

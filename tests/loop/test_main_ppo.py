@@ -6,12 +6,7 @@ import gzip
 import json
 import math
 import re
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +22,7 @@ from tests.loop.conftest import (
     files_with_secret,
     wait_until_nothing_is_left,
 )
+from tests.loop.ray_nodes import two_ray_nodes
 from tests.loop.replays import equal_lines, recording, replay
 from tests.mock_judge import MockJudge
 
@@ -321,35 +317,13 @@ def test_bfloat16_activation_checkpointing_trackers_and_custom_estimator(
 def test_run_on_two_nodes_of_an_existing_cluster(ppo: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank and one engine per node: weights are synced to the other node. scripts/cluster_check has tests with
     separate machines."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (tmp_path / "venv").symlink_to(sys.prefix)  # Ray's head does not start if its path has a space
-    start = [str(tmp_path / "venv/bin/python"), "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
-    start += ["--node-ip-address=127.0.0.1", "--dashboard-agent-listen-port=0"]
-    log = tmp_path / "ray.log"
-    with log.open("w") as out, ExitStack() as nodes:
-
-        def node(*options: str) -> subprocess.Popen[bytes]:
-            process = nodes.enter_context(subprocess.Popen([*start, *options], stdout=out, stderr=out))
-            nodes.callback(process.terminate)
-            return process
-
-        head = node("--head", f"--port={port}", "--include-dashboard=false")
-        end = time.monotonic() + 60
-        while "This command will now block" not in log.read_text():
-            assert head.poll() is None and time.monotonic() < end, log.read_text()
-            time.sleep(0.2)
-        other = node(f"--address=127.0.0.1:{port}")  # starts late: the run waits for it
-        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    with two_ray_nodes(tmp_path, monkeypatch):
         done = ppo.run(
             "trainer.total_training_steps=1",
             "trainer.nnodes=2",
             "actor_rollout_ref.rollout.num_engines=2",
             "actor_rollout_ref.rollout.name=hf",
         )
-        assert head.poll() is None and other.poll() is None, "the cluster is not ours to end"
     assert done.metrics[-1]["step"] == 1 and done.metrics[-1]["sync/probe_gap"] < 1e-5
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from alphaapollo import Trainer, make_row
+from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.types import Prompt, Row, Score
 from examples.own_loop import distill, dpo, grpo, own_loss, sft
-from tests.loop.conftest import MARK, ROOT, Runner, Task, wait_until_nothing_is_left
+from tests.loop.conftest import MARK, ROOT, Runner, Task, processes_of, wait_until_nothing_is_left
+from tests.loop.ray_nodes import two_ray_nodes
 from tests.loop.warm import start_warm_process
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
@@ -188,36 +192,60 @@ import sys
 from alphaapollo import Trainer, make_row
 
 rows = [make_row([5, 6, 7, 8, 9][: 2 + number % 4], mark=number) for number in range(5)]
-with Trainer({"model.path": sys.argv[1]}, *sys.argv[3:], engines=1, ranks=int(sys.argv[2])) as t:
+with Trainer({"model.path": sys.argv[1]}, *sys.argv[2:], engines=1, ranks=1) as t:
     for half in (rows[:2], rows[2:]):
         t.forward_backward(half, lambda logp, columns: -logp * columns["mark"][:, None], denominator=9.0)
     print("step", t.optim_step(lr=1e-2), t.publish().keys())
     print("logprobs", [round(float(one), 5) for array in t.log_probs(rows) for one in array])
     samples = t.sample([[{"role": "user", "content": "3+4=?"}]], n=2, temperature=0.0)
-    print("sample", [*samples[0].trajectories[0].rows[0].token_ids])
+    print("sample", [*samples[0].trajectories[0].rows[0].token_ids], flush=True)
+    t.sample(["7"], n=int(input()))
 """
 
 
+def read_printed(lines: str) -> dict[str, str]:
+    return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines.splitlines()}
+
+
 @pytest.mark.timeout(600)
-def test_two_ranks_on_ray_equal_one(
-    ppo: Runner, task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_two_nodes_equal_one_process_and_a_death_is_named(
+    ppo: Runner, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A script without a main guard, whose function is sent to the workers, and the same in this process."""
+    """A script without a main guard, whose function is sent to the workers on two nodes, and the same in this
+    process."""
     script = ppo.out / "script.py"
     script.write_text(SCRIPT)
-
-    def argv(ranks: int) -> list[str]:
-        return [str(script), str(task.model), str(ranks), *words(ppo.out, f"on_{ranks}")]
-
-    environment, command = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(ppo.out)}, [sys.executable, *argv(2)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, cwd=ppo.out)
-    assert done.returncode == 0, done.stderr[-4000:]
-    monkeypatch.setattr(sys, "argv", argv(1))
+    argv = [str(script), str(task.model)]
+    with two_ray_nodes(tmp_path, monkeypatch, **{MARK: str(ppo.out)}):
+        command = [sys.executable, *argv, *words(ppo.out, "two_nodes"), "trainer.nnodes=2"]
+        environment, printed = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(ppo.out)}, ""
+        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with subprocess.Popen(command, **pipes, text=True, env=environment, cwd=ppo.out) as program:
+            for line in program.stdout or ():
+                printed += line
+                if line.startswith("sample"):
+                    break
+            (pid,) = [pid for pid, line in processes_of(ppo).items() if "RolloutActor" in line]
+            os.kill(pid, signal.SIGKILL)
+            _, errors = program.communicate("1\n", timeout=200)
+        assert program.returncode == 1, printed + errors
+        assert f"WorkerDied: the rollout worker of rank 0 (pid {pid})" in errors.splitlines()[-1]
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(sys, "argv", [*argv, *words(ppo.out, "one_process")])
+    monkeypatch.setattr("builtins.input", lambda: "1")
     runpy.run_path(str(script), run_name="__main__")
-    one, two = (
-        {line.partition(" ")[0]: line.partition(" ")[2] for line in printed.splitlines()}
-        for printed in (capsys.readouterr().out, done.stdout)
-    )
+    one, two = read_printed(capsys.readouterr().out), read_printed(printed)
     assert one["sample"] == two["sample"] and "sync/probe_gap" in two["step"]
     np.testing.assert_allclose(json.loads(one["logprobs"]), json.loads(two["logprobs"]), atol=2e-4)
     wait_until_nothing_is_left(ppo)
+
+
+def test_a_stall_is_named(task: Task, tmp_path: Path) -> None:
+    settings = {"model.path": task.model, "trainer.stall_timeout": 5}
+    with (
+        pytest.raises(RunStalled, match=r"the engine core of rollout worker 0 \(pid \d+\) is stopped"),
+        Trainer(settings, *words(tmp_path), "rollout.name=vllm", "rollout.kv_cache_gib=0.1") as t,
+    ):
+        (pid,) = [one.pid for one in psutil.Process().children(recursive=True) if "EngineCore" in one.name()]
+        os.kill(pid, signal.SIGSTOP)
+        t.sample(["7"])
