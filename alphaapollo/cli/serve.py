@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     host, port = options.host, options.port
     keys = [word for word in more if "=" in word and not word.startswith("-")]
     socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    newest, config = load_run_model(options.run, keys)
+    newest, config = _load_model_for_vllm(options.run, keys)
     spec = make_engine_spec(config)
     exclusion = build_exclusion_flags(spec)
     name = options.name or newest.run_folder.name
@@ -98,6 +98,13 @@ def open_server(
     finally:
         kill_run_processes(run_id)
         process.wait()
+
+
+def _load_model_for_vllm(run: str, keys: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
+    """Find a run's newest model, and its settings with further keys. Raises ValueError if they ask for other engines."""
+    if other := [key for key in keys if key.startswith("rollout.name=") and key != "rollout.name=vllm"]:
+        raise ValueError(f"{other[0]}: this command uses vLLM. Remove the key. main_ppo runs suites with other engines.")
+    return load_run_model(run, keys)
 
 
 def make_engine_spec(config: GenerationConfig) -> EngineSpec:
@@ -158,7 +165,7 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
     options = _parse_suite_arguments(words)
     suites = [Suite(text, options.python, options.timeout) for text in options.suite]
     check_suites(suites)
-    newest, config = load_run_model(options.run, options.keys)
+    newest, config = _load_model_for_vllm(options.run, options.keys)
     spec = make_engine_spec(config)
     folder = find_results_folder(newest)
     log, host, port, key = folder / "server.txt", "127.0.0.1", find_free_port(), secrets.token_urlsafe()

@@ -67,6 +67,13 @@ def test_serving_to_other_machines_without_a_key(
     assert ("VLLM_API_KEY" in started[3]) == is_warned
 
 
+@pytest.mark.parametrize("words", [["serve"], ["eval", "--suite", "inspect:examples/suites/sums.py@sums_chat"]])
+def test_other_engines_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    port = ["--port", str(find_free_port())] if words == ["serve"] else []
+    assert main([words[0], "no_run", *words[1:], *port, "rollout.name=sglang"]) == 2
+    assert "rollout.name=sglang: this command uses vLLM" in capsys.readouterr().err
+
+
 def test_taken_port_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
