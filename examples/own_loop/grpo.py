@@ -22,6 +22,8 @@ def main(model: str, *overrides: str, steps: int = 50, size: int = 16, n: int = 
     prompts, held_out = make_prompts(400, TRAIN_TOPICS, "train"), make_prompts(num_val, HELD_OUT_TOPICS, "val")
     settings = {
         "model.path": model,
+        "model.dtype": "fastest",
+        "rollout.dtype": "fastest",
         "data.max_response_length": 64,
         "rollout.temperature": 0.7,
         "rollout.kv_cache_gib": 0.5,
@@ -36,7 +38,7 @@ def main(model: str, *overrides: str, steps: int = 50, size: int = 16, n: int = 
             result = t.forward_backward(rows, loss="ppo", advantages=advantages.ravel())
             done = t.optim_step(lr=4e-5, grad_clip=1.0)
             metrics = {"train/loss": result.loss, "train/grad_norm": done["grad_norm"]} | t.publish()
-            if step % 10 == 0 or step == steps:
+            if step == 1 or step % 10 == 0:
                 metrics |= t.evaluate(held_out, compute_score, temperature=0.7)
             t.log(step, groups, metrics)
         t.save()
