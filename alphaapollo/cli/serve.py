@@ -101,9 +101,11 @@ def open_server(
 
 
 def _load_model_for_vllm(run: str, keys: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
-    """Find a run's newest model, and its settings with further keys. Raises ValueError if they ask for other engines."""
+    """Find a run's newest model, and its settings with further keys. Raises ValueError for a key of other engines."""
     if other := [key for key in keys if key.startswith("rollout.name=") and key != "rollout.name=vllm"]:
-        raise ValueError(f"{other[0]}: this command uses vLLM. Remove the key. main_ppo runs suites with other engines.")
+        raise ValueError(
+            f"{other[0]}: this command uses vLLM. Remove the key. main_ppo runs suites with other engines."
+        )
     return load_run_model(run, keys)
 
 

@@ -24,6 +24,7 @@ def main(model: str, *overrides: str, steps: int = 50, size: int = 16, n: int = 
         "model.path": model,
         "model.dtype": "fastest",
         "rollout.dtype": "fastest",
+        "ppo_max_token_len_per_gpu": 2048,
         "data.max_response_length": 64,
         "rollout.temperature": 0.7,
         "rollout.kv_cache_gib": 0.5,

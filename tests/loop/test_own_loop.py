@@ -20,6 +20,7 @@ import pytest
 from alphaapollo import Trainer, make_row
 from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.environments.base import Observation, Services, StepResult
+from alphaapollo.runs.run_history import read_history
 from alphaapollo.types import Prompt, Row, Score
 from examples.own_loop import distill, dpo, grpo, own_loss, sft
 from tests.loop.conftest import MARK, ROOT, Runner, Task, processes_of, wait_until_nothing_is_left
@@ -156,6 +157,7 @@ def test_rollout_evaluate_and_awaitables(task: Task, tmp_path: Path) -> None:
         assert gap < 1e-4
     with pytest.raises(RuntimeError, match="inside `with"):
         t.publish()
+    assert read_history(t.folder)[-1].state == "finished"
 
 
 def with_log_probs(t: Trainer, groups: list[Any]) -> list[tuple[Row, np.ndarray]]:
@@ -177,13 +179,18 @@ def test_examples(task: Task, tmp_path: Path) -> None:
     losses = curve("dpo", "train/loss")
     assert losses[0] == pytest.approx(np.log(2), abs=1e-4) and losses[-1] < losses[0] - 0.01
     grpo.main(model, *words(tmp_path, "grpo"), steps=2, size=2, n=2, num_val=2)
-    assert "val/accuracy" in json.loads((tmp_path / "test/grpo/metrics.jsonl").read_bytes().splitlines()[-1])
+    assert "val/accuracy" in json.loads((tmp_path / "test/grpo/metrics.jsonl").read_bytes().splitlines()[0])
     distill.main(model, model, *words(tmp_path, "distill"), steps=2, size=2)
     own_loss.main(model, *words(tmp_path, "own_loss"), steps=2, n=2)
-    with Trainer({"model.path": model}, *words(tmp_path, "none"), engines=0) as t:
-        for verb in (t.publish, lambda: t.sample([CHAT])):
-            with pytest.raises(ValueError, match="no engines"):
-                verb()
+    with (
+        pytest.raises(ValueError, match="no engines"),
+        Trainer({"model.path": model}, *words(tmp_path, "none"), engines=0) as t,
+    ):
+        with pytest.raises(ValueError, match="no engines to publish to"):
+            t.publish()
+        t.sample([CHAT])
+    last = read_history(t.folder)[-1]
+    assert last.state == "failed" and "no engines" in last.error
     assert len(curve("own_loss", "critic/score/mean")) == 2
 
 
@@ -249,3 +256,4 @@ def test_a_stall_is_named(task: Task, tmp_path: Path) -> None:
         (pid,) = [one.pid for one in psutil.Process().children(recursive=True) if "EngineCore" in one.name()]
         os.kill(pid, signal.SIGSTOP)
         t.sample(["7"])
+    assert read_history(t.folder)[-1].state == "failed"
