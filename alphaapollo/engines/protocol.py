@@ -1,6 +1,7 @@
 """Interface of an inference engine: token ids in, token ids out.
 
-Implementations: vllm/engine.py for production, hf.py as a slow reference, fake.py without a model for tests.
+Implementations: vllm/engine.py and sglang/server.py (used through remote.py) for production, hf.py as a slow reference,
+fake.py without a model for tests.
 """
 
 from __future__ import annotations
