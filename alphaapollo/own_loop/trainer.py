@@ -63,7 +63,7 @@ class Trainer:
         self.config, self._has_engines = load_loop_config(settings, overrides, engines, ranks), engines != 0
         self._verbs, self._stop = Future[Verbs](), threading.Event()
         self._failure: BaseException | None = None  # why the workers have ended
-        self._loop_error: BaseException | None = None  # that has left the caller's block
+        self._loop_error: BaseException | None = None  # that ended the caller's block
         self._thread = threading.Thread(target=self._run, name="own-loop", daemon=True)
 
     sample = _make_sync(Verbs.sample)
@@ -97,16 +97,19 @@ class Trainer:
             try:
                 self._verbs.result()
             except BaseException as error:
-                self.__exit__(None, error, None)
+                self._close(error)
                 raise
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        self._close(error)
+        if self._failure and error is None:
+            raise self._failure
+
+    def _close(self, error: BaseException | None) -> None:
         self._loop_error = error
         self._stop.set()
         self._thread.join()
-        if self._failure and error is None:
-            raise self._failure
 
     def _submit(self, call: Callable[[Verbs], Coroutine[Any, Any, T]]) -> Future[T]:
         if not self._thread.is_alive():
@@ -144,7 +147,7 @@ class Trainer:
 
             with record_in_history(self.folder):
                 asyncio.run(serve())
-                if self._loop_error:  # recorded in the history; not the same object, which the caller's thread raises
+                if self._loop_error:  # for the history; raising the caller's error here would change its traceback
                     is_interrupt = isinstance(self._loop_error, KeyboardInterrupt)
                     raise KeyboardInterrupt if is_interrupt else RuntimeError(str(self._loop_error))
         return 0

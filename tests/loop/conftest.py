@@ -258,6 +258,12 @@ def processes_of(runner: Runner) -> dict[int, str]:
     return found
 
 
+def child(runner: Runner, words: str) -> int:
+    """Pid of the only process of this test's runs with these words in its command line."""
+    (pid,) = [pid for pid, line in processes_of(runner).items() if words in line]
+    return pid
+
+
 def wait_until_nothing_is_left(runner: Runner) -> None:
     """Fail if processes or shared memory remain after a while."""
     end = time.monotonic() + 40  # our processes end at once, Ray's after its reaper runs

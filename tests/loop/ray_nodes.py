@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from alphaapollo.processes.network import find_free_port
+
 
 @contextmanager
 def two_ray_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: str) -> Iterator[None]:
-    """Set RAY_ADDRESS to a cluster of two nodes with one core each. The second node starts late. variables: environment
-    of the nodes' processes."""
+    """Context manager that sets RAY_ADDRESS to a cluster of two nodes with one core each. The second node starts late.
+    variables: environment variables for the nodes' processes."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = find_free_port()
     (folder / "venv").symlink_to(sys.prefix)  # Ray's head does not start if its path has a space
     start = [str(folder / "venv/bin/python"), "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
     start += ["--node-ip-address=127.0.0.1", "--dashboard-agent-listen-port=0"]

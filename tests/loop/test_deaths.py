@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from alphaapollo.runs.run_history import read_history
-from tests.loop.conftest import Runner, processes_of
+from tests.loop.conftest import Runner, child, processes_of
 from tests.loop.engine_kit import needs_sglang
 from tests.loop.warm import Program
 
@@ -35,12 +35,6 @@ def start_run(ppo: Runner, *overrides: str) -> Program:
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, "the run makes no progress"
     return program
-
-
-def child(ppo: Runner, words: str) -> int:
-    """Pid of the only process of the run with these words in its command line."""
-    (pid,) = [pid for pid, line in processes_of(ppo).items() if words in line]
-    return pid
 
 
 def listeners(pid: int) -> list[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.loop.conftest import FinishedRun, Runner, processes_of
+from tests.loop.conftest import FinishedRun, Runner, child
 from tests.loop.warm import Program
 
 pytestmark = [pytest.mark.loop, pytest.mark.timeout(420)]
@@ -44,7 +44,7 @@ def wait_until(program: Program, happens: Callable[[], bool], problem: str) -> N
 
 def stop(ppo: Runner, words: str) -> str:
     """Stop the only process with these words in its command line. Returns its name in messages."""
-    (pid,) = [pid for pid, line in processes_of(ppo).items() if words in line]
+    pid = child(ppo, words)
     os.kill(pid, signal.SIGSTOP)
     return f"{PROCESSES[words]} (pid {pid}) is stopped"
 

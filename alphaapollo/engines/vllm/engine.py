@@ -149,7 +149,7 @@ class VllmEngine(Engine):
         if engine is not None:
             try:
                 await asyncio.to_thread(engine.shutdown)
-            except psutil.NoSuchProcess:  # vLLM kills a core that takes over 5 seconds to end, and this one just ended
+            except psutil.NoSuchProcess:  # vLLM kills a core after 5 seconds; this one ended by itself at that moment
                 engine.engine_core.resources()
 
     def list_pids(self) -> list[int]:

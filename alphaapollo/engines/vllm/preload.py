@@ -15,7 +15,7 @@ from alphaapollo.engines.vllm.process import CORE_MODULES
 from alphaapollo.engines.vllm.settings import register_triton_interpreter
 from alphaapollo.utils.imports import pause_gc
 
-UNUSED = ("cv2", "opentelemetry.exporter", "ray", "scipy", "torchao")  # for videos, traces, Ray, audio, other weights
+UNUSED = ("cv2", "opentelemetry.exporter", "ray", "scipy")  # vLLM's imports for videos, traces, Ray and audio
 
 redirect_output_to_file(os.environ[LOG])
 register_triton_interpreter()
