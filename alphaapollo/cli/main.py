@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from typing import NoReturn
 
 from alphaapollo._version import __version__
-from alphaapollo.processes.entry_point import MainFunction
+from alphaapollo.processes.entry_point import MainFunction, run_program
 from alphaapollo.utils.registry import suggest_similar
 
 HELP = ("-h", "--help", "help")
@@ -140,6 +141,11 @@ SUBCOMMANDS = {  # in the order of --help
 }
 
 
+def run() -> NoReturn:
+    """Call `main` as the program `alphaapollo`."""
+    run_program(main)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand. Returns its exit code: 0 done, 1 failed, 2 invalid arguments or settings, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -254,4 +260,4 @@ def import_gguf(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

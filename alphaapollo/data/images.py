@@ -289,12 +289,14 @@ def load_image_processor(
     """Load the processor of a model, given as hub id or local folder. None if the model does not read images. A
     tokenizer without chat template gets the processor's. Raises ValueError if a vision-language model has no
     processor."""
-    from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, PreTrainedConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     has_vision = "vision_config" in PreTrainedConfig.get_config_dict(path)[0]
     if not has_vision or not reads_images(AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)):
         return None
     try:
+        from transformers import AutoImageProcessor, AutoProcessor  # takes a second, so not for text models
+
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
         image_processor = AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
         processor.image_processor = image_processor

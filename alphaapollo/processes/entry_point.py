@@ -12,6 +12,7 @@ The next command removes the folders of failed and killed commands, which are no
 from __future__ import annotations
 
 import asyncio
+import atexit
 import fcntl
 import getpass
 import multiprocessing.forkserver
@@ -26,7 +27,7 @@ from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from alphaapollo.processes.watchdog import remove_paths, treat_signals_as_ctrl_c
 from alphaapollo.utils.redaction import redact, replace_control_characters
@@ -68,6 +69,29 @@ def entry_point(main: MainFunction) -> MainFunction:
             return 130
 
     return run_command_main
+
+
+def run_program(main: MainFunction) -> NoReturn:
+    """Call `main` as the program of this process, and exit with its code.
+
+    The exit flushes the output and calls the functions registered with atexit, but does not free each object, which
+    takes a second after torch was imported, and three seconds after vLLM.
+    """
+    code: object = 1  # after an exception, whose traceback Python prints
+
+    def exit_at_once() -> None:
+        with suppress(OSError):  # e.g. a closed pipe, which Python then reports
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else code is not None)  # as sys.exit does
+
+    atexit.register(exit_at_once)  # before the imports of `main`, so it is called after their functions
+    try:
+        code = main()
+    except SystemExit as stop:  # of argparse
+        code = stop.code
+        raise
+    sys.exit(code)
 
 
 @contextmanager

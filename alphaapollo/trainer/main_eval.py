@@ -10,7 +10,7 @@ from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import EvalConfig
 from alphaapollo.observability.console import Console
-from alphaapollo.processes.entry_point import entry_point
+from alphaapollo.processes.entry_point import entry_point, run_program
 
 
 @entry_point
@@ -32,4 +32,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import ExportConfig
-from alphaapollo.processes.entry_point import entry_point
+from alphaapollo.processes.entry_point import entry_point, run_program
 from alphaapollo.utils.hub import is_adapter
 
 
@@ -43,4 +43,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

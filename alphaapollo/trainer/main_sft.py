@@ -1,12 +1,11 @@
 """Supervised fine-tuning: `python -m alphaapollo.trainer.main_sft data.train_files=... model.path=...`"""
 
-import sys
-
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.launch.command import make_command
+from alphaapollo.processes.entry_point import run_program
 
 main = make_command(SftConfig, "sft", "alphaapollo.finetuning.run")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

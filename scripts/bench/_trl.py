@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.config.resolve import has_bfloat16_instructions
+
 ROOT = Path(__file__).resolve().parents[2]
 TRL = "trl==1.16.0"
 
@@ -92,7 +94,8 @@ def search(python: Path, task: Task, first: Settings, micro_batches: Sequence[in
             measure(replace(best(), threads=threads))
     same = best()
     other = "bfloat16" if first.dtype == "float32" else "float32"
-    measure(replace(same, dtype=other))
+    if other == "float32" or has_bfloat16_instructions():  # without them, a step takes more than ten times as long
+        measure(replace(same, dtype=other))
     return same, best()
 
 

@@ -9,7 +9,8 @@
 Both sides have the same model, prompts, group size, token limit, dtype and optimizer steps, and alternate. TRL
 generates with Hugging Face's generate (its vLLM path does not run on a CPU), in a virtual environment under
 outputs/bench that the first run creates (uv pip install trl, with the torch and transformers pinned here). A short
-search, which is printed, selects its micro-batch and threads at that dtype, then tries the other dtype.
+search, which is printed, selects its micro-batch and threads at that dtype, then tries the other dtype, except bfloat16
+on a CPU without instructions for it.
 The last line is a JSON object. `ratio` is TRL's median step over ours at the same dtype: above 1, ours is faster;
 `ratio_to_its_best_dtype` is the same with the other dtype if TRL is faster with it, else null.
 """

@@ -118,3 +118,44 @@ def test_a_traceback_has_no_control_characters(capsys: pytest.CaptureFixture[str
     print_redacted_traceback(KeyError, KeyError("x"), None)
     print_redacted_traceback(RuntimeError, RuntimeError("\x1b]52;c;Y2F0\x07end"), None)
     assert capsys.readouterr().err == "KeyError: 'x'\nRuntimeError:  ]52;c;Y2F0 end\n"
+
+
+PROGRAM = """
+import atexit, sys, threading, time
+from alphaapollo.processes.entry_point import run_program
+
+class Loud:
+    def __del__(self):
+        print("freed", flush=True)
+
+def main():
+    sys.loud = Loud()
+    atexit.register(print, "atexit")
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    {end}
+
+if __name__ == "__main__":
+    run_program(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "error"),
+    [
+        ("return 0", 0, ""),
+        ("return 3", 3, ""),
+        ("sys.exit(2)", 2, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit('no')", 1, "no\n"),
+        ("raise ValueError('wrong')", 1, "ValueError: wrong\n"),
+    ],
+)
+def test_a_program_exits_with_its_code_and_frees_nothing(tmp_path: Path, end: str, code: int, error: str) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.format(end=end))
+    environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=90, check=False, env=environment
+    )
+    assert (done.returncode, done.stdout) == (code, "thread\natexit\n")
+    assert done.stderr.endswith(error)
