@@ -246,7 +246,8 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
         import pyarrow.parquet
 
         if kind == "parquet":
-            return list(pyarrow.parquet.read_table(path).to_pylist())
+            with pyarrow.parquet.ParquetFile(path) as table:  # read_table would import pandas
+                return list(table.read().to_pylist())
         with pyarrow.input_stream(str(path), compression="detect") as stream:
             content = stream.read()
         if kind == "arrow":

@@ -80,8 +80,8 @@ def find_words(text: str) -> list[str]:
 
 def is_on_topic(answer: str, prompt: str, topic: str, count: int = 1) -> bool:
     """Return whether a text is an answer and not an echo of the prompt or a text about it: it names the topic `count`
-    times, has no word such as "sentence", has at least three words that the prompt lacks, and copies at most four
-    successive words of the prompt."""
+    times, has no word such as "sentence", has at least three words that the prompt lacks, copies at most four
+    successive words of the prompt, and repeats at most half of its words."""
     words, asked = find_words(answer), find_words(prompt)
     copies = {tuple(asked[start : start + MAX_COPIED_WORDS + 1]) for start in range(len(asked) - MAX_COPIED_WORDS)}
     runs = (tuple(words[start : start + MAX_COPIED_WORDS + 1]) for start in range(len(words) - MAX_COPIED_WORDS))
@@ -90,14 +90,16 @@ def is_on_topic(answer: str, prompt: str, topic: str, count: int = 1) -> bool:
         mentions >= count
         and not ABOUT_THE_INSTRUCTION & {*words}
         and len({*words} - {*asked}) >= MIN_NEW_WORDS
+        and 2 * len({*words}) >= len(words)
         and not any(run in copies for run in runs)
     )
 
 
 def count_sentences(text: str) -> int:
-    """Number of sentences, 0 if the last one is incomplete or the text has several paragraphs."""
-    ends = list(SENTENCE_END.finditer(text))
-    return len(ends) if ends and ends[-1].end() == len(text) and "\n" not in text else 0
+    """Number of sentences, 0 if the last one is incomplete, if one has no letters (`1.`), or if there are paragraphs."""
+    *sentences, rest = SENTENCE_END.split(text)
+    is_complete = not rest and "\n" not in text and all(re.search("[a-z]", one, re.I) for one in sentences)
+    return len(sentences) if is_complete else 0
 
 
 def is_sentence(text: str) -> bool:

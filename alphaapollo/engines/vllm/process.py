@@ -41,10 +41,11 @@ class EngineProcess(ForkServerProcess):
         keep_freed_memory()
         set_up_engine_process()
         from tqdm import tqdm  # type: ignore[import-untyped]
-        from vllm.v1.engine import core
+        from vllm.v1.engine.core import EngineCoreProc
         from vllm.v1.executor import multiproc_executor
 
-        core.cleanup_dist_env_and_memory = lambda: None  # collects garbage for a second before this process ends
+        if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":  # no ranks to stop
+            EngineCoreProc.shutdown = lambda self: None  # frees memory for a second, although this process ends
         tqdm.set_lock(threading.RLock())  # tqdm's default is a named semaphore, which remains after a kill
         multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
         super().run()

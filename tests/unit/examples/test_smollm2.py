@@ -32,7 +32,11 @@ CORRECT = {  # kind -> correct answers about tea, and the value of the instructi
     "json": ("use", '{"name": "tea", "use": "People drink hot tea daily."}'),
 }
 WRONG = {  # nearly correct
-    "title": ("The Long Journey of Green Tea", "The Long Journey\nOf Green Tea"),
+    "title": (
+        "The Long Journey of Green Tea",
+        "The Long Journey\nOf Green Tea",
+        "Tea: Green Tea: Unfinished: Unfinished: Unmastered: Unfinished: Unmastered: Unfinished",
+    ),
     "contains": ("My mother drinks some cups of tea.", "My mother drinks seventeen cups of tea."),
     "starts": ("A cup of tea tastes different every day.", "Everyone likes a cup of tea."),
     "ends": ("At home everybody likes good tea.",),
@@ -46,8 +50,13 @@ WRONG = {  # nearly correct
         "Tea is a drink.",
         "Tea is a drink. It is hot. It is green.",
         "Tea is a drink.\n\nIt grows on hills.",
+        "1. Green tea grows on high hills.",
     ),
-    "no_commas": ("Tea is a drink. It grows on hills, mostly.", "Tea is a drink from some hills."),
+    "no_commas": (
+        "Tea is a drink. It grows on hills, mostly.",
+        "Tea is a drink from some hills.",
+        "1. Tea grows on high hills.",
+    ),
     "question": ("Tea is green?!.", "I love green tea and hot milk."),
     "bullets": ("- Tea is hot.", "- Tea is hot.\n- \n- It grows.", "Tea is hot.\nIt grows on hills."),
     "numbered": ("1. Tea is hot.\n3. It grows on hills.", "1. Tea is hot. 2. It grows on hills."),
