@@ -13,7 +13,7 @@ start=$SECONDS
 examples/smollm2/get_model.sh "$out/model"
 "$python" -m examples.smollm2.make_task --out "$out/data"
 grep -qsE 'amx_bf16|avx512_bf16' /proc/cpuinfo || [ -e /dev/nvidia0 ] ||
-    echo "This CPU has no bfloat16 instructions: an iteration takes minutes on two cores. trainer.total_training_steps=10 is short."
+    echo "This CPU has no bfloat16 instructions: an iteration takes half a minute to a minute on two cores."
 echo "== RL with Ray, FSDP2 and vLLM; the reward is 1 if an answer follows its instruction (examples/smollm2/grpo.yaml)"
 "$python" -m alphaapollo.trainer.main_ppo --config-dir examples/smollm2 --config-name grpo \
     data.train_files="$out/data/train.parquet" data.val_files="$out/data/val.parquet" \

@@ -96,7 +96,7 @@ def is_on_topic(answer: str, prompt: str, topic: str, count: int = 1) -> bool:
 
 
 def count_sentences(text: str) -> int:
-    """Number of sentences, 0 if the last one is incomplete, if one has no letters (`1.`), or if there are paragraphs."""
+    """Number of sentences, 0 if the last one is incomplete, one has no letters (`1.`), or there are paragraphs."""
     *sentences, rest = SENTENCE_END.split(text)
     is_complete = not rest and "\n" not in text and all(re.search("[a-z]", one, re.I) for one in sentences)
     return len(sentences) if is_complete else 0
