@@ -81,7 +81,7 @@ def find_words(text: str) -> list[str]:
 def is_on_topic(answer: str, prompt: str, topic: str, count: int = 1) -> bool:
     """Return whether a text is an answer and not an echo of the prompt or a text about it: it names the topic `count`
     times, has no word such as "sentence", has at least three words that the prompt lacks, copies at most four
-    successive words of the prompt, and repeats at most half of its words."""
+    successive words of the prompt, and at least half of its words are different."""
     words, asked = find_words(answer), find_words(prompt)
     copies = {tuple(asked[start : start + MAX_COPIED_WORDS + 1]) for start in range(len(asked) - MAX_COPIED_WORDS)}
     runs = (tuple(words[start : start + MAX_COPIED_WORDS + 1]) for start in range(len(words) - MAX_COPIED_WORDS))

@@ -94,7 +94,7 @@ def search(python: Path, task: Task, first: Settings, micro_batches: Sequence[in
             measure(replace(best(), threads=threads))
     same = best()
     other = "bfloat16" if first.dtype == "float32" else "float32"
-    if other == "float32" or has_bfloat16_instructions():  # without them, a step takes more than ten times as long
+    if other == "float32" or has_bfloat16_instructions():  # other CPUs convert each number
         measure(replace(same, dtype=other))
     return same, best()
 
