@@ -11,8 +11,10 @@ import pytest
 
 from tests.processes import wait_until
 
-SETPRIV_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-USERS = {"same": [], "nobody": SETPRIV_NOBODY} if os.getuid() == 0 and shutil.which("setpriv") else {"same": []}
+# A user of its own for each test process: the kernel counts the processes of a user, also those of other tests.
+UNPRIVILEGED_USER = 20_000 + os.getpid() % 40_000
+SETPRIV = ["setpriv", f"--reuid={UNPRIVILEGED_USER}", "--regid=65534", "--clear-groups"]
+USERS = {"same": [], "unprivileged": SETPRIV} if os.getuid() == 0 and shutil.which("setpriv") else {"same": []}
 by_user = pytest.mark.parametrize("user", USERS)
 
 
