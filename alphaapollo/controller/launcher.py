@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from alphaapollo.controller.worker_groups import LocalWorkerGroups, WorkerGroups, WorkerSpecs
+from alphaapollo.processes.allocator import ONE_ARENA
 from alphaapollo.processes.watchdog import start_reaper
 
 
@@ -34,5 +35,7 @@ async def launch_workers(
 
     joined = bool(os.environ.get("RAY_ADDRESS"))  # input_checks.detect_node_resources has joined this cluster
     if not joined:
+        if specs.placement.device == "cpu":
+            os.environ.update(ONE_ARENA)  # for Ray's processes, whose workers compute in threads
         start_local_cluster()
     return await launch_ray_workers(specs, start_timeout, required_paths if joined else None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, FinetuningGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ranks import LocalRanks, Ranks
+from alphaapollo.processes.allocator import share_main_arena
 from alphaapollo.processes.network import restrict_network_to_loopback
 from alphaapollo.processes.watchdog import remove_paths
 
@@ -87,6 +88,7 @@ class LocalWorkerGroups(WorkerGroups):
         super().__init__(specs)
         placement = specs.placement
         rank_placement = RankPlacement(0, 1, NO_RENDEZVOUS, placement.device, placement.threads, 1, LOCAL_NODE)
+        share_main_arena()  # with the thread in which a worker may compute
         for role, build in specs.rank_builders.items():
             thread = ThreadPoolExecutor(1, role) if role == "trainer" else None
             worker = thread.submit(build, rank_placement).result() if thread else build(rank_placement)

@@ -22,6 +22,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.own_loop.setup import load_loop_config, prepare_loop
 from alphaapollo.own_loop.verbs import Verbs
+from alphaapollo.processes.allocator import share_main_arena
 from alphaapollo.processes.entry_point import hide_main_script, run_in_temp_folder
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.run_history import record_in_history
@@ -92,6 +93,7 @@ class Trainer:
         return AsyncVerbs(self)
 
     def __enter__(self) -> Self:
+        share_main_arena()  # before the thread starts, in which a worker may compute
         with hide_main_script():  # the engines' processes would import the caller's script
             self._thread.start()
             try:

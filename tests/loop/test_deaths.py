@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from alphaapollo.processes.allocator import ONE_ARENA
 from alphaapollo.runs.run_history import read_history
 from tests.loop.conftest import Runner, child, processes_of
 from tests.loop.engine_kit import needs_sglang
@@ -81,13 +82,15 @@ def test_signals_of_job_systems(number: int, to_all: bool, ppo: Runner, leaves_n
     leaves_nothing()
 
 
-def test_workers_have_the_priority_of_the_driver(ppo: Runner) -> None:
+def test_workers_have_the_priority_of_the_driver_and_one_memory_arena(ppo: Runner) -> None:
     program = start_run(ppo)
     workers = {pid: line for pid, line in processes_of(ppo).items() if "ray::" in line}
     priorities = {psutil.Process(pid).nice() for pid in workers}
+    environments = [psutil.Process(pid).environ() for pid in workers]
     program.signal(signal.SIGKILL)
     program.wait()
     assert priorities == {os.getpriority(os.PRIO_PROCESS, 0)}, workers
+    assert all(ONE_ARENA.items() <= one.items() for one in environments), workers
 
 
 def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
