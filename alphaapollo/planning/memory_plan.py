@@ -121,7 +121,10 @@ def plan_memory(
     further = len(trained) - 1 + (isinstance(config, Config) and config.reward_model.enable)  # processes of a rank
     own = PROCESS[device] + FURTHER_PROCESS * further * (device == "cuda")
     idle = sum(map(estimate_idle, models), Usage(runtime=own))
-    phases = {name: idle + (estimate_update(one) - estimate_idle(one)) for name, one in trained.items()}
+    grown = {name: estimate_update(one) - estimate_idle(one) for name, one in trained.items()}
+    if device == "cpu" and resolve_controller(trainer) == "ray":  # each process keeps what its update has freed
+        grown = dict.fromkeys(grown, sum(grown.values(), Usage()))
+    phases = {name: idle + usage for name, usage in grown.items()}
     if isinstance(config, Config):
         phases = _add_phases(config, phases, idle, policy, frozen)
     written = sum(FLOAT32 * -(-one.trained // one.shards) + one.state["optimizer"] for one in trained.values())

@@ -213,6 +213,17 @@ def test_on_a_cpu_all_ranks_and_engines_share_the_machine():
     assert "on this machine at its peak" in plan(1, 8).problem
 
 
+def test_on_a_cpu_processes_keep_the_memory_of_their_update():
+    def plan(controller: str) -> MemoryPlan:
+        keys = {TOKENS: 8192, "algorithm.adv_estimator": "gae", "trainer.controller": controller}
+        return fit_to_memory(resolved("qwen2.5-0.5b", 1, keys, device="cpu"), "cpu", 64 * GIB, False)[1]
+
+    updates = [f"update of the {role}" for role in ("policy", "critic")]
+    together, apart = ([plan(controller).phases[name] for name in updates] for controller in ("local", "ray"))
+    assert apart[0] == apart[1]
+    assert apart[0]["activations"] == sum(usage["activations"] for usage in together)
+
+
 def test_checkpoint_copies_are_made_if_they_fit():
     size = 8 * 12 * -(-7_615_616_512 // 8)
     config = resolved("qwen2.5-7b", 8, {CHECKPOINTING: True})
