@@ -16,7 +16,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
     """Wait until a condition holds, for so many seconds at most. Returns whether it does."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:

@@ -19,7 +19,6 @@ from alphaapollo.types import Row, Sampling, Turn
 from tests.loop.engine_kit import PROBE, make_model
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.timeout(300)
 
 
 async def three_turns(model: Any, folder: Path, device: Device, dtype: str) -> Row:

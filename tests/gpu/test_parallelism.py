@@ -15,7 +15,6 @@ from tests.unit.workers.training import Case, call_for_each, gradients
 FULL = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "full"}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_two_gpus_train_as_one_rank(tmp_path: Path):
     alone = Case(str(save_model("qwen3", tmp_path)), FULL, "sdpa", needs_reference=True, max_tokens=60)

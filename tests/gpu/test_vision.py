@@ -21,8 +21,6 @@ from tests.loop.weight_transfer import Client, TransferCase, make_sender, send, 
 from tests.vision.models import FAMILIES, make
 from tests.vision.rows import compute_plain_logprobs, load_plain, make_row, make_rows_with_images
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.mark.parametrize("kind", ["padded", *KINDS])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,7 +12,6 @@ from tests.loop.weight_transfer import TransferCase, transfer
 from tests.unit.tiny import run_ranks
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.timeout(600)
 
 SEVERAL = 2**18  # bytes of a bucket, so that the tiny model has several
 MOE: dict[str, Any] = {"kind": "Qwen3Moe", "sizes": {"num_experts": 16}, "limit": 0.25}  # bfloat16 changes some experts

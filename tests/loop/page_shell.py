@@ -25,11 +25,10 @@ from typing import Any
 from alphaapollo.cli.main import SUBCOMMANDS
 from alphaapollo.config.keys import COMMANDS, list_keys
 from alphaapollo.processes.network import find_free_port
-from tests.loop.conftest import ROOT
+from tests.loop.conftest import DEADLINE, ROOT
 from tests.loop.warm import Program
 from tests.page_commands import HOW_TO_MARK, Block
 
-DEADLINE = 240.0
 STAND_IN = """#!{python} -IS
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -126,7 +125,7 @@ def request_page(viewer: Program) -> int | None:
     while viewer.wait(0.05) is None and time.monotonic() < end:
         address = address or (re.search(r"http://[\d.]+:\d+\s", viewer.printed) if viewer.output.exists() else None)
         with contextlib.suppress(urllib.error.URLError):  # until it listens
-            if address and urllib.request.urlopen(address[0].strip(), timeout=60).status == 200:
+            if address and urllib.request.urlopen(address[0].strip(), timeout=DEADLINE).status == 200:
                 viewer.signal(signal.SIGINT)
                 return 0 if viewer.wait(DEADLINE) in (0, 130) else viewer.wait(0)
     return viewer.wait(0)

@@ -13,8 +13,6 @@ from alphaapollo.algorithms.kl import next_policy_kl_coef
 from alphaapollo.config.schema import PolicyLossOptions
 from tests.loop.conftest import Runner, Task
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
-
 ACTOR = "actor_rollout_ref.actor"
 LOCAL = ("trainer.controller=local", "actor_rollout_ref.rollout.name=hf", "data.val_files=", "trainer.export_hf=False")
 ADAPTIVE = (

@@ -12,8 +12,6 @@ import pytest
 from tests.loop.conftest import Runner, wait_until_nothing_is_left
 from tests.loop.engine_kit import needs_sglang
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
-
 PROGRAM = """
 import time
 from pathlib import Path

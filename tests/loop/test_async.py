@@ -11,8 +11,6 @@ import pytest
 from tests.loop.conftest import FinishedRun, Runner, wait_until_nothing_is_left
 from tests.loop.engine_kit import needs_sglang
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
-
 LOCAL = "trainer.controller=local"
 CORRECTED = "algorithm.rollout_correction.method=tis"
 CARRY, SEPARATE = "trainer.async_mode=carry", "trainer.async_mode=separate"

@@ -11,12 +11,10 @@ import pytest
 from alphaapollo.processes.folder_lock import lock_folder
 from tests.loop.conftest import FinishedRun, Runner
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(120)]
-
 
 def run_and_refuse(ppo: Runner, *overrides: str, warm: bool = True) -> FinishedRun:
     """Run the command. It must end with an error before it writes anything."""
-    done = ppo.finish(ppo.start(*overrides, warm=warm), deadline=120)
+    done = ppo.finish(ppo.start(*overrides, warm=warm))
     assert done.code == 2 and "error" in done.output and "Traceback" not in done.output, done.output[-4000:]
     assert not done.folder.exists()
     return done

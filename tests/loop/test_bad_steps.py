@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.loop.conftest import FinishedRun, Runner
 from tests.loop.replays import recording, replay
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(600)]
 HERE = ("trainer.controller=local", "trainer.val_before_train=False", "trainer.test_freq=-1")
 LOSS = """
 from alphaapollo.algorithms.policy_losses import PolicyLossOutput, register_policy_loss

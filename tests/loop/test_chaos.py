@@ -6,12 +6,8 @@ import random
 import shutil
 from pathlib import Path
 
-import pytest
-
 from scripts.chaos.campaign import UNDISTURBED, FaultCampaign
 from scripts.chaos.scenes import SceneFolders, differences
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(600)]
 
 
 def test_killed_and_damaged_run_equals_undisturbed_run(tmp_path: Path) -> None:

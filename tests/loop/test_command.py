@@ -20,9 +20,7 @@ from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.types import Prompt
-from tests.loop.conftest import MARK, ROOT, Runner, wait_until_nothing_is_left
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
+from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, wait_until_nothing_is_left
 
 
 def digits(prompt: Prompt, completion: str) -> dict[str, float]:
@@ -66,7 +64,9 @@ def test_python_objects_then_export_and_chat(ppo: Runner, monkeypatch: pytest.Mo
     assert "| `identity_advantages` |" in card
     assert "Plain transformers loads this folder" in card
     chat = [sys.executable, "-m", "alphaapollo", "chat", str(run.folder), "data.max_response_length=8"]
-    result = subprocess.run(chat, cwd=ROOT, input="hello\n/new\nagain\n", capture_output=True, text=True, timeout=240)
+    result = subprocess.run(
+        chat, cwd=ROOT, input="hello\n/new\nagain\n", capture_output=True, text=True, timeout=DEADLINE
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("> ") >= 4
     wait_until_nothing_is_left(ppo)
@@ -110,7 +110,7 @@ def test_ctrl_c_in_a_script_leaves_no_process(ppo: Runner) -> None:
             process.send_signal(signal.SIGINT)
             break
     rest = process.stdout.read()
-    assert process.wait(120) != 0
+    assert process.wait(DEADLINE) != 0
     assert "KeyboardInterrupt" in rest
     wait_until_nothing_is_left(ppo)
 
@@ -127,12 +127,12 @@ def test_serve_and_chat(ppo: Runner) -> None:
         stdout=log,
         stderr=log,
     )
-    end = time.monotonic() + 200
+    end = time.monotonic() + DEADLINE
     while not _answers(f"{url}/models"):
         assert process.poll() is None and time.monotonic() < end, (ppo.out / "serve.txt").read_text()[-4000:]
         time.sleep(0.2)
     chat = [sys.executable, "-m", "alphaapollo", "chat", "--url", url]
-    result = subprocess.run(chat, cwd=ROOT, input="1+2=\n", capture_output=True, text=True, timeout=120)
+    result = subprocess.run(chat, cwd=ROOT, input="1+2=\n", capture_output=True, text=True, timeout=DEADLINE)
     assert result.returncode == 0, result.stderr
     assert "tiny at http" in result.stdout
     assert "stop with Ctrl-C" in (ppo.out / "serve.txt").read_text()
@@ -140,10 +140,10 @@ def test_serve_and_chat(ppo: Runner) -> None:
     request = urllib.request.Request(
         f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as stream:  # a client that does not read the rest
+    with urllib.request.urlopen(request, timeout=DEADLINE) as stream:  # a client that does not read the rest
         assert stream.readline().startswith(b"data:")
         process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 130
+        assert process.wait(DEADLINE) == 130
     wait_until_nothing_is_left(ppo)
 
 
@@ -175,7 +175,7 @@ def test_chat_with_an_agent(ppo: Runner) -> None:
         input="1+2=\n3+4=\n1+1=\n",
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=DEADLINE,
     )
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()

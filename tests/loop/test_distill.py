@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from examples.quickstart.make_task import make_model, make_tokenizer
-from tests.loop.conftest import ROOT, Runner
+from tests.loop.conftest import DEADLINE, ROOT, Runner
 from tests.loop.warm import Program
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 LOCAL = "trainer.controller=local"
 UNREWARDED = "custom_reward_function.path="  # the task has no built-in grader either
@@ -43,7 +41,7 @@ def test_student_approaches_teacher_without_a_reward(ppo: Runner, tmp_path: Path
     replay = Program(
         "alphaapollo.trainer.replay.__main__", words, tmp_path / "replay.txt", dict(os.environ), ROOT, warm=True
     )
-    assert replay.wait(120) == 0, replay.printed[-4000:]
+    assert replay.wait(DEADLINE) == 0, replay.printed[-4000:]
 
     behind = ("trainer.async_mode=carry", "trainer.max_staleness=1", "algorithm.rollout_correction.method=tis")
     done = ppo.run(*shared, *behind, "teacher.divergence=sampled", "trainer.total_training_steps=3", name="sampled")
@@ -66,7 +64,7 @@ def start_server(model: Path, output: Path, ppo: Runner) -> str:
     words = ["serve", model, "--port", port, "--name", "big", "rollout.kv_cache_gib=0.1"]
     server = Program("alphaapollo", words, output, os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}, ROOT, warm=False)
     ppo.programs.append(server)
-    end = time.monotonic() + 240
+    end = time.monotonic() + DEADLINE
     while socket.socket().connect_ex(("127.0.0.1", port)):
         assert server.wait(0.2) is None and time.monotonic() < end, server.printed[-4000:]
     return f"http://127.0.0.1:{port}/v1"
@@ -96,4 +94,4 @@ def test_teacher_behind_a_server_equals_the_same_model_on_the_ranks(ppo: Runner,
     with pytest.raises(ValueError, match="'<left>'"):
         ppo.prepare("algorithm=distill", f"actor_rollout_ref.model.path={other}", *far, "teacher.divergence=sampled")
     ppo.programs[0].signal(signal.SIGTERM)
-    assert ppo.programs[0].wait(60) is not None
+    assert ppo.programs[0].wait(DEADLINE) is not None

@@ -14,14 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.quickstart.make_task import make_data, make_model, make_tokenizer
-from tests.loop.conftest import ROOT
+from tests.loop.conftest import DEADLINE, ROOT
 from tests.loop.page_shell import run_page
 from tests.loop.warm import Program
 from tests.page_commands import PAGES, read_page
 from tests.unit.tiny import save_model, save_scorer
 from tests.unit.tool_templates import HERMES
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(900)]
 
 MODEL, TRAIN, PAIRS = "Qwen/Qwen3-0.6B", "data/gsm8k/train.parquet", "data/pairs/train.parquet"
 TRAINER = "alphaapollo.trainer."
@@ -189,7 +187,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = NEEDED[TRAINER + "main_ppo"] | PPO | RECORDED_RUN
     words_of_run = [f"{key}={value}" for key, value in words.items()]
     program = Program(TRAINER + "main_ppo", words_of_run, folder / "run.txt", dict(os.environ), folder, warm=True)
-    assert program.wait(240) == 0, program.printed
+    assert program.wait(DEADLINE) == 0, program.printed
     for name, target in LINKS.items():
         (folder / "outputs" / name).parent.mkdir(exist_ok=True)
         (folder / "outputs" / name).symlink_to(target)

@@ -11,8 +11,6 @@ import pytest
 from alphaapollo.types import Completion, Sampling, StopReason
 from tests.loop.engine_kit import ENGINES, PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 
-pytestmark = pytest.mark.timeout(240)
-
 # Products of depth 3072 are where oneDNN's single float32 row differs from the same row among others.
 MODEL = make_model("Qwen3", seed=0, intermediate_size=3072)
 PROMPT = list(range(7, 30))

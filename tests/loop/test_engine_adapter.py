@@ -22,7 +22,6 @@ from tests.loop.engine_kit import (
 )
 
 pytest.importorskip("peft")
-pytestmark = pytest.mark.timeout(240)
 
 
 def draw(model: Any, seed: int) -> None:

@@ -19,8 +19,6 @@ from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, make_model, start_engine
 from tests.processes import is_running, wait_until
 
-pytestmark = pytest.mark.timeout(240)
-
 FRONT_END = """
 import asyncio, multiprocessing.forkserver as forkserver, sys
 from alphaapollo.config.schema import Rollout

@@ -11,8 +11,6 @@ import pytest
 from alphaapollo.types import Completion, Sampling
 from tests.loop.engine_kit import ENGINES, PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
 
-pytestmark = pytest.mark.timeout(240)
-
 LENGTHS = {"vllm": 200, "sglang": 1200}  # SGLang reports its progress every 50 tokens
 
 

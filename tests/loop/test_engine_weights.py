@@ -30,8 +30,6 @@ from tests.loop.engine_kit import (
 )
 from tests.loop.weight_transfer import Client
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def gap(session: Session, model: Any) -> float:
     return mean_abs_difference(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))

@@ -12,8 +12,6 @@ import pytest
 from tests.loop.conftest import GUESSING_GAME, Runner
 from tests.unit.tool_templates import tokenizer_of
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
-
 GAME = (
     "env.env_name=guessing_game",
     f"env.custom_module={GUESSING_GAME}",

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import ROOT, Task
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(660)]
+from tests.loop.conftest import DEADLINE, ROOT, Task
 
 ALWAYS = {
     "actor/loss",
@@ -39,7 +37,7 @@ def test_every_algorithm_trains(task: Task, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=DEADLINE,
         check=False,
         env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
     )

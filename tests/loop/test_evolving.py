@@ -21,6 +21,7 @@ from alphaapollo.evolving.pool import Pool
 from alphaapollo.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, make_user_chat
 from alphaapollo.types import Message, Prompt
 from tests.loop.conftest import (
+    DEADLINE,
     MARK,
     FinishedRun,
     Runner,
@@ -30,8 +31,6 @@ from tests.loop.conftest import (
     wait_until_nothing_is_left,
 )
 from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 PROBLEMS, ROUNDS, VOTES = 3, 2, 2
 ROLES = f'''
@@ -143,13 +142,13 @@ def test_killed_run_with_its_own_engine_resumes(evolving: EvolvingRunner, engine
 
 def test_stopped_engine_core_is_named_and_ends_the_run(evolving: EvolvingRunner) -> None:
     program = evolving.start("rollout.name=vllm", "evolving.rounds=1000", "trainer.stall_timeout=3")
-    folder, last = evolving.out / "test/run", time.monotonic() + 150
+    folder, last = evolving.out / "test/run", time.monotonic() + DEADLINE
     while len(Pool(folder).calls) < 3:
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < last, "the run makes no calls"
     (pid,) = [pid for pid, line in processes_of(evolving).items() if "EngineCore" in line]
     os.kill(pid, signal.SIGSTOP)
-    done = evolving.finish(program, deadline=100)
+    done = evolving.finish(program)
     error = done.output.splitlines()[-1]
     assert done.code == 1 and error.startswith("error: no progress for "), done.output[-4000:]
     assert f"models.policy (pid {pid}) is stopped" in error and "waits for a reply of models.policy (" in error
@@ -205,7 +204,7 @@ class Gate:
             passes = self._left >= 0
             self.answered.update([json.dumps(request, sort_keys=True)] if passes else [])
         if not passes:
-            self._closed.wait(200)
+            self._closed.wait(DEADLINE)
         return arithmetic(messages, request) if passes else 503
 
     def close(self) -> None:
@@ -228,12 +227,12 @@ class OnServer(EvolvingRunner):
         """Send a signal when `calls` calls are logged and further ones are blocked."""
         self.server.script = gate
         program = self.start(warm=warm)
-        folder, last = self.out / "test/run", time.monotonic() + 150
+        folder, last = self.out / "test/run", time.monotonic() + DEADLINE
         while len(Pool(folder).calls) < calls:
             assert program.wait(0.05) is None, program.printed[-4000:]
             assert time.monotonic() < last, "the run makes no calls"
         program.signal(end)
-        done = self.finish(program, deadline=60)
+        done = self.finish(program)
         gate.close()
         wait_until_nothing_is_left(self)
         return done

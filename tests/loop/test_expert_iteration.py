@@ -13,8 +13,6 @@ from tests.loop.conftest import Task
 from tests.loop.test_main_generation import GenerationRunner
 from tests.loop.test_main_sft import SftRunner
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
-
 LIKES_SHORT = '''
 def compute_score(prompt, completion):
     """Accept completions that ended early, which some of an untrained model's do."""

@@ -8,8 +8,6 @@ import pytest
 
 from tests.loop.conftest import Runner
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
-
 
 def save_moe_model(dense: Path, folder: Path) -> Path:
     """Save a tiny Qwen3-MoE with the tokenizer of the task's model."""

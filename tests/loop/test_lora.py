@@ -9,7 +9,6 @@ import pytest
 from tests.loop.conftest import Runner
 
 pytest.importorskip("peft")
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 LORA = (
     "trainer.controller=local",

@@ -11,10 +11,8 @@ import pytest
 
 from alphaapollo.runs.run_history import read_examples
 from examples.preferences.make_pairs import main as make_pairs
-from tests.loop.conftest import ROOT, FinishedRun, Task, prepare
+from tests.loop.conftest import DEADLINE, ROOT, FinishedRun, Task, prepare
 from tests.loop.warm import Program
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def tune(command: str, task: Task, pairs: Path, out: Path, *overrides: str, name
     """Run main_dpo or main_rm to the end."""
     words, warm = words_of(task, pairs, out, *overrides, name=name), "trainer.n_gpus_per_node=2" not in overrides
     program = Program(f"alphaapollo.trainer.{command}", words, out / "output.txt", dict(os.environ), ROOT, warm)
-    code = program.wait(240)
+    code = program.wait(DEADLINE)
     if code is None:
         program.signal(signal.SIGKILL)
         pytest.fail(f"not done within 240 s:\n{program.printed[-4000:]}")

@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
-from tests.loop.conftest import FinishedRun, Runner, Task, check_first_and_last_lines, wait_until_nothing_is_left
+from tests.loop.conftest import (
+    DEADLINE,
+    FinishedRun,
+    Runner,
+    Task,
+    check_first_and_last_lines,
+    wait_until_nothing_is_left,
+)
 from tests.loop.warm import Program
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 PROMPTS, SAMPLES = 64, 4
 
@@ -49,7 +54,7 @@ def generation(task: Task, tmp_path: Path) -> Iterator[GenerationRunner]:
 
 
 def wait_for_lines(program: Program, path: Path, count: int) -> None:
-    end = time.monotonic() + 150
+    end = time.monotonic() + DEADLINE
     while not (path.exists() and path.read_bytes().count(b"\n") >= count):
         assert program.wait(0.01) is None, program.printed[-4000:]
         assert time.monotonic() < end, "the generation does not get going"
@@ -136,7 +141,7 @@ def test_interrupt_prints_the_resume_command(generation: GenerationRunner) -> No
     program = generation.start("trainer.controller=local", "data.max_response_length=256")
     wait_for_lines(program, generation.out / "test/run/results.jsonl", 1)
     program.signal(signal.SIGTERM)
-    done = generation.finish(program, deadline=60)
+    done = generation.finish(program)
     assert done.code == 130
     assert "interrupted; " in done.output and str(done.folder) in done.output.splitlines()[-1], done.output
     assert "Traceback" not in done.output, done.output

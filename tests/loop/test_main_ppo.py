@@ -26,9 +26,6 @@ from tests.loop.ray_nodes import two_ray_nodes
 from tests.loop.replays import equal_lines, recording, replay
 from tests.mock_judge import MockJudge
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
-
-
 LOCAL = "trainer.controller=local"
 
 

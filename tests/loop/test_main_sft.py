@@ -14,6 +14,7 @@ import pytest
 
 from alphaapollo.runs.run_history import read_examples, read_run_plan
 from tests.loop.conftest import (
+    DEADLINE,
     FinishedRun,
     Runner,
     Task,
@@ -23,7 +24,6 @@ from tests.loop.conftest import (
 )
 from tests.loop.warm import Program
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 SIX = ("trainer.total_training_steps=6", "trainer.save_freq=2", "trainer.max_ckpt_to_keep=null")
 
 
@@ -61,7 +61,7 @@ class SftRunner(Runner):
 
     def wait_for(self, program: Program, line: str) -> None:
         """Wait until the metrics contain the line and the first checkpoint is complete."""
-        metrics, end = self.out / "test/run/metrics.jsonl", time.monotonic() + 300
+        metrics, end = self.out / "test/run/metrics.jsonl", time.monotonic() + DEADLINE
         checkpoint = self.out / "test/run/checkpoints/step_000002"
         while not (metrics.exists() and line in metrics.read_text() and checkpoint.exists()):
             assert program.wait(0.02) is None, program.printed[-4000:]

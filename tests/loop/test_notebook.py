@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.loop.conftest import MARK, ROOT, Runner, processes_of, wait_until_nothing_is_left
+from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, processes_of, wait_until_nothing_is_left
 
 nbclient = pytest.importorskip("nbclient", reason="runs notebooks: it is in requirements/dev.txt, with ipykernel")
 pytest.importorskip("ipykernel", reason="runs notebooks: it is in requirements/dev.txt, with nbclient")
 nbformat = pytest.importorskip("nbformat", reason="reads notebooks: it comes with nbclient")
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(900)]
 
 
 def client(ppo: Runner, notebook: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -25,7 +23,7 @@ def client(ppo: Runner, notebook: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):  # not the user's
         monkeypatch.setenv(name, str(ppo.out / name.lower()))
-    return nbclient.NotebookClient(notebook, timeout=400, resources={"metadata": {"path": str(ppo.out)}})
+    return nbclient.NotebookClient(notebook, timeout=DEADLINE, resources={"metadata": {"path": str(ppo.out)}})
 
 
 def shown(cell: Any, kind: str) -> str:
@@ -74,7 +72,7 @@ def test_interrupt_leaves_only_the_kernel(ppo: Runner, monkeypatch: pytest.Monke
     async def interrupted() -> None:
         async with kernel.async_setup_kernel():
             running = asyncio.create_task(kernel.async_execute_cell(notebook.cells[0], 0))
-            end = time.monotonic() + 200
+            end = time.monotonic() + DEADLINE
             while not iterated.exists():
                 assert not running.done() and time.monotonic() < end, notebook.cells[0].outputs
                 await asyncio.sleep(0.05)
@@ -84,7 +82,7 @@ def test_interrupt_leaves_only_the_kernel(ppo: Runner, monkeypatch: pytest.Monke
                 await running
             await kernel.async_execute_cell(notebook.cells[1], 1)
             own_pid = int(shown(notebook.cells[1], "text/plain"))  # the kernel still answers
-            end = time.monotonic() + 40  # its processes are ending
+            end = time.monotonic() + 120  # its processes are ending
             while (left := processes_of(ppo)).keys() != {own_pid}:
                 assert time.monotonic() < end, f"left behind: {left}"
                 await asyncio.sleep(0.05)

@@ -15,8 +15,6 @@ from tests.loop.conftest import DEADLINE
 from tests.loop.warm import Program
 from tests.old_runs.make import ARCHIVES, RUNS, unpack
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
-
 
 @pytest.fixture(params=ARCHIVES, ids=lambda path: path.name)
 def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:

@@ -23,11 +23,9 @@ from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.runs.run_history import read_history
 from alphaapollo.types import Prompt, Row, Score
 from examples.own_loop import distill, dpo, grpo, own_loss, sft
-from tests.loop.conftest import MARK, ROOT, Runner, Task, child, wait_until_nothing_is_left
+from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, Task, child, wait_until_nothing_is_left
 from tests.loop.ray_nodes import two_ray_nodes
 from tests.loop.warm import start_warm_process
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -214,7 +212,6 @@ def read_printed(lines: str) -> dict[str, str]:
     return {line.partition(" ")[0]: line.partition(" ")[2] for line in lines.splitlines()}
 
 
-@pytest.mark.timeout(600)
 def test_two_nodes_equal_one_process_and_a_death_is_named(
     ppo: Runner, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,7 +236,7 @@ def test_two_nodes_equal_one_process_and_a_death_is_named(
                     break
             pid = child(ppo, "RolloutActor")
             os.kill(pid, signal.SIGKILL)
-            program.communicate("1\n", timeout=200)
+            program.communicate("1\n", timeout=DEADLINE)
         assert program.returncode == 1, printed + errors.read_text()
         assert f"WorkerDied: the rollout worker of rank 0 (pid {pid})" in errors.read_text()
     monkeypatch.delenv("RAY_ADDRESS")

@@ -9,8 +9,6 @@ import pytest
 from tests.loop.conftest import Runner
 from tests.loop.replays import recording, replay
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
-
 ACTOR = "actor_rollout_ref.actor"
 SAME = ("actor/", "critic/", "mismatch/", "kl/", "reward/", "advantage/", "val/", "batch/trajectories", "batch/tokens")
 

@@ -15,7 +15,6 @@ from tests.loop.conftest import Runner
 from tests.loop.engine_kit import make_model
 
 ASYNC = ("trainer.async_mode=carry", "trainer.max_staleness=1", "algorithm.rollout_correction.method=tis")
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 
 def make_judge_model(folder: Path) -> None:

@@ -26,17 +26,15 @@ from alphaapollo.rollout.suites import Suite, check_suites, read_suite_results
 from alphaapollo.runs.run_history import read_examples
 from examples.smollm2.methods.make_student import make_student
 from examples.smollm2.model_file import find_model_file
-from tests.loop.conftest import ROOT
+from tests.loop.conftest import DEADLINE, ROOT
 from tests.loop.gguf_export import export_gguf
 from tests.loop.page_shell import CommandServer, make_stand_ins
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not has_bfloat16_instructions(), reason="in float32, these runs take more than ten minutes"),
-]
+pytestmark = pytest.mark.skipif(
+    not has_bfloat16_instructions(), reason="in float32, these runs take more than ten minutes"
+)
 
 SCRIPT = ROOT / "examples/smollm2/methods/run.sh"
-DEADLINE = 500.0
 END = "<|im_end|>"
 ENGINE = ["rollout.kv_cache_gib=0.2", "rollout.cpu_threads=1"]
 TUNING = ["data.train_batch_size=2", "trainer.total_training_steps=1", "trainer.cpu_threads=1"]

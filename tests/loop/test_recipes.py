@@ -13,7 +13,6 @@ from tests.loop.conftest import DEADLINE
 from tests.loop.warm import Program
 from tests.unit.examples.test_recipes import prepared  # noqa: F401 (a fixture)
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 REWARD = '''
 def compute_score(prompt, trajectory):
     """Reward digits in all turns, because an untrained model calls no tool and gives no answer."""

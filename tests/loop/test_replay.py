@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.loop.conftest import GUESSING_GAME, Runner
 from tests.loop.replays import equal_lines, recording, replay
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 LOCAL = ("trainer.controller=local", "actor_rollout_ref.rollout.name=fake", "trainer.test_freq=-1")
 ENDS = ("trainer.export_hf=False", "trainer.save_freq=-1", "trainer.val_before_train=False")

@@ -13,8 +13,6 @@ import pytest
 from examples.quickstart.make_task import make_tokenizer
 from tests.loop.conftest import FinishedRun, Runner
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
-
 OTHER_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
 

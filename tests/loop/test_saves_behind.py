@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import Runner
+from tests.loop.conftest import DEADLINE, Runner
 from tests.loop.warm import Program
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 
 SETTINGS = (
     *("trainer.controller=local", "actor_rollout_ref.rollout.name=fake", "trainer.save_freq=2"),
@@ -38,7 +36,7 @@ def held(ppo: Runner, release: Path) -> Program:
     module = ppo.out / "hold.py"
     module.write_text(HOLD.format(release=str(release)))
     program = ppo.start(*SETTINGS, f"algorithm.custom_module={module}")
-    metrics, end = ppo.out / "test/run/metrics.jsonl", time.monotonic() + 300
+    metrics, end = ppo.out / "test/run/metrics.jsonl", time.monotonic() + DEADLINE
     while not (metrics.exists() and '"step": 5' in metrics.read_text()):
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, program.printed[-4000:]
@@ -76,7 +74,7 @@ def test_interrupt_waits_for_the_write(ppo: Runner, tmp_path: Path) -> None:
     release = tmp_path / "release"
     program = held(ppo, release)
     program.signal(signal.SIGTERM)
-    end = time.monotonic() + 120
+    end = time.monotonic() + DEADLINE
     while "waiting until the checkpoint of iteration 4 is written" not in program.printed:
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, program.printed[-4000:]
@@ -112,7 +110,7 @@ def test_sigterm_saves_the_last_complete_iteration(ppo: Runner, tmp_path: Path, 
     mark, module = tmp_path / "in_step_4", tmp_path / "pause.py"
     module.write_text(PAUSE.format(part=part, mark=str(mark)))
     program = ppo.start(*SETTINGS, "trainer.save_on_signal=true", f"algorithm.custom_module={module}")
-    end = time.monotonic() + 300
+    end = time.monotonic() + DEADLINE
     while not mark.exists():
         assert program.wait(0.05) is None, program.printed[-4000:]
         assert time.monotonic() < end, program.printed[-4000:]

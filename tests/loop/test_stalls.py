@@ -7,19 +7,14 @@ import signal
 import time
 from collections.abc import Callable
 
-import pytest
-
-from tests.loop.conftest import FinishedRun, Runner, child
+from tests.loop.conftest import DEADLINE, FinishedRun, Runner, child
 from tests.loop.warm import Program
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(420)]
 
 PROCESSES = {  # words of the command line -> name in messages
     "EngineCore": "the engine core of rollout worker 0",
     "RolloutActor": "the rollout worker of rank 0",
     "PolicyActor": "the policy worker of rank 0",
 }
-DEADLINE = 200.0
 
 
 def start_run(ppo: Runner, *overrides: str) -> Program:
@@ -77,7 +72,7 @@ def test_stopped_process_is_named(ppo: Runner, leaves_nothing: Callable[[], None
         again = "progress again, after "
         wait_until(program, lambda: program.printed.count(again) >= count, "progress is not reported")  # noqa: B023
     stopped = stop(ppo, "PolicyActor")
-    check_end(ppo.finish(program, deadline=DEADLINE), stopped)
+    check_end(ppo.finish(program), stopped)
     assert "note no progress for " in program.printed
     leaves_nothing()
 
@@ -86,5 +81,5 @@ def test_local_run_ends_when_the_engine_core_stops(ppo: Runner, leaves_nothing: 
     limits = ("trainer.stall_timeout=5",)
     program = start_run(ppo, "trainer.controller=local", "actor_rollout_ref.rollout.name=vllm", *limits)
     stopped = stop(ppo, "EngineCore")
-    check_end(ppo.finish(program, deadline=DEADLINE), stopped)
+    check_end(ppo.finish(program), stopped)
     leaves_nothing()

@@ -17,7 +17,6 @@ from alphaapollo.types import Completion, EpisodeEnd, GroupRequest, Prompt, Samp
 from tests.loop.engine_kit import ENGINES, make_model
 from tests.unit.tiny import VOCABULARY, save_tokenizer
 
-pytestmark = pytest.mark.timeout(240)
 PROMPT = [42]  # the tokenizer reads a prompt as one word; the greedy answer has no stop token
 SIZES = {"kv_cache_gib": 0.1, "max_num_seqs": 16, "enforce_eager": True}
 

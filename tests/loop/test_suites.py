@@ -18,8 +18,6 @@ from tests.loop.engine_kit import logprobs_of, make_model
 from tests.loop.test_main_generation import GenerationRunner
 from tests.loop.warm import Program
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(600)]
-
 SUMS = """
 task: sums
 dataset_path: json

@@ -11,10 +11,8 @@ import pytest
 from examples.gallery.runs import read_metrics
 from examples.symptoms.make_task import make_task
 from examples.symptoms.runs import HEALTHY, WARM_UP, find_warnings, holds, list_runs, load_symptoms, read_points
-from tests.loop.conftest import ROOT
+from tests.loop.conftest import DEADLINE, ROOT
 from tests.loop.warm import Program
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(600)]
 
 SYMPTOMS = load_symptoms()
 QUICK = (
@@ -51,7 +49,7 @@ def run(out: Path) -> Iterator[RunCommand]:
             module = f"alphaapollo.trainer.main_{command}"
             environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
             started.append(Program(module, [*words, *more], out / f"{name}.txt", environment, ROOT, warm=True))
-            assert started[-1].wait(240) == 0, started[-1].printed[-4000:]
+            assert started[-1].wait(DEADLINE) == 0, started[-1].printed[-4000:]
             printed[name] = started[-1].printed
         return printed[name]
 

@@ -14,7 +14,7 @@ import pytest
 from examples.colours.make_task import make_data
 from examples.colours.model import make_model, make_processor
 from examples.colours.task import COLOURS
-from tests.loop.conftest import ROOT, FinishedRun, Runner, Task
+from tests.loop.conftest import DEADLINE, ROOT, FinishedRun, Runner, Task
 from tests.loop.test_main_dpo import tune
 from tests.loop.test_main_generation import GenerationRunner
 from tests.loop.test_main_sft import SftRunner
@@ -22,7 +22,6 @@ from tests.loop.warm import Program
 from tests.unit.data.images import make_test_image
 from tests.vision.models import make
 
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(400)]
 LOCAL = "trainer.controller=local"
 TRAINS_TOWER = "actor_rollout_ref.model.freeze_vision=false"
 
@@ -168,7 +167,7 @@ def test_two_turns_with_a_trained_tower_resume_bit_for_bit(ppo: Runner, tmp_path
     words = [str(whole.folder / "recorded/step_000002")]
     module = "alphaapollo.trainer.replay.__main__"
     replay = Program(module, words, tmp_path / "replay.txt", dict(os.environ), ROOT, warm=True)
-    assert replay.wait(120) == 0 and "bit for bit equal" in replay.printed, replay.printed[-4000:]
+    assert replay.wait(DEADLINE) == 0 and "bit for bit equal" in replay.printed, replay.printed[-4000:]
 
 
 def test_new_prompts_in_each_turn_and_weights_that_change_in_between(ppo: Runner) -> None:

@@ -27,8 +27,6 @@ from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, Weight
 from tests.loop.engine_kit import Session, start_engine
 from tests.vision.models import VARIANTS, make
 
-pytestmark = pytest.mark.timeout(240)
-
 MAX_TOKENS = 256
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import ROOT, Runner
-
-pytestmark = [pytest.mark.loop, pytest.mark.timeout(180)]
+from tests.loop.conftest import DEADLINE, ROOT, Runner
 
 
 @pytest.fixture(scope="module")
@@ -19,17 +17,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the installed wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist")]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=DEADLINE)
     (wheel,) = (folder / "dist").glob("*.whl")
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder / "site")]
-    subprocess.run([*install, str(wheel)], check=True, capture_output=True, timeout=60)
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True, timeout=DEADLINE)
     return folder / "site"
 
 
 def run_elsewhere(installed: Path, folder: Path, command: list[str]) -> str:
     """What the command prints, in a folder outside the clone, where the wheel's package is found first."""
     environment = os.environ | {"PYTHONPATH": str(installed)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -53,7 +51,7 @@ def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(installed)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE,
     )
     assert refused.returncode == 2
     assert "Run it in a clone" in refused.stderr  # a wheel has no examples

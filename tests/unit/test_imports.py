@@ -14,7 +14,6 @@ load_config_and_user_settings(Config, "ppo", ["algorithm.adv_estimator=grpo", "t
 """
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("code", "allowed"),
     [

@@ -2,14 +2,11 @@
 
 import pickle
 
-import pytest
-
 from tests.invariance.case import Case, Name
 from tests.invariance.check import PAIRS_PER_CASE, check, check_sessions
 from tests.invariance.settings import pairs
 
 
-@pytest.mark.timeout(240)
 def test_results_do_not_depend_on_the_layout_of_trajectories():
     cases = -(-len(pairs()) // PAIRS_PER_CASE)
     report = check(seed=1, cases=cases, quick=True)
@@ -18,7 +15,6 @@ def test_results_do_not_depend_on_the_layout_of_trajectories():
     assert report.comparisons >= cases * PAIRS_PER_CASE
 
 
-@pytest.mark.timeout(240)
 def test_sessions_of_an_agent_give_the_results_of_one_row():
     report = check_sessions(seed=2, sessions=300)
     assert report.failures == []

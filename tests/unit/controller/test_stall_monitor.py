@@ -21,7 +21,6 @@ from alphaapollo.controller.ranks import LocalRanks, RunStalled, WorkerReport, g
 from alphaapollo.controller.stall_monitor import Stall, StallMonitor, find_stall
 from alphaapollo.utils.heartbeat import HEARTBEAT, ActiveCall, ProcessStatus, Report, read_process
 
-pytestmark = pytest.mark.timeout(60)
 Reports = list[WorkerReport]
 UPDATE = [
     *(ActiveCall("update", f"policy {rank}", 1, 62, None) for rank in (0, 1)),

@@ -12,8 +12,6 @@ from alphaapollo.data.prompts import load_prompts
 from tests.builders import write_rows
 from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, ROOT, check_counts, made, refused
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_gsm8k_as_a_command(tmp_path):
     command = [sys.executable, "-m", "examples.data_preprocess.prepare_informal_math", "--val_size", "2"]

@@ -36,7 +36,6 @@ def test_the_last_error_of_a_log_is_found(tmp_path, log, last):
     assert find_last_error(str(tmp_path / "missing.log")) == ""
 
 
-@pytest.mark.timeout(30)
 def test_an_engine_process_writes_to_its_log_and_dies_with_its_parent(tmp_path):
     log, weights = tmp_path / "engine.log", tmp_path / "weights"
     weights.mkdir()

@@ -15,8 +15,6 @@ from alphaapollo.engines.remote import RemoteEngine
 from alphaapollo.types import Sampling
 from tests.processes import is_running
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def make_engine(folder: Path, python: str = sys.executable, **environment: str) -> RemoteEngine:
     log = str(folder / "logs/engine.log")

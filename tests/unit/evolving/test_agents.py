@@ -21,7 +21,6 @@ from tests.recorded_engine import RecordedEngine
 from tests.unit.evolving.scripted import Command
 from tests.unit.rollout.agents.agents_kit import MAX_LENGTH, Script, write_model
 
-pytestmark = pytest.mark.timeout(120)
 PROBLEMS, ROUNDS, VOTES = 2, 2, 2
 REQUESTS = 3  # of a program
 PROGRAM = """

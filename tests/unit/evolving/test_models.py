@@ -11,8 +11,6 @@ from alphaapollo.evolving import run as evolving_run
 from tests.unit.evaluation.small_run import save_chat_model
 from tests.unit.evolving.scripted import Command, Server, role_of
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

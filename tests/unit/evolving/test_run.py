@@ -15,7 +15,6 @@ from alphaapollo.results import EvolutionRun
 from tests.unit.evolving.scripted import Command, Server, arithmetic, role_of
 from tests.unit.metric_names import undocumented
 
-pytestmark = pytest.mark.timeout(120)
 PROBLEMS, ROUNDS, VOTES = 6, 2, 3
 CALLS = PROBLEMS * ROUNDS * (1 + 1 + VOTES)  # a proposer, a summariser, the verifiers
 

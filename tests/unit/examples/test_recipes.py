@@ -29,7 +29,6 @@ from scripts.recipes import NODE, PAGE, RECIPES, ROW, SIZES, load_recipe, page, 
 from tests.unit.data.images import make_test_image
 from tests.vision.models import make as make_vision_model
 
-pytestmark = pytest.mark.timeout(300)
 TASKS = sorted(path.name for path in RECIPES.iterdir() if path.is_dir())
 ALL = [(task, size) for task in TASKS for size in SIZES]
 MATHS = [{"problem": f"{number}+1?", "solution": rf"\boxed{{{number + 1}}}"} for number in range(4)]

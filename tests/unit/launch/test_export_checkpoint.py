@@ -49,7 +49,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.timeout(120)
 def test_the_export_equals_the_runs_own_export(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"checkpoint={run}", "dtype=float32"]) == 0
     output = run / "exported/step_000002"
@@ -136,7 +135,6 @@ def train_critic(rank: int, num_ranks: int, address: str, model: str, folder: st
     worker.close()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
     from transformers import AutoModelForTokenClassification

@@ -96,7 +96,6 @@ def test_status_is_written_only_while_a_command_runs(run_command: Callable[..., 
     assert folders == [None, tmp_path / "p/run", None]
 
 
-@pytest.mark.timeout(60)
 def test_a_folder_in_use_is_not_touched(run_command: Callable[..., int], tmp_path: Path) -> None:
     done: list[object] = []
     holder = subprocess.Popen(

@@ -59,7 +59,6 @@ def test_results_do_not_depend_on_the_layout(folders, expected, architecture: Ar
             assert_same(compute(case), expected[architecture.name])
 
 
-@pytest.mark.timeout(400)
 def test_ulysses_gives_the_results_of_one_rank(folders, expected) -> None:
     names = [name for name in expected if "Ulysses" not in find_refusals(BY_NAME[name])]
     cases = [Case(folders[name], "sdpa" if index % 2 else "padded") for index, name in enumerate(names)]

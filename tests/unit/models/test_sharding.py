@@ -63,12 +63,10 @@ def connect_on_a_held_port(rank: int, num_ranks: int, address: str) -> int:
     return int(ranks)
 
 
-@pytest.mark.timeout(120)
 def test_ranks_connect_to_the_port_of_rank_0() -> None:
     assert run_ranks(connect_on_a_held_port, 2) == [3, 3]
 
 
-@pytest.mark.timeout(120)
 def test_all_ranks_get_slices_of_the_weights_that_rank_0_loads() -> None:
     """The loaded weights are bfloat16, the slices float32; each loaded parameter is freed after it was sent."""
     torch.manual_seed(0)

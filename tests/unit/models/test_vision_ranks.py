@@ -50,7 +50,6 @@ def compute(rank: int, num_ranks: int, folder: str, size: int) -> list[Any]:
     return results
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_equal_transformers(vision_folder, family: str):
     folder = vision_folder(family)

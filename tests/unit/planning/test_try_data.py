@@ -11,8 +11,6 @@ from alphaapollo.planning.trials import NUM_ROWS, describe_sources, try_ground_t
 from alphaapollo.types import Prompt
 from tests.unit.tiny import save_tokenizer
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def make_prompts(source, *truths, **extra_info):
     return [

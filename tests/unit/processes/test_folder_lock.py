@@ -41,7 +41,6 @@ def held_by_another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
         holder.wait()
 
 
-@pytest.mark.timeout(60)
 def test_another_process_is_named_and_the_lock_of_a_dead_one_is_free(tmp_path: Path) -> None:
     folder = tmp_path / "project" / "run"
     with held_by_another_process(folder) as holder:
@@ -57,7 +56,6 @@ def test_another_process_is_named_and_the_lock_of_a_dead_one_is_free(tmp_path: P
     assert list(folder.parent.iterdir()) == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("taken", "other"), [("p/x", "p/y"), ("p/y", "p/x"), ("p/y", "p/y"), ("q/x", "p/x")])
 def test_links_to_a_folder_are_locked_as_well(tmp_path: Path, taken: str, other: str) -> None:
     (tmp_path / "p" / "x").mkdir(parents=True)

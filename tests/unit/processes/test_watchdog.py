@@ -18,8 +18,6 @@ from alphaapollo.processes.watchdog import (
 )
 from tests.processes import wait_until
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def follower(pid: int, paths: list[str], ready, memory: str = "") -> None:
     mapped = shared_memory.SharedMemory(memory) if memory else None

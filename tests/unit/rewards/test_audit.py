@@ -17,7 +17,6 @@ from tests.mock_judge import MockJudge
 ROOT = Path(__file__).resolve().parents[3]
 SOLUTIONS = ROOT / "tests/data/gsm8k_model_solutions.jsonl"
 
-pytestmark = pytest.mark.timeout(90)
 
 ROWS = [
     {"data_source": "gsm8k", "response": "#### 4", "ground_truth": "4", "is_correct": True},

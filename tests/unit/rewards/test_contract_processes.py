@@ -13,8 +13,6 @@ from alphaapollo.types import Outcome, Score
 from tests.builders import make_completion, make_turn
 from tests.unit.rewards.test_contracts import PROMPT
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def grade(tmp_path, source, texts, timeout=30.0, turns=(), **fields):
     """Grade texts at the same time in a grader process."""

@@ -16,8 +16,6 @@ from alphaapollo.rewards.base import adapt_to_episode, convert_to_score
 from alphaapollo.rewards.custom import convert_verl_result, load_reward_function
 from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
 
-pytestmark = pytest.mark.timeout(60)
-
 CHAT = [{"role": "user", "content": "?"}]
 PROMPT = Prompt(0, "openai/gsm8k", CHAT, ground_truth="4", extra_info={"index": 7, "task": "math"})
 

@@ -5,8 +5,6 @@ from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.types import Outcome, Prompt, Score
 from tests.unit.rewards.grading import with_client
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def write(tmp_path, source):
     path = tmp_path / "my_reward.py"

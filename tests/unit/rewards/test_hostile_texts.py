@@ -23,7 +23,6 @@ try:
 except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
-pytestmark = pytest.mark.timeout(300)
 
 # (start, repeated part, end)
 TEXTS = [

@@ -46,7 +46,6 @@ def test_the_tables_are_complete():
 TURNS = [EpisodeTurn("2+2", [{"role": "tool", "content": "4"}]), EpisodeTurn("so 4")]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("code", "answer", "score"),
     [
@@ -62,7 +61,6 @@ def test_the_functions_of_a_completion_and_of_a_trajectory_work(tmp_path, code, 
     assert convert_to_score(function(Prompt(0, "", "?", "4"), answer)) == score
 
 
-@pytest.mark.timeout(60)
 def test_the_component_works(tmp_path):
     path = tmp_path / "polite.py"
     path.write_text(examples("python")[1])

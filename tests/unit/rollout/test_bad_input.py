@@ -31,8 +31,6 @@ from alphaapollo.types import GroupRequest, Message, Prompt, Sampling
 from tests.mock_judge import MockJudge
 from tests.unit.rollout.worker_kit import generate, make_worker, write_model
 
-pytestmark = pytest.mark.timeout(90)
-
 SECRET = "a-secret-of-the-run"
 BAD, FINE = "bad?", "fine?"
 ANSWER = r"<answer>\boxed{4}</answer>"

@@ -61,7 +61,6 @@ def test_samples_checkpoints_recordings_and_pools_are_read(runs: Path, capsys: p
     assert newest.source is not None and make_generation_config_values(newest)["rollout"]["name"] == "fake"
 
 
-@pytest.mark.timeout(120)
 def test_checkpoints_are_exported(runs: Path) -> None:
     for name in ("rl", "sft"):
         assert export([f"checkpoint={runs / name}"]) == 0

@@ -15,7 +15,6 @@ import yaml
 from scripts import docs_site
 from scripts.docs_site import GENERATED, ROOT, Pages, build, finish_html, main_pages
 
-pytestmark = pytest.mark.timeout(600)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 

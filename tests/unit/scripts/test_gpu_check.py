@@ -231,7 +231,6 @@ sys.meta_path = [VisiblePackages if finder is PathFinder else finder for finder 
 """
 
 
-@pytest.mark.timeout(300)
 def test_a_run_needs_only_torch_transformers_and_the_wheels(tmp_path: Path) -> None:
     """GRPO with the hf engine and all imports of the checks, with other packages hidden."""
     (tmp_path / "sitecustomize.py").write_text(BARE.format(wheels=[*PINNED, *BUILT]))

@@ -64,7 +64,6 @@ async def distances(config: Config) -> list[dict[str, float]]:
     return [one.metrics for one in learned]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("divergence", ["sampled", "jsd"])
 def test_the_student_approaches_the_teacher_without_a_reward(tmp_path: Path, divergence: str) -> None:
     config = config_of(save_model("qwen3", tmp_path / "policy"), save_model("llama", tmp_path / "teacher"), divergence)
@@ -78,7 +77,6 @@ def test_the_student_approaches_the_teacher_without_a_reward(tmp_path: Path, div
     assert ("critic/advantages/share_zero" in lines[0]) == (divergence == "sampled")
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("divergence", ["sampled", "jsd"])
 def test_a_teacher_behind_a_server_trains_like_the_same_model_on_the_ranks(tmp_path: Path, divergence: str) -> None:
     """Half of the divergence is from the server, half from the ranks."""

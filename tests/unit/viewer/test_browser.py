@@ -25,10 +25,7 @@ from tests.unit.viewer.run_kit import (
 )
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (e.g. apt-get install chromium)"),
-    pytest.mark.timeout(300),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (e.g. apt-get install chromium)")
 PAGES = (
     *("/", "/runs/1", "/runs/1/health", "/runs/1/step/1", "/runs/1/step/1?view=samples", "/runs/1/step/1/0"),
     *("/compare?run=1&run=2", "/runs/9", "/?by=sweep", "/runs/1/samples?text=7", "/runs/1/config"),

@@ -158,7 +158,6 @@ def train_plain_by_hand(model: Any) -> None:
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_equals_plain_transformers_on_one_and_two_ranks(model_folder: Any, lora_rank: int) -> None:
     folder = model_folder("qwen3")
@@ -210,7 +209,6 @@ def fail_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> tuple[l
     return errors, has_moved and is_cleared and done["lr"] == 1e-2 and worker.state.num_steps == 1
 
 
-@pytest.mark.timeout(240)
 def test_a_loss_that_fails_on_one_rank_fails_on_all_and_changes_nothing(model_folder: Any) -> None:
     for errors, is_right in run_ranks(fail_on_rank, 2, Case(str(model_folder("qwen3"))), timeout=120):
         assert is_right

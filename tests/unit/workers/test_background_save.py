@@ -72,7 +72,6 @@ def load(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> di
     return found
 
 
-@pytest.mark.timeout(700)
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_later_steps_do_not_change_a_checkpoint(model_folder: Any, tmp_path: Path, lora_rank: int) -> None:
     case = Case(str(model_folder("qwen3")), {"optim": {"lr": 0.01}}, lora_rank=lora_rank)

@@ -25,7 +25,6 @@ def make_case(folder: Path) -> Case:
     return Case(str(folder), ACTOR, num_rows=20, mini_batch_size=10, max_tokens=20, needs_reference=True)
 
 
-@pytest.mark.timeout(400)
 def test_expert_parallelism_trains_the_same_on_four_ranks(model_folder, tmp_path: Path):
     """Log-probs, gradients, clipped steps, checkpoints read by another layout, published and exported weights."""
     found = check_layouts_train_the_same(make_case(model_folder("qwen3_moe")), 4, FOUR_RANKS, tmp_path)
@@ -33,7 +32,6 @@ def test_expert_parallelism_trains_the_same_on_four_ranks(model_folder, tmp_path
     assert held["two"] == held["four, reduced once"] == held["plain"]
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
 def test_expert_parallelism_with_biases_and_shared_experts(family: str, tmp_path: Path):
     model = next(model for model in ARCHITECTURES if model.family == family)
@@ -42,7 +40,6 @@ def test_expert_parallelism_with_biases_and_shared_experts(family: str, tmp_path
     check_layouts_train_the_same(make_case(tmp_path / "model"), 2, layouts, tmp_path)
 
 
-@pytest.mark.timeout(200)
 def test_adapters_are_trained_beside_split_experts(model_folder, tmp_path: Path):
     case = replace(make_case(model_folder("qwen3_moe")), lora_rank=4)
     check_layouts_train_the_same(case, 2, {"plain": Layout({}), "two": Layout({"ep_size": 2})}, tmp_path)
@@ -65,7 +62,6 @@ def resume(
     return found
 
 
-@pytest.mark.timeout(200)
 def test_resuming_with_expert_parallelism_is_exact(model_folder, tmp_path: Path):
     case = Layout({"ep_size": 2}).apply_to(make_case(model_folder("qwen3_moe")))
     without, resumed = (run_ranks(resume, 2, case, str(tmp_path / "checkpoint"), again) for again in (False, True))

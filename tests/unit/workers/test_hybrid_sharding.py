@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.unit.workers.layouts import ACTOR, Layout, check_layouts_train_the_same
 from tests.unit.workers.training import Case
 
@@ -18,7 +16,6 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.timeout(400)
 def test_hsdp_and_deferred_reduction_train_the_same_on_four_ranks(model_folder, tmp_path: Path):
     """Gradients, clipped steps, checkpoints read by another grouping, published and exported weights."""
     folder = str(model_folder("qwen3"))

@@ -105,7 +105,6 @@ def gradients_and_weights(rank: int, num_ranks: int, address: str, case: Case) -
     return [recorded[0], {name: tensor.numpy() for name, tensor in recorder.sent.items()}]
 
 
-@pytest.mark.timeout(240)
 def test_ranks_units_and_recomputation_change_nothing(model_folder):
     """Full KL, entropy and PPO; layers sharded separately or together; 3 ranks, which do not divide B; 2 ranks with
     sequence parallelism, or with a copy each and deferred reduction."""
@@ -181,7 +180,6 @@ def save_on_two(rank: int, num_ranks: int, address: str, case: Case, folder: str
     return ours
 
 
-@pytest.mark.timeout(120)
 def test_export_of_a_checkpoint_of_two_ranks(model_folder, tmp_path: Path):
     case = Case(str(model_folder("qwen3")), lora_rank=4)
     ours, _ = run_ranks(save_on_two, 2, case, str(tmp_path / "saved"))

@@ -19,7 +19,6 @@ RICH = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss
 FULL = RICH | {"kl_loss_type": "full", "loss_agg_mode": "seq-mean-token-mean"}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("actor", [RICH, FULL], ids=["ppo", "full_kl"])
 def test_same_gradients_in_any_layout(model_folder, actor: dict):
     case = Case(str(model_folder("qwen3")), actor, needs_reference=actor is FULL)
@@ -81,7 +80,6 @@ def same(ours: Gradients, expected: Gradients) -> bool:
     )
 
 
-@pytest.mark.timeout(240)  # the first one computes them all
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_with_rows_of_one_token_and_of_no_weight(rough_gradients, loss: str, layout: str):
@@ -90,7 +88,6 @@ def test_every_loss_with_rows_of_one_token_and_of_no_weight(rough_gradients, los
         assert same(rank[loss], expected)
 
 
-@pytest.mark.timeout(240)
 def test_same_gradients_on_two_ranks(model_folder):
     """Also if layers are not gathered one by one, and of experts with a rank without rows, which computes a dummy."""
     case = Case(str(model_folder("qwen3")), RICH, max_tokens=40, checkpointing=True, min_unit=10**9)

@@ -83,7 +83,6 @@ def test_scores_are_those_of_transformers(scorer_folder, name: str, kind: str, a
     np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
-@pytest.mark.timeout(200)
 def test_two_ranks_give_the_same_scores(scorer_folder) -> None:
     """Nine texts in micro-batches of at most 100 tokens; one rank sometimes computes a dummy. Then with sequence
     parallelism, padded and packed."""

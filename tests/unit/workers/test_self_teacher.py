@@ -68,7 +68,6 @@ def test_equals_plain_models_in_float64(model_folder, monkeypatch: pytest.Monkey
     training.assert_close(ours, training.gradients_of(policy), atol=1e-9, rtol=1e-6)
 
 
-@pytest.mark.timeout(240)
 def test_same_gradients_in_any_layout(model_folder):
     """Micro-batches, packed rows, checkpointing, two ranks, a rank without rows, and sequence parallelism."""
     case = case_of(model_folder("qwen3"), top_k=5)

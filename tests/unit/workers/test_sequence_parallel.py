@@ -12,8 +12,6 @@ from tests.unit.tiny import run_ranks, save_tokenizer
 from tests.unit.workers import training
 from tests.unit.workers.training import Case
 
-pytestmark = pytest.mark.timeout(400)
-
 RICH = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "k3+"}
 FULL = RICH | {"kl_loss_type": "full", "loss_agg_mode": "seq-mean-token-mean"}
 BY_ROW = RICH | {"policy_loss": {"loss_mode": "gspo"}}

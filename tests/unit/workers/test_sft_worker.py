@@ -120,7 +120,6 @@ def test_three_steps_equal_a_plain_loop(model_folder, name: str):
         assert val_loss == pytest.approx(plain_loss(plain, some_rows(5, seed=9)).item(), rel=1e-3)
 
 
-@pytest.mark.timeout(300)
 def test_layout_and_ranks_change_nothing(model_folder):
     case = SftCase(str(model_folder("qwen3")))
     expected, _, val_loss = train(0, 1, "", case)

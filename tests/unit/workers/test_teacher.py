@@ -37,7 +37,6 @@ def two_teachers(model_folder, divergence: str, first: str = "") -> Case:
     return Case(str(model_folder("qwen3")), teacher=teacher, teacher_shares=weights, max_tokens=40)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("num_teachers", [1, 2])
 def test_same_gradients_in_any_layout(model_folder, num_teachers: int):
     """Micro-batches, packed rows, checkpointing, two ranks, a rank without rows, and sequence parallelism."""
@@ -82,7 +81,6 @@ def test_teacher_log_probs_equal_those_of_the_plain_model(model_folder):
         np.testing.assert_allclose(own, column, atol=1e-5)
 
 
-@pytest.mark.timeout(240)
 def test_top_tokens_of_a_server_equal_those_of_the_same_model_on_the_ranks(model_folder):
     """Also with a rank without rows, and with sequence parallelism."""
     folder = str(model_folder("llama"))

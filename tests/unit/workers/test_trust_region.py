@@ -185,7 +185,6 @@ def step_on_ranks(rank: int, num_ranks: int, address: str, case: Case, exact: bo
     return before, after, {name: value for name, value in metrics.items() if name.startswith("trpo/")}
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_ranks_take_the_same_step(folder: Path, lora_rank: int) -> None:
     sizes = {"num_rows": 4, "mini_batch_size": 4, "max_tokens": 40}

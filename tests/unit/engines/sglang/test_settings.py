@@ -86,7 +86,6 @@ def test_arguments_of_gpus() -> None:
 
 
 @needs_sglang
-@pytest.mark.timeout(200)
 def test_sglang_accepts_the_arguments_of_gpus() -> None:
     built = [build_server_arguments(gpu_spec(kind, gpu_memory_utilization=0.5), 1) for kind in ("ipc", "adapter")]
     code = "import json, sys; from sglang.srt.server_args import ServerArgs\n"

@@ -127,7 +127,6 @@ def train_all_and_save(rank: int, num_ranks: int, address: str, folder: str) -> 
     return weights
 
 
-@pytest.mark.timeout(300)
 def test_two_ranks_train_and_save_the_same(tmp_path: Path, expected: dict[str, list[np.ndarray]]) -> None:
     """A checkpoint of two ranks is loaded by one rank."""
     by_rank = run_ranks(train_all_and_save, 2, str(tmp_path))
@@ -139,7 +138,6 @@ def test_two_ranks_train_and_save_the_same(tmp_path: Path, expected: dict[str, l
             assert all(map(np.array_equal, weights, expected[name])), name
 
 
-@pytest.mark.timeout(300)
 def test_two_copies_of_the_model_train_the_same(expected: dict[str, list[np.ndarray]]) -> None:
     """HSDP: in each copy, the three matrices are orthogonalized by two ranks."""
     for weights in run_ranks(train, 4, "muon", 2):

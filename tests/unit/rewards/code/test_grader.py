@@ -19,7 +19,6 @@ from alphaapollo.rewards.code.grader import extract_code, grade_code, is_same_ou
 
 HUMANEVAL = Path(__file__).parents[3] / "data/humaneval.jsonl"
 
-pytestmark = pytest.mark.timeout(120)
 
 CHECK = {
     "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-3) == 9\n",

@@ -19,8 +19,6 @@ except SandboxUnavailableError as error:
 from alphaapollo.rewards.code.grader import answer_code, grade_code
 from alphaapollo.rewards.code.test_cases import TIME_LIMIT, read_tests_and_time_limit
 
-pytestmark = pytest.mark.timeout(120)
-
 ADD, SUBTRACT = "def add(a, b):\n    return a + b", "def add(a, b):\n    return a - b"
 METHOD = "class Solution:\n    def add(self, a: int, b: int) -> Optional[int]:\n        return a + b"
 WRONG_METHOD = METHOD.replace("a + b", "a - b")

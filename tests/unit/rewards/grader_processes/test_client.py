@@ -19,8 +19,6 @@ from alphaapollo.types import Outcome, Prompt, Score
 from tests.processes import is_running, wait_until
 from tests.unit.rewards.grading import with_client
 
-pytestmark = pytest.mark.timeout(90)
-
 GSM8K = Prompt(0, "openai/gsm8k", "?", "4")
 MATH = Prompt(0, "math", "?", r"\frac{1}{2}")
 TOWER = r"\boxed{9^{9^{9^{9}}}}"

@@ -16,8 +16,6 @@ from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Outcome, Promp
 from tests.builders import make_turn
 from tests.unit.rewards.grading import with_client
 
-pytestmark = pytest.mark.timeout(60)
-
 PROMPT = Prompt(0, "exact", "1", ground_truth="6")
 TOOL = [{"role": "tool", "content": "8"}]
 

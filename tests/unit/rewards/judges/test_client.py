@@ -15,8 +15,6 @@ from alphaapollo.types import JudgeUsage
 from tests.mock_judge import MockJudge
 from tests.unit.rewards.judges.conftest import Start
 
-pytestmark = pytest.mark.timeout(90)
-
 
 def use(server: MockJudge, call: Callable[[JudgeClient], Awaitable[Any]], **settings: Any) -> Any:
     """Call a function with a client of the server, then close the client."""

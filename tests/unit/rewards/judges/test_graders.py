@@ -23,8 +23,6 @@ from tests.mock_judge import MockJudge
 from tests.unit.rewards.grading import with_client
 from tests.unit.rewards.judges.conftest import Start
 
-pytestmark = pytest.mark.timeout(90)
-
 PROMPT = Prompt(id=0, data_source="judge", content=[{"role": "user", "content": "2+2?"}], ground_truth="4")
 RUBRIC = Rubric(criteria={"right": Criterion(text="It is right.", weight=3), "short": Criterion(text="It is short.")})
 
