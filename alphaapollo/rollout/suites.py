@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -84,7 +85,6 @@ def make_lm_eval_command(server: ModelServer, task: str, folder: Path) -> list[s
 
 
 def make_lm_eval_check(suite: Suite) -> list[str]:
-    """Loading the list of tasks takes up to half a minute."""
     if not re.fullmatch(r"[\w-]+", suite.task) or (suite.working_folder / suite.task).exists():
         return ["-c", "import lm_eval"]  # the task is a file, a folder, a pattern or a list
     words = [word for option in suite.options for word in option.split("=", 1)]
@@ -190,17 +190,22 @@ class Suite:
 def check_suites(suites: Sequence[Suite]) -> None:
     """Raise ValueError if a package is not installed, a task is missing, or two suites have the same name."""
     for index, suite in enumerate(suites):
-        command = [suite.interpreter, *suite.kind.make_check(suite)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, cwd=suite.working_folder, env=make_environment())
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise ValueError(
-                f"the suite {suite.text!r} cannot run, because {shlex.join(command)!r} fails. Install the package "
-                f"{suite.kind.package}, or set the Python of an environment that has it "
-                "(docs/install.md#evaluation-suites), or correct the task or the folder of --include_path."
-            ) from error
         if suite.name in [other.name for other in suites[:index]]:
             raise ValueError(f"two suites are named {suite.name}. Remove one of them.")
+    with ThreadPoolExecutor() as pool:  # each imports its packages for up to half a minute
+        list(pool.map(_check_suite, suites))
+
+
+def _check_suite(suite: Suite) -> None:
+    command = [suite.interpreter, *suite.kind.make_check(suite)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, cwd=suite.working_folder, env=make_environment())
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(
+            f"the suite {suite.text!r} cannot run, because {shlex.join(command)!r} fails. Install the package "
+            f"{suite.kind.package}, or set the Python of an environment that has it "
+            "(docs/install.md#evaluation-suites), or correct the task or the folder of --include_path."
+        ) from error
 
 
 def make_environment() -> dict[str, str]:

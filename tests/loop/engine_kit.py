@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.vision.models import save_model
 
 T = TypeVar("T")
 needs_sglang = pytest.mark.skipif(not find_python().is_file(), reason="needs the environment of make setup-sglang")
+has_suites = Path(sys.prefix, "suites").is_dir()
+needs_suites = pytest.mark.skipif(not has_suites, reason="needs the environment of make setup-suites")
 ENGINES = ["vllm", pytest.param("sglang", marks=needs_sglang)]
 PROBE = list(range(3, 40))
 SIZES = {

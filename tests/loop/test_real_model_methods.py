@@ -22,11 +22,12 @@ from alphaapollo.config.schema import SftData
 from alphaapollo.data.examples import load_examples
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.gguf_import import import_gguf
-from alphaapollo.rollout.suites import Suite, check_suites, read_suite_results
+from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.run_history import read_examples
 from examples.smollm2.methods.make_student import make_student
 from examples.smollm2.model_file import find_model_file
 from tests.loop.conftest import DEADLINE, ROOT
+from tests.loop.engine_kit import needs_suites
 from tests.loop.gguf_export import export_gguf
 from tests.loop.page_shell import CommandServer, make_stand_ins
 
@@ -210,13 +211,8 @@ def test_pass_at_k(methods: MethodRunner) -> None:
     assert 0 <= values["pass@1"]["value"] <= values["pass@2"]["value"] <= values["pass@4"]["value"] <= 1
 
 
+@needs_suites
 def test_suites(methods: MethodRunner) -> None:
-    try:
-        check_suites(
-            [Suite("inspect:examples/suites/sums.py@sums_chat"), Suite("lm-eval:sums --include_path examples/suites")]
-        )
-    except ValueError as error:
-        pytest.skip(f"the packages of evaluation suites are not installed (make setup-suites): {error}")
     methods.run("suite", *ENGINE, RUN=str(methods.out / "sft"))
     results = read_suite_results(methods.out / "sft")
     assert {one.name for one in results} == {"sums", "sums_chat"}

@@ -11,12 +11,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from alphaapollo.rollout.suites import Suite, SuiteResult, check_suites, read_suite_results
+from alphaapollo.rollout.suites import SuiteResult, read_suite_results
 from examples.quickstart.make_task import make_tokenizer
 from tests.loop.conftest import MARK, ROOT, FinishedRun, Runner, Task, wait_until_nothing_is_left
-from tests.loop.engine_kit import logprobs_of, make_model
+from tests.loop.engine_kit import logprobs_of, make_model, needs_suites
 from tests.loop.test_main_generation import GenerationRunner
 from tests.loop.warm import Program
+
+pytestmark = needs_suites
 
 SUMS = """
 task: sums
@@ -83,12 +85,6 @@ def trained(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     runner = Runner(task, out)
     own = f"--include_path {out}"
     suites = [f"lm-eval:both {own} --apply_chat_template", f"lm-eval:fails {own} --unknown"]
-    try:
-        check_suites([Suite("inspect:sums_chat"), *map(Suite, suites)])
-    except ValueError as error:
-        if "Install the package" not in str(error):
-            raise
-        pytest.skip(f"the packages of evaluation suites are not installed (make setup-suites): {error}")
     done = runner.run(
         f"actor_rollout_ref.model.path={out / 'model'}",
         f"trainer.val_suites={json.dumps(suites)}",
