@@ -59,12 +59,10 @@ def test_interrupt(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize(
     ("number", "to_all"),
-    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, True), (signal.SIGINT, True)],
+    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, True)],
 )
 def test_signals_of_job_systems(number: int, to_all: bool, ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    """A signal to the driver's process group (`timeout`, a closed terminal), or to every process of the run (Slurm)."""
-    if signal.getsignal(number) == signal.SIG_IGN:
-        pytest.skip("these tests, and therefore the run, ignore the signal (nohup)")
+    """A signal to the driver's process group (`timeout`), or to every process of the run (Slurm)."""
     program = start_run(ppo, "trainer.save_on_signal=true")
     ray = [pid for pid in processes_of(ppo) if to_all and pid != program.pid]
     if number != signal.SIGINT:  # `timeout` signals its child, and then the group of both
