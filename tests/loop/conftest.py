@@ -266,7 +266,7 @@ def child(runner: Runner, words: str) -> int:
 
 def wait_until_nothing_is_left(runner: Runner) -> None:
     """Fail if processes or shared memory remain after a while."""
-    end = time.monotonic() + 120  # our processes end at once, Ray's after its reaper runs
+    end = time.monotonic() + DEADLINE  # our processes end at once, Ray's after its reaper runs
     while True:
         processes = processes_of(runner)
         files = [path.name for run in runner.programs for path in Path("/dev/shm").glob(f"alphaapollo-{run.pid}-*")]

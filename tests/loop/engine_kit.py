@@ -20,12 +20,12 @@ from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.types import WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 from examples.quickstart.make_task import SHAPE
+from tests.loop.conftest import DEADLINE
 from tests.vision.models import save_model
 
 T = TypeVar("T")
 needs_sglang = pytest.mark.skipif(not find_python().is_file(), reason="needs the environment of make setup-sglang")
-has_suites = Path(sys.prefix, "suites").is_dir()
-needs_suites = pytest.mark.skipif(not has_suites, reason="needs the environment of make setup-suites")
+needs_suites = pytest.mark.skipif(not Path(sys.prefix, "suites").is_dir(), reason="needs make setup-suites")
 ENGINES = ["vllm", pytest.param("sglang", marks=needs_sglang)]
 PROBE = list(range(3, 40))
 SIZES = {
@@ -78,7 +78,7 @@ class Session:
         self._shared = shared
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(asyncio.wait_for(call, 120))
+        return self._runner.run(asyncio.wait_for(call, DEADLINE))
 
     def generate(self, *requests: tuple[list[int], Any]) -> list[Any]:
         """Send all requests concurrently."""
@@ -143,9 +143,9 @@ def start_engine(
     engine = make_engine(spec)
     with asyncio.Runner() as runner:
         try:
-            runner.run(asyncio.wait_for(engine.start(), 400))
+            runner.run(asyncio.wait_for(engine.start(), DEADLINE))
             yield Session(engine, runner, Path(f"/dev/shm/alphaapollo-test-{os.getpid()}"))
         finally:
-            runner.run(asyncio.wait_for(engine.close(), 30))
+            runner.run(asyncio.wait_for(engine.close(), DEADLINE))
             os.environ.clear()
             os.environ.update(before)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.processes.network import find_free_port
+from tests.loop.conftest import DEADLINE
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def two_ray_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: st
             return process
 
         head = node("--head", f"--port={port}", "--include-dashboard=false")
-        end = time.monotonic() + 60
+        end = time.monotonic() + DEADLINE
         while "This command will now block" not in log.read_text():
             assert head.poll() is None and time.monotonic() < end, log.read_text()
             time.sleep(0.2)

@@ -82,7 +82,7 @@ def test_interrupt_leaves_only_the_kernel(ppo: Runner, monkeypatch: pytest.Monke
                 await running
             await kernel.async_execute_cell(notebook.cells[1], 1)
             own_pid = int(shown(notebook.cells[1], "text/plain"))  # the kernel still answers
-            end = time.monotonic() + 120  # its processes are ending
+            end = time.monotonic() + DEADLINE  # its processes are ending
             while (left := processes_of(ppo)).keys() != {own_pid}:
                 assert time.monotonic() < end, f"left behind: {left}"
                 await asyncio.sleep(0.05)
