@@ -1,3 +1,5 @@
+"""Parts that the scripts share: columns of a row, which rows are kept, sources, and the rows that are written."""
+
 import json
 import math
 import sys
@@ -21,39 +23,40 @@ from tests.unit.data_preprocess.scripts import check_counts
 
 
 @pytest.mark.parametrize(
-    ("truth", "answers"),
+    ("answer", "truth"),
     [
-        (r"\frac{1}{2}", [r"so \boxed{1}, no: \boxed{\frac{1}{2}}."]),
-        ("72", ["48/2 = <<48/2=24>>24\n#### 72"]),
-        ("3", [r"\boxed{3} #### 4", "2+1=3\nA: 3"]),
-        ("42", [" 42 "]),
-        ("7", [r"$\boxed 7$ apples"]),
-        ("4", ["Answer = 4"]),
-        ("1,200 apples", ["So it is.\nFinal answer: 1,200 apples \n"]),
-        ("Monday", ["Monday"]),
-        ("A: 3 is not\nthe last line", ["A: 3 is not\nthe last line"]),
+        (r"so \boxed{1}, no: \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ("48/2 = <<48/2=24>>24\n#### 72", "72"),
+        (r"\boxed{3} #### 4", "3"),
+        ("2+1=3\nA: 3", "3"),
+        (" 42 ", "42"),
+        (r"$\boxed 7$ apples", "7"),
+        ("Answer = 4", "4"),
+        ("So it is.\nFinal answer: 1,200 apples \n", "1,200 apples"),
+        ("Monday", "Monday"),
+        ("A: 3 is not\nthe last line", "A: 3 is not\nthe last line"),
     ],
 )
-def test_the_ground_truth_is_the_last_box_or_after_hashes_or_all(truth, answers):
-    assert {ground_truth_of(answer) for answer in answers} == {truth}
+def test_the_ground_truth_is_the_last_box_or_after_hashes_or_all(answer, truth):
+    assert ground_truth_of(answer) == truth
 
 
-def test_first_column_with_text_is_used():
-    row = {"prompt": "p", "problem": "q", "question": " ", "solution": r"\boxed{1}", "target": 2, "level": 5}
+CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+SEVERAL = {"prompt": "p", "problem": "q", "question": " ", "solution": r"\boxed{1}", "target": 2, "level": 5}
+REST = {"prompt": "p", "question": " ", "target": 2, "level": 5}
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),  # question, ground truth, solution, metadata
+    [
+        (SEVERAL, ("q", "1", r"\boxed{1}", REST)),  # the first column with text
+        ({"problem": "q", "answer": "7", "solution": r"way to \boxed{7}"}, ("q", "7", r"way to \boxed{7}", {})),
+        ({"prompt": CHAT, "answer": 145.0}, ("q", "145", "145", {})),
+    ],
+)
+def test_columns_of_a_problem(row, found):
     problem = find_problem(row)
-    assert (problem.question, problem.ground_truth, problem.solution) == ("q", "1", r"\boxed{1}")
-    assert problem.metadata == {"prompt": "p", "question": " ", "target": 2, "level": 5}
-
-
-def test_an_answer_column_beside_a_solution():
-    problem = find_problem({"problem": "q", "answer": "7", "solution": r"long way to \boxed{7}"})
-    assert (problem.ground_truth, problem.solution) == ("7", r"long way to \boxed{7}")
-
-
-def test_numbers_and_chats_are_read_as_text():
-    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
-    problem = find_problem({"prompt": chat, "answer": 145.0})
-    assert (problem.question, problem.ground_truth) == ("q", "145")
+    assert (problem.question, problem.ground_truth, problem.solution, problem.metadata) == found
 
 
 @pytest.mark.parametrize(
@@ -101,13 +104,6 @@ def test_rows_that_the_user_wants(where, kept):
     assert [row["index"] for row in made] == kept and count.dropped.total() == 4 - len(kept)
 
 
-def test_kept_and_dropped_rows_are_counted_with_reasons():
-    rows = [{"question": "q", "answer": "1"}, {}, {"question": "", "answer": "1"}, {}]
-    made, count = convert(rows, lambda row, index: {"index": index, "problem": find_problem(row)}, "rows")
-    assert [row["index"] for row in made] == [0]
-    check_counts(str(count), 1, {"no question": 2, "is empty": 1})
-
-
 def test_lines_that_are_no_rows_are_counted_too(tmp_path):
     lines = [b'{"question": "q", "answer": "1"}', b"null", b'{"question": "cut', b"[1]"]
     lines += [b'{"question": "\xe9", "answer": 1}']
@@ -136,51 +132,70 @@ def test_written_row_is_read_as_the_same_prompt(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["train.parquet"]
 
 
-def test_a_huge_row_survives(tmp_path):
-    problem = find_problem({"question": "x" * 5_000_000, "answer": "1"})
-    write_parquet([rl_row(problem, problem.question, "math", "math", "train", 0)], tmp_path / "train.parquet")
-    assert len(load_prompts(str(tmp_path / "train.parquet"), "prompt")[0].content[0]["content"]) == 5_000_000
+@pytest.mark.parametrize(
+    ("source", "name", "data_source"),
+    [
+        ("openai/gsm8k", "gsm8k", "openai/gsm8k"),
+        ("someone/problems", "problems", "math/someone/problems"),
+        ("DigitalLearningGmbH/MATH-lighteval", "MATH-lighteval", "DigitalLearningGmbH/MATH-lighteval"),
+        ("gsm8k_train.jsonl", "gsm8k", "gsm8k"),
+        ("mine.v2.jsonl", "mine.v2", "math/mine.v2"),
+    ],
+)
+def test_short_name_and_the_name_that_a_grader_takes(tmp_path, monkeypatch, source, name, data_source):
+    monkeypatch.chdir(tmp_path)
+    if source.endswith(".jsonl"):
+        write_rows(tmp_path / source, [{}])
+    assert (source_name(source), data_source_of(source, "math")) == (name, data_source)
 
 
-def test_hub_ids_have_short_names():
-    sources = ("openai/gsm8k", "DigitalLearningGmbH/MATH-lighteval", "x/HuggingFaceH4/aime.v2")
-    assert [source_name(source) for source in sources] == ["gsm8k", "MATH-lighteval", "aime.v2"]
+ROWS = [{"question": str(i)} for i in range(4)]
 
 
-def test_data_sources_are_names_that_a_grader_takes(tmp_path):
-    for name in ("gsm8k_train.jsonl", "mine.jsonl"):
-        write_rows(tmp_path / name, [{}])
-    assert data_source_of(str(tmp_path / "gsm8k_train.jsonl"), "math") == "gsm8k"
-    assert data_source_of(str(tmp_path / "mine.jsonl"), "math") == "math/mine"
-    assert data_source_of("openai/gsm8k", "math") == "openai/gsm8k"
-    assert data_source_of("someone/problems", "math") == "math/someone/problems"
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        ({"a_test.jsonl": ROWS}, {"test": ROWS}),
+        ({"a.jsonl": ROWS}, {"train": ROWS}),
+        (
+            {
+                "data/train-00000-of-00002.jsonl": ROWS[:1],
+                "data/train-00001-of-00002.jsonl": ROWS[1:2],
+                "x_test.json": ROWS[2:3],
+                "contest.jsonl": ROWS[3:],
+            },
+            {"train": ROWS[:2], "test": ROWS[2:3]},
+        ),
+    ],
+)
+def test_splits_of_a_file_or_folder_follow_from_names(tmp_path, files, splits):
+    for name, rows in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(rows)) if path.suffix == ".json" else write_rows(path, rows)
+    source = tmp_path if len(files) > 1 else tmp_path / next(iter(files))
+    assert read_splits(str(source), ["train", "test"], None) == splits
 
 
-@pytest.mark.parametrize(("name", "split"), [("a_test.jsonl", "test"), ("a.jsonl", "train")])
-def test_split_of_a_file_follows_from_its_name(tmp_path, name, split):
-    row = {"question": "q"}
-    assert read_splits(write_rows(tmp_path / name, [row]), ["train", "test"], None) == {split: [row]}
+def raise_connection_error(*args):
+    raise ConnectionError("no network")
 
 
-def test_a_folder_is_searched_for_its_splits(tmp_path):
-    rows = [{"question": str(i)} for i in range(4)]
-    write_rows(tmp_path / "data" / "train-00000-of-00002.jsonl", rows[:1])
-    write_rows(tmp_path / "data" / "train-00001-of-00002.jsonl", rows[1:2])
-    (tmp_path / "x_test.json").write_text(json.dumps(rows[2:3]))
-    write_rows(tmp_path / "contest.jsonl", rows[3:])
-    assert read_splits(str(tmp_path), ["train", "test"], None) == {"train": rows[:2], "test": rows[2:3]}
-
-
-def test_a_folder_without_the_splits_lists_its_files(tmp_path):
-    write_rows(tmp_path / "data.jsonl", [{"question": "q"}])
-    with pytest.raises(ValueError, match=r"train, test.* data\.jsonl"):
-        read_splits(str(tmp_path), ["train", "test"], None)
-
-
-@pytest.mark.parametrize("source", ["./none", "/none/at/all", "none.parquet", "a/b/c"])
-def test_missing_path_is_reported(source):
-    with pytest.raises(ValueError, match="no such file or folder"):
-        read_splits(source, ["train"], None)
+@pytest.mark.parametrize(
+    ("source", "datasets", "reason"),
+    [
+        *((path, None, "no such file or folder") for path in ("./none", "/none/at/all", "none.parquet", "a/b/c")),
+        ("folder", None, r"train, test.* data\.jsonl"),  # a folder without the splits lists its files
+        ("openai/gsm8k", None, "pip install datasets"),
+        ("openai/gsm8k", SimpleNamespace(load_dataset=raise_connection_error), "ConnectionError: no network"),
+    ],
+)
+def test_source_that_cannot_be_read_is_an_error(monkeypatch, tmp_path, source, datasets, reason):
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "folder" / "data.jsonl", [{"question": "q"}])
+    with pytest.raises(ValueError, match=reason):
+        read_splits(source, ["train", "test"], None)
 
 
 def test_a_hub_id_is_read_with_its_configuration(monkeypatch):
@@ -195,20 +210,3 @@ def test_a_hub_id_is_read_with_its_configuration(monkeypatch):
     assert asked == [("openai/gsm8k", "main")]
     with pytest.raises(ValueError, match="dev; it has train, other"):
         read_splits("openai/gsm8k", ["dev"], "main")
-
-
-def raise_connection_error(*args):
-    raise ConnectionError("no network")
-
-
-@pytest.mark.parametrize(
-    ("datasets", "reason"),
-    [
-        (None, "pip install datasets"),
-        (SimpleNamespace(load_dataset=raise_connection_error), "ConnectionError: no network"),
-    ],
-)
-def test_a_hub_that_cannot_be_used_is_an_error(monkeypatch, datasets, reason):
-    monkeypatch.setitem(sys.modules, "datasets", datasets)
-    with pytest.raises(ValueError, match=reason):
-        read_splits("openai/gsm8k", ["train"], None)

@@ -35,20 +35,10 @@ def test_plain_solutions_are_boxed_once():
     assert plain_turns("7", "7")[0]["content"] == r"\boxed{7}"
 
 
-@pytest.mark.parametrize(
-    ("mark", "reason"),
-    [
-        ("<<2+2=5>>", "another result than Python"),
-        ("<<2x3=6>>", "no arithmetic"),
-        ("<<1/0=0>>", "no arithmetic"),
-        ("<<__import__('os').getcwd()=1>>", "no arithmetic"),
-        ("<<9**9**9=1>>", "no arithmetic"),
-        ("<<2+2=four>>", "no arithmetic"),
-    ],
-)
-def test_wrong_marks_drop_the_row(mark, reason):
-    with pytest.raises(Dropped, match=reason):
-        tool_uses(f"It is {mark}.")
+@pytest.mark.parametrize("mark", ["2+2=5", "2x3=6", "1/0=0", "__import__('os').getcwd()=1", "9**9**9=1", "2+2=four"])
+def test_wrong_marks_drop_the_row(mark):
+    with pytest.raises(Dropped, match="another result than Python" if mark == "2+2=5" else "no arithmetic"):
+        tool_uses(f"It is <<{mark}>>.")
 
 
 def test_marks_may_be_rounded():

@@ -17,20 +17,11 @@ from tests.unit.data_preprocess.scripts import made as made_rows
 
 def record(number: int, text: str, accuracy: float = 1.0, tokens: int = 3, **changes: Any) -> dict[str, Any]:
     turn = {"text": text, "observation": None, "num_tokens": tokens, "reward": 0.0}
-    return {
-        "prompt_id": number,
-        "sample": 0,
-        "data_source": "openai/gsm8k",
-        "prompt": [{"role": "user", "content": f"{number}+{number}?"}],
-        "ground_truth": str(2 * number),
-        "reward": accuracy,
-        "components": {"accuracy": accuracy},
-        "outcome": "scored",
-        "reason": "",
-        "end": "done",
-        "turns": [turn],
-        "rows": [{}],
-    } | changes
+    prompt = [{"role": "user", "content": f"{number}+{number}?"}]
+    asked = {"prompt_id": number, "sample": 0, "data_source": "openai/gsm8k", "prompt": prompt}
+    graded = {"ground_truth": str(2 * number), "reward": accuracy, "components": {"accuracy": accuracy}}
+    ended = {"outcome": "scored", "reason": "", "end": "done", "turns": [turn], "rows": [{}]}
+    return asked | graded | ended | changes
 
 
 def made(tmp_path: Path, records: list[dict[str, Any]], **options: Any) -> list[tuple[str, str]]:
@@ -86,21 +77,14 @@ def test_what_a_tool_said_stands_between_the_turns(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
+def test_without_a_row_there_is_an_error_that_says_why(tmp_path: Path) -> None:
+    for change, reason in (
         ({"rows": [{}, {}]}, "env.context=memory"),
         ({"prompt": "1+1="}, "plain text, not a chat"),
         ({"components": {"accuracy": 0.5}}, "wrong"),
-    ],
-)
-def test_without_a_row_there_is_an_error_that_says_why(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match="no usable row") as caught:
-        made(tmp_path, [record(1, "2", **change)])
-    assert reason in str(caught.value)
-
-
-def test_missing_file_is_reported(tmp_path: Path) -> None:
+    ):
+        with pytest.raises(ValueError, match=rf"(?s)no usable row.*{reason}"):
+            made(tmp_path, [record(1, "2", **change)])
     with pytest.raises(ValueError, match="no such file"):
         prepare([str(tmp_path / "none.jsonl")], tmp_path, 1.0, 4, False)
 
@@ -108,11 +92,8 @@ def test_missing_file_is_reported(tmp_path: Path) -> None:
 def test_prepare_preference_and_prepare_sft_read_the_results_of_a_generation(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "results.jsonl", SAID)
     pairs, said = made_rows("prepare_preference", tmp_path, source)
-    assert [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in pairs] == [
-        ("it is surely 2", "3"),
-        ("2", "3"),
-        ("so 2", "3"),
-    ]
+    found = [(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in pairs]
+    assert found == [("it is surely 2", "3"), ("2", "3"), ("so 2", "3")]
     assert all(row["prompt"] == [{"role": "user", "content": "1+1?"}] for row in pairs)
     assert "1 dropped: no pair" in said
     rows, _ = made_rows("prepare_sft", tmp_path, source, "--max_solutions", 1)

@@ -1,7 +1,5 @@
 """prepare_sft and prepare_preference, and prepare_informal_math on rows with solutions."""
 
-import pytest
-
 from alphaapollo.data.chats import read_chat
 from tests.builders import write_rows
 from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, check_counts, made, refused
@@ -27,29 +25,19 @@ def test_sft_plain_and_with_tools(tmp_path):
 
 
 def test_sft_takes_chats_as_they_are(tmp_path):
-    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    rows = [
-        {"messages": chat},
-        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
-        {"messages": chat[:1]},
-        {"messages": [chat[0], {"role": "assistant", "content": " "}]},
-        {"messages": "hi"},
-        {"messages": [1]},
-        {"messages": [{"role": "user"}]},
-        {"messages": [chat[0], {"role": "assistant", "content": "\ud83d"}]},
-    ]
-    written, said = made("prepare_sft", tmp_path, rows)
-    assert [row["messages"] for row in written] == [chat, chat]
-    check_counts(said, 2, {"no text": 2, "not a list": 1, "{role, content}": 2, "not valid Unicode": 1})
-
-
-def test_sft_drops_chats_with_more_than_roles_and_contents(tmp_path):
     ask, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
     calls = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"a": 1}}]}
-    more = [answer | {"weight": 0}, answer | {"reasoning": "polite"}, calls]
-    (row,), said = made("prepare_sft", tmp_path, [{"messages": [ask, one]} for one in (answer | {"weight": 1}, *more)])
-    assert row["messages"] == [ask, answer]
-    check_counts(said, 1, {"tool calls, thoughts or weights": 3})
+    chats = [
+        *([ask, answer], [ask, answer | {"weight": 1}]),
+        *([ask], [ask, answer | {"content": " "}]),  # no text
+        *([1], [{"role": "user"}], "hi", [ask, answer | {"content": "\ud83d"}]),
+        *([ask, answer | {"weight": 0}], [ask, answer | {"reasoning": "polite"}], [ask, calls]),  # more than a chat
+    ]
+    shared = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]}
+    written, said = made("prepare_sft", tmp_path, [shared, *({"messages": chat} for chat in chats)])
+    assert [row["messages"] for row in written] == [[ask, answer]] * 3
+    reasons = {"no text": 2, "not a list": 1, "{role, content}": 2, "not valid Unicode": 1}
+    check_counts(said, 3, {**reasons, "tool calls, thoughts or weights": 3})
 
 
 MODELS = {
@@ -79,11 +67,11 @@ def test_sft_of_one_column_and_a_filter(tmp_path):
     assert len(rows) == 3 and rows[0]["messages"][1]["content"].endswith("in all\n\\boxed{3}")
 
 
-@pytest.mark.parametrize("option", ["--question_key", "--answer_key", "--where"])
-def test_a_missing_column_is_an_error_that_lists_the_columns(tmp_path, option):
-    said = refused("prepare_sft", tmp_path, [MODELS], option, "solution")
+def test_a_missing_column_is_an_error_that_lists_the_columns(tmp_path):
     names = ["question", "ground_truth", "small_model", "small_model.is_correct", "small_model.solution"]
-    assert all(name in said for name in [f"{option} solution", *names]), said
+    for option in ("--question_key", "--answer_key", "--where"):
+        said = refused("prepare_sft", tmp_path, [MODELS], option, "solution")
+        assert [name for name in [f"{option} solution", *names] if name not in said] == [], said
 
 
 def test_rl_rows_of_solutions_have_their_final_answers(tmp_path):
@@ -96,7 +84,7 @@ def test_rl_rows_of_solutions_have_their_final_answers(tmp_path):
     assert [row["reward_model"]["ground_truth"] for row in rows] == ["7"]
 
 
-def test_sft_on_real_labelled_solutions(tmp_path):
+def test_real_labelled_solutions(tmp_path):
     rows, said = made("prepare_sft", tmp_path, SOLUTIONS)
     check_counts(said, 9, {"no right solution": 3})
     right = {"18": 1, "20": 4, "5,600": 1, "4": 3, "3000": 2, "-10": 1, "2": 1, "22": 1, "6,250": 2}
@@ -104,6 +92,9 @@ def test_sft_on_real_labelled_solutions(tmp_path):
     assert truths == [truth for truth, count in right.items() for _ in range(count)]
     boxed = [row["messages"][1]["content"].rpartition("\\boxed")[2] for row in rows]
     assert boxed == [f"{{{truth}}}" for truth in truths]
+    rows, said = made("prepare_preference", tmp_path, SOLUTIONS)
+    check_counts(said, 8, {"no pair of a right and a wrong": 4})
+    assert len(rows) == 26 and all(row["chosen"] != row["rejected"] for row in rows)
 
 
 def test_sft_on_gsm8k(tmp_path):
@@ -141,9 +132,3 @@ def test_preference_pairs(tmp_path):
     assert "(5 pairs)" in said
     reasons = {"a right and a wrong": 1, "the same": 1, "rejected answer (": 1, "no question": 1, "different": 1}
     check_counts(said, 4, {"labelled solutions": 7, "not valid Unicode": 1, **reasons})
-
-
-def test_preference_on_real_labelled_solutions(tmp_path):
-    rows, said = made("prepare_preference", tmp_path, SOLUTIONS)
-    check_counts(said, 8, {"no pair of a right and a wrong": 4})
-    assert len(rows) == 26 and all(row["chosen"] != row["rejected"] for row in rows)

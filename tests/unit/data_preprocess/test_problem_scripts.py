@@ -1,0 +1,270 @@
+"""The scripts that write problems: prepare, _informal_math, _validation, _custom, _single_question, _code, _search and
+_geometry."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from alphaapollo.data.images import read_image_size
+from alphaapollo.data.prompts import load_prompts
+from examples.data_preprocess.prepare_geometry import INSTRUCTION
+from tests.builders import write_rows
+from tests.unit.data.images import make_gif, make_test_image
+from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, ROOT, check_counts, made, refused
+
+ONE, SIX = {"question": "q", "answer": "1"}, [GOOD] * 6
+HUMANEVAL = {"prompt": "def f(x):\n", "test": "def check(c):\n    assert c(1) == 2\n", "entry_point": "f"}
+PAIRS = {"inputs": ["1\n"], "outputs": ["1\n"]}
+IMAGE = make_test_image(32, 48)
+
+
+def truths(rows):
+    return [row["reward_model"]["ground_truth"] for row in rows]
+
+
+def test_gsm8k_as_a_command(tmp_path):
+    command = [sys.executable, "-m", "examples.data_preprocess.prepare_informal_math", "--val_size", "2"]
+    command += ["--data_source", str(DATA / "gsm8k_train.jsonl"), "--local_dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "(data_source gsm8k): 8 rows kept, 0 dropped" in done.stdout
+    train, val = (load_prompts(str(tmp_path / f"{split}.parquet"), "prompt") for split in ("train", "val"))
+    assert (len(train), len(val), train[0].ground_truth) == (8, 2, "72")
+    assert train[0].content[0]["content"].startswith("Natalia sold clips")
+    assert not {p.extra_info["question"] for p in train} & {p.extra_info["question"] for p in val}
+
+
+def test_dirty_rows_are_dropped_and_counted(tmp_path):
+    rows = [{"question": "1+1?", "answer": r"\boxed{2}"}, {"answer": "no question"}, {"question": 5, "answer": 5}]
+    written, said = made("prepare_informal_math", tmp_path, [*rows, *DIRTY])
+    check_counts(said, 4, REASONS | {"no question": 2})
+    prompts = load_prompts(str(tmp_path / "out" / "train.parquet"), "prompt")
+    assert [prompt.ground_truth for prompt in prompts] == ["2", "5", "3", "y" * 2_000_000]  # also a huge row
+    assert {row["data_source"] for row in written} == {"math/x"}
+
+
+@pytest.mark.parametrize(
+    ("script", "source", "args", "facts"),  # the error is one line with these facts
+    [
+        ("informal_math", [{"x": 1}], [], ["train", "0 rows kept, 1 dropped"]),
+        ("informal_math", b'{"question": "q"', [], ["1 dropped: not valid JSON"]),
+        ("informal_math", b"", [], ["x.jsonl", "no rows"]),
+        ("informal_math", [ONE], ["--val_size", 5], ["train", "only 1 rows"]),
+        ("informal_math", [ONE], ["--val_size", -5], ["--val_size -5", "negative"]),
+        ("informal_math", [ONE], ["--local_dir", "/dev/null"], ["/dev/null", "cannot be written"]),
+        ("", None, ["--train_data_size", 0], ["train is 0"]),
+        *(("custom", SIX, ["--sample_indices", text], ["0 to 5"]) for text in ("0,9", "0-99999999999")),
+        *(("custom", SIX, ["--sample_indices", text], ["not an index or range"]) for text in ("a", "3-1", "1,")),
+        ("single_question", None, ["--question", "q", "--ground_truth", 4, "--data_source", "poems"], ["poems"]),
+        ("single_question", None, ["--question", " ", "--ground_truth", 4], ["empty"]),
+        ("search", [{"question": "What is black?", "answer": "coffee"}], [], ["no usable row"]),
+        ("geometry", [{"images": ["a.png"], **ONE}], ["--max_pixels", -1], ["--max_pixels -1"]),
+    ],
+)
+def test_unusable_input_is_an_error(tmp_path, script, source, args, facts):
+    if isinstance(source, bytes):
+        (tmp_path / "x.jsonl").write_bytes(source)
+        source = tmp_path / "x.jsonl"
+    error = refused(f"prepare_{script}".rstrip("_"), tmp_path, source, *args)
+    assert [fact for fact in facts if fact not in error] == [], error
+
+
+@pytest.mark.parametrize(
+    ("repeat", "name", "what"),
+    [([1, 2, 3], "b_test.jsonl", "2 sources"), ([0], "b_test.jsonl", "give one number"), ([1], "a_test.json", "name")],
+)
+def test_sources_that_cannot_be_combined(tmp_path, repeat, name, what):
+    sources = [write_rows(tmp_path / one, [GOOD]) for one in ("a_test.jsonl", name)]
+    assert what in refused("prepare_validation", tmp_path, None, "--data_sources", *sources, "--repeat", *repeat)
+    for split in ("train", "test"):
+        write_rows(tmp_path / "both" / f"{split}.jsonl", [GOOD])
+    assert "--splits" in refused("prepare_custom", tmp_path, tmp_path / "both")
+
+
+def test_seed_rows_for_environments(tmp_path):
+    made("prepare", tmp_path, None, "--mode", "text", "--train_data_size", 16, "--val_data_size", 128, split="val")
+    train, test = (load_prompts(str(tmp_path / f"out/{split}.parquet"), "prompt") for split in ("train", "val"))
+    assert (len(train), len(test)) == (16, 128)
+    assert len({prompt.env_kwargs["seed"] for prompt in train + test}) == 144
+    assert train[3].data_source == "text" and train[3].extra_info == {"split": "train", "index": 3}
+
+
+def test_validation_repeats_each_source_and_writes_what_came_from_where(tmp_path):
+    one = write_rows(tmp_path / "aime_test.jsonl", [GOOD, {"problem": "2+2?", "solution": r"\boxed{4}"}])
+    two = write_rows(tmp_path / "other_test.jsonl", [*DIRTY, GOOD])
+    rows, said = made("prepare_validation", tmp_path, None, "--data_sources", one, two, "--repeat", 2, 3, split="test")
+    assert [(row["data_source"], row["extra_info"]["index"]) for row in rows] == (
+        [("aime", 0)] * 2 + [("aime", 1)] * 2 + [("math/other", index) for index in (6, 7, 8) for _ in range(3)]
+    )
+    assert "(aime, math/other)" in said
+    check_counts(said, 13, REASONS)
+    info = json.loads((tmp_path / "out" / "test_info.json").read_text())
+    assert (info["split"], info["rows"]) == ("test", 13)
+    counts = {"problems": 2, "repeat": 2, "rows": 4, "dropped": {}}
+    assert info["sources"][0] == {"data_source": "aime", "source": str(one), **counts}
+    assert sum(info["sources"][1]["dropped"].values()) == 6
+
+
+def test_validation_of_gsm8k_and_rows_in_the_layout_of_svamp(tmp_path):
+    oranges = {"Body": "87 oranges and 290 bananas", "Question": "How many fruits?"}
+    svamp = write_rows(tmp_path / "svamp_test.jsonl", [{**oranges, "Equation": "( 87 + 290 )", "Answer": 377.0}])
+    sources = [DATA / "gsm8k_test.jsonl", svamp]
+    rows, said = made("prepare_validation", tmp_path, None, "--data_sources", *sources, "--repeat", 1, 2, split="test")
+    check_counts(said, 6 + 2, {})
+    assert [(row["data_source"], truth) for row, truth in zip(rows, truths(rows), strict=True)][::6] == [
+        ("gsm8k", "18"),
+        ("svamp", "377"),
+    ]
+    assert rows[6]["extra_info"]["question"] == "87 oranges and 290 bananas. How many fruits?"
+
+
+def test_custom_takes_the_chosen_rows(tmp_path):
+    source = [{**GOOD, "level": index} for index in range(6)]
+    rows, _ = made("prepare_custom", tmp_path, source, "--sample_indices", "4,0-1")
+    found = [(row["extra_info"]["index"], json.loads(row["metadata"])["level"]) for row in rows]
+    assert found == [(4, 4), (0, 0), (1, 1)]
+    rows, said = made("prepare_custom", tmp_path, [GOOD, *DIRTY], "--sample_indices", "0-5")
+    check_counts(said, 1, {name: count for name, count in REASONS.items() if name != "not valid Unicode"})
+
+
+def test_single_question(tmp_path):
+    arguments = ["--question", "2+2?", "--ground_truth", r"so \boxed{4}"]
+    (row,), _ = made("prepare_single_question", tmp_path, None, *arguments, "--splits", "train", "val", split="val")
+    assert (row["data_source"], row["reward_model"]["ground_truth"]) == ("math", "4")
+    assert row["prompt"][0]["content"].startswith("2+2?\n\nReason step by step")
+
+
+def test_code_formats(tmp_path):
+    rows = [
+        {**HUMANEVAL, "canonical_solution": "    return x\n", "task_id": "t"},
+        {"text": "Write f.", "test_list": ["assert f(1) == 1"], "test_setup_code": "import math", "code": "def f"},
+        {"question": "Echo.", "input_output": json.dumps(PAIRS), "solutions": json.dumps(["print(input())"])},
+        {"question": "Same.", "tests": {"inputs": [[1], [2]], "outputs": [[1], [2]], "fn_name": "same"}},
+        {"question": "No tests."},
+        {"question": "Broken.", "tests": "{"},
+        {"question": "Odd.", "tests": [1, 2]},
+        {"question": "Uneven.", "tests": {"inputs": ["1"], "outputs": []}},
+        {"question": "No call.", "test_list": ["assert 1 == 1"]},
+        {**HUMANEVAL, "entry_point": None},
+        {**HUMANEVAL, "prompt": None},
+        {"text": "Odd setup.", "test_list": ["assert f(1) == 1"], "test_setup_code": 5},
+        {"question": "Half a pair.", "tests": PAIRS, "starter_code": "\ud83d"},
+        *DIRTY,
+    ]
+    written, said = made("prepare_code", tmp_path, rows)
+    assert [row["extra_info"]["index"] for row in written] == [0, 1, 2, 3, 8, 9]  # a run reports the last two
+    assert {row["data_source"] for row in written} == {"code/x"}
+    asserts = {"asserts": ["assert f(1) == 1"], "setup": "import math"}
+    called = {"inputs": [[1], [2]], "outputs": [1, 2], "entry_point": "same"}
+    assert [json.loads(truth) for truth in truths(written)[:4]] == [HUMANEVAL, asserts, PAIRS, called]
+    solutions = [row["extra_info"]["gt_traj"] for row in written]
+    assert solutions == ["    return x\n", "def f", "print(input())", "", "", ""]
+    assert "assert f(1) == 1" in written[1]["prompt"][0]["content"]
+    reasons = {"no tests": 8, "cannot be read": 2, "not JSON": 1, "neither asserts": 1, "(looked for prompt)": 1}
+    check_counts(said, 6, {**reasons, "not valid Unicode": 2})
+
+
+def test_code_on_humaneval_in_a_gzip_file(tmp_path):
+    source = tmp_path / "HumanEval.jsonl.gz"
+    source.write_bytes(b"no gzip")
+    assert "not a readable gzip file" in refused("prepare_code", tmp_path, source)
+    source.write_bytes(gzip.compress((DATA / "humaneval.jsonl").read_bytes()))
+    rows, said = made("prepare_code", tmp_path, source, "--splits", "test", split="test")
+    assert "(data_source HumanEval): 12 rows kept" in said
+    assert len(load_prompts(str(tmp_path / "out" / "test.parquet"), "prompt")) == 12
+    assert json.loads(rows[0]["metadata"])["task_id"] == "HumanEval/0"
+
+
+def test_repositories_with_hidden_tests(tmp_path):
+    rows = [
+        HUMANEVAL,
+        {**HUMANEVAL, "buggy_solution": "    return x\n"},
+        {"question": "Write f.", "test_cases": ["assert f(1) == 2"], "test_setup_code": "import math"},
+        {"question": "Echo.", "tests": PAIRS},
+    ]
+    written, said = made("prepare_code", tmp_path, rows, "--repository")
+    check_counts(said, 3, {"neither asserts nor a function check": 1})
+    files = [row["env_kwargs"]["files"] for row in written]
+    assert files == [{"solution.py": text} for text in ("def f(x):\n", "def f(x):\n    return x\n", "")]
+    asked = [row["prompt"][0]["content"] for row in written]
+    assert asked[0] == asked[1] and "solution.py, or repair it" in asked[0] and "```python\ndef f(x):\n```" in asked[0]
+    assert asked[2].endswith("assert f(1) == 2\n```\n\nWrite the program to solution.py.")
+    for row in written:
+        for solution, passes in (
+            ("def f(x):\n    return x + 1\n", True),
+            ("def f(x):\n    return x\n", False),
+            ("import os\nos._exit(0)\n", False),
+            ("print('passed')\nraise SystemExit\n", False),
+            ("", False),
+        ):
+            (tmp_path / "solution.py").write_text(solution)
+            command = ["bash", "-c", row["env_kwargs"]["test"]]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+            assert (done.returncode == 0) is passes, (solution, done)
+
+
+def test_search_rows_and_corpus(tmp_path):
+    tea, milk = {"title": ["Tea"], "sentences": [["Tea is ", "brown."]]}, {"title": ["Milk"], "sentences": [["White."]]}
+    both = {"title": ["Tea", "Milk"], "sentences": [["Tea is ", "brown."], ["White."]]}
+    rows = [
+        {"question": "What is brown?", "answer": "tea", "context": tea, "level": "easy"},
+        {"question": "Is milk white?", "answer": "yes", "context": both},
+        {"question": "What is white?", "context": milk},
+        {"question": "What is black?", "answer": "coffee"},
+        {"question": "What is black?", "answer": "coffee", "context": {"title": ["\ud83d"], "sentences": [["x"]]}},
+    ]
+    written, said = made("prepare_search", tmp_path, write_rows(tmp_path / "hotpot_train.jsonl", rows))
+    check_counts(said, 2, {"no answer (": 1, "no passages (column context": 1, "not valid Unicode": 1})
+    assert truths(written) == ["tea", "yes"]
+    assert {row["data_source"] for row in written} == {"hotpot"}
+    assert written[0]["env_kwargs"]["question"] == "What is brown?"
+    assert json.loads(written[0]["metadata"]) == {"level": "easy"}
+    lines = (tmp_path / "out" / "corpus" / "passages.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"contents": "Tea\nTea is brown."}, {"contents": "Milk\nWhite."}]
+    assert "2 passages" in said
+
+
+def test_geometry_rows_in_the_layout_of_geometry3k(tmp_path):
+    good = {"images": [{"bytes": IMAGE, "path": None}], "problem": "<image>Find $x$.", "answer": "2\\sqrt{3}"}
+    damaged = [{"bytes": encoded, "path": None} for encoded in (IMAGE[:2000], IMAGE[:1900], make_gif(), b"x", None)]
+    rows = [
+        good,
+        {**good, "images": good["images"] * 2, "problem": "Compare."},
+        *({**good, "images": [image]} for image in (*damaged, {"bytes": None, "path": "missing.png"})),
+        {**good, "images": []},
+        {**good, "images": good["images"] * 2},
+        {**good, "answer": None},
+    ]
+    written, said = made("prepare_geometry", tmp_path, write_rows(tmp_path / "geo_train.parquet", rows))
+    unreadable = {"truncated": 2, "animated": 1, "unknown format": 1, "No such file": 1, "no bytes": 1}
+    check_counts(said, 2, {**unreadable, "no images (column images)": 1, "marks <image>": 1, "no answer": 1})
+    asked = [row["prompt"][0]["content"] for row in written]
+    assert asked == [f"<image>Find $x$. {INSTRUCTION}", f"<image><image>Compare. {INSTRUCTION}"]
+    first, second = load_prompts(str(tmp_path / "out" / "train.parquet"), "prompt")
+    assert first.ground_truth == "2\\sqrt{3}" and first.data_source == "math/geo"
+    assert first.content[0]["images"] == [IMAGE] and second.content[0]["images"] == [IMAGE] * 2
+    assert "images" not in first.extra_info and json.loads(written[0]["metadata"]) == {}
+
+
+def test_images_of_a_folder_are_shrunk(tmp_path):
+    for name, image in (("a.png", IMAGE), ("b.png", make_test_image(8, 8))):
+        (tmp_path / name).write_bytes(image)
+    rows = [{"images": [name], "question": "What is x?", "answer": "7"} for name in ("a.png", "b.png")]
+    source = write_rows(tmp_path / "x_train.jsonl", rows)
+    first, second = (
+        row["images"][0]["bytes"] for row in made("prepare_geometry", tmp_path, source, "--max_pixels", 384)[0]
+    )
+    assert read_image_size(first) == (24, 16)  # of 48 x 32
+    assert second == (tmp_path / "b.png").read_bytes()
+
+
+def test_the_page_lists_all_scripts():
+    page = ROOT / "docs" / "data.md"
+    if not page.exists():
+        pytest.skip("an installed package has no docs folder")
+    scripts = {path.stem for path in (ROOT / "examples" / "data_preprocess").glob("prepare*.py")}
+    assert set(re.findall(r"^\| `(prepare\w*)", page.read_text(encoding="utf-8"), re.MULTILINE)) == scripts
