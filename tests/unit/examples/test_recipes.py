@@ -34,7 +34,8 @@ ALL = [(task, size) for task in TASKS for size in SIZES]
 MATHS = [{"problem": f"{number}+1?", "solution": rf"\boxed{{{number + 1}}}"} for number in range(4)]
 DOUBLE = {"prompt": "def double(x):\n", "test": "def check(f):\n    assert f(2) == 4\n", "entry_point": "double"}
 PASSAGES = {"title": ["Tea", "Milk"], "sentences": [["Tea is ", "brown."], ["Milk is white."]]}
-FIGURE = make_test_image(80, 60)
+TEA = {"question": "What is brown?", "answer": "tea", "context": PASSAGES}
+FIGURE = {"problem": "<image>Find x.", "answer": "3", "images": [{"bytes": make_test_image(80, 60), "path": None}]}
 HUB: dict[str, dict[str, list[dict[str, Any]]]] = {  # rows in the columns of each data set
     "openai/gsm8k": dict.fromkeys(("train", "test"), [{"question": "1+1?", "answer": "<<1+1=2>>2\n#### 2"}] * 4),
     "DigitalLearningGmbH/MATH-lighteval": {"train": MATHS},
@@ -42,16 +43,11 @@ HUB: dict[str, dict[str, list[dict[str, Any]]]] = {  # rows in the columns of ea
     "math-ai/aime24": {"test": MATHS},
     "math-ai/aime25": {"test": MATHS},
     "open-r1/DAPO-Math-17k-Processed": {"train": [{"prompt": "1+1?", "solution": "2", "data_source": "math_dapo"}] * 4},
-    "hotpotqa/hotpot_qa": dict.fromkeys(
-        ("train", "validation"), [{"question": "What is brown?", "answer": "tea", "context": PASSAGES}] * 4
-    ),
+    "hotpotqa/hotpot_qa": dict.fromkeys(("train", "validation"), [TEA] * 4),
     "TIGER-Lab/AceCode-87K": {"train": [{"question": "Double.", "test_cases": ["assert double(2) == 4"]}] * 4},
     "openai/openai_humaneval": {"test": [{**DOUBLE, "canonical_solution": "    return 2 * x\n"}]},
     "google-research-datasets/mbpp": {"test": [{"text": "Double.", "test_list": ["assert double(2) == 4"]}]},
-    "hiyouga/geometry3k": dict.fromkeys(
-        ("train", "test"),
-        [{"problem": "<image>Find x.", "answer": "3", "images": [{"bytes": FIGURE, "path": None}]}] * 4,
-    ),
+    "hiyouga/geometry3k": dict.fromkeys(("train", "test"), [FIGURE] * 4),
     "bigcode/humanevalpack": {"test": [{**DOUBLE, "buggy_solution": "    return x\n"}]},
 }
 
