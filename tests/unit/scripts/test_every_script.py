@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import scaling
 from scripts.bench import _whole_run, async_gain
 from scripts.chaos.command import Command
 from scripts.chaos.scenes import SceneFolders
@@ -20,6 +21,7 @@ from scripts.cluster_check import kit as cluster_kit
 from scripts.cluster_check.machines import Machine
 from scripts.gpu_check import kit as gpu_kit
 from scripts.gpu_check import runs as gpu_runs
+from tests.unit.scripts.test_shell_scripts import write_programs
 
 MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "scripts").rglob("*.py"))
 # In place of main_ppo: writes two lines of metrics into the run's folder.
@@ -34,8 +36,7 @@ folder.mkdir(parents=True)
 (folder / "metrics.jsonl").write_text('{"step": 0}\\n{"step": 1, "critic/score/mean": 0.5}\\n')
 """
 # In place of Slurm's srun: runs what follows the Ray command, on this machine.
-SRUN = """#!/usr/bin/env bash
-case "$*" in
+SRUN = """case "$*" in
 *hostname*) echo 10.0.0.7 ;;
 *) while [ "$1" != -- ]; do shift; done; shift; PATH="{folder}:$PATH" "$@" ;;
 esac
@@ -45,13 +46,11 @@ LINES = [{"step": 1, "critic/score/mean": 0.5}]
 
 @pytest.fixture
 def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The Python that scripts start."""
-    path = tmp_path / "python" / "python"
-    path.parent.mkdir()
-    path.write_text(f'#!/usr/bin/env bash\nexec {shlex.quote(sys.executable)} -c {shlex.quote(MAIN_PPO)} "$@"\n')
-    path.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(path))
-    return path
+    """Folder of the Python that scripts start."""
+    program = f'exec {shlex.quote(sys.executable)} -c {shlex.quote(MAIN_PPO)} "$@"\n'
+    folder = write_programs(tmp_path / "python", {"python": program})
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    return folder
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -59,41 +58,30 @@ def test_it_imports(module: str) -> None:
     importlib.import_module(module)
 
 
-def test_gpu_check_reads_the_metrics_of_its_runs(tmp_path: Path, python: Path) -> None:
-    assert gpu_runs.train(gpu_kit.Kit("cpu", tmp_path), "one") == LINES
-
-
-def test_cluster_check_reads_the_metrics_of_its_runs(
+def test_checks_and_benchmarks_read_the_metrics_of_their_runs(
     tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("gpu", "cluster", "bench", "chaos"):
+        (tmp_path / name).mkdir()
+    assert gpu_runs.train(gpu_kit.Kit("cpu", tmp_path / "gpu"), "one") == LINES
     head = object.__new__(Machine)
     head.name, head.address, head.logs = "node1", "10.77.0.1", tmp_path
     monkeypatch.setattr(Machine, "command", lambda self, *words: list(words))
-    assert cluster_kit.Kit(tmp_path).train(head, "one").metrics == LINES
-
-
-def test_the_slurm_check_reads_the_metrics_of_its_runs(
-    tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "logs").mkdir()
-    for name, text in (("srun", SRUN.format(folder=python.parent)), ("scontrol", check_slurm.SCONTROL)):
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    done = check_slurm.sbatch(cluster_kit.Kit(tmp_path), [], tmp_path / "bin", "one")
-    assert (done.code, done.metrics) == (0, LINES), done.said
-
-
-def test_chaos_counts_the_metrics_of_its_runs(tmp_path: Path, python: Path) -> None:
-    command = Command(SceneFolders(tmp_path, "local"), "one")
+    assert cluster_kit.Kit(tmp_path / "cluster").train(head, "one").metrics == LINES
+    keys = {"output_dir": tmp_path / "bench", "project_name": "runs", "experiment_name": "one"}
+    found = _whole_run.train({f"trainer.{name}": value for name, value in keys.items()}, os.environ)
+    assert found == [{"step": 0}, *LINES]
+    command = Command(SceneFolders(tmp_path / "chaos", "local"), "one")
     assert command._process.wait(60) == 0
     assert command.steps == 2
 
 
-def test_benchmarks_read_the_metrics_of_their_runs(tmp_path: Path, python: Path) -> None:
-    keys = {"output_dir": tmp_path, "project_name": "runs", "experiment_name": "one"}
-    keys = {f"trainer.{name}": value for name, value in keys.items()}
-    assert _whole_run.train(keys, os.environ) == [{"step": 0}, *LINES]
+def test_the_slurm_check_reads_the_metrics_of_its_runs(tmp_path: Path, python: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    programs = {"srun": SRUN.format(folder=python), "scontrol": check_slurm.SCONTROL.partition("\n")[2]}
+    binaries = write_programs(tmp_path / "bin", programs)
+    done = check_slurm.sbatch(cluster_kit.Kit(tmp_path), [], binaries, "one")
+    assert (done.code, done.metrics) == (0, LINES), done.said
 
 
 @pytest.mark.parametrize("mode", [None, "carry", "separate"])
@@ -101,3 +89,8 @@ def test_async_gain_runs_the_loops(mode: str | None) -> None:
     sizes = Namespace(prompts=2, group=2, slots=4, token_ms=0.001, iterations=2, update_share=0.5)
     samples_per_second, staleness = async_gain.measure(sizes, 0.0, mode, staleness=1)
     assert samples_per_second > 0 and staleness <= 1
+
+
+def test_the_page_about_scaling_agrees_with_the_memory_plan() -> None:
+    text = scaling.PAGE.read_text()
+    assert scaling.page(text) == text, "run scripts/scaling.py"

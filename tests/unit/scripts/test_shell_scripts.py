@@ -1,4 +1,4 @@
-"""scripts/cluster/slurm.sbatch with a fake Slurm."""
+"""scripts/cluster/slurm.sbatch with a fake Slurm, and examples/small_run.sh with a Python that only makes a folder."""
 
 from __future__ import annotations
 
@@ -6,54 +6,46 @@ import os
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from scripts.checks import ROOT
 
-SRUN = """#!/usr/bin/env bash
-case "$*" in
+SRUN = """case "$*" in
 *hostname*) echo "127.0.1.1 fe80::1 10.0.0.7 192.168.1.7" ;;
 *) echo "ran $*"; kill -USR1 "$PPID"; sleep 0.2; exit "${SRUN_EXIT:-3}" ;;
 esac
 """
-SCONTROL = """#!/usr/bin/env bash
-case "$1" in
+SCONTROL = """case "$1" in
 show) printf 'node1\\nnode2\\n' ;;
 *) echo "scontrol $*" ;;
 esac
 """
-
-
-RUNNING = """#!/usr/bin/env bash
-case "$*" in
+RUNNING = """case "$*" in
 *hostname*) echo 10.0.0.7 ;;
 *) export SBATCH="$PPID"; while [ "$1" != -- ]; do shift; done; shift; "$@" ;;
 esac
 """
-DRIVER = """#!/usr/bin/env bash
-trap 'echo saved; kill $!; exit 130' TERM
+DRIVER = """trap 'echo saved; kill $!; exit 130' TERM
 until [ -s .slurm-17.driver ]; do sleep 0.05; done
 kill -USR1 "$SBATCH"
 sleep 25 &
 wait
 """
+NODES = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_ID": "17"}
 
 
-def submit(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    binaries = folder / "bin"
-    binaries.mkdir(exist_ok=True)
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        if not (binaries / name).exists():
-            (binaries / name).write_text(text)
-        (binaries / name).chmod(0o755)
-    given = {
-        "PATH": f"{binaries}:{os.environ['PATH']}",
-        "SLURM_SUBMIT_DIR": str(folder),
-        "SLURM_JOB_NODELIST": "node[1-2]",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_GPUS_ON_NODE": "8",
-        "SLURM_JOB_ID": "17",
-    }
+def write_programs(folder: Path, programs: dict[str, str]) -> Path:
+    for name, text in programs.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"#!/usr/bin/env bash\n{text}")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def submit(folder: Path, srun: str = SRUN, driver: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    programs = {"srun": srun, "scontrol": SCONTROL} | ({"python": driver} if driver else {})
+    path = f"{write_programs(folder / 'bin', programs)}:{os.environ['PATH']}"
+    variables = {"PATH": path, "SLURM_SUBMIT_DIR": str(folder), **NODES, **variables}
     command = ["bash", str(ROOT / "scripts/cluster/slurm.sbatch"), "data.seed=1"]
-    return subprocess.run(command, env=given | environment, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=30, check=False)
 
 
 def test_the_head_has_an_address_that_others_reach_and_the_time_limit_queues_again(tmp_path: Path) -> None:
@@ -65,21 +57,29 @@ def test_the_head_has_an_address_that_others_reach_and_the_time_limit_queues_aga
 
 
 def test_before_the_time_limit_the_driver_may_save(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    for name, text in (("srun", RUNNING), ("python", DRIVER)):
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    done = submit(tmp_path)
+    done = submit(tmp_path, RUNNING, DRIVER)
     assert "saved\nscontrol requeue 17\n" in done.stdout and done.returncode == 130, done
 
 
-def test_the_build_without_gpus_is_refused_on_gpus(tmp_path: Path) -> None:
+def test_what_trains_nothing_is_a_failure(tmp_path: Path) -> None:
+    done = submit(tmp_path, SRUN_EXIT="0")  # as symmetric-run ends if Ray does not start
+    assert done.returncode == 1 and "nothing was trained" in done.stderr
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/.device").write_text("cpu\n")
     done = submit(tmp_path)
     assert done.returncode == 1 and "DEVICE=gpu make setup" in done.stderr and "ran" not in done.stdout
 
 
-def test_a_ray_that_does_not_start_is_a_failure(tmp_path: Path) -> None:
-    done = submit(tmp_path, SRUN_EXIT="0")  # as symmetric-run ends then
-    assert done.returncode == 1 and "nothing was trained" in done.stderr
+def test_a_small_run_keeps_earlier_results(tmp_path: Path) -> None:
+    script = (ROOT / "examples/small_run.sh").read_text()
+    python = 'mkdir -p work/out\necho "$*" >>work/out/calls\n'
+    earlier = {"work/out/precious": "1", "work/out.1/older": "2"}
+    write_programs(tmp_path, {"examples/small_run.sh": script, ".venv/bin/python": python, **earlier})
+    command = ["bash", "examples/small_run.sh", "quickstart", "grpo", "3", "work/out/"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True)
+    assert "work/out.2" in done.stdout
+    files = sorted(
+        str(file.relative_to(tmp_path / "work")) for file in (tmp_path / "work").rglob("*") if file.is_file()
+    )
+    assert files == ["out.1/older", "out.2/precious", "out/calls"]
+    assert "model.path=work/out/model" in (tmp_path / "work/out/calls").read_text()
