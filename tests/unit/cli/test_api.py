@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +29,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_importing_the_package_is_light() -> None:
-    code = """
-import sys, alphaapollo
-assert "pydantic" not in sys.modules
-from alphaapollo import rl, sft, dpo, evaluate, evolve
-assert not {"torch", "ray", "vllm", "pandas"} & set(sys.modules)
-"""
-    root = str(Path(alphaapollo.__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+def test_unknown_name_of_the_package() -> None:
     with pytest.raises(AttributeError, match="no attribute 'rll'"):
         alphaapollo.rll  # noqa: B018
 

@@ -9,11 +9,10 @@ import pytest
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, get_estimator
 from alphaapollo.cli.run_process import is_user_module, write_objects
-from alphaapollo.config.schema import Algorithm, CustomRewardFunction
+from alphaapollo.config.schema import Algorithm
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.evolving.roles import ROLES, ModelReply, Verifier, VerifierReport
 from alphaapollo.processes.host import make_subprocess_environ
-from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.tools.base import tools
 from alphaapollo.types import Prompt
 from alphaapollo.utils.user_module import load_user_module
@@ -61,13 +60,6 @@ def keys(words: list[str]) -> dict[str, str]:
     return {word.partition("=")[0]: word.partition("=")[2].strip("'") for word in words}
 
 
-def test_reward_function_loads_like_a_user_file(tmp_path: Path) -> None:
-    given = keys(write_objects(tmp_path / "objects", reward=likes_seven))
-    path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
-    function = load_reward_function(CustomRewardFunction(path=path, name=name)).function
-    assert function(Prompt(0, "x", "q"), "77") == {"reward": 2.5, "accuracy": 1.0}
-
-
 def test_reward_loads_without_its_module(tmp_path: Path) -> None:
     """The function and the names it uses work in a process that cannot import this file."""
     given = keys(write_objects(tmp_path, reward=likes_seven))
@@ -77,18 +69,12 @@ from alphaapollo.config.schema import CustomRewardFunction
 from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.types import Prompt
 grade = load_reward_function(CustomRewardFunction(path={given["custom_reward_function.path"]!r})).function
-assert grade(Prompt(0, "x", "q"), "7")["reward"] == 1.5
+assert grade(Prompt(0, "x", "q"), "77") == {{"reward": 2.5, "accuracy": 1.0}}
 assert not [name for name in sys.modules if "test_given" in name]
 assert "torch" not in sys.modules
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=make_subprocess_environ(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command, environ = [sys.executable, "-c", code], make_subprocess_environ()
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
@@ -103,15 +89,12 @@ def test_environment_and_tools_are_registered_by_their_names(tmp_path: Path) -> 
 
 
 def test_estimator_gets_its_declared_inputs(tmp_path: Path) -> None:
-    plain = keys(write_objects(tmp_path / "plain", estimator=my_advantages))
-    assert plain["algorithm.adv_estimator"] == "my_advantages"
-    load_user_module(plain["algorithm.custom_module"], "algorithm.custom_module")
-    assert get_estimator("my_advantages").needs == ()
     declared = Estimator("with_values", my_advantages, needs=("values",))
-    given = keys(write_objects(tmp_path / "declared", estimator=declared))
-    assert given["algorithm.adv_estimator"] == "with_values"
-    load_user_module(given["algorithm.custom_module"], "algorithm.custom_module")
-    assert get_estimator("with_values").needs == ("values",)
+    for name, estimator, needs in (("my_advantages", my_advantages, ()), ("with_values", declared, ("values",))):
+        given = keys(write_objects(tmp_path / name, estimator=estimator))
+        assert given["algorithm.adv_estimator"] == name
+        load_user_module(given["algorithm.custom_module"], "algorithm.custom_module")
+        assert get_estimator(name).needs == needs
 
 
 def test_roles_are_registered_by_the_names_of_their_classes(tmp_path: Path) -> None:
@@ -135,6 +118,4 @@ def test_unpicklable_objects_are_refused(tmp_path: Path) -> None:
 
 def test_modules_pickled_by_value() -> None:
     assert is_user_module(sys.modules[__name__])
-    assert not is_user_module(sys.modules["json"])
-    assert not is_user_module(sys.modules["pytest"])
-    assert not is_user_module(sys.modules["alphaapollo.types"])
+    assert not any(is_user_module(sys.modules[name]) for name in ("json", "pytest", "alphaapollo.types"))

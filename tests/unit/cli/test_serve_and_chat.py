@@ -32,16 +32,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model("qwen3", tmp_path_factory.mktemp("served"))
 
 
-@pytest.mark.parametrize("verb", ["serve", "chat"])
-def test_run_without_a_model_is_an_error(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb, str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert "has no model and no complete checkpoint yet" in error and "Resume this run" in error
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Arguments with which a server would start."""
+    arguments: list[Any] = []
+    monkeypatch.setattr(serve, "run_server", lambda *given: arguments.extend(given) or 0)
+    return arguments
 
 
-def test_serve_starts_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr(serve, "run_server", lambda *arguments: started.extend(arguments) or 0)
+def test_serve_starts_the_server(model: Path, started: list[Any]) -> None:
     port = find_free_port()
     keys = ["trainer.device=cpu", "rollout.kv_cache_gib=0.25", "--api-key", "x"]
     assert main(["serve", str(model), "--port", str(port), "--shutdown-timeout", "9", *keys]) == 0
@@ -57,21 +56,12 @@ def test_serve_starts_the_server(model: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("key", "is_warned"), [("", True), ("secret", False)])
 def test_serving_to_other_machines_without_a_key(
-    key: str, is_warned: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, is_warned: bool, model: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr(serve, "run_server", lambda *arguments: started.extend(arguments) or 0)
     monkeypatch.setenv("VLLM_API_KEY", key)
     words = ["--host", "0.0.0.0", "--port", str(find_free_port()), "trainer.device=cpu"]
     assert main(["serve", str(model), *words]) == 0
     assert ("VLLM_API_KEY" in started[3]) == is_warned
-
-
-@pytest.mark.parametrize("words", [["serve"], ["eval", "--suite", "inspect:examples/suites/sums.py@sums_chat"]])
-def test_other_engines_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    port = ["--port", str(find_free_port())] if words == ["serve"] else []
-    assert main([words[0], "no_run", *words[1:], *port, "rollout.name=sglang"]) == 2
-    assert "rollout.name=sglang: this command uses vLLM" in capsys.readouterr().err
 
 
 def test_taken_port_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +123,17 @@ def test_no_process_of_a_stuck_server_is_left(signals: list[signal.Signals], tmp
 def test_serve_uses_the_default_context_if_the_model_supports_it(model: Path) -> None:
     config = GenerationConfig(model={"path": str(model)}, trainer={"device": "cpu"})
     assert serve.make_engine_spec(config).max_model_len <= serve.DEFAULT_CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("run", "model", "folder"),
+    [
+        ("outputs/me/run", "outputs/me/run/model", "outputs/me/run/suites/model"),
+        ("/models/Qwen3", "/models/Qwen3", "outputs/suites/Qwen3"),  # a model of no run, which may be read-only
+    ],
+)
+def test_results_are_never_written_into_a_models_folder(run: str, model: str, folder: str) -> None:
+    assert serve.find_results_folder(run_model.RunModel(Path(run), Path(model))) == Path(folder)
 
 
 def test_failed_export_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,22 +214,5 @@ def test_chat_with_the_model_of_a_run(
     shown = capsys.readouterr().out
     assert f"{tmp_path}/model, in single_turn" in shown
     assert f"/reset is not a command. {chat.USAGE}" in shown and "failed" not in shown
-    assert [[message["role"] for message in content] for content in played] == [
-        ["user"],
-        ["user", "assistant", "user"],
-        ["user"],
-    ]
-
-
-def test_chat_needs_a_run_or_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["run", "--url", "http://127.0.0.1:1/v1"]):
-        with pytest.raises(SystemExit) as ended:
-            main(["chat", *words])
-        assert ended.value.code == 2
-        assert "set either RUN or --url" in capsys.readouterr().err
-
-
-def test_unreachable_server(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("openai")
-    assert main(["chat", "--url", "http://127.0.0.1:9/v1"]) == 2
-    assert "--url http://127.0.0.1:9/v1: " in capsys.readouterr().err
+    roles = [[message["role"] for message in content] for content in played]
+    assert roles == [["user"], ["user", "assistant", "user"], ["user"]]
