@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     """Name of a tiny model -> folder with its config, weights and tokenizer."""
     from tests.unit.tiny import save_model  # imports torch
 
-    made: dict[str, Path] = {}
-
-    def folder(name: str) -> Path:
-        if name not in made:
-            made[name] = save_model(name, tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return folder
+    return cache(lambda name: save_model(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +22,10 @@ def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     """Family of a tiny vision-language model -> folder with its config, weights, tokenizer and processor."""
     from tests.vision.models import make
 
-    made: dict[str, Path] = {}
-
+    @cache
     def folder(family: str) -> Path:
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp(family)
-            make(family, made[family])
-        return made[family]
+        made = tmp_path_factory.mktemp(family)
+        make(family, made)
+        return made
 
     return folder

@@ -119,47 +119,14 @@ def wrong_values(text: str) -> list[str]:
     return found
 
 
-def wrong_key_rows(text: str) -> list[str]:
-    """Rows `| option | default | COMMAND, ... | default here | difference |` whose keys are not keys of the commands,
-    whose default is another one, or that have neither a key nor an explanation."""
-    found = []
-    for header, cells in rows_of(text):
-        if header[3:4] != ["default here"]:
-            continue
-        option, _, here, default, difference = cells
-        schemas = [list_keys(COMMANDS[name]) for name in header[2].split(", ")]
-        keys = [text for text in re.findall(r"`([^`]+)`", here) if text.partition("=")[0] != "algorithm"]
-        unknown = [key for key in keys if any(key.partition("=")[0] not in schema for schema in schemas)]
-        defaults = [f"`{format_value(schema[key].default)}`" for schema in schemas for key in keys if key in schema]
-        expected = ", ".join(defaults if len({*defaults}) > 1 else defaults[:1])
-        if unknown or default != expected or not (here or difference):
-            found.append(f"{option}: {', '.join(unknown) or f'default here: {expected}'}")
-    return found
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_presets_files_and_keys_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     assert broken_links(page) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_presets_exist(page: Path) -> None:
-    assert [name for name in PRESET.findall(page.read_text(encoding="utf-8")) if name not in RECIPES] == []
-
-
-OURS = [page for page in PAGES if "verl" not in page.name and not page.name.endswith("_keys.md")]
-
-
-@pytest.mark.parametrize("page", OURS, ids=lambda page: page.name)
-def test_dotted_keys_exist(page: Path) -> None:
-    assert unknown_dotted_keys(page.read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize("page", ["trl_keys.md", "openrlhf_keys.md", "swift_keys.md"])
-def test_tables_of_other_libraries_name_keys_and_defaults(page: str) -> None:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    assert text.count("| default here |") >= 3
-    assert wrong_key_rows(text) == []
+    assert [name for name in PRESET.findall(text) if name not in RECIPES] == []
+    assert unknown_paths(text) == []
+    if "verl" not in page.name and not page.name.endswith("_keys.md"):
+        assert unknown_dotted_keys(text) == []
 
 
 @pytest.mark.parametrize("page", sorted(ALGORITHMS.glob("*.md")), ids=lambda page: page.name)
@@ -207,21 +174,10 @@ def test_the_checks_can_fail(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("[a](page.md) [b](gone.md#part) ![c](gone.svg) [d](https://x.y/z)\n```\n[e](code.md)\n```\n")
     assert broken_links(page) == ["gone.md", "gone.svg"]
-    assert unknown_names("`algorithm=grop` `algorithm.gama` `algorithm.gamma` `kl_coeff=1` `kl_coef=1` `a == b`") == [
-        "grop",
-        "algorithm.gama",
-        "kl_coeff",
-    ]
-    table = (
-        "algorithm=ppo\n| key | here | |\n|---|---|---|\n| `algorithm.lam` | {} | |\n| `algorithm.gamma` | 1.0 | |\n"
-    )
-    assert wrong_values(table.format("0.95")) == []
-    assert wrong_values(table.format("0.9")) == ["algorithm.lam: 0.9"]
-    keys = "| `X` | default | main_sft, main_dpo | default here | difference |\n|---|---|---|---|---|\n"
-    right = "| `lr` | | `optim.lr` | `1e-05`, `5e-07` | |\n| `a` | | `data.shuffle=false` | | |\n| `b` | | | | no |\n"
-    wrong = "| `lr` | `1` | `optim.lr` | `1e-05` | |\n| `a` | `1` | `model.pth` | | |\n| `b` | | | | |\n"
-    assert wrong_key_rows(keys + right) == []
-    assert [row.split(":")[0] for row in wrong_key_rows(keys + wrong)] == ["`lr`", "`a`", "`b`"]
+    names = "`algorithm=grop` `algorithm.gama` `algorithm.gamma` `kl_coeff=1` `kl_coef=1` `a == b`"
+    assert unknown_names(names) == ["grop", "algorithm.gama", "kl_coeff"]
+    table = "algorithm=ppo\n| key | here | |\n|---|---|---|\n| `algorithm.lam` | {} | |\n| `algorithm.gamma` | 1.0 | |"
+    assert (wrong_values(table.format("0.95")), wrong_values(table.format("0.9"))) == ([], ["algorithm.lam: 0.9"])
 
 
 PATH = re.compile(r"(?<![\w./*<{$-])(?:[\w-]+/)+[\w-]+\.(?:py|sh|sbatch)\b")
@@ -244,11 +200,6 @@ def prose(source: str) -> str:
     kinds = (tokenize.COMMENT, tokenize.STRING)
     texts = [token.string for token in tokens if token.type in kinds]
     return "\n".join(text for text in texts if text.startswith(("#", '"""', 'r"""')))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pages_name_files_that_exist(page: Path) -> None:
-    assert unknown_paths(page.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("folder", ["alphaapollo", "scripts", "examples", "tests"])

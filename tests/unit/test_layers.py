@@ -41,12 +41,8 @@ OWNERS = {
     "peft": ["models.lora"],
     "transformers": ["models.*", "data.*", "engines.hf"],
     "torch.distributed": ["models.*", "workers.*", "weight_sync.sglang_transfer"],
-    "wandb": ["observability.*"],
-    "mlflow": ["observability.*"],
-    "trackio": ["observability.*"],
-    "swanlab": ["observability.*"],
+    **{tracker: ["observability.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
     "torch.utils.tensorboard": ["observability.*"],
-    "tensorboard": ["observability.*"],
 }
 NO_TORCH = {*LAYERS[0], "config", "data", "batching", "tools", "rewards", "environments"}
 INSIDE_FUNCTIONS_ONLY = ["transformers", "peft"]  # importing a module of the project stays cheap
@@ -155,19 +151,18 @@ def test_imports_run_downward_and_dependencies_have_one_owner() -> None:
 
 
 def test_the_check_can_fail(tmp_path: Path) -> None:
-    def module(path: str, text: str) -> None:
-        file = tmp_path / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    module("batching/packing.py", "from alphaapollo.trainer import loop\n")
-    module("rollout/group.py", "def f():\n    from alphaapollo.workers.policy import PolicyWorker\n    import vllm\n")
-    module("engines/vllm/engine.py", "import vllm\nfrom alphaapollo.config.schema import Rollout\n")
-    module("rewards/code.py", "from alphaapollo.tools.base import Tool\nimport torch.nn\n")
-    module("trainer/loop.py", "import ray.util\nimport torch.distributed as dist\n")
-    module("models/load.py", "from transformers import AutoConfig\nfrom alphaapollo.types import Prompt\n")
-    module("models/ok.py", "def f():\n    import transformers\n")
-    module("attic/old.py", "import os\n")
+    for path, text in {
+        "batching/packing.py": "from alphaapollo.trainer import loop\n",
+        "rollout/group.py": "def f():\n    from alphaapollo.workers.policy import PolicyWorker\n    import vllm\n",
+        "engines/vllm/engine.py": "import vllm\nfrom alphaapollo.config.schema import Rollout\n",
+        "rewards/code.py": "from alphaapollo.tools.base import Tool\nimport torch.nn\n",
+        "trainer/loop.py": "import ray.util\nimport torch.distributed as dist\n",
+        "models/load.py": "from transformers import AutoConfig\nfrom alphaapollo.types import Prompt\n",
+        "models/ok.py": "def f():\n    import transformers\n",
+        "attic/old.py": "import os\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
     assert [line.split(" imports")[0] for line in violations(tmp_path)] == [
         "attic.old:1",  # a package without a layer
         "batching.packing:1",  # upward

@@ -43,6 +43,5 @@ def test_what_rollouts_and_batches_give_is_documented() -> None:
 
 
 def test_an_unknown_name_is_found() -> None:
-    assert undocumented(["critic/score/mean", "reward/meen", "step", "val/pass@8_greedy", "source/a/b/reward"]) == [
-        "reward/meen"
-    ]
+    names = ["critic/score/mean", "reward/meen", "step", "val/pass@8_greedy", "source/a/b/reward"]
+    assert undocumented(names) == ["reward/meen"]

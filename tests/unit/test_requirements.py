@@ -37,39 +37,37 @@ def pinned(*lists: str) -> dict[str, Requirement]:
     return pins
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_lists_contain_the_declared_requirements(device: str) -> None:
-    pins = pinned(device, "dev")
-    extras = [line for extra in (device, "tensorboard", "wandb", "dev") for line in EXTRAS[extra]]
-    for line in PROJECT["dependencies"] + extras:
+@pytest.mark.parametrize(
+    ("lists", "extras"),
+    [
+        (["cpu", "dev"], ["cpu", "tensorboard", "wandb", "dev"]),
+        (["gpu", "dev"], ["gpu", "tensorboard", "wandb", "dev"]),
+        (["suites"], ["lm-eval", "inspect-ai"]),
+        (["cpu", "sglang_cpu"], ["sglang"]),  # installed one after the other: no package is in both
+        (["sglang_gpu"], ["sglang"]),
+    ],
+)
+def test_lists_contain_the_declared_requirements(lists: list[str], extras: list[str]) -> None:
+    pins = pinned(*lists)
+    for line in [
+        *(PROJECT["dependencies"] if "dev" in lists else []),
+        *(line for name in extras for line in EXTRAS[name]),
+    ]:
         wanted = Requirement(line)
         (pin,) = pins[canonicalize_name(wanted.name)].specifier
-        assert wanted.specifier.contains(pin.version), f"{line}, but {device}.txt and dev.txt have {pin.version}"
+        assert wanted.specifier.contains(pin.version), f"{line}, but {' and '.join(lists)} have {pin.version}"
 
 
-def test_suites_have_an_environment_of_their_own() -> None:
-    pins = pinned("suites")
-    for line in EXTRAS["lm-eval"] + EXTRAS["inspect-ai"]:
-        wanted = Requirement(line)
-        (pin,) = pins[canonicalize_name(wanted.name)].specifier
-        assert wanted.specifier.contains(pin.version), f"{line}, but suites.txt has {pin.version}"
-    folders = [str(folder) for folder in Path(sys.prefix, "suites", "lib").glob("python*/site-packages")]
-    for found in distributions(path=folders):  # checked for what is installed here
+@pytest.mark.parametrize(("environment", "name"), [("suites", "suites"), ("sglang", "sglang_gpu")])
+def test_lists_of_other_environments_are_complete(environment: str, name: str) -> None:
+    """Checked for what is installed here. SGLang's CPU build needs what its list for GPUs has."""
+    pins = pinned(name)
+    assert name == "suites" or {"torch", "sglang-kernel", "torch-memory-saver", "pydantic", "psutil"} <= pins.keys()
+    folders = [str(folder) for folder in Path(sys.prefix, environment, "lib").glob("python*/site-packages")]
+    for found in distributions(path=folders):
         pin = pins.get(canonicalize_name(found.name))
-        for needed in needs_of(found) if pin and str(pin.specifier) == f"=={found.version}" else []:
-            assert canonicalize_name(needed.name) in pins, f"{found.name} needs {needed}"
-
-
-def test_sglang_has_an_environment_of_its_own() -> None:
-    """Its list for a CPU comes after cpu.txt, so no package is in both. The one for GPUs is complete."""
-    for lists in (("cpu", "sglang_cpu"), ("sglang_gpu",)):
-        assert str(pinned(*lists)["sglang"].specifier) == str(Requirement(EXTRAS["sglang"][0]).specifier)
-    pins = pinned("sglang_gpu")
-    assert {"torch", "sglang-kernel", "torch-memory-saver", "pydantic", "psutil"} <= pins.keys()
-    folders = [str(folder) for folder in Path(sys.prefix, "sglang", "lib").glob("python*/site-packages")]
-    for found in distributions(path=folders):  # checked for what is installed here
-        if found.name == "sglang":
-            assert {canonicalize_name(needed.name) for needed in needs_of(found)} <= pins.keys()
+        if found.name == "sglang" or (name == "suites" and pin and str(pin.specifier) == f"=={found.version}"):
+            assert {canonicalize_name(needed.name) for needed in needs_of(found)} <= pins.keys(), found.name
 
 
 def test_one_engine_release_for_cpu_and_gpu() -> None:
@@ -77,14 +75,10 @@ def test_one_engine_release_for_cpu_and_gpu() -> None:
     assert str(pinned("cpu")["torch"].specifier) == str(pinned("gpu")["torch"].specifier) + "+cpu"
 
 
-def test_the_lists_name_no_index_and_no_path() -> None:
-    for path in (ROOT / "requirements").iterdir():
-        assert not re.search(r"://|^-|^/|@ ", path.read_text(), re.MULTILINE), path.name
-
-
-def test_every_pin_has_hashes() -> None:
+def test_every_pin_has_hashes_and_the_lists_name_no_index_and_no_path() -> None:
     """Except torch's CPU build, which each machine may have from another source."""
     for path in (ROOT / "requirements").iterdir():
+        assert not re.search(r"://|^-|^/|@ ", path.read_text(), re.MULTILINE), path.name
         for line in path.read_text().splitlines()[1:]:
             assert re.search(r" --hash=sha256:[0-9a-f]{64}", line) or "+cpu" in line, line
 

@@ -14,6 +14,10 @@ TWO_NODES = "trainer.nnodes=2 trainer.n_gpus_per_node=6"  # 12 ranks
 NODES_FOR_ENGINES = "gpus=4 trainer.n_gpus_per_node=4 rollout.nnodes=2 rollout.tensor_model_parallel_size=2"
 FREE_GPUS = f"{TWO_NODES} rollout.tensor_model_parallel_size=4 rollout.colocate=false rollout.num_engines=1"
 AGENT = "env.env_name=informal_math"
+FEEDBACK = "teacher.self_teacher.context=feedback"
+ADAPTER = "model.lora_rank=16 rollout.lora=adapter"
+ROUTER = "rollout.router_replay=true"
+TP = "rollout.tensor_model_parallel_size"
 REQUIRED = {
     **dict.fromkeys(("ppo", "sft", "dpo", "rm"), "model.path=some/model data.train_files=train.jsonl"),
     "generation": "model.path=some/model data.path=train.jsonl",
@@ -45,9 +49,7 @@ ERRORS = {
         ),
         f"{TWO_NODES} actor.fsdp_config.fsdp_size=4": "actor.fsdp_config.fsdp_size=4 1, 2, 3, 6, 12, -1",
         f"{TWO_NODES} actor.fsdp_config.fsdp_size=5": "actor.fsdp_config.fsdp_size=5 n_gpus_per_node=6 nnodes=2",
-        "rollout.tensor_model_parallel_size=4 rollout.expert_parallel_size=2": (
-            "rollout.expert_parallel_size=2 tensor_model_parallel_size=4"
-        ),
+        f"{TP}=4 rollout.expert_parallel_size=2": "rollout.expert_parallel_size=2 tensor_model_parallel_size=4",
         "critic.fsdp_config.fsdp_size=0": "critic.fsdp_config.fsdp_size=0 n_gpus_per_node=1",
         "algorithm.reference_reset.every=5": "algorithm.reference_reset actor.use_kl_loss=true",
         f"{ON_KL} algorithm.reference_reset.patience=3": "reference_reset.patience=3 data.val_files trainer.test_freq",
@@ -57,13 +59,9 @@ ERRORS = {
         f"{ON_KL} algorithm.use_kl_in_reward=true": "actor.use_kl_loss=true algorithm.use_kl_in_reward=true",
         f"teacher.divergence=reverse {ON_KL} actor.kl_loss_type=full": "teacher.divergence=reverse kl_loss_type=full",
         "trainer.val_suites=[lm-eval:gsm8k] rollout.name=hf": "trainer.val_suites rollout.name=vllm hf.",
-        "teacher.divergence=sampled teacher.self_teacher.context=feedback": "context=feedback divergence=sampled",
-        "teacher.divergence=jsd teacher.self_teacher.context=feedback env.context=memory": (
-            "teacher.self_teacher.context=feedback env.context=memory"
-        ),
-        "teacher.divergence=jsd teacher.self_teacher.context=feedback reward_model.enable=true": (
-            "teacher.self_teacher.context=feedback reward_model.enable=false"
-        ),
+        f"teacher.divergence=sampled {FEEDBACK}": "context=feedback divergence=sampled",
+        f"teacher.divergence=jsd {FEEDBACK} env.context=memory": f"{FEEDBACK} env.context=memory",
+        f"teacher.divergence=jsd {FEEDBACK} reward_model.enable=true": f"{FEEDBACK} reward_model.enable=false",
         "teacher.model.base_url=x": "teacher.model.name base_url",
         f"{TEACHERS} teacher.divergence=sampled": "teacher.models by_source by_source={*:",
         "teacher.models.a={} teacher.by_source.a=a teacher.divergence=sampled": "teacher.models.a.path is required",
@@ -78,7 +76,7 @@ ERRORS = {
         "env.env_name=agent rollout.name=hf": "env.env_name=agent rollout.name=vllm rollout.name=hf.",
         "trainer.controller=local rollout.num_engines=2": "trainer.controller=local rollout.num_engines=2",
         "trainer.controller=local trainer.n_gpus_per_node=2": "trainer.controller=local n_gpus_per_node nnodes 2.",
-        "rollout.tensor_model_parallel_size=2 rollout.name=hf": "tensor_model_parallel_size=2 name=vllm name=hf",
+        f"{TP}=2 rollout.name=hf": "tensor_model_parallel_size=2 name=vllm name=hf",
         "data.train_batch_size=999999937 env.rollout.n=7": "data.train_batch_size 1000000 999999937.",
         "data.train_batch_size=12 env.rollout.n=8 actor.ppo_mini_batch_size=64": (
             "ppo_mini_batch_size=64 96 train_batch_size=12 n=8 48"
@@ -93,21 +91,15 @@ ERRORS = {
         "trainer.export_lora=adapter": "trainer.export_lora=adapter model.lora_rank=0",
         "rollout.lora=adapter": "rollout.lora=adapter model.lora_rank=0. 512.",
         "model.lora_rank=513 rollout.lora=adapter": "rollout.lora=adapter model.lora_rank=513. 512.",
-        "model.lora_rank=16 rollout.lora=adapter rollout.name=hf": "rollout.lora=adapter name=vllm name=hf lora=merged",
-        "model.lora_rank=16 rollout.lora=adapter rollout.tensor_model_parallel_size=2": (
-            "rollout.lora=adapter tensor_model_parallel_size=2 lora=merged"
-        ),
+        f"{ADAPTER} rollout.name=hf": "rollout.lora=adapter name=vllm name=hf lora=merged",
+        f"{ADAPTER} {TP}=2": "rollout.lora=adapter tensor_model_parallel_size=2 lora=merged",
         f"model.lora_rank=16 {ON_KL} algorithm.reference_reset.every=5": "algorithm.reference_reset model.lora_rank=16",
-        "rollout.router_replay=true rollout.name=hf": "rollout.router_replay=true name=vllm name=hf",
-        "rollout.router_replay=true rollout.enable_prefix_caching=false": (
-            "rollout.router_replay=true enable_prefix_caching=true"
-        ),
-        "rollout.router_replay=true model.lora_rank=16 rollout.lora=adapter": (
-            "rollout.router_replay=true lora=adapter lora=merged"
-        ),
+        f"{ROUTER} rollout.name=hf": f"{ROUTER} name=vllm name=hf",
+        f"{ROUTER} rollout.enable_prefix_caching=false": f"{ROUTER} enable_prefix_caching=true",
+        f"{ROUTER} {ADAPTER}": f"{ROUTER} lora=adapter lora=merged",
         # asynchronous training, and a reference that works while engines generate
         f"{SEPARATE} gpus=8": "trainer.async_mode=separate rollout.colocate=false",
-        f"{CARRY} rollout.router_replay=true": "rollout.router_replay=true max_staleness=0 max_staleness=1",
+        f"{CARRY} {ROUTER}": f"{ROUTER} max_staleness=0 max_staleness=1",
         f"{CARRY} model.lora_rank=8 rollout.lora=adapter": "lora=adapter max_staleness=0 max_staleness=1 lora=merged",
         f"{CARRY} trainer.max_staleness=-1": "trainer.max_staleness -1.",
         # files and folders
@@ -127,16 +119,16 @@ ERRORS = {
         "trainer.resume_mode=resume_path trainer.resume_from_path=gone": "resume_from_path: folder: gone",
         # the machine
         "trainer.device=cuda": "trainer.device=cuda GPU",
-        "rollout.name=hf rollout.tensor_model_parallel_size=2": "tensor_model_parallel_size=2 name=vllm",
-        "rollout.name=sglang rollout.tensor_model_parallel_size=2": "name=sglang tensor_model_parallel_size=2 1",
+        f"rollout.name=hf {TP}=2": "tensor_model_parallel_size=2 name=vllm",
+        f"rollout.name=sglang {TP}=2": "name=sglang tensor_model_parallel_size=2 1",
         "rollout.name=hf env.env_name=agent env.agent.command=x": "env_name=agent name=vllm",
-        "rollout.tensor_model_parallel_size=9": "tensor_model_parallel_size=9 8 cores",
+        f"{TP}=9": "tensor_model_parallel_size=9 8 cores",
         "trainer.n_gpus_per_node=8 gpus=4": "trainer.n_gpus_per_node=8 4 GPUs",
-        "trainer.n_gpus_per_node=4 rollout.tensor_model_parallel_size=3 gpus=4": "=3 trainer.n_gpus_per_node=4",
+        f"trainer.n_gpus_per_node=4 {TP}=3 gpus=4": "=3 trainer.n_gpus_per_node=4",
         # 4 divides 12, not 6
-        f"{TWO_NODES} rollout.tensor_model_parallel_size=4 gpus=6": "=4 trainer.n_gpus_per_node=6 1, 2, 3, 6.",
-        f"{TWO_NODES} rollout.tensor_model_parallel_size=4 rollout.num_engines=2 gpus=6": "=4 =6 1, 2, 3, 6.",
-        "rollout.tensor_model_parallel_size=8 rollout.colocate=false gpus=4": "8 GPUs, 3 GPUs not used",
+        f"{TWO_NODES} {TP}=4 gpus=6": "=4 trainer.n_gpus_per_node=6 1, 2, 3, 6.",
+        f"{TWO_NODES} {TP}=4 rollout.num_engines=2 gpus=6": "=4 =6 1, 2, 3, 6.",
+        f"{TP}=8 rollout.colocate=false gpus=4": "8 GPUs, 3 GPUs not used",
         "rollout.num_engines=2 gpus=4": "2 GPUs, 1 GPUs shared",
         "rollout.colocate=false rollout.num_engines=4 gpus=4": "4 GPUs, 3 GPUs not used",
         f"{FREE_GPUS} gpus=8": "2 GPUs each 2 nodes not used",  # 4 are free, 2 on each node
@@ -161,7 +153,7 @@ ERRORS = {
     },
     "generation": {
         "trainer.device=cuda": "trainer.device=cuda GPU",
-        f"{TWO_NODES} rollout.tensor_model_parallel_size=4 gpus=8": "2 trainer.n_gpus_per_node=6 trainer.nnodes=2",
+        f"{TWO_NODES} {TP}=4 gpus=8": "2 trainer.n_gpus_per_node=6 trainer.nnodes=2",
         "trainer.controller=local rollout.num_engines=2": "controller=local rollout.num_engines=1 num_engines=2",
     },
     "evolving": {
@@ -256,8 +248,8 @@ WORKS = {
         "rollout.val_kwargs.top_p=0.9",
         "rollout.val_kwargs.top_k=20",
         # engines that fit
-        "trainer.n_gpus_per_node=4 rollout.tensor_model_parallel_size=2 gpus=4",
-        "trainer.nnodes=2 trainer.n_gpus_per_node=2 rollout.tensor_model_parallel_size=4 rollout.colocate=false gpus=6",
+        f"trainer.n_gpus_per_node=4 {TP}=2 gpus=4",
+        f"trainer.nnodes=2 trainer.n_gpus_per_node=2 {TP}=4 rollout.colocate=false gpus=6",
         "rollout.colocate=false rollout.num_engines=3 gpus=4",
         NODES_FOR_ENGINES,
         f"{FREE_GPUS} gpus=10",
@@ -271,7 +263,7 @@ WORKS = {
     "generation": [
         "",
         "gpus=8",
-        f"{TWO_NODES} rollout.tensor_model_parallel_size=4 rollout.num_engines=2 gpus=8",
+        f"{TWO_NODES} {TP}=4 rollout.num_engines=2 gpus=8",
         "rollout.top_p=0.9",
         "rollout.top_k=20",
     ],
