@@ -22,7 +22,7 @@ from alphaapollo.engines.process import (
     make_death_error,
 )
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
-from alphaapollo.engines.vllm.process import EngineContext, start_fork_server
+from alphaapollo.engines.vllm.process import EngineContext, start_engine_fork_server
 from alphaapollo.engines.vllm.settings import (
     build_completion,
     build_engine_arguments,
@@ -83,7 +83,7 @@ class VllmEngine(Engine):
         log_library_to_file("vllm", self.spec.log_path)
         register_triton_interpreter()
         if self.spec.device == "cpu":
-            self._context = start_fork_server()
+            self._context = start_engine_fork_server()
         await asyncio.to_thread(import_vllm)
         await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
 

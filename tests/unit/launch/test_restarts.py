@@ -165,7 +165,7 @@ def test_processes_and_environment_of_a_dead_run_are_cleaned_up(
     before, left = dict(os.environ), []
 
     def start() -> None:
-        with clean_up_processes(config_of(tmp_path, controller="ray")):
+        with clean_up_processes():
             left.append(new_run_id())
             os.environ["A_LIBRARYS_OWN"] = "1"
             left.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
