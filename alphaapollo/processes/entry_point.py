@@ -71,12 +71,18 @@ def entry_point(main: MainFunction) -> MainFunction:
     return run_command_main
 
 
-def run_program(main: MainFunction) -> NoReturn:
+exits_at_once = False
+"""Whether this process ends with os._exit, so that nothing needs to be freed before."""
+
+
+def run_program(main: Callable[[], object]) -> NoReturn:
     """Call `main` as the program of this process, and exit with its code.
 
     The exit flushes the output and calls the functions registered with atexit, but does not free each object, which
     takes a second after torch was imported, and three seconds after vLLM.
     """
+    global exits_at_once
+    exits_at_once = True
     code: object = 1  # after an exception, whose traceback Python prints
 
     def exit_at_once() -> None:

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.processes import entry_point
+
 CONTEXT = multiprocessing.get_context("forkserver")
 IMPORTS = "tests.loop.warm_imports"
 
@@ -71,6 +73,7 @@ def run_program(
     multiprocessing.forkserver.ensure_running = lambda: None  # the engine core is forked from the warm process, too
     multiprocessing.forkserver._forkserver.ensure_running = lambda: None
     multiprocessing.context._concrete_contexts["spawn"] = WarmContext()  # of checks that import vLLM
+    entry_point.exits_at_once = True
     code = importlib.import_module(module).main(list(words))
     sys.stdout.flush()
     sys.stderr.flush()
