@@ -75,7 +75,7 @@ exits_at_once = False
 """Whether this process ends with os._exit, so that nothing needs to be freed before."""
 
 
-def run_program(main: Callable[[], object]) -> NoReturn:
+def run_program(main: Callable[[], Any]) -> NoReturn:
     """Call `main` as the program of this process, and exit with its code.
 
     The exit flushes the output and calls the functions registered with atexit, but does not free each object, which
@@ -83,7 +83,7 @@ def run_program(main: Callable[[], object]) -> NoReturn:
     """
     global exits_at_once
     exits_at_once = True
-    code: object = 1  # after an exception, whose traceback Python prints
+    code: Any = 1  # after an exception, whose traceback Python prints
 
     def exit_at_once() -> None:
         with suppress(OSError):  # e.g. a closed pipe, which Python then reports

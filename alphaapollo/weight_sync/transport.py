@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 TransportKind = Literal["shared_memory", "ipc", "nccl", "adapter"]
+UpdateInfo = dict[str, object] | list[dict[str, object]]
+"""Description of a bucket of tensors of ipc or nccl, for the engines."""
 
 
 class WeightSender(Protocol):

@@ -35,6 +35,7 @@ from alphaapollo.engines.vllm.settings import (
 )
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
+from alphaapollo.weight_sync.transport import UpdateInfo
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
@@ -338,7 +339,7 @@ class VllmEngine(Engine):
         assert "weights" not in self._asleep, "call wake_weights first: update_weights needs allocated memory"
         await self._call_workers("start_weight_update")
 
-    async def update_weights(self, update_info: dict[str, object] | list[dict[str, object]]) -> None:
+    async def update_weights(self, update_info: UpdateInfo) -> None:
         await self._call_workers("update_weights", update_info)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
