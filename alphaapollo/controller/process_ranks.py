@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -50,25 +49,14 @@ class ProcessEnded(Exception):
     """Error of a call whose process has ended. The message says how it ended."""
 
 
-@dataclass(frozen=True)
-class SharedItem:
-    """Argument that is pickled once and sent to several workers."""
-
-    pickled: bytes
-
-
-class ProcessCall:
+class ProcessCall(Future[Any]):
     """Call that has been sent to a worker process."""
 
-    def __init__(self) -> None:
-        self._future: Future[Any] = Future()
-        self._future.set_running_or_notify_cancel()  # a cancelled wait does not cancel the call
-
     def future(self) -> Future[Any]:
-        return self._future
+        return self
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.wrap_future(self._future).__await__()
+        return asyncio.wrap_future(self).__await__()
 
 
 class Channel:
@@ -118,9 +106,10 @@ class WorkerProcess:
     def send(self, method: str, *arguments: object) -> ProcessCall:
         """Call a method of the process's WorkerServer."""
         call, number = ProcessCall(), next(self._numbers)
+        call.set_running_or_notify_cancel()  # a cancelled wait does not cancel the call
         with self._lock:
             if self._end:
-                call.future().set_exception(ProcessEnded(self._end))
+                call.set_exception(ProcessEnded(self._end))
                 return call
             self._calls[number] = call
         self._channel.put(number, method, arguments)
@@ -141,20 +130,19 @@ class WorkerProcess:
         with self._lock:
             self._end = f"exit code {code}" if code >= 0 else format_signal(-code)
         for call in self._calls.values():
-            call.future().set_exception(ProcessEnded(self._end))
+            call.set_exception(ProcessEnded(self._end))
 
     def _end_call(self, call: ProcessCall, outcome: str, content: bytes) -> None:
         try:
             value = pickle.loads(content)
         except Exception as error:  # noqa: BLE001  a class of the user's may fail to unpickle
-            call.future().set_exception(WorkerFailed(f"a result of the {self._role} worker is no pickle: {error}"))
-            return
+            outcome, value = WorkerFailed.__name__, f"a result of the {self._role} worker cannot be read: {error}"
         if outcome == RESULT:
-            call.future().set_result(value)
+            call.set_result(value)
         elif outcome == WorkerDied.__name__:
-            call.future().set_exception(WorkerDied(value, self._role))
+            call.set_exception(WorkerDied(value, self._role))
         else:
-            call.future().set_exception((ValueError if outcome == ValueError.__name__ else WorkerFailed)(value))
+            call.set_exception((ValueError if outcome == ValueError.__name__ else WorkerFailed)(value))
 
     def _answer_engine_call(self, number: int, content: bytes) -> None:
         """Call a method of all engines for the worker."""
@@ -200,7 +188,7 @@ class ProcessRanks(RemoteRanks[W]):
         calls = [self.send(rank, code) for rank in range(self.size)]
         for rank, call in enumerate(calls):
             try:
-                call.future().result()
+                call.result()
             except (ProcessEnded, WorkerDied, WorkerFailed, ValueError) as error:
                 failure = self._convert_error(rank, error)
                 kind = EngineDied if isinstance(failure, WorkerDied) else EngineError
@@ -212,9 +200,6 @@ class ProcessRanks(RemoteRanks[W]):
 
     def _send_to_health_thread(self, rank: int, method: str, *arguments: object) -> ProcessCall:
         return self.processes[rank].send(method, *arguments)
-
-    def _share(self, item: object) -> SharedItem:
-        return SharedItem(pickle.dumps(item, pickle.HIGHEST_PROTOCOL))
 
     def _convert_error(self, rank: int, error: BaseException) -> Exception:
         if isinstance(error, ProcessEnded):
@@ -274,8 +259,7 @@ class WorkerServer:
 
     async def call(self, function: bytes, *arguments: object) -> Any:
         """Call function(worker, *arguments) and return the result. The function is pickled by `pickle_function`."""
-        items = [pickle.loads(one.pickled) if isinstance(one, SharedItem) else one for one in arguments]
-        return await await_if_awaitable(cloudpickle.loads(function)(self.worker, *items))
+        return await await_if_awaitable(cloudpickle.loads(function)(self.worker, *arguments))
 
     def report(self) -> Report:
         return HEARTBEAT.make_report()
