@@ -1,36 +1,29 @@
 """What processes import before they need it. Each import of torch or vLLM takes seconds of a run's start."""
 
+import json
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = {"torch", "transformers", "vllm", "ray", "pandas"}
-PARSE = """
-from alphaapollo.trainer import main_ppo
-from alphaapollo.config.load import load_config_and_user_settings
-from alphaapollo.config.schema import Config
-load_config_and_user_settings(Config, "ppo", ["algorithm.adv_estimator=grpo", "trainer.seed=3"])
-"""
+STEPS = [  # of one process, and what it must not have imported until the end of the step
+    ("import alphaapollo", HEAVY | {"numpy", "hydra", "pydantic"}),
+    ("from alphaapollo.cli.main import main; main(['--help'])", HEAVY | {"hydra", "pydantic"}),
+    ("import alphaapollo.config.load, alphaapollo.config.check", HEAVY | {"numpy"}),
+    ("from alphaapollo import rl, sft, dpo, evaluate, evolve", HEAVY),
+    ("main(['rl', '--help'])", HEAVY),
+    ("from alphaapollo.trainer import main_ppo; from alphaapollo.config.schema import Config", HEAVY),
+    ("alphaapollo.config.load.load_config(Config, 'ppo', ['algorithm.adv_estimator=grpo', 'trainer.seed=3'])", HEAVY),
+    # a rollout worker, until it has started the engine's fork server
+    ("import alphaapollo.controller.ray_ranks, alphaapollo.rollout.worker", HEAVY - {"ray"}),
+    ("import alphaapollo.engines.vllm.engine", HEAVY - {"ray"}),
+]
 
 
-@pytest.mark.parametrize(
-    ("code", "allowed"),
-    [
-        pytest.param(PARSE, set(), id="driver, until the configuration is parsed"),
-        pytest.param(
-            "import alphaapollo.controller.ray_ranks, alphaapollo.rollout.worker, alphaapollo.engines.vllm.engine",
-            {"ray"},
-            id="rollout worker, until it has started the engine's fork server",
-        ),
-    ],
-)
-def test_imports(code: str, allowed: set[str]):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
-    assert not (HEAVY - allowed) & set(done.stdout.split())
+def test_imports():
+    program = "import json, sys\n"
+    for code, forbidden in STEPS:
+        program += f"{code}\nprint(json.dumps(sorted({forbidden!r} & set(sys.modules))), file=sys.stderr)\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[")]
+    assert [code for (code, _), imported in zip(STEPS, found, strict=True) if imported] == [], found

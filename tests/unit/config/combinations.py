@@ -225,6 +225,12 @@ INEFFECTIVE = {
         "fsdp_config.optimizer_offload=true": "GPU.",
     },
 }
+# Words of main_ppo that work, but are a likely mistake, and facts of the warning.
+WARNINGS = {
+    "rollout.top_p=0.9": "rollout.top_p=0.9 gradients",
+    "rollout.top_k=20": "rollout.top_k=20 gradients",
+    f"{ON_KL} actor.kl_loss_type=k1": "actor.kl_loss_type=k1 gradient zero +, k2",
+}
 # Words without an error or a warning.
 WORKS = {
     **{command: ["", "gpus=8"] for command in REQUIRED},

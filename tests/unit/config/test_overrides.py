@@ -1,3 +1,5 @@
+"""Words of the command line and values of YAML files have the value and the type that was typed."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -5,28 +7,14 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_override
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 
-TEXTS = [
-    "",
-    "a b",
-    "it's",
-    "a\\",
-    "\\'x",
-    "c=1,d",
-    "1e5",
-    "true",
-    "null",
-    "ü\n2",
-    'say "hi"',
-    "{a}",
-    "[a]",
-    "\\\\",
-    "#x",
-]
+TEXTS = ["", "a b", "it's", "a\\", "\\'x", "c=1,d", "1e5", "true", "null", "ü\n2"]
+TEXTS += ['say "hi"', "{a}", "[a]", "\\\\", "#x"]
+TYPED = ["1e3", "1_000", "007", "0x10", "1.50", "+1", "-0", "true", "TRUE", "on", "nan", "2026-01-01", "12:30", "x"]
+PATHS = ["org/name:config@v1.0#train", "~/a.parquet", "a/b#c", "1#x", "**/a?.csv", "./007/1e3", "s3_1.jsonl.gz#a-b"]
 
 
 @pytest.mark.parametrize("value", [*TEXTS, TEXTS[1:], ["a,b"]], ids=repr)
@@ -39,27 +27,6 @@ def test_other_values() -> None:
     assert format_override("a", True) == "a=true"
     assert format_override("a", 1e-6) == "a=1e-06"
     assert format_override("a.b", {"c": [1, "d"]}) == "a.b={c:[1,'d']}"
-
-
-TYPED = [
-    "1e3",
-    "1_000",
-    "007",
-    "0x10",
-    "1.50",
-    "1.0",
-    "+1",
-    "-0",
-    "true",
-    "TRUE",
-    "on",
-    "nan",
-    "2026-01-01",
-    "12:30",
-    "x",
-]
-
-PATHS = ["org/name:config@v1.0#train", "~/a.parquet", "a/b#c", "1#x", "**/a?.csv", "./007/1e3", "s3_1.jsonl.gz#a-b"]
 
 
 @pytest.mark.parametrize("text", TYPED)
@@ -85,11 +52,6 @@ def test_other_keys_keep_their_types(tmp_path: Path) -> None:
     config = load_config(Config, "ppo", ["trainer.seed=1_000", "trainer.keep_best=null", "data.shuffle=TRUE"])
     assert (config.trainer.seed, config.trainer.keep_best, config.data.shuffle) == (1000, None, True)
     assert load_config(Config, "ppo", ["env.settings.a=1e3"]).env.settings == {"a": 1000.0}  # text or number
-
-
-def test_null_is_no_text() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.experiment_name"):
-        load_config(Config, "ppo", ["trainer.experiment_name=null"])
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -17,11 +17,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.viewer.run_folders import read_config
 
-TABLE = {
-    "trainer.rng": "trainer.random",
-    "trainer.random": "trainer.seed",
-    "sampler": "actor_rollout_ref.rollout",
-}
+TABLE = {"trainer.rng": "trainer.random", "trainer.random": "trainer.seed", "sampler": "actor_rollout_ref.rollout"}
 TEMPERATURE = "actor_rollout_ref.rollout.temperature"
 
 

@@ -16,19 +16,20 @@ from alphaapollo.config.schema import Model, Rollout, Trainer
 from alphaapollo.config.schema.base import Device
 
 
+def dtypes(device: Device, model: Model, rollout: Rollout) -> tuple[str, str]:
+    resolved = resolve_model(model, device)
+    return resolved.dtype, resolve_rollout(rollout, resolved, device, 1).dtype
+
+
 def test_device():
     assert (resolve_device("auto", 0), resolve_device("auto", 2), resolve_device("cpu", 2)) == ("cpu", "cuda", "cpu")
 
 
-def test_dtypes():
-    def dtypes(rollout: Rollout, model: Model, device: Device) -> tuple[str, str]:
-        resolved = resolve_model(model, device)
-        return resolved.dtype, resolve_rollout(rollout, resolved, device, 1).dtype
-
-    assert dtypes(Rollout(), Model(), "cpu") == ("float32", "float32")
-    assert dtypes(Rollout(), Model(), "cuda") == ("bfloat16", "bfloat16")
-    assert dtypes(Rollout(), Model(dtype="bfloat16"), "cpu") == ("bfloat16", "bfloat16")
-    assert dtypes(Rollout(dtype="float32"), Model(dtype="bfloat16"), "cuda") == ("bfloat16", "float32")
+def test_dtypes_of_trainer_and_engine():
+    assert dtypes("cpu", Model(), Rollout()) == ("float32", "float32")
+    assert dtypes("cuda", Model(), Rollout()) == ("bfloat16", "bfloat16")
+    assert dtypes("cpu", Model(dtype="bfloat16"), Rollout()) == ("bfloat16", "bfloat16")
+    assert dtypes("cuda", Model(dtype="bfloat16"), Rollout(dtype="float32")) == ("bfloat16", "float32")
     assert resolve_rollout(Rollout(), Model(), "cpu", 1).dtype == "float32"  # engines without a trainer
 
 
@@ -46,11 +47,11 @@ def test_fastest_dtype_depends_on_the_instructions_of_the_cpu(
 
 
 def test_engines_compile_on_gpus_by_default():
-    def eager(requested: bool | None, device: Device) -> bool | None:
+    def is_eager(requested: bool | None, device: Device) -> bool | None:
         return resolve_rollout(Rollout(enforce_eager=requested), Model(), device, 1).enforce_eager
 
-    assert (eager(None, "cpu"), eager(None, "cuda")) == (True, False)
-    assert (eager(False, "cpu"), eager(True, "cuda")) == (False, True)
+    assert (is_eager(None, "cpu"), is_eager(None, "cuda")) == (True, False)
+    assert (is_eager(False, "cpu"), is_eager(True, "cuda")) == (False, True)
 
 
 def test_engines_fill_the_training_gpus():
@@ -71,23 +72,13 @@ def test_nodes_for_engines_have_engines_that_share_no_gpus():
     assert count_engine_threads(on_cpus, num_cores=6, nnodes=4, runs_during_training=True) == 6
 
 
-@pytest.mark.parametrize(
-    ("requested", "device", "kind"), [("auto", "cpu", "padded"), ("sdpa", "cpu", "sdpa"), ("varlen", "cuda", "varlen")]
-)
-def test_attention_by_device(requested: str, device: Device, kind: str):
-    assert resolve_model(Model(attention=requested), device).attention == kind
-
-
-def test_float32_on_a_gpu_needs_a_kernel_that_knows_it():
+def test_attention_by_device():
+    for requested, device, kind in (("auto", "cpu", "padded"), ("sdpa", "cpu", "sdpa"), ("varlen", "cuda", "varlen")):
+        assert resolve_model(Model(attention=requested), device).attention == kind
     assert resolve_model(Model(dtype="float32"), "cuda").attention == "sdpa"
-    with pytest.raises(ValueError, match=r"model.attention=varlen .*bfloat16"):
-        resolve_model(Model(attention="varlen", dtype="float32"), "cuda")
-
-
-@pytest.mark.parametrize("requested", ["varlen", "flash"])
-def test_attention_that_a_cpu_cannot_train_with(requested: str):
-    with pytest.raises(ValueError, match=f"model.attention={requested} .*CPU"):
-        resolve_model(Model(attention=requested), "cpu")
+    for requested, device, fact in (("varlen", "cuda", "bfloat16"), ("varlen", "cpu", "CPU"), ("flash", "cpu", "CPU")):
+        with pytest.raises(ValueError, match=f"model.attention={requested} .*{fact}"):
+            resolve_model(Model(attention=requested, dtype="float32"), device)
 
 
 @pytest.mark.parametrize(

@@ -1,188 +1,95 @@
-import subprocess
+"""Values and options that are written differently here, and files that cannot be ported."""
+
 from pathlib import Path
 
 import pytest
 
 from alphaapollo.config.__main__ import main
+from alphaapollo.config.keys import COMMANDS
+from alphaapollo.config.load import load_config
 from alphaapollo.config.port.convert import translate_keys
+from alphaapollo.config.port.sources import parse_options
 from alphaapollo.config.port.translate import port_script
-from examples.quickstart.make_task import make_model, make_tokenizer
-from tests.unit.tool_templates import RESPONSE_TEMPLATE, TAGS, tokenizer_of
 
-SCRIPTS = Path(__file__).parent / "scripts"
-
-
-def ported(name: str, *given: str) -> dict[str, str]:
-    """Keys and values for a script, as the shell passes them to python."""
-    path = SCRIPTS / f"{name}.sh"
-    return dict(word.split("=", 1) for word in arguments(port_script(path.read_text(), str(path), given)))
+ACTOR, ROLLOUT, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.rollout_correction"
+LOSS = f"{ACTOR}.policy_loss.loss_mode"
 
 
-def arguments(script: str) -> list[str]:
-    in_place_of_python = "python() { shift 2; printf '%s\\0' \"$@\"; }\n"
-    environment = {"HOME": "/home/me", "PATH": "/usr/bin:/bin", "MODEL_PATH": "my/model"}
-    done = subprocess.run(["bash", "-c", in_place_of_python + script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split("\0")[:-1]
-
-
-ACTOR = "actor_rollout_ref.actor"
-GREEDY = "actor_rollout_ref.rollout.val_kwargs.temperature=0"  # verl's default
-DATA = "/home/me/data"
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "found"),
-    [
-        (
-            "grpo",
-            [],
-            [
-                f"{ACTOR}.ppo_mini_batch_size=1280",  # 256 x 5
-                f"{ACTOR}.ppo_max_token_len_per_gpu=16384",  # 2048 x 8
-                *(f"{ACTOR}.clip_ratio_c=3.0", "trainer.save_freq=-1", GREEDY),  # verl's defaults
-                f"data.train_files=['{DATA}/gsm8k/train.parquet', '{DATA}/math/train.parquet']",
-                *("data.truncation=drop", "trainer.logger=[console,swanlab]"),
-            ],
-        ),
-        (
-            "grpo",  # variables of the script, and more keys
-            ["ENGINE=sglang", "DEVICE=npu", "trainer.n_gpus_per_node=1", "trainer.total_epochs=3"],
-            [
-                "actor_rollout_ref.rollout.tensor_model_parallel_size=1",  # 4, but there is one GPU
-                *("actor_rollout_ref.rollout.name=sglang", "trainer.total_epochs=3"),
-            ],
-        ),
-        (
-            "ppo",
-            [],
-            [
-                *("critic.fsdp_config.param_offload=True", "critic.fsdp_config.optimizer_offload=True"),
-                *("trainer.logger=[console,tensorboard]", f"{ACTOR}.ppo_mini_batch_size=256"),
-                "algorithm.kl_ctrl.target_kl=51.2",  # 0.1 a token x 512
-            ],
-        ),
-        (
-            "dapo",
-            ["RAY_DATA_HOME=/big"],
-            [
-                f"{ACTOR}.ppo_mini_batch_size=512",  # 32 x 16
-                *(f"{ACTOR}.ulysses_sequence_parallel_size=4", "algorithm.overlong_penalty.cache=4096"),
-                *("algorithm.filter_groups.metric=accuracy", "trainer.output_dir=/big/ckpts", "data.truncation=left"),
-            ],
-        ),
-        (
-            "rloo",
-            [],
-            [
-                *("algorithm.adv_estimator=rloo", f"{ACTOR}.ppo_mini_batch_size=1280", GREEDY),
-                *("data.train_files=/data/gsm8k/train.parquet", "actor_rollout_ref.model.path=my/model"),
-            ],
-        ),
-        (
-            "multi_turn",  # reads the configuration that it starts from
-            [],
-            [
-                *("env.env_name=informal_math", "env.max_steps=5", "env.action_format=chat_template"),
-                *("env.tool_parser=hermes", "data.max_response_length=1024", f"{ACTOR}.ppo_mini_batch_size=4096"),
-                "data.train_batch_size=256",  # the command wins over the file
-            ],
-        ),
-    ],
-)
-def test_a_script_of_verl_becomes_keys(name: str, given: list[str], found: list[str]):
-    assert {*found} <= {f"{key}={value}" for key, value in ported(name, *given).items()}
-
-
-def test_keys_without_a_counterpart_are_left_out():
-    words = ported("grpo")
-    assert words["trainer.experiment_name"].startswith("Qwen3-8B_grpo_vllm_20")
-    assert f"{ACTOR}.use_dynamic_bsz" not in words and f"{ACTOR}.policy_loss.ppo_kl_coef" not in words
-    assert "algorithm.overlong_penalty.log" not in ported("dapo")
-
-
-def test_every_changed_line_has_a_comment():
-    path = SCRIPTS / "grpo.sh"
-    text = port_script(path.read_text(), str(path))
-    for line in (
-        f"{ACTOR}.ppo_mini_batch_size=1280  # 256 prompts x rollout.n=5",
-        "# actor_rollout_ref.model.use_remove_padding=True: dropped",
-        "'trainer.logger=[console,swanlab]'\n",
-        "export SWANLAB_MODE=${SWANLAB_MODE:-offline}\n",
-        "trainer.save_freq=-1  # verl's default\n",
-        ": $(date +%Y%m%d), ${HOME}\n",
-    ):
-        assert line in text
-
-
-def test_wandb_needs_no_login():
-    line = "export WANDB_MODE=${WANDB_MODE:-offline}\n"
-    assert line in port_script('python3 -m verl.trainer.main_ppo trainer.logger=\'["console","wandb"]\'', "a.sh")
-    assert line not in port_script("python3 -m verl.trainer.main_ppo trainer.logger=console", "a.sh")
-
-
-def test_other_programs():
-    script = "torchrun --nproc_per_node=$1 --nnodes 2 -m verl.trainer.sft_trainer optim.clip_grad=1 engine=fsdp\n"
-    script += "python3 -m verl.trainer.main_generation data.output_path=out rollout.n=1"
-    text = port_script(script, "both.sh")
-    assert "python -m alphaapollo.trainer.main_sft " in text and "torchrun" not in text
-    assert '    "trainer.n_gpus_per_node=${1}"\n' in text and "    trainer.nnodes=2\n" in text
-    assert "    grad_clip=1  # was optim.clip_grad\n" in text
-    assert "    # engine=fsdp: not supported (FSDP2" in text
-    assert "    trainer.output_dir=out  # was" in text
+def translate(values: dict[str, str], *program: str) -> tuple[set[str], str]:
+    """Words, and all comments, of options of main_ppo."""
+    lines = translate_keys(values, "main_ppo", *program).values()
+    return {word for word, _ in lines if word}, "\n".join(comment for _, comment in lines)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "new"),
     [
-        ("data.truncation", "middle", "left"),
-        ("trainer.total_training_steps", "null", "null"),
-        (f"{ACTOR}.policy_loss.loss_mode", "geo_mean", "gmpo"),
-        ("algorithm.filter_groups.max_num_gen_batches", "0", "1000"),
-        ("actor_rollout_ref.rollout.name", "trtllm", "vllm"),
-        ("trainer.device", "cuda", "auto"),
+        ("data.truncation", "middle", "data.truncation=left"),
+        ("trainer.total_training_steps", "null", "trainer.total_training_steps=null"),
+        (LOSS, "geo_mean", f"{LOSS}=gmpo"),
+        ("algorithm.filter_groups.max_num_gen_batches", "0", "algorithm.filter_groups.max_num_gen_batches=1000"),
+        (f"{ROLLOUT}.name", "trtllm", f"{ROLLOUT}.name=vllm"),
+        ("trainer.device", "cuda", "trainer.device=auto"),
+        (f"{ROLLOUT}.val_kwargs.do_sample", "False", f"{ROLLOUT}.val_kwargs.temperature=0"),  # greedy
     ],
 )
 def test_values_that_are_written_differently(key: str, value: str, new: str):
-    assert f"{key}={new}" in [word for word, _ in translate_keys({key: value}, "main_ppo").values()]
-
-
-def test_greedy_validation_has_temperature_0():
-    lines = translate_keys({"actor_rollout_ref.rollout.val_kwargs.do_sample": "False"}, "main_ppo")
-    assert GREEDY in [word for word, _ in lines.values()]
-
-
-CORRECTION = "algorithm.rollout_correction"
+    assert new in translate({key: value})[0]
 
 
 @pytest.mark.parametrize(
     ("values", "found"),
     [
-        ({"rollout_is": "token", "rollout_is_threshold": "2.0"}, {"method": "tis", "level": "token", "high": "2.0"}),
+        ("rollout_is=token rollout_is_threshold=2.0", "method=tis level=token high=2.0"),
+        # of 1 / rho in verl
         (
-            {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.99_1.001"},
-            {"method": "mask", "level": "geometric", "low": "0.999001", "high": "1.0101"},  # of 1 / rho in verl
+            "rollout_rs=seq_mean_k1 rollout_rs_threshold=0.99_1.001",
+            "method=mask level=geometric low=0.999001 high=1.0101",
         ),
+        ("rollout_rs=token_k1 rollout_rs_threshold=2.0", "method=mask level=token low=0.5 high=2.0"),
         (
-            {"rollout_rs": "token_k1", "rollout_rs_threshold": "2.0"},
-            {"method": "mask", "level": "token", "low": "0.5", "high": "2.0"},
+            "rollout_rs=token rollout_rs_threshold=3 rollout_rs_threshold_lower=0.9",
+            "method=mask level=token high=3 low=0.9",
         ),
-        (
-            {"rollout_rs": "token", "rollout_rs_threshold": "3", "rollout_rs_threshold_lower": "0.9"},
-            {"method": "mask", "level": "token", "high": "3", "low": "0.9"},
-        ),
-        (
-            {"rollout_is": "sequence", "rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_2"},
-            {"method": "tis", "level": "sequence"},
-        ),
-        ({"rollout_rs": "seq_max_k2", "rollout_rs_threshold": "2"}, {}),
-        ({"rollout_is": "null", "rollout_rs": "null"}, {}),
+        ("rollout_is=sequence rollout_rs=token_k1 rollout_rs_threshold=0.5_2", "method=tis level=sequence"),
+        ("rollout_rs=seq_max_k2 rollout_rs_threshold=2", ""),
+        ("rollout_is=null rollout_rs=null", ""),
     ],
 )
-def test_the_correction_of_engine_and_trainer(values: dict[str, str], found: dict[str, str]):
-    lines = translate_keys({f"{CORRECTION}.{name}": value for name, value in values.items()}, "main_ppo")
-    words = [word for word, _ in lines.values() if word.startswith(CORRECTION)]
-    assert words == [f"{CORRECTION}.{name}={value}" for name, value in found.items()]
+def test_the_correction_of_engine_and_trainer(values: str, found: str):
+    words, _ = translate({f"{CORRECTION}.{key}": value for key, value in (word.split("=") for word in values.split())})
+    assert {word for word in words if word.startswith(CORRECTION)} == {f"{CORRECTION}.{word}" for word in found.split()}
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo", "geo_mean", "dppo_kl"])
+def test_clip_ranges_that_differ_from_verls_are_written(loss: str):
+    words, _ = translate({LOSS: loss, f"{ACTOR}.clip_ratio_high": "0.28"})
+    assert {f"{ACTOR}.clip_ratio_low=0.2", f"{ACTOR}.clip_ratio_high=0.28"} <= words
+    assert not any("clip_ratio_low" in word for word in translate({LOSS: "vanilla"})[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "program", "comment"),
+    [
+        ({"reward.custom_reward_function.path": "null"}, [], "custom_reward_function.path keeps its default"),
+        ({"my_recipe.alpha": "1"}, [], "my_recipe.alpha=1: not a known key of verl"),
+        ({f"{ACTOR}.grad_clip": "none"}, [], "expected number > 0"),
+        ({f"{ROLLOUT}.multi_turn.format": "hermes"}, [], "episodes have one turn"),
+        ({"loss_type": "luspo"}, ["trl", "grpo"], "loss_type="),
+        ({"nonsense": "1"}, ["trl", "grpo"], "nonsense="),
+        ({"max_completion_length": "long"}, ["trl", "grpo"], "data.max_response_length="),
+    ],
+)
+def test_values_without_a_counterpart_are_comments(values: dict[str, str], program: list[str], comment: str):
+    lines = translate_keys(values, "main_ppo", *program)
+    assert any(comment in found and not word for word, found in lines.values())
+
+
+def test_first_condition_that_holds_counts():
+    words, comments = translate({"loss_type": "cispo", "epsilon": "0.2", "epsilon_high": "5"}, "trl", "grpo")
+    assert f"{LOSS}=cispo" in words and not any("clip_ratio_high" in word for word in words) and "one less" in comments
+    words, _ = translate({"beta": "0.05"}, "trl", "rloo")
+    assert "algorithm.kl_ctrl.kl_coef=0.05" in words and not any("use_kl_loss" in word for word in words)
 
 
 def test_names_of_types_and_trackers_of_other_programs():
@@ -192,73 +99,74 @@ def test_names_of_types_and_trackers_of_other_programs():
     assert lines["trainer.logger"] == ("trainer.logger=[console,wandb,swanlab,mlflow]", "not supported: clearml")
 
 
+def test_special_characters_are_quoted():
+    lines = translate_keys({"model": "<a model>", "dataset": "[a b,c]"}, "main_sft", "swift", "swift sft")
+    config = load_config(COMMANDS["main_sft"], "sft", [lines[key][0] for key in ("model.path", "data.train_files")])
+    assert (config.model.path, config.data.train_files) == ("<a model>", ["a b", "c"])
+
+
+def test_options_of_a_command_line():
+    words = ["x", "--lr", "1e-5", "--packing", "--ids=q_proj", "--betas", "0.9", "0.95", "--flag", "True", "--n", "-1"]
+    found = {"lr": "1e-5", "packing": "true", "ids": "q_proj", "betas": "[0.9,0.95]", "flag": "true", "n": "-1"}
+    assert parse_options(words) == found
+
+
+TUNING = """torchrun --nproc_per_node=$1 --nnodes 2 -m verl.trainer.sft_trainer optim.clip_grad=1 engine=fsdp
+python3 -m verl.trainer.main_generation data.output_path=out rollout.n=1"""
+ASSIGNED = """import trl
+lr = 1
+lr = 2
+if lr:
+    lr = 3
+name = make()
+config = trl.SFTConfig(learning_rate=lr, output_dir=name, seed=7)
+"""
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "comment"),
+    ("name", "text", "lines"),
     [
-        ("reward.custom_reward_function.path", "null", "custom_reward_function.path keeps its default"),
-        ("my_recipe.alpha", "1", "my_recipe.alpha=1: not a known key of verl"),
-        ("actor_rollout_ref.actor.grad_clip", "none", "expected number > 0"),
-        ("actor_rollout_ref.rollout.multi_turn.format", "hermes", "episodes have one turn"),
+        ("a.sh", TUNING, ["python -m alphaapollo.trainer.main_sft ", '    "trainer.n_gpus_per_node=${1}"\n']),
+        ("a.sh", TUNING, ["    trainer.nnodes=2\n", "    grad_clip=1  # was optim.clip_grad\n"]),
+        ("a.sh", TUNING, ["    # engine=fsdp: not supported (FSDP2", "    trainer.output_dir=out  # was"]),
+        ("a.sh", "torchrun --nproc_per_node=4 -m verl.trainer.sft_trainer", ["    trainer.n_gpus_per_node=4\n"]),
+        ("a.sh", "torchrun --standalone --nproc-per-node 4 -m verl.trainer.sft_trainer", ["n_gpus_per_node=4\n"]),
+        ("a.py", ASSIGNED, ["# learning_rate=lr: known only", "# output_dir=name: known only", "    trainer.seed=7  "]),
     ],
 )
-def test_what_is_left_out_says_why(key: str, value: str, comment: str):
-    lines = translate_keys({key: value}, "main_ppo")
-    assert any(comment in found and not word for word, found in lines.values())
+def test_other_programs(name: str, text: str, lines: list[str]):
+    ported = port_script(text, name)
+    assert [line for line in lines if line not in ported] == [] and "torchrun" not in ported
 
 
-@pytest.mark.parametrize("option", ["--nproc_per_node=4", "--standalone --nproc-per-node 4"])
-def test_torchrun_options_become_keys(option: str):
-    assert "    trainer.n_gpus_per_node=4\n" in port_script(f"torchrun {option} -m verl.trainer.sft_trainer", "a.sh")
+def test_wandb_needs_no_login():
+    line = "export WANDB_MODE=${WANDB_MODE:-offline}\n"
+    assert line in port_script('python3 -m verl.trainer.main_ppo trainer.logger=\'["console","wandb"]\'', "a.sh")
+    assert line not in port_script("python3 -m verl.trainer.main_ppo trainer.logger=console", "a.sh")
 
 
-def test_a_script_without_a_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    script = tmp_path / "install.sh"
-    script.write_text("pip install verl")
-    assert main(["port", str(script)]) == 2
-    assert f"{script}" in capsys.readouterr().err
-    assert main(["port", str(tmp_path / "none.sh")]) == 2
-
-
-@pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A model and data of this machine, and its size."""
-    import pandas as pd
-    from transformers import AutoConfig
-
-    folder = tmp_path_factory.mktemp("local")
-    make_tokenizer(folder, TAGS)
-    make_model(folder, seed=0)
-    tokenizer = tokenizer_of()
-    tokenizer.response_template = RESPONSE_TEMPLATE  # reads calls as vLLM's parser does, without its import
-    tokenizer.save_pretrained(folder)
-    config = AutoConfig.from_pretrained(folder)
-    config.max_position_embeddings = 32768
-    config.save_pretrained(folder)
-    question = {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "What is 1 + 1?"}]}
-    row = question | {"reward_model": {"style": "rule", "ground_truth": "2"}, "extra_info": {"index": 0}}
-    pd.DataFrame([row] * 4).to_parquet(folder / "rows.parquet")
-    paths = {"actor_rollout_ref.model.path": folder, "critic.model.path": folder}
-    paths |= {f"data.{name}": folder / "rows.parquet" for name in ("train_files", "val_files")}
-    machine = {"trainer.n_gpus_per_node": 1, "trainer.nnodes": 1, "trainer.default_local_dir": folder / "runs"}
-    return [f"{key}={value}" for key, value in (paths | machine).items()]
-
-
-@pytest.mark.parametrize("name", ["grpo", "ppo", "dapo", "rloo", "multi_turn"])
-def test_a_ported_command_passes_the_dry_run(name: str, local: list[str], capsys: pytest.CaptureFixture[str]):
-    from alphaapollo.trainer.main_ppo import main as main_ppo
-
-    ranks = ["trainer.n_gpus_per_node=4"] if name == "dapo" else []  # its sequences are shared by 4
-    words = ported(name, *local, *ranks) | {"trainer.logger": "[console]"}  # the package swanlab may be missing
-    if name == "multi_turn":
-        assert words.pop("env.tool_parser") == "hermes"
-    assert main_ppo([*(f"{key}={value}" for key, value in words.items()), "trainer.dry_run=True"]) == 0
-    assert "the configuration is valid" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("loss", ["gspo", "cispo", "geo_mean", "dppo_kl"])
-def test_clip_ranges_that_differ_from_verls_are_written(loss: str):
-    key = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    lines = translate_keys({key: loss, f"{ACTOR}.clip_ratio_high": "0.28"}, "main_ppo")
-    words = {word for word, _ in lines.values()}
-    assert {f"{ACTOR}.clip_ratio_low=0.2", f"{ACTOR}.clip_ratio_high=0.28"} <= words
-    assert not any("clip_ratio_low" in word for word, _ in translate_keys({key: "vanilla"}, "main_ppo").values())
+@pytest.mark.parametrize(
+    ("name", "text", "fact"),
+    [
+        ("install.sh", "pip install verl", "install.sh"),
+        ("a.sh", "python3 train_it.py --lr 1", "no training command"),
+        ("a.sh", "pip install trl deepspeed", "no training command"),
+        ("a.sh", "trl bco --model_name_or_path x", "BCO has no counterpart"),
+        ("a.sh", "swift rlhf --rlhf_type magic --model x", "unknown program"),
+        ("a.sh", "trl magic --model_name_or_path x", "unknown program"),
+        ("a.py", "from trl import MagicConfig\nMagicConfig(a=1)", "unknown program"),
+        ("a.py", "print('hello')", "no training command"),
+        ("a.py", "print(", "line 1"),
+        ("a.yaml", "model_name_or_path: x", "trainer=sft"),
+        ("a.yaml", "lr: 1", "no key of TRL"),
+        ("none.sh", None, "none.sh"),
+    ],
+)
+def test_a_file_that_cannot_be_ported_is_one_error(
+    name: str, text: str | None, fact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert main(["port", str(tmp_path / name)]) == 2
+    error = capsys.readouterr().err
+    assert fact in error and str(tmp_path / name) in error
