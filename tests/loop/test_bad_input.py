@@ -10,6 +10,7 @@ import pytest
 
 from alphaapollo.processes.folder_lock import lock_folder
 from tests.loop.conftest import FinishedRun, Runner
+from tests.loop.stack import StackRunner
 
 
 def run_and_refuse(ppo: Runner, *overrides: str, warm: bool = True) -> FinishedRun:
@@ -119,12 +120,10 @@ def test_unusable_reward_function_is_refused(ppo: Runner, source: str, fact: str
     assert str(ppo.reward) in error and fact in error
 
 
-def test_reward_function_that_fails_on_every_answer_of_the_model_stops_the_run(ppo: Runner) -> None:
+def test_reward_function_that_fails_on_every_answer_of_the_model_stops_the_run(stack: StackRunner) -> None:
     passes_a_try = "if completion[:8] in ('<answer>', 'The answ', 'I do not'):\n        return 0.0\n"
     body = f"    {passes_a_try}    return completion['no such thing']\n"
-    ppo.reward.write_text(f"def compute_score(prompt, completion):\n{body}")
-    done = ppo.finish(
-        ppo.start("actor_rollout_ref.rollout.name=fake", "trainer.controller=local", "trainer.val_before_train=False")
-    )
+    stack.reward.write_text(f"def compute_score(prompt, completion):\n{body}")
+    done = stack.start("actor_rollout_ref.rollout.name=fake", "trainer.val_before_train=False")
     assert done.code == 1
     assert "string indices" in done.output and "Traceback" not in done.output, done.output

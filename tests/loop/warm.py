@@ -15,12 +15,14 @@ import multiprocessing.forkserver
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 IMPORTS = "tests.loop.warm_imports"
+KEPT: set[int] = set()  # pids of forked processes that are kept for later tests (stack.py)
 
 
 def start_warm_process() -> None:
@@ -31,11 +33,11 @@ def start_warm_process() -> None:
 
 
 def children_of_the_warm_process() -> set[int]:
-    """Pids of the running processes that were forked from the warm process."""
+    """Pids of the running processes that were forked from the warm process, without those that are kept."""
     pid = multiprocessing.forkserver._forkserver._forkserver_pid
     if pid is None:  # it has been stopped
         return set()
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()} - KEPT
 
 
 class WarmProcess(multiprocessing.context.ForkServerProcess):
@@ -59,22 +61,32 @@ def run_program(
     module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path, typed: str
 ) -> None:
     """Run `python -m module words` in the forked process, with a text as its input."""
+    start_session()
+    sys.stdin = io.StringIO(typed)
+    os.chdir(folder)
+    os._exit(call_main(module, words, output, environment))
+
+
+def start_session() -> None:
+    """Make this forked process the leader of a session. Its engine cores are forked from the warm process, too."""
     assert IMPORTS in sys.modules, "an import failed, which a fork server does not report"
     os.setsid()
+    multiprocessing.forkserver.ensure_running = lambda: None
+    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
+    multiprocessing.context._concrete_contexts["spawn"] = WarmContext()  # of checks that import vLLM
+
+
+def call_main(module: str, words: Sequence[str], output: Path, environment: dict[str, str]) -> int:
+    """Call `main` of a module in this process, with its output in a file. Returns the exit code."""
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.stdin = io.StringIO(typed)
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(folder)
-    multiprocessing.forkserver.ensure_running = lambda: None  # the engine core is forked from the warm process, too
-    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
-    multiprocessing.context._concrete_contexts["spawn"] = WarmContext()  # of checks that import vLLM
     code = importlib.import_module(module).main(list(words))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    return code
 
 
 class Program:
@@ -120,6 +132,12 @@ class Program:
                 return None
         self._process.join(seconds)
         return self._process.exitcode
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 600.0) -> None:
+        """Wait until a condition holds. Fails if the program ends first."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.wait(0.02) is None and time.monotonic() < end, self.printed[-4000:]
 
     def signal(self, number: int) -> None:
         if self.wait(0) is None:
