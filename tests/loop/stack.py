@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.loop.conftest import CANARY, DEADLINE, ROOT, FinishedRun, Runner
-from tests.loop.warm import CONTEXT, KEPT, call_main, start_session
+from tests.loop.warm import CONTEXT, KEPT, call_main, find_warm_process, start_session
 
 MAX_TOKENS = 512  # prompt and response of a kept engine, unless a command needs more
 MAX_REQUESTS = 64  # that run at once on a kept engine
@@ -45,7 +45,7 @@ def serve(connection: Connection) -> None:
         except EOFError:  # the tests have ended
             return
         except SystemExit as ended:
-            code = ended.code
+            code = ended.code or 0
         except BaseException:  # noqa: BLE001  # a program would end here
             traceback.print_exc()
             code = 1
@@ -88,26 +88,36 @@ class KeptEngines:
 
 
 class Stack:
-    """The process of `serve`. It starts with the first command, and again after one that hung."""
+    """The process of `serve`. It starts with the first command, and again after one that hung, or after the end of the
+    warm process, from which it forks engines."""
 
     def __init__(self) -> None:
         self._process: Any = None
+        self._warm_process: int | None = None
         atexit.register(self.close)
 
     def run(
         self, module: str, words: Sequence[object], output: Path, environment: dict[str, str], folder: Path = ROOT
     ) -> int:
+        if find_warm_process() != self._warm_process:
+            self.close()
         if self._process is None:
             self._connection, there = CONTEXT.Pipe()
             self._process = CONTEXT.Process(target=serve, args=(there,))
             self._process.start()
             there.close()
             KEPT.add(self._process.pid)
+            self._warm_process = find_warm_process()
         self._connection.send((folder, module, [str(word) for word in words], output, environment))
-        if not self._connection.poll(DEADLINE):
+        try:
+            code, pids = self._connection.recv() if self._connection.poll(DEADLINE) else (None, ())
+        except EOFError:
+            code, pids = None, ()
+        if code is None:
             self.close()
-            pytest.fail(f"not done within {DEADLINE} s:\n{output.read_text()[-4000:]}")
-        code, pids = self._connection.recv()
+            pytest.fail(
+                f"the stack died, or the command is not done within {DEADLINE} s:\n{output.read_text()[-4000:]}"
+            )
         KEPT.update(pids)
         return code
 
@@ -122,13 +132,11 @@ STACK = Stack()
 
 
 class OnStack:
-    """Mixin for a Runner whose commands run on the stack."""
-
-    always: tuple[str, ...] = ("trainer.controller=local",)
+    """Mixin for a Runner whose commands run on the stack, with `trainer.controller=local`."""
 
     def start(self: Any, *overrides: str, name: str = "run", warm: bool | None = None) -> FinishedRun:
         """Run the command to its end."""
-        return self.call(self.module, self.words((*self.always, *overrides), name), name)
+        return self.call(self.module, self.words(("trainer.controller=local", *overrides), name), name)
 
     def finish(self, done: FinishedRun, name: str = "run") -> FinishedRun:
         return done

@@ -32,10 +32,15 @@ def start_warm_process() -> None:
     multiprocessing.forkserver.ensure_running()
 
 
+def find_warm_process() -> int | None:
+    """Pid of the warm process, None if it has been stopped. The next program then starts another one."""
+    return multiprocessing.forkserver._forkserver._forkserver_pid
+
+
 def children_of_the_warm_process() -> set[int]:
     """Pids of the running processes that were forked from the warm process, without those that are kept."""
-    pid = multiprocessing.forkserver._forkserver._forkserver_pid
-    if pid is None:  # it has been stopped
+    pid = find_warm_process()
+    if pid is None:
         return set()
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()} - KEPT
 
