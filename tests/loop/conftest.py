@@ -242,6 +242,16 @@ def ppo(task: Task, tmp_path: Path) -> Iterator[Runner]:
     runner.close()
 
 
+@pytest.fixture
+def stack(task: Task, tmp_path: Path) -> Iterator[Any]:
+    """Runner of main_ppo whose runs need no start of their own (stack.py)."""
+    from tests.loop.stack import StackRunner
+
+    runner = StackRunner(task, tmp_path)
+    yield runner
+    runner.close()
+
+
 def processes_of(runner: Runner) -> dict[int, str]:
     """Processes started by this test's runs: {pid: command line}."""
     found = {}

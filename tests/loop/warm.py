@@ -15,14 +15,17 @@ import multiprocessing.forkserver
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from alphaapollo.processes import entry_point
+from alphaapollo.processes.fork_server import ForkedContext
 
 CONTEXT = multiprocessing.get_context("forkserver")
 IMPORTS = "tests.loop.warm_imports"
+KEPT: set[int] = set()  # pids of forked processes that are kept for later tests (stack.py)
 
 
 def start_warm_process() -> None:
@@ -32,52 +35,50 @@ def start_warm_process() -> None:
     multiprocessing.forkserver.ensure_running()
 
 
+def find_warm_process() -> int | None:
+    """Pid of the warm process, None if it has been stopped. The next program then starts another one."""
+    return multiprocessing.forkserver._forkserver._forkserver_pid
+
+
 def children_of_the_warm_process() -> set[int]:
-    """Pids of the running processes that were forked from the warm process."""
-    pid = multiprocessing.forkserver._forkserver._forkserver_pid
-    if pid is None:  # it has been stopped
+    """Pids of the running processes that were forked from the warm process, without those that are kept."""
+    pid = find_warm_process()
+    if pid is None:
         return set()
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-
-
-class WarmProcess(multiprocessing.context.ForkServerProcess):
-    """Process forked from the warm process, with the environment variables of the caller."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.environment = dict(os.environ)
-
-    def run(self) -> None:
-        os.environ.clear()
-        os.environ.update(self.environment)
-        super().run()
-
-
-class WarmContext(multiprocessing.context.ForkServerContext):
-    Process = WarmProcess
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()} - KEPT
 
 
 def run_program(
     module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path, typed: str
 ) -> None:
     """Run `python -m module words` in the forked process, with a text as its input."""
+    start_session()
+    sys.stdin = io.StringIO(typed)
+    os.chdir(folder)
+    os._exit(call_main(module, words, output, environment))
+
+
+def start_session() -> None:
+    """Make this forked process the leader of a session. Its engine cores are forked from the warm process, too."""
     assert IMPORTS in sys.modules, "an import failed, which a fork server does not report"
+    entry_point.exits_at_once = True
     os.setsid()
+    multiprocessing.forkserver.ensure_running = lambda: None
+    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
+    multiprocessing.context._concrete_contexts["spawn"] = ForkedContext()  # of checks that import vLLM
+
+
+def call_main(module: str, words: Sequence[str], output: Path, environment: dict[str, str]) -> int:
+    """Call `main` of a module in this process, with its output in a file. Returns the exit code."""
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.stdin = io.StringIO(typed)
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(folder)
-    multiprocessing.forkserver.ensure_running = lambda: None  # the engine core is forked from the warm process, too
-    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
-    multiprocessing.context._concrete_contexts["spawn"] = WarmContext()  # of checks that import vLLM
-    entry_point.exits_at_once = True
     code = importlib.import_module(module).main(list(words))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    return code
 
 
 class Program:
@@ -123,6 +124,12 @@ class Program:
                 return None
         self._process.join(seconds)
         return self._process.exitcode
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 600.0) -> None:
+        """Wait until a condition holds. Fails if the program ends first."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.wait(0.02) is None and time.monotonic() < end, self.printed[-4000:]
 
     def signal(self, number: int) -> None:
         if self.wait(0) is None:
