@@ -13,6 +13,7 @@ import io
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 IMPORTS = "tests.loop.warm_imports"
+ACCEPT_ARGUMENTS = ("alphaapollo.", "tests.loop.")  # modules whose `main` does
 
 
 def start_warm_process() -> None:
@@ -55,12 +57,19 @@ class WarmContext(multiprocessing.context.ForkServerContext):
     Process = WarmProcess
 
 
-def run_program(
-    module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path, typed: str
-) -> None:
-    """Run `python -m module words` in the forked process, with a text as its input."""
+def prepare_forked_process() -> None:
+    """Give the forked process a session of its own. What it starts is forked from the warm process, too."""
     assert IMPORTS in sys.modules, "an import failed, which a fork server does not report"
     os.setsid()
+    multiprocessing.forkserver.ensure_running = lambda: None  # of the engine core
+    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
+    multiprocessing.context._concrete_contexts["spawn"] = WarmContext()  # of checks that import vLLM
+
+
+def run_command(
+    module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path, typed: str
+) -> int:
+    """Run `python -m module words` in this process, with a text as its input. Returns the exit code."""
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -68,13 +77,22 @@ def run_program(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    multiprocessing.forkserver.ensure_running = lambda: None  # the engine core is forked from the warm process, too
-    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
-    multiprocessing.context._concrete_contexts["spawn"] = WarmContext()  # of checks that import vLLM
-    code = importlib.import_module(module).main(list(words))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        if not module.startswith(ACCEPT_ARGUMENTS):
+            sys.argv = [module, *words]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            return 0
+        return importlib.import_module(module).main(list(words))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else end.code is not None
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def run_program(*command: Any) -> None:
+    prepare_forked_process()
+    os._exit(run_command(*command))
 
 
 class Program:
@@ -91,6 +109,7 @@ class Program:
         typed: str = "",
     ):
         self.output = output
+        output.touch()
         self._process: subprocess.Popen[bytes] | multiprocessing.context.ForkServerProcess
         words = [str(word) for word in words]
         if warm:
