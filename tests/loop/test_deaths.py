@@ -124,7 +124,9 @@ def undisturbed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             *(LOCAL, "vllm", {"learn": ("EngineCore", CORE_DIED), "collect_groups": ("EngineCore", CORE_DIED)}),
             marks=pytest.mark.core,
         ),
-        pytest.param(LOCAL, "sglang", {"learn": ("sglang::scheduler", CORE_DIED)}, marks=needs_sglang),
+        pytest.param(
+            *(LOCAL, "sglang", {"learn": ("sglang::scheduler", CORE_DIED)}), marks=[needs_sglang, pytest.mark.nightly]
+        ),
     ],
 )
 def test_run_continues_unchanged_after_deaths(

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 
 from alphaapollo.config.schema import Rollout
@@ -16,7 +17,7 @@ from alphaapollo.engines.protocol import EngineDied, EngineError, EngineSpec
 from alphaapollo.engines.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
 from tests.loop.conftest import DEADLINE, ROOT
-from tests.loop.engine_kit import PROBE, make_model, start_engine
+from tests.loop.engine_kit import ENGINES, PROBE, make_model, start_engine
 from tests.loop.warm import Program
 from tests.processes import is_running, wait_until
 
@@ -59,28 +60,29 @@ def test_kill_of_the_parent_leaves_no_process(tmp_path: Path) -> None:
     assert [path for path in left if os.path.exists(path)] == []
 
 
-def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path) -> None:
-    with start_engine(make_model("Qwen3", 0), tmp_path) as session:
+@pytest.mark.parametrize("name", ENGINES)
+def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path, name: str) -> None:
+    with start_engine(make_model("Qwen3", 0), tmp_path, name=name) as session:
+        engine, title = session.engine, {"vllm": "EngineCore", "sglang": "sglang::scheduler"}[name]
+        (core,) = [pid for pid in engine.list_pids() if title in " ".join(psutil.Process(pid).cmdline())]
 
         async def die() -> list[BaseException]:
-            await session.engine.generate(PROBE, Sampling(1), "first")  # asks the core what it supports
-            os.kill(session.engine.list_pids()[0], signal.SIGSTOP)  # from now on it answers nothing
-            waiting = [
-                asyncio.ensure_future(session.engine.generate(PROBE, Sampling(200, seed=seed), f"r{seed}"))
-                for seed in range(64)
-            ]
-            while session.engine._running_llm.get_num_unfinished_requests() < 64:
+            await engine.generate(PROBE, Sampling(1), "first")  # asks the core what it supports
+            os.kill(core, signal.SIGSTOP)  # from now on it answers nothing
+            calls = [engine.generate(PROBE, Sampling(200, seed=seed), f"r{seed}") for seed in range(64)]
+            calls += [engine._call_workers("alphaapollo_compute_weight_digest")] if name == "vllm" else []
+            waiting = [asyncio.ensure_future(call) for call in calls]
+            while name == "vllm" and engine._running_llm.get_num_unfinished_requests() < 64:
                 await asyncio.sleep(0)
-            waiting.append(asyncio.ensure_future(session.engine._call_workers("alphaapollo_compute_weight_digest")))
             await asyncio.sleep(0.1)
-            os.kill(session.engine.list_pids()[0], signal.SIGKILL)
+            os.kill(core, signal.SIGKILL)
             return await asyncio.gather(*waiting, return_exceptions=True)
 
         ends = session.run(die())  # pending calls fail
         assert all(isinstance(end, EngineError) for end in ends), ends
         assert "rollout engine 0" in str(ends[0]) and f"{tmp_path}/engine.log" in str(ends[0])
         with pytest.raises(EngineError, match="core process died"):
-            session.run(session.engine.generate(PROBE, Sampling(1), "late"))
+            session.run(engine.generate(PROBE, Sampling(1), "late"))
 
 
 HEADER = "header too large"

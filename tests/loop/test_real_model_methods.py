@@ -176,6 +176,7 @@ def test_exported_models_answer_alike_in_transformers_and_vllm(methods: MethodRu
         assert tokenizer.decode(answer, skip_special_tokens=True) == result["turns"][0]["text"]
 
 
+@pytest.mark.nightly
 def test_an_exported_model_goes_through_a_gguf_file_bit_for_bit(
     methods: MethodRunner, sft: str, tmp_path: Path
 ) -> None:
