@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 from tests.loop.conftest import CANARY, DEADLINE, ROOT, FinishedRun, Runner
-from tests.loop.warm import CONTEXT, KEPT, call_main, find_warm_process, start_session
+from tests.loop.warm import CONTEXT, KEPT, find_warm_process, prepare_forked_process, run_command
 
 MAX_TOKENS = 512  # prompt and response of a kept engine, unless a command needs more
 MAX_REQUESTS = 64  # that run at once on a kept engine
 
 
 def serve(connection: Connection) -> None:
-    """Run commands that arrive as a folder and the arguments of `call_main`, and answer with their exit codes."""
-    start_session()
+    """Run commands that arrive as the arguments of `run_command`, and answer with their exit codes."""
+    prepare_forked_process()
     from alphaapollo.controller import launcher
     from alphaapollo.engines import factory
     from alphaapollo.launch import command
@@ -39,13 +39,10 @@ def serve(connection: Connection) -> None:
     launcher.start_reaper = lambda run_id, folders: None  # one per command would stay as long as this process
     while True:
         try:
-            folder, engines.module, *arguments = connection.recv()
-            os.chdir(folder)
-            code = call_main(engines.module, *arguments)
+            engines.module, *arguments = connection.recv()
+            code = run_command(engines.module, *arguments)
         except EOFError:  # the tests have ended
             return
-        except SystemExit as ended:
-            code = ended.code or 0
         except BaseException:  # noqa: BLE001  # a program would end here
             traceback.print_exc()
             code = 1
@@ -108,7 +105,7 @@ class Stack:
             there.close()
             KEPT.add(self._process.pid)
             self._warm_process = find_warm_process()
-        self._connection.send((folder, module, [str(word) for word in words], output, environment))
+        self._connection.send((module, [str(word) for word in words], output, environment, folder))
         try:
             code, pids = self._connection.recv() if self._connection.poll(DEADLINE) else (None, ())
         except EOFError:

@@ -13,6 +13,7 @@ import io
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from alphaapollo.processes.fork_server import ForkedContext
 
 CONTEXT = multiprocessing.get_context("forkserver")
 IMPORTS = "tests.loop.warm_imports"
+ACCEPT_ARGUMENTS = ("alphaapollo.", "tests.loop.")  # modules whose `main` does
 KEPT: set[int] = set()  # pids of forked processes that are kept for later tests (stack.py)
 
 
@@ -48,37 +50,43 @@ def children_of_the_warm_process() -> set[int]:
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()} - KEPT
 
 
-def run_program(
-    module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path, typed: str
-) -> None:
-    """Run `python -m module words` in the forked process, with a text as its input."""
-    start_session()
-    sys.stdin = io.StringIO(typed)
-    os.chdir(folder)
-    os._exit(call_main(module, words, output, environment))
-
-
-def start_session() -> None:
-    """Make this forked process the leader of a session. Its engine cores are forked from the warm process, too."""
+def prepare_forked_process() -> None:
+    """Give the forked process a session of its own. What it starts is forked from the warm process, too."""
     assert IMPORTS in sys.modules, "an import failed, which a fork server does not report"
     entry_point.exits_at_once = True
     os.setsid()
-    multiprocessing.forkserver.ensure_running = lambda: None
+    multiprocessing.forkserver.ensure_running = lambda: None  # of the engine core
     multiprocessing.forkserver._forkserver.ensure_running = lambda: None
     multiprocessing.context._concrete_contexts["spawn"] = ForkedContext()  # of checks that import vLLM
 
 
-def call_main(module: str, words: Sequence[str], output: Path, environment: dict[str, str]) -> int:
-    """Call `main` of a module in this process, with its output in a file. Returns the exit code."""
+def run_command(
+    module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path, typed: str = ""
+) -> int:
+    """Run `python -m module words` in this process, with a text as its input. Returns the exit code."""
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    sys.stdin = io.StringIO(typed)
     os.environ.clear()
     os.environ.update(environment)
-    code = importlib.import_module(module).main(list(words))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+    os.chdir(folder)
+    try:
+        if not module.startswith(ACCEPT_ARGUMENTS):
+            sys.argv = [module, *words]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            return 0
+        return importlib.import_module(module).main(list(words))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else end.code is not None
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def run_program(*command: Any) -> None:
+    prepare_forked_process()
+    os._exit(run_command(*command))
 
 
 class Program:
@@ -95,6 +103,7 @@ class Program:
         typed: str = "",
     ):
         self.output = output
+        output.touch()
         self._process: subprocess.Popen[bytes] | multiprocessing.context.ForkServerProcess
         words = [str(word) for word in words]
         if warm:
