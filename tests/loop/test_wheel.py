@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +46,40 @@ def test_the_wheel_works_outside_the_clone(installed: Path, ppo: Runner, tmp_pat
     assert run(alphaapollo, "explain", "data.train_files").startswith("data.train_files: accepted")
     words = ppo.words(["trainer.dry_run=True", "+algorithm=dapo"])
     assert "dry run" in run(sys.executable, "-m", ppo.module, *words)
+
+
+INSTALL = """
+source scripts/pip_settings.sh
+python3 -m venv "$1/.venv"
+install() { .venv/bin/python -m uv pip install --quiet --python "$1/.venv/bin/python" --no-deps "${@:2}"; }
+install "$1" -r requirements/cpu.txt
+make -o setup-dev wheel && install "$1" dist/*.whl
+site=$("$1/.venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+cp scripts/torchvision_cpu.py "$site" && echo "import torchvision_cpu" >"$site/torchvision_cpu.pth"
+"""
+
+
+@pytest.mark.nightly
+def test_the_quickstart_runs_in_an_empty_environment(tmp_path: Path) -> None:
+    """The output of `make wheel` beside the pinned packages, which are downloaded. The quickstart starts to learn."""
+    clone, place = tmp_path / "clone", tmp_path / "place"
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, files.split("\0")):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, clone / name)
+    (clone / ".venv").symlink_to(ROOT / ".venv")
+    shutil.copytree(clone / "examples", place / "examples")
+    subprocess.run(["bash", "-euo", "pipefail", "-c", INSTALL, "install", str(place)], cwd=clone, check=True)
+    environment = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+    command = ["bash", "examples/quickstart/run.sh", "0", "out"]
+    with subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as quickstart:
+        losses: list[float] = []
+        assert quickstart.stdout is not None
+        for line in quickstart.stdout:
+            losses += [float(loss) for loss in re.findall(r"^step .* loss (\S+)", line)]
+            if len(losses) == 3:
+                break
+        os.killpg(quickstart.pid, signal.SIGKILL)
+    assert len(losses) == 3 and losses[0] > losses[1] > losses[2]
