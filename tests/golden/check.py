@@ -7,7 +7,6 @@ prints one line per function and one per failure. Its exit status is 1 if any it
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import math
 import sys
@@ -84,8 +83,6 @@ def evaluate(item: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         key: torch.tensor(value, dtype=dtype) if isinstance(value, list) and key not in PLAIN_LISTS else value
         for key, value in {**item["inputs"], **item["params"]}.items()
     }
-    if "logp_sg" not in inspect.signature(function).parameters:
-        arguments.pop("logp_sg", None)  # a function without a stop-gradient copy of logp ignores it
     arguments = bundle_aggregation(function, arguments)
     check_arguments(function, arguments)
     sources = {key: _gradient_input(name, key) for key in item["expected"] if key.startswith("grad")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -131,9 +131,10 @@ def num_counted(lengths: Tensor, count: Count) -> int:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How a loss per token becomes a number: the parameters `agg`, `agg_kw`, and `is_weights` or `token_weights`."""
+    """How a loss per token becomes a number: the parameters `agg`, `agg_kw`, and the one that `weights_name` names."""
 
     mode: AggregationMode
+    weights_name: str = ""  # parameter with weights of the tokens
     keywords: Mapping[str, Any] = field(default_factory=dict)
     weights: Tensor | None = None
 
@@ -153,15 +154,20 @@ class Aggregation:
 
 
 TOKEN_MEAN, SEQUENCE_MEAN = Aggregation("token-mean"), Aggregation("seq-mean-token-mean")
+CORRECTED, CORRECTED_SEQUENCE_MEAN = (replace(one, weights_name="is_weights") for one in (TOKEN_MEAN, SEQUENCE_MEAN))
+WEIGHTED, WEIGHTED_SEQUENCE_MEAN = (replace(one, weights_name="token_weights") for one in (TOKEN_MEAN, SEQUENCE_MEAN))
 
 
 def bundle_aggregation(function: Function, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Replace the parameters of an aggregation by `agg`, if the function has it, with the mode of its default."""
+    """Replace the parameters of an aggregation by `agg`, if the function has it. Its default has the default mode."""
     parameter = inspect.signature(function).parameters.get("agg")
     if parameter is None:
         return arguments
-    mode = arguments.pop("agg", parameter.default.mode)
-    keywords = arguments.pop("agg_kw", None) or {}
-    weights = [arguments.pop(name, None) for name in ("is_weights", "token_weights")]
-    given = [one for one in weights if one is not None]
-    return {**arguments, "agg": Aggregation(mode, keywords, *given)}
+    default = parameter.default
+    agg = replace(
+        default,
+        mode=arguments.pop("agg", default.mode),
+        keywords=arguments.pop("agg_kw", None) or {},
+        weights=arguments.pop(default.weights_name, None),
+    )
+    return {**arguments, "agg": agg}

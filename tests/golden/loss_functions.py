@@ -1,6 +1,7 @@
 """Policy and value losses with the names and parameters of the vectors files.
 
-`logp_sg` replaces the stop-gradient copies of logp. The clamp of token log-ratios is off unless a file sets it.
+`logp_sg` replaces the stop-gradient copies of logp; functions without such copies ignore it. The clamp of token
+log-ratios is off unless a file sets it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from alphaapollo.algorithms.policy_losses import gspo, ppo
 from alphaapollo.algorithms.statistics import apply_mask, masked_mean
 from alphaapollo.config.schema import AggregationMode
 from tests.golden.common import (
-    SEQUENCE_MEAN,
+    CORRECTED,
+    CORRECTED_SEQUENCE_MEAN,
     TOKEN_MEAN,
     Aggregation,
     Count,
@@ -47,19 +49,19 @@ def _clipped_loss(ratio: Tensor, adv: Tensor, mask: Tensor, low: float, high: fl
 
 
 def aggregate(loss_mat, mask, mode: AggregationMode, **keywords: Any) -> Results:
-    loss = Aggregation(mode, keywords).sum(loss_mat, mask)
+    loss = Aggregation(mode, keywords=keywords).sum(loss_mat, mask)
     return {"loss": loss, "weights": token_weights(mask, mode, **keywords).unsqueeze(1) * mask}
 
 
 def ppo_clip(
-    logp, old_logp, adv, mask, eps_low=0.2, eps_high=0.2, dual_clip=None, agg=TOKEN_MEAN, log_clamp=None
+    logp, old_logp, adv, mask, eps_low=0.2, eps_high=0.2, dual_clip=None, agg=CORRECTED, log_clamp=None, logp_sg=None
 ) -> Results:
     ratio = log_ratio(logp, old_logp, mask, log_clamp).exp()
     loss = ppo.ppo_clip(ratio, adv, eps_low, eps_high, dual_clip)
     return agg.sum_weighted(loss, mask, ppo.is_clipped(ratio, adv, eps_low, eps_high))
 
 
-def policy_gradient(logp, adv, mask, agg=TOKEN_MEAN) -> Results:
+def policy_gradient(logp, adv, mask, agg=CORRECTED) -> Results:
     return agg.sum_weighted(ppo.policy_gradient(logp, adv), mask)
 
 
@@ -76,7 +78,9 @@ def gmpo(logp, old_logp, seq_adv, mask, log_eps_low=0.4, log_eps_high=0.4, count
     return _row_loss(-seq_adv * ratio, mask, count, ratio)
 
 
-def gspo_token(logp, old_logp, adv, mask, eps_low=3e-4, eps_high=4e-4, agg=SEQUENCE_MEAN, logp_sg=None) -> Results:
+def gspo_token(
+    logp, old_logp, adv, mask, eps_low=3e-4, eps_high=4e-4, agg=CORRECTED_SEQUENCE_MEAN, logp_sg=None
+) -> Results:
     return _clipped_loss(gspo.gspo_token_ratio(logp, old_logp, mask, logp_sg), adv, mask, eps_low, eps_high, agg)
 
 
@@ -87,7 +91,7 @@ def cispo(
     mask,
     eps_low=None,
     eps_high=0.28,
-    agg=TOKEN_MEAN,
+    agg=CORRECTED,
     mask_eps_low=None,
     mask_eps_high=None,
     logp_sg=None,
@@ -98,7 +102,7 @@ def cispo(
     return agg.sum_weighted(loss, mask, clipped)
 
 
-def sapo(logp, old_logp, adv, mask, tau_pos=1.0, tau_neg=1.05, agg=SEQUENCE_MEAN) -> Results:
+def sapo(logp, old_logp, adv, mask, tau_pos=1.0, tau_neg=1.05, agg=CORRECTED_SEQUENCE_MEAN, logp_sg=None) -> Results:
     return agg.sum_weighted(ppo.sapo(log_ratio(logp, old_logp, mask).exp(), adv, tau_pos, tau_neg), mask)
 
 
@@ -109,7 +113,7 @@ def clip_cov_candidates(logp, old_logp, adv, mask, ratio=2e-4, low=1.0, high=5.0
     return {"candidates": candidates.nonzero().tolist(), "num_selected": count, "cov": cov}
 
 
-def clip_cov(logp, old_logp, adv, mask, selected, eps_low=0.2, eps_high=0.2, agg=TOKEN_MEAN) -> Results:
+def clip_cov(logp, old_logp, adv, mask, selected, eps_low=0.2, eps_high=0.2, agg=CORRECTED) -> Results:
     drawn = torch.zeros(mask.shape, dtype=torch.bool)
     for row, position in selected:
         drawn[row, position] = True
@@ -117,7 +121,7 @@ def clip_cov(logp, old_logp, adv, mask, selected, eps_low=0.2, eps_high=0.2, agg
     return agg.sum_weighted(apply_mask(ppo.ppo_clip(ratio, adv, eps_low, eps_high), ~drawn), mask)
 
 
-def kl_cov(logp, old_logp, adv, mask, ratio=2e-4, coef=1.0, agg=TOKEN_MEAN, logp_sg=None) -> Results:
+def kl_cov(logp, old_logp, adv, mask, ratio=2e-4, coef=1.0, agg=CORRECTED, logp_sg=None) -> Results:
     cov = ppo.token_covariance(logp if logp_sg is None else logp_sg, adv, mask)
     selected = ppo.top_covariance_tokens(cov, mask, ratio)
     loss = ppo.kl_cov(log_ratio(logp, old_logp, mask), adv, selected, coef)
@@ -135,7 +139,7 @@ def grpo_total(
     beta=0.0,
     kl_kind: Kind = "k3",
     dual_clip=None,
-    agg=TOKEN_MEAN,
+    agg=CORRECTED,
     logp_sg=None,
 ) -> Results:
     """The KL has no token weights."""

@@ -19,7 +19,7 @@ from alphaapollo.algorithms.advantages.grpo import maxrl as maxrl_advantages
 from alphaapollo.algorithms.mismatch import off_policy_sequence_mask as sequence_mask
 from alphaapollo.algorithms.policy_losses import gspo, ppo
 from alphaapollo.algorithms.statistics import Groups, apply_mask, masked_mean, row_mean
-from tests.golden.common import SEQUENCE_MEAN, TOKEN_MEAN, Results, groups_of, log_ratio, on_tokens
+from tests.golden.common import CORRECTED, SEQUENCE_MEAN, TOKEN_MEAN, Results, groups_of, log_ratio, on_tokens
 
 Divergence = Literal["binary_tv", "binary_kl", "symmetric_tv", "given"]
 
@@ -36,7 +36,7 @@ def dppo(
     surrogate: Literal["ratio", "reinforce"] = "ratio",
     kl_eps=0.0,
     kl_tau=0.0,
-    agg=TOKEN_MEAN,
+    agg=CORRECTED,
     divergence=None,
 ) -> Results:
     d, constant = log_ratio(logp, behavior_logp, mask), logp.detach()

@@ -13,7 +13,7 @@ from alphaapollo.algorithms.kl import (
 )
 from alphaapollo.algorithms.statistics import apply_mask
 from alphaapollo.models.lm_head import DivergenceTarget
-from tests.golden.common import TOKEN_MEAN, Results, head_divergence, head_input, log_ratio
+from tests.golden.common import TOKEN_MEAN, WEIGHTED, Results, head_divergence, head_input, log_ratio
 
 
 def make_divergence(alpha: float) -> Divergence:
@@ -30,9 +30,7 @@ def select_top_logits(logits: Tensor, teacher_logits: Tensor, topk: int) -> tupl
     return logits.gather(-1, tokens), teacher_logits.gather(-1, tokens)
 
 
-def self_distillation(
-    logits, teacher_logits, mask, alpha=1.0, topk=None, tail=True, agg=TOKEN_MEAN, coef=1.0
-) -> Results:
+def self_distillation(logits, teacher_logits, mask, alpha=1.0, topk=None, tail=True, agg=WEIGHTED, coef=1.0) -> Results:
     if topk is not None and not tail:
         logits, teacher_logits = select_top_logits(logits, teacher_logits, topk)
         topk = None

@@ -12,7 +12,7 @@ from alphaapollo.algorithms.mismatch import rollout_correction_weights
 from alphaapollo.algorithms.policy_losses.ppo import policy_gradient
 from alphaapollo.algorithms.statistics import apply_mask
 from alphaapollo.models.lm_head import DivergenceTarget, WeightedModel
-from tests.golden.common import SEQUENCE_MEAN, Results, head_divergence, head_input
+from tests.golden.common import SEQUENCE_MEAN, WEIGHTED_SEQUENCE_MEAN, Results, head_divergence, head_input
 
 
 def teacher_weights(mask: Tensor, num_teachers: int, weights: object, route: Tensor | None) -> Tensor:
@@ -57,7 +57,7 @@ def mopd(
 
 
 def mopd_full(
-    logits, teacher_logits, mask, weights=None, route=None, topk=None, agg=SEQUENCE_MEAN, coef=1.0
+    logits, teacher_logits, mask, weights=None, route=None, topk=None, agg=WEIGHTED_SEQUENCE_MEAN, coef=1.0
 ) -> Results:
     """From the trainer's output head, with the logits as its hidden states."""
     shares = teacher_weights(mask, len(teacher_logits), weights, route).movedim(-1, 0)

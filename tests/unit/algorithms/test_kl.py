@@ -87,6 +87,7 @@ CONTROL = {"kl_coef": 0.5, "target_kl": 6.0, "horizon": 1000.0}
         ("adaptive", 0.2, 6.6, 0.2 * 1.01),  # error 0.1, 100 sequences
         ("adaptive", 0.2, 600.0, 0.2 * 1.02),  # clipped to 0.2
         ("doubling", 1.0, 9.0, 1.0),  # the thresholds are strict
+        ("doubling", 1.0, 4.0, 1.0),
         ("doubling", 1.0, 9.1, 2.0),
         ("doubling", 2.0, 3.9, 1.0),
         ("dual", 0.05, 11.0, 0.10),
