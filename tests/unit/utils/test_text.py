@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.utils.text import cut_at_stop
+from alphaapollo.utils.text import cut_at_stop, fill_template
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,8 @@ def test_one_string_or_a_list(stop, strings):
 def test_an_empty_string_in_a_list_is_an_error():
     with pytest.raises(ValidationError, match="stop"):
         Rollout(stop=["a", ""])
+
+
+def test_braces_in_values_and_of_other_names_stay():
+    filled = fill_template("Q {question} A {answer} {other}", question="{answer}?", answer="{question}")
+    assert filled == "Q {answer}? A {question} {other}"
