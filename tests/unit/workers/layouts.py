@@ -37,8 +37,8 @@ class Result:
 
     gradients: Arrays = field(default_factory=dict)  # of one optimizer step, gathered from all ranks
     metrics: dict[str, float] = field(default_factory=dict)
-    columns: Arrays = field(default_factory=dict)  # of this rank's rows, before the step
-    sent: Arrays = field(default_factory=dict)  # weights as the engines get them
+    columns: Arrays = field(default_factory=dict)  # of this rank's rows
+    shared: Arrays = field(default_factory=dict)  # the same on all ranks: weights as the engines get them, and a probe
 
 
 def compute(rank: int, num_ranks: int, address: str, cases: Sequence[Case], with_columns: bool = True) -> list[Result]:
@@ -100,9 +100,12 @@ def compute_case(worker: Any, case: Case, rank: int, num_ranks: int, with_column
         if case.lora_rank:
             worker.send_weights(1)
     recorded = record_gradients(worker)
-    metrics = worker.update(make_columns(case, layout, own))
-    sent = {name: tensor.numpy() for name, tensor in worker.sender.sent.items()} if case.lora_rank else {}
-    return Result(recorded[0], metrics, columns, sent)
+    metrics = worker.update(make_columns(case, layout, own, old=not case.records_old))
+    shared = {name: tensor.numpy() for name, tensor in worker.sender.sent.items()} if case.lora_rank else {}
+    if case.role == "policy" and with_columns:
+        columns["old"] = worker.get_old_log_probs()
+        shared["probe"] = np.array(worker.compute_probe_log_probs([5, 9, 3, 3, 40]))
+    return Result(recorded[0], metrics, columns, shared)
 
 
 def finetune(worker: Any, batch: RankBatch) -> Result:
@@ -138,7 +141,7 @@ def check_results(found: Sequence[Result], expected: Result, case: Case) -> None
         assert_gradients_close(result.gradients, expected.gradients)
         metrics = {name: value for name, value in result.metrics.items() if name != "actor/sharing_gap"}
         assert metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-6)
-        assert_close(result.sent, expected.sent, rtol=1e-7)
+        assert_close(result.shared, expected.shared, atol=1e-5, rtol=1e-7)
 
 
 def assert_gradients_close(found: Arrays, expected: Arrays) -> None:

@@ -44,6 +44,7 @@ OTHERS: dict[str, tuple[int, Case]] = {
         2,
         Case("qwen3", RICH | {"policy_loss": {"loss_mode": "gspo"}}, "sdpa", checkpointing=True, **SHARED),
     ),
+    "old log-probs of the update": (2, replace(ULYSSES, records_old=True, mini_batch_size=5)),
     "one unit, one row each": (2, Case("qwen3", RICH, max_tokens=1, **SHARED, **ONE_UNIT)),
     "one unit, recomputed": (2, Case("qwen3", RICH, checkpointing=True, **SMALL, **ONE_UNIT)),
     "caps and windows": (2, replace(ULYSSES, folder="gemma2")),
