@@ -42,17 +42,22 @@ class Result:
 
 
 def compute(rank: int, num_ranks: int, address: str, cases: Sequence[Case], with_columns: bool = True) -> list[Result]:
-    """Compute cases one after the other. Those that differ only in the loss and in rows and micro-batches follow each
-    other in one worker."""
-    results, worker, made = list[Result](), None, None
+    """Compute cases. Those that differ only in the loss and in rows and micro-batches share one worker."""
+    groups: list[tuple[Case, list[int]]] = []
     for index, case in enumerate(cases):
-        if (needed := select_worker_fields(case)) != made:
-            if worker is not None:
-                worker.close()
-            made, worker = needed, start_worker(case, rank, num_ranks, address and f"{address}_{index}")
-        results.append(compute_case(worker, case, rank, num_ranks, with_columns))
-    worker.close()
-    return results
+        needed = select_worker_fields(case)
+        members = next((members for fields, members in groups if fields == needed), None)
+        if members is None:
+            groups.append((needed, [index]))
+        else:
+            members.append(index)
+    results: dict[int, Result] = {}
+    for number, (_, members) in enumerate(groups):
+        worker = start_worker(cases[members[0]], rank, num_ranks, address and f"{address}_{number}")
+        for index in members:
+            results[index] = compute_case(worker, cases[index], rank, num_ranks, with_columns)
+        worker.close()
+    return [results[index] for index in range(len(cases))]
 
 
 def select_worker_fields(case: Case) -> Case:
@@ -123,11 +128,16 @@ def compute_columns(worker: Any, case: Case) -> Arrays:
     return {role: worker.compute_log_probs(role) for role in roles}
 
 
-def compute_alone(case: Case) -> Result:
-    """On one rank in this process: all rows padded in one micro-batch, without recomputation."""
+def describe_alone(case: Case) -> Case:
+    """The case on one rank: all rows padded in one micro-batch, without recomputation."""
     actor = {key: value for key, value in case.actor.items() if key != "fsdp_config"}
     plain = {"attention": "padded", "max_tokens": 10_000, "order": None, "min_unit": 0, "shares_prompts": False}
-    return compute(0, 1, "", [replace(case, actor=actor, sequence_parallel=1, checkpointing=False, **plain)])[0]
+    return replace(case, actor=actor, sequence_parallel=1, checkpointing=False, **plain)
+
+
+def compute_alone(case: Case) -> Result:
+    """On one rank in this process."""
+    return compute(0, 1, "", [describe_alone(case)])[0]
 
 
 def check_results(found: Sequence[Result], expected: Result, case: Case) -> None:
@@ -154,13 +164,11 @@ def assert_gradients_close(found: Arrays, expected: Arrays) -> None:
 
 def check_layouts(case: Case, layouts: dict[int, list[dict[str, Any]]]) -> Result:
     """Compare layouts, by the number of ranks, with one rank. Returns the result of one rank for all rows."""
-    expected: dict[int, Result] = {}
-    for num_ranks, fields in layouts.items():
-        cases = [replace(case, **one) for one in fields]
-        results = run_on_ranks(compute, num_ranks, cases)
-        for one, *found in zip(cases, *results, strict=True):
-            if one.num_rows not in expected:
-                expected[one.num_rows] = compute_alone(one)
+    cases = {num_ranks: [replace(case, **fields) for fields in of_ranks] for num_ranks, of_ranks in layouts.items()}
+    alone = {one.num_rows: describe_alone(one) for of_ranks in cases.values() for one in of_ranks}
+    expected = dict(zip(alone, compute(0, 1, "", list(alone.values())), strict=True))
+    for num_ranks, of_ranks in cases.items():
+        for one, *found in zip(of_ranks, *run_on_ranks(compute, num_ranks, of_ranks), strict=True):
             check_results(found, expected[one.num_rows], one)
     return expected[case.num_rows]
 

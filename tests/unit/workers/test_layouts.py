@@ -86,7 +86,7 @@ LOSSES = {name: Case("qwen3", {"policy_loss": {"loss_mode": name}}) for name in 
         correction={"off_policy_mask_threshold": 0.1},
     ),
 }
-LAYOUTS_OF_LOSSES: dict[str, dict[str, Any]] = {  # those with one kind of attention follow each other in one worker
+LAYOUTS_OF_LOSSES: dict[str, dict[str, Any]] = {
     "whole": {},
     "one row each": {"max_tokens": 1},
     "a few rows each, shuffled": {"max_tokens": 40, "order": 1},
