@@ -44,6 +44,7 @@ OTHERS: dict[str, tuple[int, Case]] = {
         2,
         Case("qwen3", RICH | {"policy_loss": {"loss_mode": "gspo"}}, "sdpa", checkpointing=True, **SHARED),
     ),
+    "old log-probs of the update": (2, replace(ULYSSES, records_old=True, mini_batch_size=5)),
     "one unit, one row each": (2, Case("qwen3", RICH, max_tokens=1, **SHARED, **ONE_UNIT)),
     "one unit, recomputed": (2, Case("qwen3", RICH, checkpointing=True, **SMALL, **ONE_UNIT)),
     "caps and windows": (2, replace(ULYSSES, folder="gemma2")),
@@ -85,7 +86,7 @@ LOSSES = {name: Case("qwen3", {"policy_loss": {"loss_mode": name}}) for name in 
         correction={"off_policy_mask_threshold": 0.1},
     ),
 }
-LAYOUTS_OF_LOSSES: dict[str, dict[str, Any]] = {  # those with one kind of attention follow each other in one worker
+LAYOUTS_OF_LOSSES: dict[str, dict[str, Any]] = {
     "whole": {},
     "one row each": {"max_tokens": 1},
     "a few rows each, shuffled": {"max_tokens": 40, "order": 1},

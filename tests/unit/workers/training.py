@@ -85,6 +85,7 @@ class Case:
     correction: dict[str, Any] = field(default_factory=dict)
     sequence_parallel: int = 1
     shares_prompts: bool = False
+    records_old: bool = False  # the update gets no old log-probs, and records its own
     aux: float = 0.0  # weight of the load-balancing loss
     replay: bool = False  # rows come with experts
     device: Device = "cpu"
