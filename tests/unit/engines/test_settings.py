@@ -48,7 +48,7 @@ def test_engine_arguments(device: str, settings: dict[str, Any], expected: dict[
         ("cpu", {}, {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}),
         ("cpu", {}, {"VLLM_CPU_ATTN_SPLIT_KV": "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
         ("cpu", {}, {"TORCH_COMPILE_DISABLE": "1", "HF_HUB_OFFLINE": ...}),  # a hub id may still have to be fetched
-        ("cpu", {"cpu_threads": 3}, {"OMP_NUM_THREADS": "3"}),
+        ("cpu", {"cpu_threads": 3, "enforce_eager": False}, {"OMP_NUM_THREADS": "3", "TORCH_COMPILE_DISABLE": ...}),
         ("cpu", {"tensor_model_parallel_size": 2}, {"VLLM_ENABLE_V1_MULTIPROCESSING": ...}),  # a process a rank
         ("cuda", {"full_determinism": True}, {"VLLM_BATCH_INVARIANT": "1"}),
         ("cuda", {"transport": "ipc"}, {INSECURE: "1", "VLLM_BATCH_INVARIANT": ..., "OMP_NUM_THREADS": ...}),
