@@ -16,6 +16,7 @@ from alphaapollo.environments.informal_math import get_problem, make_example_val
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.retrieval import build_index
+from alphaapollo.tools.sandbox import get_default_sandbox
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION
@@ -146,6 +147,7 @@ def test_keep_state_lasts_one_episode():
     assert response(second) == {"status": "ok", "text": "21"}
     _, (fresh,) = play(actions[1], tools=tools)
     assert response(fresh)["status"] == "error" and "NameError" in response(fresh)["text"]
+    assert not get_default_sandbox()._sessions  # the end of an episode ends its process
 
 
 def test_environment_without_tools():

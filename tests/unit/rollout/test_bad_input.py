@@ -52,14 +52,13 @@ def play(
     truths: tuple[str, str] = ("4", "4"),
     data_source: str = "openai/gsm8k",
     max_tokens: int = 400,
-    answer: str = ANSWER,
 ) -> IterationResult:
-    """The model answers the failing prompt with `words`, one per turn, and the other one with `answer`."""
+    """The model answers the failing prompt with `words`, one per turn, and the other one with the right answer."""
     shown: list[str] = []
 
     def say(text: str) -> str:
         if BAD not in text:
-            return answer
+            return ANSWER
         shown.append(text)
         return words() if callable(words) else words[len(shown) - 1]
 
@@ -102,21 +101,26 @@ def double():
     ("call", "status", "message"),
     [
         ('<double>{"x": 2</double>', "refused", "JSON"),
-        (f'<double>{{"x": "{"9" * (1 << 20)}"}}</double>', "refused", "65536"),
+        ('<double>{"y": 2}</double>', "refused", "'y'"),
+        (f'<double>{{"x": "{"9" * (1 << 17)}"}}</double>', "refused", "65536"),
         ("<search>x</search>", "unreadable", "no action"),
         ("<python_code>while True: pass</python_code>", "timeout", "1 s"),
         ("<python_code>while True: print('x' * 1000000)</python_code>", "error", "stopped after printing 16 MiB"),
         ("<python_code>import os; os.environ['ALPHAAPOLLO_SECRET']</python_code>", "error", "KeyError"),
         ("<python_code>import os; os.kill(os.getppid(), 9)</python_code>", "error", "PermissionError"),
+        ("<python_code>import os; os.fork()</python_code>", "error", "PermissionError"),
+        ("<python_code>x = bytearray(1 << 34)</python_code>", "error", "Memory"),
+        (f"<python_code>print(open({__file__!r}).read())</python_code>", "error", "Error"),
+        ("<python_code>import socket; socket.create_connection(('127.0.0.1', 80))</python_code>", "error", "Error"),
     ],
-    ids=["broken JSON", "1 MB argument", "unknown tool", "loops", "prints 1 GB", "reads secrets", "kills its parent"],
+    ids=lambda value: value[:60],
 )
 @pytest.mark.usefixtures("double")
 def test_the_model_reads_why_a_call_failed_and_continues(folder, monkeypatch, call, status, message):
     """Arguments that a tool refuses: tests/unit/tools/test_toolbox.py. Hostile code: attacks.py, in that folder."""
     monkeypatch.setenv("ALPHAAPOLLO_SECRET", "secret")
     env = Env(env_name="informal_math", max_steps=2, tools=["double"], informal_math={"python_code_timeout": 1.0})
-    played = play(folder, [call, ANSWER], env, max_tokens=1 << 21)
+    played = play(folder, [call, ANSWER], env, max_tokens=1 << 18)
     assert f'"{status}"' in json.dumps(played.bad["turns"][0]["info"])
     assert message in played.shown[1]
     assert (played.bad["outcome"], played.bad["reward"], played.bad["end"]) == ("scored", 1.0, "done")
@@ -125,26 +129,30 @@ def test_the_model_reads_why_a_call_failed_and_continues(folder, monkeypatch, ca
     assert played.metrics.get("turn/invalid") == (0.0 if "python" in call else pytest.approx(1 / 3))
 
 
-def python_block(code: str) -> str:
-    return f"```python\n{code}\n```"
+PROGRAMS = [
+    ("print(4)", ""),
+    ("while True: pass", "timeout"),
+    ("while True: print('x' * 1000000)", "output"),
+    ("x = bytearray(1 << 34)", "memory"),
+    ("import os\nos.kill(os.getppid(), 9)", "error"),
+]
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("while True: pass", "the code ends with timeout"),
-        ("while True: print('x' * 1000000)", "the code ends with output"),
-        ("x = bytearray(1 << 34)", "the code ends with memory"),
-        ("import os\nos.kill(os.getppid(), 9)", "the code ends with error"),
-    ],
-)
-def test_hostile_program_fails_its_tests(folder, code, reason):
+def test_hostile_programs_fail_their_tests(folder):
     """An error of the model's code is not a failure of the tool."""
     truth = json.dumps({"inputs": [""], "outputs": ["4\n"], "time_limit": 1})
-    answer = python_block("print(4)")
-    played = play(folder, [python_block(code)], truths=(truth, truth), data_source="code", answer=answer)
-    assert (played.bad["outcome"], played.bad["reward"]) == ("scored", 0.0)
-    assert reason in played.bad["reason"] and played.fine["reward"] == 1.0
+    chats = [[Message(role="user", content=f"program {number}")] for number in range(len(PROGRAMS))]
+    prompts = [Prompt(number, "code", chat, ground_truth=truth) for number, chat in enumerate(chats)]
+
+    def write(text: str) -> str:
+        return f"```python\n{PROGRAMS[int(text.split('program ')[1][0])][0]}\n```"
+
+    worker = make_worker(folder, TextEngine(folder, write), max_prompt_length=2000, max_response_length=400)
+    groups = generate(worker, *(GroupRequest(prompt, 1, Sampling(400), stream_position=0) for prompt in prompts))
+    scores = [group.trajectories[0].score for group in groups]
+    assert [(score.outcome, score.reward) for score in scores] == [("scored", 1.0)] + [("scored", 0.0)] * 4
+    for score, (_, end) in list(zip(scores, PROGRAMS, strict=True))[1:]:
+        assert f"the code ends with {end}" in score.reason
 
 
 # tools that break: the environment failed
@@ -183,8 +191,8 @@ def test_a_mcp_server_that_dies_is_an_environment_failure(folder):
 
 def test_an_answer_that_hangs_sympy_is_a_grader_failure(folder):
     truths = ("9^{9^{9^{9}}}", "4")
-    played = play(folder, [r"\boxed{3}"], reward=Reward(timeout=3.0), truths=truths, data_source="math")
-    check_masked(played, "grader_failed", "no answer within 3 s")
+    played = play(folder, [r"\boxed{3}"], reward=Reward(timeout=2.0), truths=truths, data_source="math")
+    check_masked(played, "grader_failed", "no answer within 2 s")
 
 
 @pytest.mark.parametrize(
