@@ -55,6 +55,7 @@ UPDATE_CALLS = ["update of policy 0 (62 s), update of policy 1 (62 s)"]
 CORE = process(21, True, name="the engine core of rollout worker 1")
 STOPPED_CORE = reports(answers("rollout 0", 10), answers("rollout 1", 20, CORE), calls=PLAY)
 RAYLET = process(71, True, name="Ray's raylet")
+STOPPED_RAYLET = [answers("controller", 1, RAYLET, calls=UPDATE), answers("policy 0", 10), answers("policy 1", 11)]
 ELSEWHERE = reports(answers("policy 0", 10), silent("policy 1", 11, node="node b"), calls=UPDATE)
 SLEEPS = [ActiveCall("episode", "", 4, 70, None), ActiveCall("environment.step", "", 2, 65, 600.0)]
 SLEEPING = reports(answers("rollout 0", 10, calls=SLEEPS), calls=PLAY)
@@ -68,7 +69,7 @@ ALONE = reports(answers("policy 0", 10), calls=[ActiveCall("advantage", "", 1, 6
     [
         (STOPPED, ["policy 1"], "the policy 1 (pid 11) is stopped", ["-CONT", "in update", *UPDATE_CALLS]),
         (STOPPED_CORE, ["rollout 1"], "the engine core of rollout worker 1 (pid 21) is stopped", []),
-        ([answers("controller", 1, RAYLET, calls=UPDATE)], ["controller"], "Ray's raylet (pid 71) is stopped", []),
+        (STOPPED_RAYLET, ["controller"], "Ray's raylet (pid 71) is stopped", []),
         (ELSEWHERE, ["policy 1"], "the policy 1 (pid 11) does not answer", []),
         (SLEEPING, ["rollout 0"], "the rollout 0 (pid 10) waits", ["4 x episode (70 s), 2 x environment.step (65 s)"]),
         (BEHIND, ["policy 1"], "the policy 1 (pid 21) waits, in update (62 s)", []),  # it has the fewest counts

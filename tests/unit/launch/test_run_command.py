@@ -141,7 +141,7 @@ SCORES = [
     {"step": 2, "critic/score/mean": 0.7, "val/accuracy": 0.9},
     {"step": 3, "critic/score/mean": 0.6, "val/accuracy": 0.8},
 ]
-LOSSES = [{"step": step, "train/loss": loss} for step, loss in {50: 3.0, 100: 1.0, 150: 1.5}.items()]
+LOSSES = [{"step": step, "train/loss": loss} for step, loss in {50: 3.0, 75: 1.0, 100: 1.0, 150: 1.5}.items()]
 
 
 @pytest.mark.parametrize(
