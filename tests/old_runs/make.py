@@ -1,7 +1,7 @@
 """Make an archive of small run folders of the current format: python -m tests.old_runs.make
 
 Run it after a change of FORMAT (alphaapollo/runs/checkpoint_folder.py), and keep the archives of earlier formats: they
-are read by tests/unit/runs/test_old_runs.py and tests/loop/test_old_runs.py.
+are read by tests/unit/runs/test_format.py and tests/loop/test_old_runs.py.
 Paths in the runs are relative to the folder that contains `model`, `data` and `outputs`.
 """
 

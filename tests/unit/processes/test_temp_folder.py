@@ -38,11 +38,11 @@ def writes(code: int, name: str = "pymp-1") -> Callable[[], int]:
 
 
 def test_the_folder_is_removed_with_the_command(base: Path) -> None:
-    for code, name in ((0, "pymp-1"), (130, "ray"), (2, "pymp-1")):
-        assert run_in_temp_folder(writes(code, name)) == code
     with pytest.raises(ZeroDivisionError):
         run_in_temp_folder(lambda: 1 // 0)
-    assert list(base.iterdir()) == []
+    for code, name in ((0, "pymp-1"), (2, "pymp-1"), (130, "ray")):
+        assert run_in_temp_folder(writes(code, name)) == code
+        assert list(base.iterdir()) == []
 
 
 def test_what_remains_is_removed_by_the_next_command(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from alphaapollo.processes.watchdog import (
     remove_paths,
     wait_for_exit,
 )
-from tests.processes import ROOT, start_process, wait_until
+from tests.processes import ROOT, is_running, start_process, wait_until
 
 
 def follower(pid: int, paths: list[str], ready, memory: str = "") -> None:
@@ -120,4 +120,5 @@ def test_reaper_ends_only_processes_of_the_run_in_spite_of_signals_of_job_system
             reaper.send_signal(number)
     wait_for_exit(ours)
     assert wait_until(lambda: not (tmp_path / "weights").exists())
-    os.kill(others, signal.SIGKILL)  # it is still there
+    assert is_running(others)
+    os.kill(others, signal.SIGKILL)
