@@ -35,8 +35,11 @@ setup-dev: ## install the runtime, test and check requirements into .venv
 test: setup-dev ## run the core tests: mathematics, config, data, rewards, and one complete run per promise (ten minutes)
 	@$(PYTEST) $(SIDE_BY_SIDE) -m core --durations=10 $(ARGS)
 
-test-all: setup-dev ## run all tests (GPU tests are skipped without a GPU)
-	@$(PYTEST) $(SIDE_BY_SIDE) --durations=10 $(ARGS)
+test-all: setup-dev ## run all tests but the nightly ones (GPU tests are skipped without a GPU)
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "not nightly" --durations=10 $(ARGS)
+
+test-nightly: setup-dev ## run the slow tests that test-all leaves out
+	@$(PYTEST) $(SIDE_BY_SIDE) -m nightly --durations=10 $(ARGS)
 
 test-gpu: setup-dev ## run the tests that need a GPU
 	@$(PYTEST) tests/gpu $(ARGS)
@@ -80,4 +83,4 @@ clean: ## remove .venv, builds and caches (outputs/ stays)
 	@rm -rf .venv dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -not -path './outputs/*' -prune -exec rm -rf {} +
 
-.PHONY: help quickstart demo setup setup-suites setup-sglang setup-dev test test-all test-gpu check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean
+.PHONY: help quickstart demo setup setup-suites setup-sglang setup-dev test test-all test-nightly test-gpu check format docs docs-site lock audit wheel bench gpu-check gpu-check-wheels cluster-check clean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in gpu_items:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-    if hasattr(config, "workerinput"):  # the longest files first
-        items.sort(key=lambda item: folder_of(item) not in STACK)
+    if hasattr(config, "workerinput"):  # files that may take long first, so that no process has one at the end
+        sizes = {path: path.stat().st_size for path in {item.path for item in items}}
+        items.sort(key=lambda item: (folder_of(item) not in STACK, -sizes[item.path], item.path))
 
 
 def folder_of(item: pytest.Item) -> str:
@@ -85,6 +87,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return ByFile(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the result of the core tests, which is the result of `make test` if other tests run, too."""
+    counts, seconds = Counter[str](), 0.0
+    for outcome, reports in terminalreporter.stats.items():
+        core = [one for one in reports if isinstance(one, pytest.TestReport) and "core" in one.keywords]
+        counts[outcome] = len(core)
+        seconds += sum(report.duration for report in core)
+    outcomes = ", ".join(f"{counts[name]} {name}" for name in ("passed", "failed", "error", "skipped") if counts[name])
+    if outcomes:
+        terminalreporter.write_line(f"core tests: {outcomes}, {seconds:.0f} s added up")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import psutil
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS`, which can import this repository, to its end."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    command = [sys.executable, *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+
+
+@contextmanager
+def start_process(*words: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Process with pipes, which is killed at the end of the block. Without words, it waits for the end of its input."""
+    with subprocess.Popen(words or ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def is_running(pid: int) -> bool:

@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 from alphaapollo.config.keys import format_override
+from alphaapollo.processes.entry_point import run_program
 from alphaapollo.processes.host import make_subprocess_environ
 from alphaapollo.processes.watchdog import exit_when_process_ends, treat_signals_as_ctrl_c
 
@@ -236,4 +237,4 @@ def find_tool_decorator(name: str) -> Callable[..., object]:
 if __name__ == "__main__":  # the run's process: PARENT_PID MODULE WORD...
     exit_when_process_ends(int(sys.argv[1]))  # ends the run if the parent, e.g. a notebook kernel, is killed
     with treat_signals_as_ctrl_c():
-        sys.exit(importlib.import_module(sys.argv[2]).main(sys.argv[3:]))
+        run_program(lambda: importlib.import_module(sys.argv[2]).main(sys.argv[3:]))

@@ -29,13 +29,18 @@ def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Dev
 
 
 def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> Literal["ray", "local"]:
-    """Return how workers run: as Ray actors (`ray`), or as objects in this process (`local`).
+    """Return how workers run: as Ray actors (`ray`), or without Ray in this process or forked processes (`local`).
 
     `auto` is `local` for one rank, unless RAY_ADDRESS is set.
     """
     if trainer.controller != "auto":
         return trainer.controller
     return "ray" if trainer.n_gpus_per_node * trainer.nnodes > 1 or os.environ.get("RAY_ADDRESS") else "local"
+
+
+def has_worker_processes(trainer: Trainer | TuningTrainer, num_engines: int | None = 1) -> bool:
+    """Whether each worker has a process of its own: as a Ray actor or, with several ranks or engines, a forked one."""
+    return resolve_controller(trainer) == "ray" or max(trainer.n_gpus_per_node, num_engines or 1) > 1
 
 
 def resolve_model(model: Model, device: Device, max_length: int = 0) -> Model:

@@ -1,7 +1,7 @@
 """Typed handles to worker groups: the controller calls a method of a handle, and the handle calls the workers.
 
-The workers are Ray actors or objects in this process (ranks.py). Only vLLM's weight transfer has its own remote calls
-(ray_launcher.py).
+The workers are Ray actors, forked processes, or objects in this process (ranks.py). Only the weight transfer on GPUs
+has its own remote calls (ray_launcher.py, process_ranks.py).
 """
 
 from __future__ import annotations

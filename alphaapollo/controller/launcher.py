@@ -1,4 +1,4 @@
-"""Start the workers of a command, in this process or over Ray."""
+"""Start the workers of a command: in this process, as processes of this machine, or over Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def launch_workers(
     """Start all workers, and a reaper process that ends them if this process is killed.
 
     Args:
-        start_timeout: seconds until all workers must have started (trainer.start_timeout); Ray only.
+        start_timeout: seconds that starting workers with own processes may be idle (trainer.start_timeout).
         required_paths: configuration key -> path that must exist on every node of a joined cluster.
 
     Raises ValueError if the cluster is too small for the workers, or if its nodes have different versions or files.
@@ -26,6 +26,10 @@ async def launch_workers(
     if specs.run_id:
         start_reaper(specs.run_id, specs.cleanup_folders)
     if controller == "local":
+        if not specs.placement.fits_in_one_process:
+            from alphaapollo.controller.process_launcher import launch_worker_processes
+
+            return await launch_worker_processes(specs, start_timeout)
         groups = LocalWorkerGroups(specs)
         if specs.engine_builder:
             await groups.start_engine()

@@ -65,6 +65,11 @@ class Placement:
         return self.num_ranks + (0 if self.colocate else self.num_engines * self.tensor_parallel)
 
     @property
+    def fits_in_one_process(self) -> bool:
+        """Whether the command has at most one training rank and one engine, which can run in the driver's process."""
+        return max(self.num_ranks, self.num_engines) <= 1
+
+    @property
     def shares_gpus(self) -> bool:
         """Whether the engines and the training ranks take turns on the same GPUs."""
         return self.device == "cuda" and self.colocate

@@ -1,8 +1,10 @@
-"""Call functions on the workers of one role, in this process or over Ray.
+"""Call functions on the workers of one role.
 
     Ranks[W]            interface: call a function with the worker on every rank, or on one rank
       LocalRanks        one rank in this process (trainer.controller=local)
-      RayRanks          one Ray actor per rank (ray_ranks.py)
+      RemoteRanks       one process per rank (remote_ranks.py)
+        ProcessRanks    forked on this machine (process_ranks.py; trainer.controller=local with several workers)
+        RayRanks        Ray actors (ray_ranks.py)
 
 Callers pass a function of the worker: `await ranks.call(lambda worker: worker.update(step))`.
 """

@@ -1,4 +1,4 @@
-"""Worker groups over Ray: one actor per worker, started concurrently and ended together; their weight transfers.
+"""Worker groups over Ray: one actor per worker, and their weight transfers.
 
 The first placement group has one bundle per training node, with its training GPUs, and one per node for engines.
 Engines with their own GPUs on the training nodes have a second placement group with one bundle per engine. Ray assigns
@@ -10,32 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_cluster import (
     check_nodes_match_driver,
     find_local_ray_processes,
     is_local_ray_unresponsive,
 )
-from alphaapollo.controller.ray_ranks import CPU_SHARE, ActorSlot, RayRanks, pickle_function
-from alphaapollo.controller.stall_monitor import limit_idle_start, monitor_processes
-from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
+from alphaapollo.controller.ray_ranks import CPU_SHARE, ActorSlot, RayRanks
+from alphaapollo.controller.remote_groups import RemoteWorkerGroups
+from alphaapollo.controller.remote_ranks import pickle_function
+from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.processes.watchdog import RUN, kill_run_processes, remove_paths
-from alphaapollo.weight_sync.transport import assign_weight_writers
+
+if TYPE_CHECKING:
+    from alphaapollo.weight_sync.transport import WeightReader
 
 GPU_ROLES = ("policy", "trainer")  # roles whose actors own the training GPUs
 GRANT_SECONDS = 60.0  # maximum wait for a placement group
-CLOSE_SECONDS = 5.0
 
 
 async def reserve_placement_groups(placement: Placement, timeout: float) -> list[PlacementGroup]:
@@ -115,88 +115,30 @@ async def launch_ray_workers(
     if required_paths is not None:
         await check_nodes_match_driver(reserved, required_paths)
     groups = RayWorkerGroups(specs, reserved)
-    try:
-        async with (
-            limit_idle_start(start_timeout, groups.ranks_by_role.values()),
-            monitor_processes(groups.required_service_processes, lambda _: None),
-        ):
-            await groups.start()
-    except BaseException as error:
-        ray_node = ray._private.worker._global_node
-        await groups.close()
-        if not isinstance(error, TimeoutError):
-            raise
-        starting, logs = ", ".join(sorted(groups.starting)), ray_node.get_logs_dir_path()  # of Ray on this machine
-        raise TimeoutError(
-            f"not all workers started, and none used the CPU or the disk for trainer.start_timeout={start_timeout:.0f} "
-            f"s; still starting: {starting}. See their logs in the run's logs/ and in {logs}."
-        ) from None
+    logs = ray._private.worker._global_node.get_logs_dir_path()  # of Ray on this machine
+    await groups.start_within(start_timeout, f" and in {logs}")
     return groups
 
 
-class RayWorkerGroups(WorkerGroups):
-    """Worker groups whose workers are Ray actors. Call `start` before any other method."""
+class RayWorkerGroups(RemoteWorkerGroups[RayRanks[Any]]):
+    """Worker groups whose workers are Ray actors."""
 
     def __init__(self, specs: WorkerSpecs, reserved: Sequence[PlacementGroup]):
-        super().__init__(specs)
         self._reserved = list(reserved)
+        super().__init__(specs)
         self.required_service_processes = find_local_ray_processes()
-        self.ranks_by_role: dict[str, RayRanks[Any]] = {}
-        for role in [*specs.rank_builders, *(["rollout"] if specs.engine_builder else [])]:
-            slots = assign_actor_slots(specs.placement, role, reserved)
-            self.ranks_by_role[role] = RayRanks(role, slots)
-            self._add_group(role, self.ranks_by_role[role])
-        self.starting: list[str] = []  # roles that did not start
 
-    async def start(self) -> None:
-        """Start the workers of all roles concurrently, because most of the time is spent on importing torch and vLLM.
+    def _make_ranks(self, role: str) -> RayRanks[Any]:
+        return RayRanks(role, assign_actor_slots(self.specs.placement, role, self._reserved))
 
-        vLLM allocates its share of the GPU memory that is free when it starts. On shared GPUs, engines therefore only
-        import their libraries until the trainers are built and offloaded.
-        """
-        from alphaapollo.rollout.worker import start_rollout_worker
-        from alphaapollo.workers.process_group import RankPlacement
+    def _choose_visible_gpus(self, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
+        return choose_visible_gpus(self.specs.placement, role, rank_gpus)
 
-        specs, placement, ranks_by_role = self.specs, self.specs.placement, self.ranks_by_role
-        located = {role: await ranks.locate_actors() for role, ranks in ranks_by_role.items()}
-        engines = located.pop("rollout", [])
-        trainers = next(iter(located.values()), [])
-        gpus, nodes = [one.gpus for one in trainers], [one.node for one in trainers]
-        writers = assign_weight_writers(nodes, [one.node for one in engines])
-        sizes = (placement.device, placement.threads, placement.sequence_parallel)
-        extra = {}
-        if engines and placement.device == "cuda":
-            extra = {"policy": {"call_engines": partial(call_engines, ranks_by_role["rollout"].actors)}}
-        starts: dict[str, Coroutine[object, object, object]] = {}
-        for role, build in specs.rank_builders.items():
-            address = located[role][0].address
-            builders = [
-                partial(build, RankPlacement(rank, placement.num_ranks, address, *sizes, writer), **extra.get(role, {}))
-                for rank, writer in enumerate(writers)
-            ]
-            starts[role] = ranks_by_role[role].start(builders, choose_visible_gpus(placement, role, gpus))
-        if engines:
-            assert specs.engine_builder
-            makers = []
-            for index, one in enumerate(engines):
-                is_apart = bool(nodes) and one.node not in nodes
-                reader = [partial(copy_sent_weights, ranks_by_role["policy"].actors[0])] if is_apart else []
-                make = partial(specs.engine_builder, index, one.node, *reader)
-                makers.append(partial(start_rollout_worker, make, placement.shares_gpus))
-            visible = choose_visible_gpus(placement, "rollout", gpus)
-            starts["rollout"] = ranks_by_role["rollout"].start(makers, visible)
-        await self._await_starts(starts)
-        if engines and placement.shares_gpus:
-            await self._await_starts({"rollout": ranks_by_role["rollout"].call(lambda worker: worker.start())})
+    def _make_engine_caller(self) -> Callable[..., None]:
+        return partial(call_engines, self.ranks_by_role["rollout"].actors)
 
-    async def _await_starts(self, starts: Mapping[str, Coroutine[object, object, object]]) -> None:
-        tasks = {role: asyncio.ensure_future(start) for role, start in starts.items()}
-        try:
-            await asyncio.gather(*tasks.values())
-        finally:
-            self.starting = [role for role, task in tasks.items() if not task.done() or task.cancelled()]
-            for task in tasks.values():
-                task.cancel()
+    def _make_weight_reader(self) -> WeightReader:
+        return partial(copy_sent_weights, self.ranks_by_role["policy"].actors[0])
 
     async def close(self) -> None:
         """Shut down the engines, kill the actors, and end Ray if this process started it. If Ray does not respond,
@@ -204,11 +146,7 @@ class RayWorkerGroups(WorkerGroups):
         if is_local_ray_unresponsive():  # Ray's client would wait for it
             kill_run_processes(os.environ[RUN])
         else:
-            with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # the actors are killed below
-                if "rollout" in self.ranks_by_role:
-                    await asyncio.wait_for(self.engines.close(self.specs.cleanup_folders), timeout=CLOSE_SECONDS)
-            for ranks in self.ranks_by_role.values():
-                await ranks.close()
+            await self.close_workers()
             for group in self._reserved:
                 remove_placement_group(group)
         ray.shutdown()

@@ -1,4 +1,5 @@
-"""Worker groups of a command, and their implementation in one process. ray_launcher.py implements them over Ray."""
+"""Worker groups of a command, and their implementation in one process. remote_groups.py implements them with a process
+for each worker."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
@@ -17,7 +17,7 @@ from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 
 if TYPE_CHECKING:
-    from alphaapollo.weight_sync.transport import TransportKind  # imports torch
+    from alphaapollo.weight_sync.transport import TransportKind, UpdateInfo
 
 
 class EngineError(RuntimeError):
@@ -55,6 +55,10 @@ class Engine:
         """Return an ASGI application that serves the model to agents (http_api.py)."""
         raise NotImplementedError
 
+    async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
+        """Sample an answer to a request to the HTTP API, if the API runs in another process than the engine."""
+        raise NotImplementedError
+
     async def pause(self) -> None:
         """Pause generation between two tokens. Idempotent. Running requests keep their tokens and continue after
         `resume` with the latest weights and a recomputed KV cache. New requests wait."""
@@ -72,7 +76,26 @@ class Engine:
         """Allocate GPU memory for the weights after `sleep`. Their values are undefined until receive_weights."""
 
     async def receive_weights(self, folder: str) -> None:
-        """Load the weights that the trainer wrote to a shared-memory folder. Not used with vLLM's own transfers."""
+        """Load the weights that the trainer wrote to a shared-memory folder. Not used on GPUs."""
+        raise NotImplementedError
+
+    # Weight sync on GPUs (weight_sync/transfer.py). The trainer calls these methods by their names.
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Connect the engine's workers to the trainer, once. `rank_offset`, if any: rank of the first engine's first
+        worker."""
+        raise NotImplementedError
+
+    async def start_weight_update(self) -> None:
+        """Begin to load new weights. Running requests must be paused."""
+        raise NotImplementedError
+
+    async def update_weights(self, update_info: UpdateInfo) -> None:
+        """Load a bucket of tensors: from the trainer's GPU memory, or from a broadcast."""
+        raise NotImplementedError
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Finish loading after the last bucket."""
         raise NotImplementedError
 
     async def confirm_weights(self, version: int) -> WeightReceipt | None:
@@ -135,12 +158,11 @@ class EngineSpec:
     lora_rank: int = 0  # LoRA rank of the served adapters, with transport=adapter
     chat_tokenizer: str = ""  # tokenizer of the HTTP API for agents; empty: requests are token ids
     tokenizer_path: str = ""  # only ids of its tokens are sampled; empty: all ids except placeholders of images
+    cleanup_folders: tuple[str, ...] = ()  # shared-memory folders to remove when the run ends
 
     def find_excluded_ids(self) -> tuple[int, ...]:
         """Return the ids that must never be sampled. Raises ValueError if the model or the tokenizer cannot be read."""
         return find_excluded_ids(self.model_path, self.tokenizer_path, self.trust_remote_code)
-
-    cleanup_folders: tuple[str, ...] = ()  # shared-memory folders to remove when the run ends
 
     @property
     def name(self) -> str:

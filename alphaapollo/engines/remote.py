@@ -30,6 +30,7 @@ from alphaapollo.engines.process import build_process_environment, find_last_err
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
+from alphaapollo.weight_sync.transport import UpdateInfo
 
 CANCEL = "cancel"
 CLOSE_SECONDS = 20.0  # for the server to end its processes
@@ -186,7 +187,7 @@ class RemoteEngine(Engine):
     async def start_weight_update(self) -> None:
         await self._call("start_weight_update")
 
-    async def update_weights(self, update_info: dict[str, Any]) -> None:
+    async def update_weights(self, update_info: UpdateInfo) -> None:
         await self._call("update_weights", update_info)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.load import UserSettings
-from alphaapollo.config.resolve import resolve_controller, resolve_device, resolve_model
+from alphaapollo.config.resolve import has_worker_processes, resolve_controller, resolve_device, resolve_model
 from alphaapollo.config.schema import DpoConfig, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerSpecs
@@ -161,7 +161,8 @@ def make_run_plan(plan: FinetuningPlan) -> RunPlan:
     """Describe model, data, steps, ranks and memory of a run, and all notices."""
     trainer, memory, size = plan.config.trainer, plan.memory, plan.config.data.train_batch_size
     epochs, num_val = plan.total_steps * size / plan.stream.num_prompts, sum(map(len, plan.val.values()))
-    controller = "in this process" if resolve_controller(trainer) == "local" else "over Ray"
+    without_ray = "in forked processes" if has_worker_processes(trainer) else "in this process"
+    controller = "over Ray" if resolve_controller(trainer) == "ray" else without_ray
     settings = {
         "model": f"{plan.config.model.path}, {plan.model.dtype}{plan.model.lora_summary}",
         "data": f"{len(plan.train.examples)} examples" + (f", {num_val} for validation" if num_val else ""),
@@ -199,7 +200,7 @@ async def run(plan: FinetuningPlan, progress: FinetuningProgress, console: Conso
         optimizer_steps=plan.total_steps,
         saves_in_background=plan.memory is None or plan.memory.saves_in_background,
     )
-    run_id = new_run_id() if resolve_controller(trainer) == "ray" else ""
+    run_id = new_run_id() if has_worker_processes(trainer) else ""
     specs = WorkerSpecs(placement=plan.placement, run_id=run_id, rank_builders={"trainer": build})
     console.start(plan.total_steps, progress.step)
     async with (

@@ -22,7 +22,6 @@ from typing import Any
 
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import find_command_module, load_config_and_user_settings
-from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import WorkerFailed, WorkerLost
@@ -126,7 +125,7 @@ def run_with_restarts(prepared: Any, run: Callable[..., Coroutine[Any, Any, None
     while True:
         progress = prepared.progress
         try:
-            with clean_up_processes(prepared.config):
+            with clean_up_processes():
                 run_coroutine(run(prepared, progress, console))
             return
         except WorkerLost as death:
@@ -157,7 +156,7 @@ def prepare_restart_from_newest_checkpoint(prepared: Any, console: Console) -> A
 
 
 @contextmanager
-def clean_up_processes(config: Config | TuningConfig) -> Iterator[None]:
+def clean_up_processes() -> Iterator[None]:
     """Context manager that kills every process of the run at its end and restores the environment variables."""
     before = dict(os.environ)
     try:
@@ -166,8 +165,7 @@ def clean_up_processes(config: Config | TuningConfig) -> Iterator[None]:
         run_id = os.environ.get(RUN)
         os.environ.clear()
         os.environ.update(before)
-        on_ray = resolve_controller(config.trainer) == "ray"  # otherwise they are children of this process
-        if run_id not in (None, before.get(RUN)) and on_ray:
+        if run_id not in (None, before.get(RUN)):
             kill_run_processes(run_id)
 
 

@@ -128,7 +128,7 @@ class Trainer:
                 self._verbs.set_exception(error)
 
     def _run_in_temp_folder(self) -> int:
-        with lock_folder(self.folder), clean_up_processes(self.config):
+        with lock_folder(self.folder), clean_up_processes():
             console = Console()
             prepared = prepare_loop(self.config, self._has_engines, console)
             specs, timer = prepared.make_specs(), Timer()

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.config.resolve import get_resolved, resolve_controller
+from alphaapollo.config.resolve import get_resolved, has_worker_processes, resolve_controller
 from alphaapollo.config.schema import Actor, Config, Critic, Model, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.planning.memory import (
@@ -122,7 +122,8 @@ def plan_memory(
     own = PROCESS[device] + FURTHER_PROCESS * further * (device == "cuda")
     idle = sum(map(estimate_idle, models), Usage(runtime=own))
     grown = {name: estimate_update(one) - estimate_idle(one) for name, one in trained.items()}
-    if device == "cpu" and resolve_controller(trainer) == "ray":  # each process keeps what its update has freed
+    has_processes = has_worker_processes(trainer)
+    if device == "cpu" and has_processes:  # each process keeps what its update has freed
         grown = dict.fromkeys(grown, sum(grown.values(), Usage()))
     phases = {name: idle + usage for name, usage in grown.items()}
     if isinstance(config, Config):
@@ -131,8 +132,8 @@ def plan_memory(
     if isinstance(config, Config) and _moves_frozen_models(config):
         written += sum(one.state.total() for one in frozen if one.sizes is policy.sizes)
     if device == "cpu":
-        libraries = (1 + ranks * further) * PROCESS["cpu"] + RAY  # of the driver, and the further processes
-        libraries *= resolve_controller(trainer) == "ray"
+        libraries = has_processes * (1 + ranks * further) * PROCESS["cpu"]  # of the driver, and the further processes
+        libraries += RAY * (resolve_controller(trainer) == "ray")
         phases = {name: _multiply(usage, ranks) + Usage(runtime=libraries) for name, usage in phases.items()}
     plan = MemoryPlan(
         phases,
@@ -245,7 +246,8 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
             plan = replace(plan, spare_kv_cache=max(0, cache - row))
     plan = replace(plan, kv_cache_tokens=engine["kv cache"] // token_bytes)
     if device == "cpu":
-        count, processes = rollout.num_engines or 1, (3 if has_process else 1) * (config.trainer.controller == "ray")
+        count = rollout.num_engines or 1
+        processes = (3 if has_process else 1) * has_worker_processes(config.trainer, count)
         engines = _multiply(engine + Usage(runtime=processes * PROCESS["cpu"]), count)
         return replace(plan, phases={name: usage + engines for name, usage in phases.items()})
     asleep = Usage({"engine buffers": SLEEPING_ENGINE * has_process})

@@ -71,13 +71,19 @@ def entry_point(main: MainFunction) -> MainFunction:
     return run_command_main
 
 
-def run_program(main: MainFunction) -> NoReturn:
+exits_at_once = False
+"""Whether this process ends with os._exit, so that nothing needs to be freed before."""
+
+
+def run_program(main: Callable[[], Any]) -> NoReturn:
     """Call `main` as the program of this process, and exit with its code.
 
     The exit flushes the output and calls the functions registered with atexit, but does not free each object, which
     takes a second after torch was imported, and three seconds after vLLM.
     """
-    code: object = 1  # after an exception, whose traceback Python prints
+    global exits_at_once
+    exits_at_once = True
+    code: Any = 1  # after an exception, whose traceback Python prints
 
     def exit_at_once() -> None:
         with suppress(OSError):  # e.g. a closed pipe, which Python then reports

@@ -22,7 +22,7 @@ from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.utils.hub import explain_gguf_file, is_adapter
 from alphaapollo.utils.json_types import JsonObject
 
-LENGTHS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
+PROMPT_KEYS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def make_generation_config_values(run_model: RunModel) -> JsonObject:
         "model": role.get("model", {}) | merged,
         "rollout": rollout | alone,
         "env": saved.get("env", {}),
-        "data": {name: data[name] for name in LENGTHS if name in data},
+        "data": {name: data[name] for name in PROMPT_KEYS if name in data},
         "trainer": {"controller": "local"},
     }
     return drop_unknown_keys(GenerationConfig, values)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 TransportKind = Literal["shared_memory", "ipc", "nccl", "adapter"]
+UpdateInfo = dict[str, object] | list[dict[str, object]]
+"""Description of a bucket of tensors of ipc or nccl, for the engines."""
 
 
 class WeightSender(Protocol):
@@ -53,13 +55,14 @@ class Transport:
 
 
 def choose_transport(
-    device: str, is_colocated: bool, has_engines_on_ray: bool, serves_adapters: bool = False
+    device: str, is_colocated: bool, has_remote_engines: bool, serves_adapters: bool = False
 ) -> TransportKind:
-    """Choose how the engines receive weights. has_engines_on_ray: whether they are vLLM or SGLang engines of Ray
-    actors, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters (rollout.lora=adapter)."""
+    """Choose how the engines receive weights. has_remote_engines: whether they are vLLM or SGLang engines of workers in
+    other processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters
+    (rollout.lora=adapter)."""
     if serves_adapters:
         return "adapter"
-    if device == "cpu" or not has_engines_on_ray:
+    if device == "cpu" or not has_remote_engines:
         return "shared_memory"
     return "ipc" if is_colocated else "nccl"
 

@@ -13,6 +13,7 @@ import torch.utils.deterministic
 from alphaapollo.config.schema import Fsdp
 from alphaapollo.models.micro_batch import SequenceGroup, create_sequence_groups
 from alphaapollo.models.sharding import ModelMesh, join_process_group, make_mesh
+from alphaapollo.processes import entry_point
 from alphaapollo.processes.allocator import keep_freed_memory
 
 WITHOUT_REPLICAS = Fsdp()
@@ -57,9 +58,10 @@ def initialize_rank(
 def shut_down_rank() -> None:
     """Destroy the torch.distributed process group of this process.
 
-    A gloo thread may still be releasing tensors. If it needs the interpreter while the interpreter exits, the process
-    aborts. Collecting garbage gives the thread time to finish.
+    A gloo thread may still be releasing tensors. If it needs the interpreter while the interpreter exits, e.g. after a
+    user's script, the process aborts. Collecting garbage gives the thread time to finish.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
-        gc.collect()
+        if not entry_point.exits_at_once:
+            gc.collect()

@@ -24,6 +24,7 @@ from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.batching.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.controller.ranks import await_if_awaitable
 from alphaapollo.controller.ray_ranks import RayRanks
+from alphaapollo.controller.remote_ranks import RemoteRanks
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -152,13 +153,11 @@ class SimulatedRanks(RayRanks[Any]):
     """RayRanks with fake actors."""
 
     def __init__(self, role: str, network: Network, workers: Sequence[Any]):
-        self.role, self.size = role, len(workers)
-        self.process_names: list[str] = []
-        self.has_several_nodes = True
+        RemoteRanks.__init__(self, role, len(workers))
         self.network = network
         self.actors = [Actor(network, worker) for worker in workers]
 
-    def _put_in_object_store(self, item: Any) -> Any:
+    def _share(self, item: Any) -> Any:
         return self.network.put(item)
 
     async def close(self) -> None:

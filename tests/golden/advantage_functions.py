@@ -11,17 +11,8 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms import kl, reward_shaping
-from alphaapollo.algorithms.advantages.gae import gae as gae_advantages
-from alphaapollo.algorithms.advantages.gae import reinforce_pp_baseline as sequence_baseline
-from alphaapollo.algorithms.advantages.gae import remax as remax_advantages
-from alphaapollo.algorithms.advantages.grpo import gdpo_sum, gpg_alpha
-from alphaapollo.algorithms.advantages.grpo import gpg as gpg_advantages
-from alphaapollo.algorithms.advantages.grpo import grpo as grpo_advantages
-from alphaapollo.algorithms.advantages.grpo import magistral as magistral_advantages
-from alphaapollo.algorithms.advantages.grpo import opo as opo_advantages
-from alphaapollo.algorithms.advantages.grpo import passk_analytic as passk_analytic_advantages
-from alphaapollo.algorithms.advantages.grpo import passk_leave_one_out as passk_leave_one_out_advantages
-from alphaapollo.algorithms.advantages.grpo import rloo as rloo_advantages
+from alphaapollo.algorithms.advantages import gae as per_token
+from alphaapollo.algorithms.advantages import grpo as per_trajectory
 from alphaapollo.algorithms.statistics import center_in_groups, has_variance, reward_to_go, standardize, whiten
 from alphaapollo.trainer.step.training_batch import place_rewards
 from tests.builders import make_trajectory, make_turn
@@ -43,39 +34,31 @@ def _spread(seq_adv: Tensor, mask: Tensor) -> Results:
 
 
 def gae(
-    token_rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    token_rewards,
+    values,
+    mask,
+    gamma=1.0,
+    lam=1.0,
     offmask: OffMask = "drop",
-    whiten_adv: bool = False,
-    whiten_ddof: int = 1,
-    whiten_eps: float = 1e-8,
+    whiten_adv=False,
+    whiten_ddof=1,
+    whiten_eps=1e-8,
 ) -> Results:
     rewards = off_mask_rewards(token_rewards, mask, offmask)
-    advantages, returns = gae_advantages(rewards, values, mask, gamma, lam)
+    advantages, returns = per_token.gae(rewards, values, mask, gamma, lam)
     if whiten_adv:
         advantages = whiten(advantages, mask, whiten_ddof, whiten_eps)
     return {"advantages": advantages, "returns": returns}
 
 
-def grpo(
-    scores: Tensor,
-    index: Index,
-    mask: Tensor,
-    ddof: int = 1,
-    eps: float = 1e-6,
-    std_norm: bool = True,
-    singleton: Singleton = "zero",
-) -> Results:
+def grpo(scores, index, mask, ddof=1, eps=1e-6, std_norm=True, singleton: Singleton = "zero") -> Results:
     if not std_norm:
         return dr_grpo(scores, index, mask, singleton)
-    advantages = grpo_advantages(scores, groups_of(index), ddof, eps)
+    advantages = per_trajectory.grpo(scores, groups_of(index), ddof, eps)
     return _spread(with_singletons(advantages, scores, index, singleton), mask)
 
 
-def dr_grpo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
+def dr_grpo(scores, index, mask, singleton: Singleton = "zero") -> Results:
     return _spread(centered(scores, index, singleton), mask)
 
 
@@ -83,118 +66,91 @@ def centered(scores: Tensor, index: Index, singleton: Singleton) -> Tensor:
     return with_singletons(center_in_groups(scores, groups_of(index)), scores, index, singleton)
 
 
-def rloo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
-    advantages = rloo_advantages(scores, groups_of(index))
+def rloo(scores, index, mask, singleton: Singleton = "zero") -> Results:
+    advantages = per_trajectory.rloo(scores, groups_of(index))
     return _spread(with_singletons(advantages, scores, index, singleton), mask)
 
 
-def remax(
-    token_rewards: Tensor, baselines: Tensor, mask: Tensor, gamma: float = 1.0, offmask: OffMask = "drop"
-) -> Results:
-    advantages, returns = remax_advantages(off_mask_rewards(token_rewards, mask, offmask), baselines, mask, gamma)
+def remax(token_rewards, baselines, mask, gamma=1.0, offmask: OffMask = "drop") -> Results:
+    advantages, returns = per_token.remax(off_mask_rewards(token_rewards, mask, offmask), baselines, mask, gamma)
     return {"advantages": advantages, "returns": returns}
 
 
 def reinforce_pp(
-    token_rewards: Tensor,
-    mask: Tensor,
-    gamma: float = 1.0,
-    ddof: int = 1,
-    eps: float = 1e-8,
-    eps_inside: bool = True,
-    offmask: OffMask = "drop",
+    token_rewards, mask, gamma=1.0, ddof=1, eps=1e-8, eps_inside=True, offmask: OffMask = "drop"
 ) -> Results:
     returns = reward_to_go(off_mask_rewards(token_rewards, mask, offmask), mask, gamma)
     return {"advantages": whiten(returns, mask, ddof, eps, eps_inside), "returns": returns}
 
 
 def reinforce_pp_baseline(
-    scores: Tensor,
-    index: Index,
-    mask: Tensor,
-    level: Level = "sequence",
-    ddof: int = 1,
-    eps: float = 1e-8,
-    singleton: Singleton = "zero",
+    scores, index, mask, level: Level = "sequence", ddof=1, eps=1e-8, singleton: Singleton = "zero"
 ) -> Results:
     if level == "token":
         return {"advantages": whiten(on_tokens(centered(scores, index, singleton), mask), mask, ddof, eps)}
     if singleton == "raw":
         return _spread(standardize(centered(scores, index, singleton), ddof, eps, eps_in_sqrt=False), mask)
-    return _spread(sequence_baseline(scores, groups_of(index), ddof, eps), mask)
+    return _spread(per_token.reinforce_pp_baseline(scores, groups_of(index), ddof, eps), mask)
 
 
-def magistral(
-    scores: Tensor,
-    index: Index,
-    mask: Tensor,
-    minibatch: Sequence[Sequence[int]] | None = None,
-    ddof: int = 1,
-    eps: float = 0.0,
-    singleton: Singleton = "zero",
-) -> Results:
+def magistral(scores, index, mask, minibatch=None, ddof=1, eps=0.0, singleton: Singleton = "zero") -> Results:
     mini_batch_ids = torch.zeros(len(scores), dtype=torch.int64)
     for number, rows in enumerate(minibatch or []):
         mini_batch_ids[list(rows)] = number
-    return _spread(magistral_advantages(centered(scores, index, singleton), mini_batch_ids, ddof, eps), mask)
+    return _spread(per_trajectory.magistral(centered(scores, index, singleton), mini_batch_ids, ddof, eps), mask)
 
 
-def opo(scores: Tensor, index: Index, mask: Tensor, singleton: Singleton = "zero") -> Results:
-    advantages = opo_advantages(scores, mask.sum(dim=1), groups_of(index))
+def opo(scores, index, mask, singleton: Singleton = "zero") -> Results:
+    advantages = per_trajectory.opo(scores, mask.sum(dim=1), groups_of(index))
     return _spread(with_singletons(advantages, scores, index, singleton), mask)
 
 
 def gpg(
-    scores: Tensor,
-    index: Index,
-    mask: Tensor,
-    f_norm: Literal["one", "std"] = "one",
-    ddof: int = 1,
-    eps: float = 0.0,
-    singleton: Singleton = "zero",
+    scores, index, mask, f_norm: Literal["one", "std"] = "one", ddof=1, eps=0.0, singleton: Singleton = "zero"
 ) -> Results:
     groups = groups_of(index)
-    advantages, alpha = gpg_advantages(scores, groups, f_norm == "std", ddof, eps), gpg_alpha(scores, groups)
+    advantages, alpha = (
+        per_trajectory.gpg(scores, groups, f_norm == "std", ddof, eps),
+        per_trajectory.gpg_alpha(scores, groups),
+    )
     return {**_spread(with_singletons(advantages, alpha * scores, index, singleton), mask), "alpha": alpha}
 
 
 def gdpo(
-    score_matrix: Tensor,
-    index: Index,
-    mask: Tensor,
-    weights: Sequence[float] | None = None,
+    score_matrix,
+    index,
+    mask,
+    weights=None,
     level: Level = "sequence",
-    ddof: int = 1,
-    eps: float = 1e-4,
-    bn_eps: float = 1e-4,
+    ddof=1,
+    eps=1e-4,
+    bn_eps=1e-4,
     singleton: Singleton = "zero",
 ) -> Results:
     chosen = score_matrix.new_tensor([1.0] * score_matrix.shape[1] if weights is None else list(weights))
-    summed = gdpo_sum(score_matrix, groups_of(index), chosen, ddof, eps)
+    summed = per_trajectory.gdpo_sum(score_matrix, groups_of(index), chosen, ddof, eps)
     summed = with_singletons(summed, score_matrix @ chosen, index, singleton)
     if level == "sequence":
         return {"pre_bn": summed, **_spread(standardize(summed, ddof, bn_eps, eps_in_sqrt=False), mask)}
     return {"pre_bn": summed, "advantages": whiten(on_tokens(summed, mask), mask, ddof, bn_eps)}
 
 
-def passk_leave_one_out(
-    scores: Tensor, index: Index, mask: Tensor, std_norm: bool = False, ddof: int = 1, eps: float = 1e-6
-) -> Results:
-    return _spread(passk_leave_one_out_advantages(scores, groups_of(index), std_norm, ddof, eps), mask)
+def passk_leave_one_out(scores, index, mask, std_norm=False, ddof=1, eps=1e-6) -> Results:
+    return _spread(per_trajectory.passk_leave_one_out(scores, groups_of(index), std_norm, ddof, eps), mask)
 
 
-def passk_analytic(correct: Tensor, index: Index, mask: Tensor, k: int) -> Results:
-    return _spread(passk_analytic_advantages(correct, groups_of(index), k), mask)
+def passk_analytic(correct, index, mask, k) -> Results:
+    return _spread(per_trajectory.passk_analytic(correct, groups_of(index), k), mask)
 
 
-def dynamic_sampling_keep(scores: Tensor, index: Index, tol: float = 0.0) -> Results:
+def dynamic_sampling_keep(scores, index, tol=0.0) -> Results:
     members: dict[Any, list[float]] = {}
     for name, score in zip(index, scores.tolist(), strict=True):
         members.setdefault(name, []).append(score)
     return {"value": [has_variance(members[name], tol) for name in index]}
 
 
-def place_outcome_reward(scores: Tensor, mask: Tensor) -> Results:
+def place_outcome_reward(scores, mask) -> Results:
     placed = torch.zeros_like(mask)
     for row, score, target in zip(mask, scores.tolist(), placed, strict=True):
         positions = row.nonzero().flatten().tolist()  # each action token is a turn after the tokens before it
@@ -205,17 +161,15 @@ def place_outcome_reward(scores: Tensor, mask: Tensor) -> Results:
     return {"value": placed}
 
 
-def soft_overlong_punishment(lengths: Tensor, max_len: int, cache: int, factor: float = 1.0) -> Results:
+def soft_overlong_punishment(lengths, max_len, cache, factor=1.0) -> Results:
     return {"value": reward_shaping.soft_overlong_punishment(lengths, max_len, cache, factor)}
 
 
-def overlong_filter(mask: Tensor, truncated: Tensor) -> Results:
+def overlong_filter(mask, truncated) -> Results:
     return {"value": reward_shaping.overlong_filter(mask, truncated)}
 
 
-def kl_in_reward(
-    token_scores: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, beta: float, kind: str = "kl"
-) -> Results:
+def kl_in_reward(token_scores, old_logp, ref_logp, mask, beta, kind="kl") -> Results:
     flat = (matrix.flatten() for matrix in (token_scores, old_logp, ref_logp, mask))
     shaped = kl.subtract_kl(*flat, torch.full((len(mask),), mask.shape[1]), beta, kind)
     return {

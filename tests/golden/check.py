@@ -27,7 +27,7 @@ from tests.golden import (
     teacher_functions,
     turn_functions,
 )
-from tests.golden.common import UnsupportedError, check_arguments, golden_functions
+from tests.golden.common import UnsupportedError, bundle_aggregation, check_arguments, golden_functions
 
 MODULES = (
     advantage_functions,
@@ -83,6 +83,7 @@ def evaluate(item: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         key: torch.tensor(value, dtype=dtype) if isinstance(value, list) and key not in PLAIN_LISTS else value
         for key, value in {**item["inputs"], **item["params"]}.items()
     }
+    arguments = bundle_aggregation(function, arguments)
     check_arguments(function, arguments)
     sources = {key: _gradient_input(name, key) for key in item["expected"] if key.startswith("grad")}
     for source in sources.values():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -12,13 +13,12 @@ from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_token_losses as weighted_sum
 from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.statistics import Groups, apply_mask, move_rewards_to_actions
+from alphaapollo.algorithms.statistics import Groups, apply_mask, masked_mean, move_rewards_to_actions
 from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
 
 Results = dict[str, Any]
 Function = Callable[..., Results]
-AggKw = dict[str, Any] | None
 OffMask = Literal["drop", "fold"]
 Count = Literal["all", "nonempty"]
 
@@ -129,7 +129,45 @@ def num_counted(lengths: Tensor, count: Count) -> int:
     return max(1, lengths.numel() if count == "all" else int((lengths > 0).sum()))
 
 
-def aggregated(loss: Tensor, mask: Tensor, mode: AggregationMode, agg_kw: AggKw) -> Tensor:
-    keywords = agg_kw or {}
-    check_arguments(token_weights, {"mask": mask, "mode": mode, **keywords})
-    return weighted_sum(loss, mask, token_weights(mask, mode, **keywords))
+@dataclass(frozen=True)
+class Aggregation:
+    """How a loss per token becomes a number: the parameters `agg`, `agg_kw`, and the one that `weights_name` names."""
+
+    mode: AggregationMode
+    weights_name: str = ""  # parameter with weights of the tokens
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    weights: Tensor | None = None
+
+    def weigh(self, loss: Tensor) -> Tensor:
+        return loss if self.weights is None else loss * self.weights
+
+    def sum(self, loss: Tensor, mask: Tensor) -> Tensor:
+        """Loss of the batch, without the weights of tokens. [B, L] -> scalar"""
+        check_arguments(token_weights, {"mask": mask, "mode": self.mode, **self.keywords})
+        return weighted_sum(loss, mask, token_weights(mask, self.mode, **self.keywords))
+
+    def sum_weighted(self, loss: Tensor, mask: Tensor, clipped: Tensor | None = None) -> Results:
+        """Loss of the batch and of each token, with the weights of tokens, and the share of clipped tokens."""
+        weighted = apply_mask(self.weigh(loss), mask)
+        results = {"loss": self.sum(weighted, mask), "token_loss": weighted}
+        return results if clipped is None else {**results, "clipfrac": masked_mean(clipped.to(loss.dtype), mask)}
+
+
+TOKEN_MEAN, SEQUENCE_MEAN = Aggregation("token-mean"), Aggregation("seq-mean-token-mean")
+CORRECTED, CORRECTED_SEQUENCE_MEAN = (replace(one, weights_name="is_weights") for one in (TOKEN_MEAN, SEQUENCE_MEAN))
+WEIGHTED, WEIGHTED_SEQUENCE_MEAN = (replace(one, weights_name="token_weights") for one in (TOKEN_MEAN, SEQUENCE_MEAN))
+
+
+def bundle_aggregation(function: Function, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Replace the parameters of an aggregation by `agg`, if the function has it. Its default has the default mode."""
+    parameter = inspect.signature(function).parameters.get("agg")
+    if parameter is None:
+        return arguments
+    default = parameter.default
+    agg = replace(
+        default,
+        mode=arguments.pop("agg", default.mode),
+        keywords=arguments.pop("agg_kw", None) or {},
+        weights=arguments.pop(default.weights_name, None),
+    )
+    return {**arguments, "agg": agg}

@@ -13,13 +13,12 @@ from alphaapollo.algorithms import kl, mismatch
 from alphaapollo.algorithms.kl import REVERSE
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.algorithms.statistics import MAX_LOG_RATIO, apply_mask, masked_mean, row_mean
-from alphaapollo.config.schema import AggregationMode, KLControl, Preference
+from alphaapollo.config.schema import KLControl, Preference
 from alphaapollo.models.lm_head import DivergenceTarget
 from tests.golden.common import (
-    AggKw,
+    TOKEN_MEAN,
     Results,
     UnsupportedError,
-    aggregated,
     clamped,
     head_divergence,
     head_input,
@@ -36,30 +35,22 @@ PairLoss = Literal[
 
 
 def kl_loss(
-    logp: Tensor,
-    ref_logp: Tensor,
-    mask: Tensor,
+    logp,
+    ref_logp,
+    mask,
     kind: Kind = "k3",
-    agg: AggregationMode = "token-mean",
-    coef: float = 1.0,
-    logp_sg: Tensor | None = None,
-    log_clamp: float | None = None,
-    value_clamp: float | None = None,
-    agg_kw: AggKw = None,
+    agg=TOKEN_MEAN,
+    coef=1.0,
+    logp_sg=None,
+    log_clamp=None,
+    value_clamp=None,
 ) -> Results:
     """With kind `full`, logp and ref_logp are logits [B, L, V]."""
     token_kl = apply_mask(kl_per_token(logp, ref_logp, kind, logp_sg, log_clamp, value_clamp), mask)
-    return {"loss": coef * aggregated(token_kl, mask, agg, agg_kw), "token_kl": token_kl}
+    return {"loss": coef * agg.sum(token_kl, mask), "token_kl": token_kl}
 
 
-def kl_per_token(
-    logp: Tensor,
-    ref_logp: Tensor,
-    kind: Kind,
-    logp_sg: Tensor | None = None,
-    log_clamp: float | None = None,
-    value_clamp: float | None = None,
-) -> Tensor:
+def kl_per_token(logp, ref_logp, kind: Kind, logp_sg=None, log_clamp=None, value_clamp=None) -> Tensor:
     if kind == "full":
         return clamped(kl_full(logp, ref_logp)["value"], value_clamp)
     held = logp.detach() if logp_sg is None else logp_sg
@@ -70,36 +61,33 @@ def kl_per_token(
     return kl.kl_penalty(logp, ref_logp, "k2") - kl.kl_penalty(held, ref_logp, "k2") + value
 
 
-def kl_full(logits: Tensor, ref_logits: Tensor) -> Results:
+def kl_full(logits, ref_logits) -> Results:
     return {"value": head_divergence(logits, DivergenceTarget(head_input(ref_logits), REVERSE))}
 
 
-def entropy_loss(
-    logits: Tensor, mask: Tensor, coef: float = 1.0, agg: AggregationMode = "token-mean", agg_kw: AggKw = None
-) -> Results:
+def entropy_loss(logits, mask, coef=1.0, agg=TOKEN_MEAN) -> Results:
     entropy = head_stats(logits, needs_entropy=True).entropy
     assert entropy is not None
     per_token = apply_mask(entropy.view(mask.shape), mask)
-    return {"loss": -coef * aggregated(per_token, mask, agg, agg_kw), "entropy": per_token}
+    return {"loss": -coef * agg.sum(per_token, mask), "entropy": per_token}
 
 
 def mismatch_weights(
-    train_logp: Tensor,
-    rollout_logp: Tensor,
-    mask: Tensor,
+    train_logp,
+    rollout_logp,
+    mask,
     method: mismatch.Method = "tis",
     level: mismatch.Level = "token",
-    low: float | None = None,
-    high: float | None = 2.0,
-    batch_normalise: bool = False,
-    log_clamp: float | None = MAX_LOG_RATIO,
+    low=None,
+    high=2.0,
+    batch_normalise=False,
+    log_clamp=MAX_LOG_RATIO,
 ) -> Results:
     """`batch_normalise`, which the project does not offer, divides by the mean weight of tokens or non-empty rows."""
     if log_clamp != MAX_LOG_RATIO:
         raise UnsupportedError(f"log_clamp={log_clamp}; the project clamps at {MAX_LOG_RATIO}")
-    weights = mismatch.rollout_correction_weights(
-        train_logp, rollout_logp, mask, method=method, level=level, low=low, high=high
-    )
+    options = {"method": method, "level": level, "low": low, "high": high}
+    weights = mismatch.rollout_correction_weights(train_logp, rollout_logp, mask, **options)
     if not batch_normalise:
         return {"value": weights}
     mean = masked_mean(weights, mask)
@@ -108,21 +96,21 @@ def mismatch_weights(
     return {"value": weights / mean if mean > 0 else weights}
 
 
-def kl_fixed(coef: float, kls: Sequence[float], n_steps: int | None = None) -> Results:
+def kl_fixed(coef, kls, n_steps=None) -> Results:
     return {"value": [kl.next_kl_coef(KLControl(kl_coef=coef), coef, measured, 1) for measured in kls]}
 
 
-def kl_adaptive(coef: float, target: float, horizon: float, kls: Sequence[float], n_steps: int) -> Results:
+def kl_adaptive(coef, target, horizon, kls, n_steps) -> Results:
     config = KLControl(type="adaptive", target_kl=target, horizon=horizon)
     return _series(lambda coef, measured: kl.next_kl_coef(config, coef, measured, n_steps), coef, kls)
 
 
-def kl_ppo2017(coef: float, target: float, kls: Sequence[float]) -> Results:
+def kl_ppo2017(coef, target, kls) -> Results:
     config = KLControl(type="doubling", target_kl=target)
     return _series(lambda coef, measured: kl.next_kl_coef(config, coef, measured, 1), coef, kls)
 
 
-def kl_dual_descent(lam: float, alpha: float, delta: float, kls: Sequence[float]) -> Results:
+def kl_dual_descent(lam, alpha, delta, kls) -> Results:
     return _series(lambda coef, measured: kl.next_kl_coef_by_dual_ascent(coef, measured, delta, alpha), lam, kls)
 
 
@@ -136,16 +124,16 @@ def _series(update: Callable[[float, float], float], coef: float, kls: Sequence[
 
 
 def dpo(
-    chosen: Tensor,
-    rejected: Tensor,
-    ref_chosen: Tensor,
-    ref_rejected: Tensor,
-    beta: float = 0.1,
+    chosen,
+    rejected,
+    ref_chosen,
+    ref_rejected,
+    beta=0.1,
     loss_type: PairLoss = "sigmoid",
-    label_smoothing: float = 0.0,
-    chosen_len: Tensor | None = None,
-    rejected_len: Tensor | None = None,
-    slic_delta: float = 1.0,
+    label_smoothing=0.0,
+    chosen_len=None,
+    rejected_len=None,
+    slic_delta=1.0,
 ) -> Results:
     lengths = torch.ones_like(chosen) if chosen_len is None else chosen_len
     answers = AnswerBatch(
@@ -158,12 +146,8 @@ def dpo(
     config = Preference(beta=beta, label_smoothing=smoothing, slic_delta=slic_delta)
     loss = get_preference_loss("ipo_mean" if loss_type == "ipo_avg" else loss_type)
     pair_loss = loss.fn(answers, beta, config)
-    return {
-        "loss": pair_loss.mean(),
-        "pair_loss": pair_loss,
-        "reward_chosen": beta * (chosen - ref_chosen),
-        "reward_rejected": beta * (rejected - ref_rejected),
-    }
+    rewards = {"reward_chosen": beta * (chosen - ref_chosen), "reward_rejected": beta * (rejected - ref_rejected)}
+    return {"loss": pair_loss.mean(), "pair_loss": pair_loss, **rewards}
 
 
 def interleaved(chosen: Tensor, rejected: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ from alphaapollo.algorithms.kl import (
     update_moving_average,
 )
 from alphaapollo.algorithms.statistics import apply_mask
-from alphaapollo.config.schema import AggregationMode
 from alphaapollo.models.lm_head import DivergenceTarget
-from tests.golden.common import AggKw, Results, aggregated, head_divergence, head_input, log_ratio
+from tests.golden.common import TOKEN_MEAN, WEIGHTED, Results, head_divergence, head_input, log_ratio
 
 
 def make_divergence(alpha: float) -> Divergence:
@@ -31,69 +30,43 @@ def select_top_logits(logits: Tensor, teacher_logits: Tensor, topk: int) -> tupl
     return logits.gather(-1, tokens), teacher_logits.gather(-1, tokens)
 
 
-def self_distillation(
-    logits: Tensor,
-    teacher_logits: Tensor,
-    mask: Tensor,
-    alpha: float = 1.0,
-    topk: int | None = None,
-    tail: bool = True,
-    agg: AggregationMode = "token-mean",
-    coef: float = 1.0,
-    token_weights: Tensor | None = None,
-    agg_kw: AggKw = None,
-) -> Results:
+def self_distillation(logits, teacher_logits, mask, alpha=1.0, topk=None, tail=True, agg=WEIGHTED, coef=1.0) -> Results:
     if topk is not None and not tail:
         logits, teacher_logits = select_top_logits(logits, teacher_logits, topk)
         topk = None
     teacher = head_input(teacher_logits)
     target = DivergenceTarget(teacher, make_divergence(alpha), top_k=topk, selects_policy_tokens=True)
     divergence = apply_mask(head_divergence(logits, target), mask)
-    weighted = divergence if token_weights is None else divergence * token_weights
-    return {"loss": coef * aggregated(weighted, mask, agg, agg_kw), "token_divergence": divergence}
+    return {"loss": coef * agg.sum(agg.weigh(divergence), mask), "token_divergence": divergence}
 
 
 def self_distillation_sampled(
-    logp: Tensor,
-    teacher_logp: Tensor,
-    mask: Tensor,
-    old_logp: Tensor | None = None,
-    is_clip: float | None = None,
-    agg: AggregationMode = "token-mean",
-    coef: float = 1.0,
-    agg_kw: AggKw = None,
+    logp, teacher_logp, mask, old_logp=None, is_clip=None, agg=TOKEN_MEAN, coef=1.0
 ) -> Results:
     advantages = compute_target_advantages(logp.detach(), teacher_logp, mask).advantages
     losses = apply_mask(-advantages * logp, mask)
     if old_logp is not None and is_clip is not None:
         losses = losses * truncated_ratios(logp, old_logp, mask, is_clip)
-    return {"loss": coef * aggregated(losses, mask, agg, agg_kw), "token_loss": losses}
+    return {"loss": coef * agg.sum(losses, mask), "token_loss": losses}
 
 
 def ref_kl_policy_gradient(
-    logp: Tensor,
-    behavior_logp: Tensor,
-    teacher_logp: Tensor,
-    mask: Tensor,
-    delta_low: float = 0.2,
-    kl_tau: float = 0.001,
-    agg: AggregationMode = "token-mean",
-    agg_kw: AggKw = None,
+    logp, behavior_logp, teacher_logp, mask, delta_low=0.2, kl_tau=0.001, agg=TOKEN_MEAN
 ) -> Results:
     """prime-rl's form, which the project does not offer."""
     advantages = compute_target_advantages(logp.detach(), teacher_logp, mask).advantages
     log_ratios = log_ratio(logp, behavior_logp, mask)
     keep = apply_mask((logp.detach().exp() - behavior_logp.exp() >= -delta_low).to(logp.dtype), mask)
     losses = apply_mask(-keep * advantages * log_ratios.exp() + kl_tau * log_ratios.square(), mask)
-    return {"loss": aggregated(losses, mask, agg, agg_kw), "token_loss": losses, "keep": keep}
+    return {"loss": agg.sum(losses, mask), "token_loss": losses, "keep": keep}
 
 
-def trust_region_teacher(logits: Tensor, ref_logits: Tensor, alpha: float) -> Results:
+def trust_region_teacher(logits, ref_logits, alpha) -> Results:
     """Teacher q ~ q_ref^(1 - alpha) q_theta^alpha, which the project does not offer. [B, L, V] each."""
     mixed = torch.lerp(ref_logits.log_softmax(-1), logits.log_softmax(-1), alpha)
     return {"log_probs": mixed.log_softmax(-1)}
 
 
-def ema_teacher(teacher: Tensor, students: Tensor, rate: float) -> Results:
+def ema_teacher(teacher, students, rate) -> Results:
     """Teacher after each of the students' steps. teacher [n], students [steps, n] -> [steps, n]."""
     return {"value": torch.stack([update_moving_average(teacher, student, rate).clone() for student in students])}

@@ -7,9 +7,9 @@ functions, except for the biased methods `per_turn_sum` and `per_turn_sum_loo`, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,14 +26,7 @@ Singleton = Literal["zero", "raw"]
 
 
 def turn_gae(
-    token_rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    turn_ids: Tensor | None = None,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    offmask: OffMask = "drop",
-    bootstrap: Tensor | None = None,
+    token_rewards, values, mask, turn_ids=None, gamma=1.0, lam=1.0, offmask: OffMask = "drop", bootstrap=None
 ) -> Results:
     """bootstrap: [B] value after the last turn, which the project does not offer. It is worth as much as gamma times
     this reward in the last turn."""
@@ -64,14 +57,14 @@ def number_turns(mask: Tensor, turn_ids: Tensor | None) -> Turns:
 
 
 def turn_group_advantage(
-    turn_rewards: Tensor,
-    n_turns: Tensor,
-    index: Sequence[Any],
+    turn_rewards,
+    n_turns,
+    index,
     method: Method = "return_all",
-    gamma: float = 1.0,
+    gamma=1.0,
     singleton: Singleton = "raw",
-    turn_ids: Tensor | None = None,
-    mask: Tensor | None = None,
+    turn_ids=None,
+    mask=None,
 ) -> Results:
     is_turn = (torch.arange(turn_rewards.shape[1]) < n_turns.unsqueeze(1)).to(turn_rewards)
     advantages = compute_turn_advantages(turn_rewards * is_turn, is_turn, groups_of(index), method, gamma, singleton)
@@ -148,15 +141,7 @@ def list_episodes(logits: Tensor, rewards: Tensor, stop: Tensor) -> Iterator[Epi
         yield Episode(probabilities[turns, chosen].prod(), given, is_turn, scores)
 
 
-def turn_bandit(
-    logits: Tensor,
-    rewards: Tensor,
-    stop: Tensor,
-    group_size: int,
-    method: Method,
-    gamma: float = 1.0,
-    singleton: Singleton = "raw",
-) -> Results:
+def turn_bandit(logits, rewards, stop, group_size, method: Method, gamma=1.0, singleton: Singleton = "raw") -> Results:
     """Compute the expected return, its gradient, and the expected gradient of a group of samples of the bandit."""
     episodes = list(list_episodes(logits, rewards, stop))
     samples = [torch.stack([getattr(one, name) for one in episodes]) for name in ("rewards", "is_turn", "scores")]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.unit.tiny import run_ranks, save_model
-from tests.unit.workers.training import Case, call_for_each, gradients
+from tests.unit.workers.layouts import compute
+from tests.unit.workers.training import Case
 
 FULL = {"entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "full"}
 
@@ -25,9 +26,9 @@ def test_two_gpus_train_as_one_rank(tmp_path: Path):
         replace(gpus, actor=FULL | {"fsdp_config": {"fsdp_size": 1}}),
         replace(gpus, actor=FULL | {"fsdp_config": {"sync_each_micro_batch": False}}),
     ]
-    expected = gradients(0, 1, "", alone)
-    for rank in run_ranks(call_for_each, 2, gradients, cases, timeout=200):
+    (expected,) = compute(0, 1, "", [alone])
+    for rank in run_ranks(compute, 2, cases, timeout=200):
         for ours in rank:
-            for name, gradient in expected[0].items():
-                assert np.linalg.norm(ours[0][name] - gradient) < 1e-4 * np.linalg.norm(gradient), name
-            assert ours[1]["actor/loss"] == pytest.approx(expected[1]["actor/loss"], rel=1e-4)
+            for name, gradient in expected.gradients.items():
+                assert np.linalg.norm(ours.gradients[name] - gradient) < 1e-4 * np.linalg.norm(gradient), name
+            assert ours.metrics["actor/loss"] == pytest.approx(expected.metrics["actor/loss"], rel=1e-4)

@@ -11,7 +11,7 @@ from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
 from alphaapollo.config.schema import Config
 from tests.invariance.episodes import Episodes
 from tests.invariance.settings import draw_config
-from tests.invariance.table import Outcome, Table, update
+from tests.invariance.table import Descent, Outcome, Table
 from tests.invariance.views import TokenLogProbs, View, prepare
 
 BASE = View("append, packed, one rank, one micro-batch")
@@ -64,7 +64,7 @@ class Case:
         def make():
             return prepare(view, self.episodes, self.logprobs, self.config, get_estimator(self.estimator))
 
-        return update(make, view, self.table, self.config, self.loss, self.episodes.num_tokens)
+        return Descent(view, self.table, self.config, self.loss).run(make, self.episodes.num_tokens)
 
     def on_policy(self, own: np.ndarray) -> Case:
         """The case for a real model with these log-probs: old and reference log-probs are close to them."""

@@ -123,21 +123,15 @@ def check_sessions(seed: int, sessions: int) -> Report:
 
 def difference(ours: Outcome, expected: Outcome) -> float:
     """Largest difference of advantages, returns, losses, gradients and metrics, each relative to its largest entry."""
-    assert len(ours.gradients) == len(expected.gradients)
     assert ours.metrics.keys() == expected.metrics.keys()
-    arrays = [
-        (ours.advantages, expected.advantages, 1.0),
-        (ours.returns, expected.returns, 1.0),
-        (np.array(ours.losses), np.array(expected.losses), 1e-2),
-        (np.array(list(ours.metrics.values())), np.array([expected.metrics[name] for name in ours.metrics]), 1.0),
-        *((one.numpy(), other.numpy(), 1e-2) for one, other in _both(ours.gradients, expected.gradients)),
-        *((one.numpy(), other.numpy(), 1e-2) for one, other in _both(ours.value_gradients, expected.value_gradients)),
-    ]
-    return max(_relative(one, other, floor) for one, other, floor in arrays)
-
-
-def _both(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return list(zip(ours, expected, strict=True))
+    compared = [(ours.advantages, expected.advantages, 1.0), (ours.returns, expected.returns, 1.0)]
+    compared += [([*ours.metrics.values()], [expected.metrics[name] for name in ours.metrics], 1.0)]
+    compared += [(ours.losses, expected.losses, 1e-2)]
+    for name in ("gradients", "value_gradients"):
+        compared += [
+            (one, other, 1e-2) for one, other in zip(getattr(ours, name), getattr(expected, name), strict=True)
+        ]
+    return max(_relative(np.asarray(one), np.asarray(other), floor) for one, other, floor in compared)
 
 
 def _relative(ours: np.ndarray, expected: np.ndarray, floor: float) -> float:
@@ -170,12 +164,11 @@ def check_worker(names: list[Name], report: Report, processes: bool) -> None:
 
 
 def _steps_apart(ours: real.Steps, expected: real.Steps) -> float:
-    assert len(ours) == len(expected)
+    """Largest difference of gradients, relative to the largest entry of all parameters in the step."""
     largest = 0.0
     for one, other in zip(ours, expected, strict=True):
-        scale = max(max(np.abs(gradient).max() for gradient in other.values()), 1e-3)
-        gaps = [np.abs(one[name] - gradient).max() / scale for name, gradient in other.items()]
-        largest = max(largest, float(max(gaps)) if np.isfinite(gaps).all() else float("inf"))
+        scale = max(1e-3, *(np.abs(gradient).max() for gradient in other.values()))
+        largest = max(largest, *(_relative(one[name], gradient, scale) for name, gradient in other.items()))
     return largest
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -10,18 +10,10 @@ from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_es
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.build import build_config
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import AggregationMode, Config
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from tests.invariance.episodes import Episodes
 
-MODES = [
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-    "group-mean-token-mean",
-]
 KL_IN_LOSS = ["k1", "abs", "k2", "k3", "k3+", "full", "unbiased"]
 
 
@@ -29,16 +21,13 @@ def pairs() -> list[tuple[str, str]]:
     """Pairs of every estimator with every loss, except those that a run refuses."""
     estimators = [name for name in estimator_names() if _is_ours(get_estimator(name))]
     losses = [name for name in policy_loss_names() if _is_ours(get_policy_loss(name))]
-    names = [(estimator, loss) for estimator in estimators for loss in losses]
-    return [pair for pair in names if accepted(get_estimator(pair[0]), get_policy_loss(pair[1]))]
+    per_token = {name for name in estimators if get_estimator(name).per_token}
+    per_row = {name for name in losses if get_policy_loss(name).level == "sequence"}
+    return [(one, loss) for one in estimators for loss in losses if not (one in per_token and loss in per_row)]
 
 
 def _is_ours(one: Estimator | PolicyLoss) -> bool:
     return one.fn.__module__.startswith("alphaapollo.algorithms.")
-
-
-def accepted(estimator: Estimator, loss: PolicyLoss) -> bool:
-    return not (estimator.per_token and loss.level == "sequence")
 
 
 def draw_config(
@@ -56,7 +45,7 @@ def draw_config(
         "ppo_mini_batch_size": 1000 if one_step else int(generator.integers(4, 12)),
         "ppo_epochs": 2 if chance(0.2) else 1,
         "shuffle": chance(0.7),
-        "loss_agg_mode": one_of(MODES),
+        "loss_agg_mode": one_of([*get_args(AggregationMode)]),
         "entropy_coeff": 0.01 if chance(0.3) else 0.0,
         "clip_ratio_c": 3.0 if chance(0.2) else None,
         "policy_loss": {

@@ -7,8 +7,8 @@ one after the other and their gradients are added, which equals FSDP's mean of t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -60,74 +60,68 @@ class Outcome:
     metrics: dict[str, float]
 
 
-def update(
-    make: Callable[[], Prepared], view: View, table: Table, config: Config, loss: PolicyLoss, num_tokens: int
-) -> Outcome:
-    """Gradient descent over the mini-batches. `make` prepares the case; a rebuilt view calls it at every step."""
-    prepared, actor = make(), config.actor_rollout_ref.actor
-    theta, losses, gradients, value_gradients = torch.zeros(SIZE, dtype=torch.float64), [], [], []
-    metrics: dict[str, float] = {}
-    for _ in range(actor.ppo_epochs):
-        for step in range(len(prepared.batch.layout.mini_batch_rows)):
-            prepared, theta = (make(), copy.deepcopy(theta)) if view.resumed else (prepared, theta)
-            leaf = theta.clone().requires_grad_()
-            total = policy_step(prepared, step, view, table, leaf, config, loss, metrics)
-            (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
-            losses.append(float(total.detach()))
-            gradients.append(gradient)
-            value_gradients.append(value_step(prepared, step, view, table, leaf))
-            theta = theta - LEARNING_RATE * gradient
-    columns = [prepared.by_token(name, num_tokens) for name in ("advantages", "returns")]
-    return Outcome(*columns, losses, gradients, value_gradients, metrics)
+@dataclass
+class Descent:
+    """Gradient descent of policy and critic over the mini-batches of a view."""
 
+    view: View
+    table: Table
+    config: Config
+    loss: PolicyLoss
+    metrics: dict[str, float] = field(default_factory=dict)
 
-def micro_batches(prepared: Prepared, step: int, padded: bool):
-    """(micro-batch, numbers of its response tokens) over all ranks."""
-    ranks = zip(prepared.batch.layout.rank_batches, prepared.columns, prepared.flat_tokens, strict=True)
-    for rank, columns, flat in ranks:
-        for positions in rank.mini_batches[step].micro_batches:
-            micro = MicroBatchBuilder(padded, torch.device("cpu")).build(rank.rows, positions, columns)
-            tokens = concatenate_segments(flat, rank.rows.response_offsets, positions)
-            yield micro, np.full(1, -1) if micro.is_dummy else tokens
+    def run(self, make: Callable[[], Prepared], num_tokens: int) -> Outcome:
+        """`make` prepares the case; a resumed view calls it at every step."""
+        prepared, losses, gradients, value_gradients = make(), [], [], []
+        theta = torch.zeros(SIZE, dtype=torch.float64)
+        for _ in range(self.config.actor_rollout_ref.actor.ppo_epochs):
+            for step in range(len(prepared.batch.layout.mini_batch_rows)):
+                prepared, theta = (make(), copy.deepcopy(theta)) if self.view.resumed else (prepared, theta)
+                leaf = theta.clone().requires_grad_()
+                total = self.policy_loss(prepared, step, leaf)
+                (gradient,) = torch.autograd.grad(total, leaf, materialize_grads=True)
+                losses.append(float(total.detach()))
+                gradients.append(gradient)
+                of_critic = self.value_loss(prepared, step, leaf)
+                value_gradients += torch.autograd.grad(of_critic, leaf, materialize_grads=True)
+                theta = theta - LEARNING_RATE * gradient
+        columns = [prepared.by_token(name, num_tokens) for name in ("advantages", "returns")]
+        return Outcome(*columns, losses, gradients, value_gradients, self.metrics)
 
+    def micro_batches(self, prepared: Prepared, step: int, theta: Tensor) -> Iterator[tuple[MicroBatch, TokenStats]]:
+        """Micro-batches of all ranks, and the table's values of their response tokens."""
+        ranks = zip(prepared.batch.layout.rank_batches, prepared.columns, prepared.flat_tokens, strict=True)
+        for rank, columns, flat in ranks:
+            for positions in rank.mini_batches[step].micro_batches:
+                micro = MicroBatchBuilder(self.view.padded, torch.device("cpu")).build(rank.rows, positions, columns)
+                tokens = concatenate_segments(flat, rank.rows.response_offsets, positions)
+                yield micro, self.table.stats(theta, np.full(1, -1) if micro.is_dummy else tokens)
 
-def policy_step(
-    prepared: Prepared,
-    step: int,
-    view: View,
-    table: Table,
-    theta: Tensor,
-    config: Config,
-    loss: PolicyLoss,
-    metrics: dict[str, float],
-) -> Tensor:
-    """Loss of a mini-batch. Adds to `metrics`."""
-    actor, total = config.actor_rollout_ref.actor, torch.zeros((), dtype=torch.float64)
-    for micro, tokens in micro_batches(prepared, step, view.padded):
-        matrices = build_objective_inputs(micro, table.stats(theta, tokens))
-        one, sums = compute_policy_objective(matrices, actor, loss, config.algorithm.rollout_correction)
-        if config.teacher.uses_full_vocabulary:
-            one = one + compute_distillation_loss(matrices, config.teacher)
-            sums["loss"] = one
-        total = total + one
-        for name, value in sums.items():
-            known, own = metrics.get(name, 0.0), float(value.detach())
-            metrics[name] = max(known, own) if name.endswith(MAX_SUFFIX) else known + own
-    return total
+    def policy_loss(self, prepared: Prepared, step: int, theta: Tensor) -> Tensor:
+        """Loss of a mini-batch. Adds to `metrics`."""
+        config, total = self.config, torch.zeros((), dtype=torch.float64)
+        for micro, stats in self.micro_batches(prepared, step, theta):
+            matrices = build_objective_inputs(micro, stats)
+            actor, correction = config.actor_rollout_ref.actor, config.algorithm.rollout_correction
+            one, sums = compute_policy_objective(matrices, actor, self.loss, correction)
+            if config.teacher.uses_full_vocabulary:
+                one = one + compute_distillation_loss(matrices, config.teacher)
+                sums["loss"] = one
+            total = total + one
+            for name, value in sums.items():
+                known, own = self.metrics.get(name, 0.0), float(value.detach())
+                self.metrics[name] = max(known, own) if name.endswith(MAX_SUFFIX) else known + own
+        return total
 
-
-def value_step(prepared: Prepared, step: int, view: View, table: Table, theta: Tensor) -> Tensor:
-    """Gradient of the critic's loss with theta as its parameters, if the estimator uses values."""
-    total = 0.0 * theta.sum()
-    for micro, tokens in micro_batches(prepared, step, view.padded):
-        if micro.columns.values is None:
-            return torch.zeros_like(theta)
-        total = total + _value_loss(micro, micro.to_matrix(table.stats(theta, tokens).logprobs))
-    return torch.autograd.grad(total, theta, materialize_grads=True)[0]
-
-
-def _value_loss(micro: MicroBatch, values: Tensor) -> Tensor:
-    columns, mask = micro.columns, micro.to_matrix(micro.mask)
-    assert columns.values is not None and columns.returns is not None and columns.value_weights is not None
-    losses, _ = value_loss(values, micro.to_matrix(columns.values), micro.to_matrix(columns.returns), mask, 0.5)
-    return aggregate_token_losses(losses, mask, columns.value_weights)
+    def value_loss(self, prepared: Prepared, step: int, theta: Tensor) -> Tensor:
+        """The critic's loss with theta as its parameters, 0 if the estimator does not use values."""
+        total = 0.0 * theta.sum()
+        for micro, stats in self.micro_batches(prepared, step, theta):
+            columns, values, mask = micro.columns, micro.to_matrix(stats.logprobs), micro.to_matrix(micro.mask)
+            if columns.values is None:
+                break
+            assert columns.returns is not None and columns.value_weights is not None
+            old, returns = micro.to_matrix(columns.values), micro.to_matrix(columns.returns)
+            losses, _ = value_loss(values, old, returns, mask, 0.5)
+            total = total + aggregate_token_losses(losses, mask, columns.value_weights)
+        return total

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -124,20 +125,33 @@ def prepare(module: str, words: Sequence[object]) -> Any:
     return (prepare_run if name == "ppo" else prepare_finetuning)(config, user_settings, Console())
 
 
+def run_forked(module: str, words: Sequence[object], output: Path, folder: Path = ROOT) -> str:
+    """Run a command to its end, forked from the warm process, which must succeed. Returns its output."""
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    program = Program(module, words, output, environment, folder, warm=True)
+    try:
+        code = program.wait(DEADLINE)
+    finally:
+        program.signal(signal.SIGKILL)
+    assert code == 0, program.printed[-6000:]
+    return program.printed
+
+
 HOLD = """
 import asyncio
 from pathlib import Path
 from alphaapollo.trainer import lifecycle, loop
 
-module = lifecycle if {part!r} == "learn" else loop
-part = module.{part}
+def hold(module, name, held_step, release):
+    part = getattr(module, name)
 
-async def hold(run, step, *rest):
-    while step == {step} and not Path({release!r}).exists():
-        await asyncio.sleep(0.01)
-    return await part(run, step, *rest)
+    async def wait(run, step, *rest):
+        while step == held_step and not release.exists():
+            await asyncio.sleep(0.01)
+        return await part(run, step, *rest)
 
-module.{part} = hold
+    setattr(module, name, wait)
+
 """
 
 
@@ -190,12 +204,25 @@ class Runner:
         self.programs.append(program)
         return program
 
-    def hold(self, part: str, step: int) -> str:
-        """Write a module that makes runs of main_ppo wait before a part of an iteration until the file `release`
-        exists. Returns the setting that loads it."""
+    def hold(self, part: str, step: int, release: str = "release") -> str:
+        """Make runs of main_ppo wait before a part of an iteration until the file `release` exists, in addition to
+        earlier calls. Returns the setting that loads the module with the waits."""
         module = self.out / "hold.py"
-        module.write_text(HOLD.format(part=part, step=step, release=str(self.out / "release")))
+        waits = module.read_text() if module.exists() else HOLD
+        owner = "lifecycle" if part == "learn" else "loop"
+        module.write_text(f"{waits}hold({owner}, {part!r}, {step}, Path({str(self.out / release)!r}))\n")
         return f"algorithm.custom_module={module}"
+
+    def wait_for(self, happens: Callable[[], bool]) -> None:
+        """Wait for a condition while the newest program runs."""
+        program, end = self.programs[-1], time.monotonic() + DEADLINE
+        while not happens():
+            assert program.wait(0.05) is None and time.monotonic() < end, program.printed[-4000:]
+
+    def last_step(self, name: str = "run") -> int:
+        """Last step in the metrics of a run; -1 without one."""
+        path = self.out / "test" / name / "metrics.jsonl"
+        return max(map(int, re.findall(r'"step": (\d+)', path.read_text() if path.exists() else "")), default=-1)
 
     def finish(self, program: Program, name: str = "run") -> FinishedRun:
         code = program.wait(DEADLINE)
@@ -238,6 +265,16 @@ def warm_process(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def ppo(task: Task, tmp_path: Path) -> Iterator[Runner]:
     runner = Runner(task, tmp_path)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def stack(task: Task, tmp_path: Path) -> Iterator[Any]:
+    """Runner of main_ppo whose runs need no start of their own (stack.py)."""
+    from tests.loop.stack import StackRunner
+
+    runner = StackRunner(task, tmp_path)
     yield runner
     runner.close()
 

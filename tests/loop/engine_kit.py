@@ -89,17 +89,22 @@ class Session:
 
         return self.run(gather_all())
 
+    def gap(self, model: Any) -> float:
+        """Mean difference of the engine's log-probs of PROBE from those of a model."""
+        return mean_abs_difference(self.run(self.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
+
     async def receive(self, update: WeightUpdate) -> None:
         await self.engine.receive_weights(str(self._shared / update.folder))
 
     def publish(self, update: WeightUpdate) -> WeightReceipt:
         """Receive and confirm an update like the driver."""
+        self.run(self.receive(update))
+        return self.run(self.engine.confirm_weights(update.version))
 
-        async def both() -> WeightReceipt:
-            await self.receive(update)
-            return await self.engine.confirm_weights(update.version)
-
-        return self.run(both())
+    def publish_verified(self, update: WeightUpdate) -> None:
+        """Publish an update and check that the engine has it."""
+        receipt = self.publish(update)
+        assert (receipt.version, receipt.digest) == (update.version, update.digest)
 
     @contextmanager
     def send_adapter(self, tensors: dict[str, torch.Tensor], version: int) -> Iterator[WeightUpdate]:

@@ -19,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from alphaapollo.cli.main import SUBCOMMANDS
 from alphaapollo.config.keys import COMMANDS, list_keys
 from alphaapollo.processes.network import find_free_port
 from tests.loop.conftest import DEADLINE, ROOT
-from tests.loop.warm import Program
+from tests.loop.warm import CONTEXT, Program, prepare_forked_process, run_command
 from tests.page_commands import HOW_TO_MARK, Block
 
 STAND_IN = """#!{python} -IS
@@ -43,14 +44,16 @@ if "execute" in answer:
 (sys.stderr if answer["code"] else sys.stdout).buffer.write(answer["output"].encode())
 sys.exit(answer["code"])
 """
-FORKED = re.compile(r"alphaapollo\.(trainer|evolving|cli|config|observability)\b")  # their main accepts arguments
+FORKED = re.compile(  # of alphaapollo, those whose main accepts arguments
+    r"alphaapollo\.(trainer|evolving|cli|config|observability|rewards\.audit)\b|examples\.|tests\."
+)
 PACKAGES = ("alphaapollo.config", "alphaapollo.trainer.replay")
 DRY_RUN = ["trainer.dry_run=True", "trainer.resume_mode=disable"]
 Sizes = Mapping[str, Mapping[str, object]]  # {module: {key: value}}
 
 
 class CommandServer(socketserver.UnixStreamServer):
-    """Runs the commands of the stand-ins of a page, one after the other.
+    """Runs the commands of the stand-ins of a page, one after the other: dry runs in one process, others in their own.
 
     needed: Keys that `...` in a command of the module stands for.
     full_runs: Sizes for the first command of the module, which is run to its end. The others get DRY_RUN.
@@ -61,6 +64,13 @@ class CommandServer(socketserver.UnixStreamServer):
         self.folder, self.needed, self.full_runs = folder, needed, dict(full_runs)
         self.numbers = itertools.count()
         self.failed: list[str] = []
+        self.dry_runs = ProcessPoolExecutor(1, CONTEXT, prepare_forked_process)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for process in self.dry_runs._processes.values():  # also one that hangs
+            process.kill()
+        self.dry_runs.shutdown()
 
     def run(
         self, program: str, words: list[str], folder: str, environment: dict[str, str], typed: str
@@ -79,14 +89,18 @@ class CommandServer(socketserver.UnixStreamServer):
             words += ["--port", str(find_free_port())]
             environment["XDG_CACHE_HOME"] = str(self.folder / "cache")
         output = self.folder / f"output_{next(self.numbers)}.txt"
-        started = Program(module, words, output, environment, Path(folder), warm=True, typed=typed)
-        try:
-            code = request_page(started) if is_viewer else started.wait(DEADLINE)
-        finally:
-            started.signal(signal.SIGKILL)
+        command = (module, words, output, environment, Path(folder))
+        if DRY_RUN[0] in words:
+            code = self.dry_runs.submit(run_command, *command, typed).result(DEADLINE)
+        else:
+            started = Program(*command, warm=True, typed=typed)
+            try:
+                code = request_page(started) if is_viewer else started.wait(DEADLINE)
+            finally:
+                started.signal(signal.SIGKILL)
         if code != 0:
             self.failed.append(f"{module} {' '.join(words)}: exit code {code}")
-        return {"code": 124 if code is None else code, "output": started.printed}
+        return {"code": 124 if code is None else code, "output": output.read_text()}
 
     def find_module_of_keys(self, words: Sequence[str]) -> str:
         """Return the first training program that has all keys of the words, or main_ppo, which reports unknown ones."""

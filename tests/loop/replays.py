@@ -1,4 +1,4 @@
-"""The replay command, for tests of runs."""
+"""The replay command, and the equality of two runs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,30 @@ import re
 from pathlib import Path
 
 from tests.loop.conftest import MARK, ROOT, FinishedRun, Runner
+from tests.loop.stack import StackRunner
 from tests.loop.warm import Program
+
+REPLAY = "alphaapollo.trainer.replay.__main__"
+MEASURED = re.compile(r"(timing|timing_share|memory|perf|checkpoint)/|.*(seconds|per_second|_cached)$")
+"""Metrics that differ between equal runs."""
+
+
+def check_equal_runs(one: FinishedRun, other: FinishedRun) -> None:
+    """All metrics of `one` and the exported model are equal bit for bit."""
+    for line, same in zip(one.metrics, other.metrics, strict=True):
+        differing = [name for name in line if line[name] != same.get(name) and not MEASURED.match(name)]
+        assert differing == [], line["step"]
+    first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (one, other))
+    assert first == second
 
 
 def replay(ppo: Runner, *words: object) -> FinishedRun:
-    """Run the replay command, forked from the warm process."""
-    program = Program(
-        "alphaapollo.trainer.replay.__main__",
-        words,
-        output=ppo.out / f"replay_{len(ppo.programs)}.txt",
-        environment=os.environ | {MARK: str(ppo.out)},
-        folder=ROOT,
-        warm=True,
-    )
-    ppo.programs.append(program)
-    return ppo.finish(program)
+    """Run the replay command, on the stack or forked from the warm process."""
+    if isinstance(ppo, StackRunner):
+        return ppo.call(REPLAY, words)
+    output, environment = ppo.out / f"replay_{len(ppo.programs)}.txt", os.environ | {MARK: str(ppo.out)}
+    ppo.programs.append(Program(REPLAY, words, output, environment, ROOT, warm=True))
+    return ppo.finish(ppo.programs[-1])
 
 
 def recording(done: FinishedRun, step: int) -> Path:

@@ -1,4 +1,5 @@
-"""Asynchronous training: equal to the synchronous run without staleness, and with staleness on the real engine."""
+"""Asynchronous training with staleness on the real engine. test_resume.py shows that a run without staleness equals the
+synchronous one."""
 
 from __future__ import annotations
 
@@ -10,14 +11,11 @@ import pytest
 
 from tests.loop.conftest import FinishedRun, Runner, wait_until_nothing_is_left
 from tests.loop.engine_kit import needs_sglang
+from tests.loop.stack import Case, StackRunner, parametrize
 
 LOCAL = "trainer.controller=local"
 CORRECTED = "algorithm.rollout_correction.method=tis"
 CARRY, SEPARATE = "trainer.async_mode=carry", "trainer.async_mode=separate"
-
-
-def exported_weights(done: FinishedRun) -> bytes:
-    return (done.folder / "model/model.safetensors").read_bytes()
 
 
 def check_counts(lines: Sequence[dict[str, float]]) -> None:
@@ -29,44 +27,25 @@ def check_counts(lines: Sequence[dict[str, float]]) -> None:
         carried = line["async/carried"]
 
 
-def test_zero_staleness_equals_synchronous_run(ppo: Runner) -> None:
-    """Bitwise, with a curriculum, reused groups, dynamic sampling, validations, reference resets and a resume."""
-    settings = (
-        *(LOCAL, "actor_rollout_ref.rollout.name=fake", "trainer.save_freq=2", "trainer.test_freq=2", CORRECTED),
-        *("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"),
-        *("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.reference_reset.every=2"),
-        *("data.sampler=frontier", "data.curriculum.revisit_rate=0.01", "data.reuse.groups=2"),
-    )
-    none = ("trainer.max_staleness=0",)
-    sync = ppo.run(*settings, "trainer.total_training_steps=4", name="sync")
-    carry = ppo.run(*settings, CARRY, *none, "trainer.total_training_steps=4", name="carry")
-    ppo.run(*settings, SEPARATE, *none, "trainer.total_training_steps=2", name="separate")
-    separate = ppo.run(*settings, SEPARATE, *none, "trainer.total_training_steps=4", name="separate")
-    assert "resumed from" in separate.output
-    for done in (carry, separate):
-        assert exported_weights(done) == exported_weights(sync)
-        for one, other in zip(sync.metrics[1:], done.metrics[1:], strict=True):
-            names = ("actor/loss", "actor/grad_norm", "critic/score/mean", "data/prompts_consumed", "val/accuracy")
-            for name in (*names, "curriculum/observed", "curriculum/pass_rate", "reuse/groups", "reuse/age"):
-                assert one.get(name) == other.get(name), (one["step"], name)
-        assert done.metrics[-1]["reuse/groups"] > 0
-
-
 @pytest.mark.parametrize(
-    ("mode", "engine"), [(CARRY, "vllm"), (SEPARATE, "vllm"), pytest.param(CARRY, "sglang", marks=needs_sglang)]
+    ("mode", "engine", "controller"),
+    [
+        (SEPARATE, "vllm", "trainer.controller=ray"),  # generates during the update
+        (CARRY, "vllm", LOCAL),
+        pytest.param(CARRY, "sglang", LOCAL, marks=needs_sglang),
+    ],
 )
-def test_async_run_resumes_after_kill(ppo: Runner, mode: str, engine: str) -> None:
-    """Killed on Ray, where generation runs during the update, and resumed in one process."""
+def test_async_run_resumes_after_kill(ppo: Runner, mode: str, engine: str, controller: str) -> None:
+    """Resumed in one process."""
     settings = (
         f"actor_rollout_ref.rollout.name={engine}",
         *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.save_freq=3", "trainer.test_freq=3"),
         *("data.max_response_length=48", "actor_rollout_ref.rollout.max_num_seqs=24", "trainer.total_training_steps=6"),
         ppo.hold("learn", step=5),
     )
-    killed = ppo.start(*settings)
+    killed = ppo.start(*settings, controller)
     progress = ppo.out / "test/run/checkpoints/step_000003/progress.json"
-    while not progress.exists():
-        assert killed.wait(0.05) is None, killed.printed
+    killed.wait_for(progress.exists)
     killed.signal(signal.SIGKILL)
     (ppo.out / "release").touch()
     saved = json.loads(progress.read_text())
@@ -95,29 +74,41 @@ def test_async_run_resumes_after_kill(ppo: Runner, mode: str, engine: str) -> No
         assert record["step"] - 1 - 2 <= min(versions) and max(versions) <= record["step"] - 1
 
 
-WITH_TOOLS = (
-    *("algorithm.adv_estimator=gae", "env.env_name=informal_math", "env.max_steps=2", "env.max_tokens_per_turn=12"),
-    *('env.prompt="{question}"', "data.max_response_length=64", "data.val_files="),
-)
-GREEDY = ("algorithm.adv_estimator=remax", "data.max_response_length=48", "data.val_files=")
-
-
-@pytest.mark.parametrize(
-    ("mode", "settings", "metric"),
-    [(SEPARATE, WITH_TOOLS, "critic/grad_norm"), (CARRY, GREEDY, "baseline/mean")],
-    ids=["tools", "remax"],
-)
-@pytest.mark.core
-def test_critic_with_tools_and_greedy_baseline(ppo: Runner, mode: str, settings: Sequence[str], metric: str) -> None:
-    done = ppo.run(
-        *(LOCAL, mode, CORRECTED, "trainer.max_staleness=2", "trainer.total_training_steps=4", *settings),
-        "actor_rollout_ref.rollout.max_num_seqs=24",
-    )
+def check_late_rollouts(done: FinishedRun) -> None:
     lines = done.metrics[1:]
     check_counts(lines)
     assert max(line["staleness/max"] for line in lines) > 0
     for line in lines:
-        assert line["sync/probe_gap"] < 5e-5 and line["actor/grad_norm"] > 0 and metric in line
-    if settings is WITH_TOOLS:
-        turns = [turn for line in lines for record in done.rollouts(int(line["step"])) for turn in record["turns"]]
-        assert any(turn["info"].get("tool_status") == "unreadable" for turn in turns)
+        assert line["sync/probe_gap"] < 5e-5 and line["actor/grad_norm"] > 0
+
+
+def check_critic_with_tools(done: FinishedRun) -> None:
+    check_late_rollouts(done)
+    assert all("critic/grad_norm" in line for line in done.metrics[1:])
+    turns = [turn for step in range(1, 5) for record in done.rollouts(step) for turn in record["turns"]]
+    assert any(turn["info"].get("tool_status") == "unreadable" for turn in turns)
+
+
+def check_greedy_baseline(done: FinishedRun) -> None:
+    check_late_rollouts(done)
+    assert all("baseline/mean" in line for line in done.metrics[1:])
+
+
+LATE = (
+    *(CORRECTED, "trainer.max_staleness=2", "trainer.total_training_steps=4", "data.val_files="),
+    "actor_rollout_ref.rollout.max_num_seqs=24",
+)
+TOOLS = (
+    *("algorithm.adv_estimator=gae", "env.env_name=informal_math", "env.max_steps=2", "env.max_tokens_per_turn=12"),
+    *('env.prompt="{question}"', "data.max_response_length=64"),
+)
+GREEDY = ("algorithm.adv_estimator=remax", "data.max_response_length=48")
+CASES = {
+    "critic_with_tools": Case(check_critic_with_tools, (SEPARATE, *LATE, *TOOLS), core=True),
+    "greedy_baseline": Case(check_greedy_baseline, (CARRY, *LATE, *GREEDY), core=True),
+}
+
+
+@parametrize(CASES)
+def test_method_with_late_rollouts(stack: StackRunner, case: Case) -> None:
+    case.run(stack)

@@ -10,6 +10,7 @@ import pytest
 
 from alphaapollo.processes.folder_lock import lock_folder
 from tests.loop.conftest import FinishedRun, Runner
+from tests.loop.stack import StackRunner
 
 
 def run_and_refuse(ppo: Runner, *overrides: str, warm: bool = True) -> FinishedRun:
@@ -50,6 +51,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(ppo: Runner) -> None:
 
 RAG = ("env.env_name=informal_math", "env.max_steps=2", "env.informal_math.enable_local_rag=True")
 ACTOR = "actor_rollout_ref.actor"
+ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
 
 
 @pytest.mark.parametrize(
@@ -69,38 +71,26 @@ ACTOR = "actor_rollout_ref.actor"
         ([f"{ACTOR}.policy_loss.loss_mode=pppo"], ["'pppo'", "'ppo'"]),
         (["trainer.experiment_name="], ["trainer.experiment_name"]),
         ([f"{ACTOR}.optim.lr=1e30"], [f"{ACTOR}.optim.lr", "1e+30", "1.0"]),
-        (
-            ["trainer.n_gpus_per_node=3", f"{ACTOR}.ulysses_sequence_parallel_size=3"],
-            ["ulysses_sequence_parallel_size=1"],
-        ),
+        (["trainer.n_gpus_per_node=3", f"{ULYSSES}=3"], [f"{ULYSSES}=1"]),
         (["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=[query]"], ["'query'"]),
         ([*RAG, "env.tool_settings={local_rag: {index: /no/such/index}}"], ["/no/such/index", "retrieval build"]),
+        (["data.train_files=FOLDER/empty.parquet"], ["empty.parquet", "row 1"]),
+        (["actor_rollout_ref.model.path=FOLDER/model"], ["FOLDER/model", "tokenizer"]),
+        (["reward_model.enable=True", "reward_model.model.path=MODEL"], ["MODEL", "not a reward model"]),
     ],
     ids=lambda value: value[-1].partition("=")[0] if "=" in value[-1] else "",
 )
 def test_invalid_value_is_refused(ppo: Runner, overrides: list[str], facts: list[str]) -> None:
-    error = ppo.refuse(*overrides)
-    assert [fact for fact in facts if fact not in error] == [], error
+    pd.DataFrame({"prompt": ["a question", ""]}).to_parquet(ppo.out / "empty.parquet")
+    (ppo.out / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):  # no tokenizer
+        (ppo.out / "model" / name).symlink_to(ppo.task.model / name)
 
+    def fill(word: str) -> str:
+        return word.replace("FOLDER", str(ppo.out)).replace("MODEL", str(ppo.task.model))
 
-def test_empty_prompts_are_named(ppo: Runner, tmp_path: Path) -> None:
-    pd.DataFrame({"prompt": ["a question", ""]}).to_parquet(tmp_path / "bad.parquet")
-    error = ppo.refuse(f"data.train_files={tmp_path / 'bad.parquet'}")
-    assert "bad.parquet" in error and "row 1" in error
-
-
-def test_model_without_tokenizer(ppo: Runner, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).symlink_to(ppo.task.model / name)
-    error = ppo.refuse(f"actor_rollout_ref.model.path={folder}")
-    assert str(folder) in error and "tokenizer" in error
-
-
-def test_language_model_as_reward_model_is_refused(ppo: Runner) -> None:
-    error = ppo.refuse("reward_model.enable=True", f"reward_model.model.path={ppo.task.model}")
-    assert str(ppo.task.model) in error and "not a reward model" in error
+    error = ppo.refuse(*map(fill, overrides))
+    assert [fact for fact in facts if fill(fact) not in error] == [], error
 
 
 @pytest.mark.parametrize(
@@ -119,12 +109,10 @@ def test_unusable_reward_function_is_refused(ppo: Runner, source: str, fact: str
     assert str(ppo.reward) in error and fact in error
 
 
-def test_reward_function_that_fails_on_every_answer_of_the_model_stops_the_run(ppo: Runner) -> None:
+def test_reward_function_that_fails_on_every_answer_of_the_model_stops_the_run(stack: StackRunner) -> None:
     passes_a_try = "if completion[:8] in ('<answer>', 'The answ', 'I do not'):\n        return 0.0\n"
     body = f"    {passes_a_try}    return completion['no such thing']\n"
-    ppo.reward.write_text(f"def compute_score(prompt, completion):\n{body}")
-    done = ppo.finish(
-        ppo.start("actor_rollout_ref.rollout.name=fake", "trainer.controller=local", "trainer.val_before_train=False")
-    )
+    stack.reward.write_text(f"def compute_score(prompt, completion):\n{body}")
+    done = stack.start("actor_rollout_ref.rollout.name=fake", "trainer.val_before_train=False")
     assert done.code == 1
     assert "string indices" in done.output and "Traceback" not in done.output, done.output

@@ -1,84 +1,55 @@
-"""Non-finite optimizer steps: the run ends with the reason and the trajectories, or skips the step."""
+"""A non-finite optimizer step: the run ends with the reason and the trajectories, or skips the step, or resumes with
+other batches."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from tests.loop.conftest import FinishedRun, Runner
 from tests.loop.replays import recording, replay
+from tests.loop.stack import StackRunner
 
-HERE = ("trainer.controller=local", "trainer.val_before_train=False", "trainer.test_freq=-1")
 LOSS = """
-from alphaapollo.algorithms.policy_losses import PolicyLossOutput, register_policy_loss
-
-@register_policy_loss("nan_at_full_size")
-def mine(inputs, config):
-    loss = -inputs.logp * inputs.advantages
-    return PolicyLossOutput(loss / 0 if inputs.logp.numel() > 20 else loss)
-"""
-
-
-def overrides(folder: Path) -> tuple[str, ...]:
-    (folder / "loss.py").write_text(LOSS)
-    return (
-        *HERE,
-        f"algorithm.custom_module={folder / 'loss.py'}",
-        "actor_rollout_ref.actor.policy_loss.loss_mode=nan_at_full_size",
-    )
-
-
-def test_non_finite_step_ends_the_run_or_is_skipped(ppo: Runner, tmp_path: Path) -> None:
-    done = ppo.finish(ppo.start(*overrides(tmp_path), "trainer.record_steps=[1]"))
-    assert done.code == 1 and "gradient norm is nan at optimizer step 1;" in done.output, done.output
-    assert "trainer.on_bad_step=skip" in done.output and "Traceback" not in done.output
-    assert len(done.rollouts(1)) == 16, "the trajectories of the failed step"
-    check_replays(ppo, done)
-    done = ppo.run(*overrides(tmp_path), "trainer.on_bad_step=skip", name="skip")
-    for metrics in done.metrics[1:]:
-        assert metrics["actor/steps_skipped"] == metrics["actor/optimizer_steps"] > 0
-    assert "(actor/steps_skipped)" in "".join(done.output.split())
-
-
-def check_replays(ppo: Runner, done: FinishedRun) -> None:
-    """The replay reproduces the error; with the step skipped, it prints metrics."""
-    again = replay(ppo, recording(done, 1))
-    assert again.code == 1 and "gradient norm is nan at" in again.output, again.output
-    again = replay(ppo, recording(done, 1), "trainer.on_bad_step=skip")
-    assert again.code == 0 and "before there was an outcome" in again.output, again.output
-    assert "\nactor/steps_skipped " in again.output and "\nadvantages " in again.output
-
-
-ONE_BATCH = """
 from pathlib import Path
 
 from alphaapollo.algorithms.policy_losses import PolicyLossOutput, register_policy_loss
 
-BAD, CALLS = Path({folder!r}) / "bad", []
+BAD, CALLS = Path(__file__).with_name("bad"), []
 
 @register_policy_loss("nan_for_a_batch")
 def mine(inputs, config):
     "The gradient is NaN in the third batch of a run, and whenever this batch is trained on again."
-    loss, batch = -inputs.logp * inputs.advantages, f"{{float(inputs.logp.detach().sum()):.3f}}"
+    loss, batch = -inputs.logp * inputs.advantages, f"{float(inputs.logp.detach().sum()):.3f}"
     if inputs.logp.numel() > 20:  # smaller calls only check the function
         CALLS.append(batch)
     if len(CALLS) > 2 and not BAD.exists():
         BAD.write_text(batch)
     return PolicyLossOutput(loss / 0 if BAD.exists() and BAD.read_text() == batch else loss)
 """
+SKIP = "trainer.on_bad_step=skip"
 
 
-def test_hint_of_a_non_finite_step_works(ppo: Runner, tmp_path: Path) -> None:
-    (tmp_path / "loss.py").write_text(ONE_BATCH.format(folder=str(tmp_path)))
+def test_non_finite_step_ends_the_run_or_is_skipped_or_avoided(stack: StackRunner) -> None:
+    (stack.out / "loss.py").write_text(LOSS)
     command = (
-        *HERE,
-        f"algorithm.custom_module={tmp_path / 'loss.py'}",
-        "actor_rollout_ref.actor.policy_loss.loss_mode=nan_for_a_batch",
-        *("actor_rollout_ref.rollout.name=fake", "trainer.save_freq=1", "trainer.total_training_steps=3"),
+        *(f"algorithm.custom_module={stack.out / 'loss.py'}", "actor_rollout_ref.rollout.name=fake"),
+        *("actor_rollout_ref.actor.policy_loss.loss_mode=nan_for_a_batch", "trainer.val_before_train=False"),
+        *("trainer.test_freq=-1", "trainer.save_freq=1", "trainer.total_training_steps=3"),
     )
-    done = ppo.finish(ppo.start(*command))
-    assert done.code == 1 and "gradient norm is nan at optimizer step 3;" in done.output, done.output
-    (other_batches,) = re.findall(r"data\.seed=\d+", done.output)
-    done = ppo.run(*command, other_batches)
-    assert "resumed from" in done.output and [line["step"] for line in done.metrics] == [0, 1, 2, 3]
-    assert not any(line.get("actor/steps_skipped") for line in done.metrics)
+    failed = stack.start(*command, "trainer.record_steps=[2]")
+    assert failed.code == 1 and "gradient norm is nan at optimizer step 3;" in failed.output, failed.output
+    assert SKIP in failed.output and "Traceback" not in failed.output
+    assert len(failed.rollouts(2)) == 16, "the trajectories of the failed step"
+    again = replay(stack, recording(failed, 2))
+    assert again.code == 1 and "gradient norm is nan at" in again.output, again.output
+    again = replay(stack, recording(failed, 2), SKIP)
+    assert again.code == 0 and "before there was an outcome" in again.output, again.output
+    assert "\nactor/steps_skipped " in again.output and "\nadvantages " in again.output
+
+    skipped = stack.run(*command, SKIP, name="skip")
+    assert [line.get("actor/steps_skipped", 0) for line in skipped.metrics[1:]] == [0, 1, 0]
+    assert "(actor/steps_skipped)" in "".join(skipped.output.split())
+
+    (other_batches,) = re.findall(r"data\.seed=\d+", failed.output)
+    resumed = stack.run(*command, other_batches)
+    assert "resumed from" in resumed.output and [line["step"] for line in resumed.metrics] == [0, 1, 2, 3]
+    assert not any(line.get("actor/steps_skipped") for line in resumed.metrics)

@@ -21,6 +21,9 @@ from alphaapollo.config.schema import Algorithm
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.types import Prompt
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, wait_until_nothing_is_left
+from tests.loop.warm import Program
+
+SIZES = ("rollout.kv_cache_gib=0.1", "rollout.cpu_threads=1")
 
 
 def digits(prompt: Prompt, completion: str) -> dict[str, float]:
@@ -39,6 +42,21 @@ def settings(ppo: Runner, **more: Any) -> dict[str, Any]:
     sizes = {key: value for key, value in ppo.sizes("run").items() if key not in left_out}
     quick = {"trainer.controller": "local", "actor_rollout_ref.rollout.name": "fake", "trainer.save_freq": 1}
     return sizes | quick | more
+
+
+def start(ppo: Runner, words: list[object], typed: str = "") -> Program:
+    """Start a command of alphaapollo, forked from the warm process, with a text as its input."""
+    output = ppo.out / f"output_{len(ppo.programs)}.txt"
+    environment = os.environ | {MARK: str(ppo.out)}
+    ppo.programs.append(Program("alphaapollo.cli.main", words, output, environment, ROOT, warm=True, typed=typed))
+    return ppo.programs[-1]
+
+
+def chat(ppo: Runner, words: list[object], typed: str) -> str:
+    """Return the output of a chat in which a user types these lines."""
+    done = ppo.finish(start(ppo, ["chat", *words], typed))
+    assert done.code == 0, done.output
+    return done.output
 
 
 @pytest.mark.core
@@ -63,12 +81,7 @@ def test_python_objects_then_export_and_chat(ppo: Runner, monkeypatch: pytest.Mo
     card = (model / "README.md").read_text()
     assert "| `identity_advantages` |" in card
     assert "Plain transformers loads this folder" in card
-    chat = [sys.executable, "-m", "alphaapollo", "chat", str(run.folder), "data.max_response_length=8"]
-    result = subprocess.run(
-        chat, cwd=ROOT, input="hello\n/new\nagain\n", capture_output=True, text=True, timeout=DEADLINE
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("> ") >= 4
+    assert chat(ppo, [run.folder, "data.max_response_length=8"], "hello\n/new\nagain\n").count("> ") >= 4
     wait_until_nothing_is_left(ppo)
 
 
@@ -118,32 +131,20 @@ def test_ctrl_c_in_a_script_leaves_no_process(ppo: Runner) -> None:
 def test_serve_and_chat(ppo: Runner) -> None:
     port = find_free_port()
     url = f"http://127.0.0.1:{port}/v1"
-    command = [sys.executable, "-m", "alphaapollo", "serve", str(ppo.task.model), "--port", str(port), "--name", "tiny"]
-    log = (ppo.out / "serve.txt").open("w")
-    process = subprocess.Popen(
-        [*command, "rollout.kv_cache_gib=0.1", "rollout.cpu_threads=1"],
-        cwd=ROOT,
-        env=os.environ | {MARK: str(ppo.out)},
-        stdout=log,
-        stderr=log,
-    )
+    server = start(ppo, ["serve", ppo.task.model, "--port", port, "--name", "tiny", *SIZES])
     end = time.monotonic() + DEADLINE
     while not _answers(f"{url}/models"):
-        assert process.poll() is None and time.monotonic() < end, (ppo.out / "serve.txt").read_text()[-4000:]
-        time.sleep(0.2)
-    chat = [sys.executable, "-m", "alphaapollo", "chat", "--url", url]
-    result = subprocess.run(chat, cwd=ROOT, input="1+2=\n", capture_output=True, text=True, timeout=DEADLINE)
-    assert result.returncode == 0, result.stderr
-    assert "tiny at http" in result.stdout
-    assert "stop with Ctrl-C" in (ppo.out / "serve.txt").read_text()
+        assert server.wait(0.2) is None and time.monotonic() < end, server.printed[-4000:]
+    assert "tiny at http" in chat(ppo, ["--url", url], "1+2=\n")
+    assert "stop with Ctrl-C" in server.printed
     body = {"model": "tiny", "prompt": "1+2=", "stream": True, "ignore_eos": True, "max_tokens": 400}
     request = urllib.request.Request(
         f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=DEADLINE) as stream:  # a client that does not read the rest
         assert stream.readline().startswith(b"data:")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE) == 130
+        server.signal(signal.SIGINT)
+        assert ppo.finish(server).code == 130
     wait_until_nothing_is_left(ppo)
 
 
@@ -167,22 +168,12 @@ def test_chat_with_an_agent(ppo: Runner) -> None:
     pytest.importorskip("openai")
     (ppo.out / "agent.py").write_text(AGENT)
     keys = ["env.env_name=agent", f"env.agent.path={ppo.out / 'agent.py'}", "data.max_prompt_length=400"]
-    sizes = ["data.max_response_length=64", "rollout.kv_cache_gib=0.1", "rollout.cpu_threads=1"]
-    result = subprocess.run(
-        [sys.executable, "-m", "alphaapollo", "chat", str(ppo.task.model), *keys, *sizes],
-        cwd=ROOT,
-        env=os.environ | {MARK: str(ppo.out)},
-        input="1+2=\n3+4=\n1+1=\n",
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
+    words = [ppo.task.model, *keys, "data.max_response_length=64", *SIZES]
+    lines = chat(ppo, words, "1+2=\n3+4=\n1+1=\n").splitlines()
     assert [line for line in lines if "tool result" in line][:2] == ["  [user] tool result 1", "  [user] tool result 3"]
     header = "(another chat of the session, role checker)"
     assert [lines[index + 1] for index, line in enumerate(lines) if header in line] == ["  [user] check"] * 3
-    assert "(failed: AssertionError" in result.stdout
+    assert any("(failed: AssertionError" in line for line in lines)
     wait_until_nothing_is_left(ppo)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.quickstart.make_task import make_data, make_model, make_tokenizer
-from tests.loop.conftest import DEADLINE, ROOT
+from tests.loop.conftest import ROOT, run_forked
 from tests.loop.page_shell import run_page
-from tests.loop.warm import Program
 from tests.page_commands import PAGES, read_page
 from tests.unit.tiny import save_model, save_scorer
 from tests.unit.tool_templates import HERMES
@@ -36,8 +36,11 @@ NEEDED = {  # keys that `...` stands for in a command
 }  # fmt: skip
 PUBLISHED = {"max_position_embeddings": 40960, "model_max_length": 40960, "vocab_size": 272, "num_local_experts": 8}
 LOCAL = {"trainer.controller": "local", "trainer.n_gpus_per_node": 1}
-ENGINE = LOCAL | {"rollout.kv_cache_gib": 0.1, "rollout.cpu_threads": 1}
-GENERATION = ENGINE | {"data.max_samples": 2, "data.max_response_length": 16}
+ENGINE = {"rollout.kv_cache_gib": 0.1, "rollout.cpu_threads": 1}
+SAMPLES = {"data.max_samples": 2, "data.max_response_length": 16}
+GENERATION = LOCAL | ENGINE | SAMPLES
+GRADED = {"data.max_samples": 8, "data.max_response_length": 64, "custom_reward_function.path": "reward.py"}
+ONE_ROUND = ENGINE | SAMPLES | {"evolving.rounds": 1}
 TUNING = {"data.train_batch_size": 2, "trainer.total_training_steps": 100, "trainer.cpu_threads": 1}
 PPO = LOCAL | {
     "data.train_batch_size": 2, "data.max_response_length": 16, "env.rollout.n": 2,
@@ -61,26 +64,10 @@ FULL_RUNS = {  # the first command of each program is run to its end with these 
     "README.md": {TRAINER + "main_ppo": PPO, TRAINER + "main_generation": GENERATION},
     "docs/start.md": {TRAINER + "main_ppo": PPO},
     "docs/preferences.md": {TRAINER + "main_dpo": TUNING, TRAINER + "main_rm": TUNING},
-    "docs/sft.md": {
-        TRAINER + "main_sft": TUNING,
-        TRAINER + "main_generation": GENERATION
-        | {
-            "data.max_samples": 8,
-            "data.max_response_length": 64,
-            "custom_reward_function.path": "reward.py",
-        },
-    },
+    "docs/sft.md": {TRAINER + "main_sft": TUNING, TRAINER + "main_generation": GENERATION | GRADED},
     "examples/gsm8k/README.md": {TRAINER + "main_sft": TUNING | {"trainer.total_training_steps": 2}},
     "docs/evaluation.md": {TRAINER + "main_generation": GENERATION},
-    "docs/evolving.md": {
-        "alphaapollo.evolving.main": {
-            "rollout.kv_cache_gib": 0.1,
-            "rollout.cpu_threads": 1,
-            "evolving.rounds": 1,
-            "data.max_samples": 2,
-            "data.max_response_length": 16,
-        }
-    },
+    "docs/evolving.md": {"alphaapollo.evolving.main": ONE_ROUND},
 }
 
 
@@ -113,16 +100,9 @@ def make_files(folder: Path) -> None:
     """Write the data files that pages name."""
     table = pa.Table.from_pylist([make_row(number) for number in range(120)])
     lines = "".join(f"{json.dumps(row)}\n" for row in table.to_pylist())
-    for name in (
-        "gsm8k/train",
-        "gsm8k/test",
-        "gsm8k_sft/train",
-        "gsm8k_sft/test",
-        "pairs/train",
-        "pairs/test",
-    ):
-        (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, folder / f"data/{name}.parquet")
+    for name, split in product(("gsm8k", "gsm8k_sft", "pairs"), ("train", "test")):
+        (folder / "data" / name).mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, folder / f"data/{name}/{split}.parquet")
     for name in ("train", "test", "problems", "maths", "code", "val_maths", "val_code"):
         pq.write_table(table, folder / f"{name}.parquet")
     for name in ("problems", "solutions", "outputs", "labelled"):
@@ -142,13 +122,8 @@ def make_files(folder: Path) -> None:
 
 def make_hub(home: Path) -> None:
     """Write the models and the dataset that pages name to the cache of the hub, as small ones."""
-    for name in (
-        MODEL,
-        "Qwen/Qwen3-8B",
-        "Qwen/Qwen3-14B",
-        "Qwen/Qwen3-30B-A3B",
-        "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
-    ):
+    dense = (MODEL, "Qwen/Qwen3-8B", "Qwen/Qwen3-14B")
+    for name in (*dense, "Qwen/Qwen3-30B-A3B", "Skywork/Skywork-Reward-V2-Qwen3-0.6B"):
         cache = home / "hub" / f"models--{name.replace('/', '--')}"
         (cache / "refs").mkdir(parents=True)
         (cache / "refs" / "main").write_text("0")
@@ -158,7 +133,7 @@ def make_hub(home: Path) -> None:
         if "Reward" in name:
             save_scorer("qwen3", model)
         make_tokenizer(model)
-        if name in (MODEL, "Qwen/Qwen3-8B", "Qwen/Qwen3-14B"):
+        if name in dense:
             make_model(model, seed=0)
         (model / "chat_template.jinja").write_text(HERMES)
         for file in model.glob("*config.json"):
@@ -185,9 +160,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if path.name[0] != "." and path.name not in ("outputs", "data"):
             (folder / path.name).symlink_to(path)
     words = NEEDED[TRAINER + "main_ppo"] | PPO | RECORDED_RUN
-    words_of_run = [f"{key}={value}" for key, value in words.items()]
-    program = Program(TRAINER + "main_ppo", words_of_run, folder / "run.txt", dict(os.environ), folder, warm=True)
-    assert program.wait(DEADLINE) == 0, program.printed
+    run_forked(TRAINER + "main_ppo", [f"{key}={value}" for key, value in words.items()], folder / "run.txt", folder)
     for name, target in LINKS.items():
         (folder / "outputs" / name).parent.mkdir(exist_ok=True)
         (folder / "outputs" / name).symlink_to(target)

@@ -112,39 +112,21 @@ def test_too_long_request_is_an_error(session: Session) -> None:
     assert session.generate((PROMPT, Sampling(2)))  # the engine still works
 
 
-@ONLY_VLLM
-def test_cancelled_request_frees_the_engine(session: Session) -> None:
-    async def give_up() -> bool:
-        requests = [
-            asyncio.ensure_future(session.engine.generate(PROMPT, Sampling(200, seed=seed), f"given-up {seed}"))
-            for seed in range(64)
-        ]
-        count_unfinished = session.engine._running_llm.get_num_unfinished_requests
-        while count_unfinished() + sum(request.done() for request in requests) < 64:
-            await asyncio.sleep(0)
-        for request in requests:
-            request.cancel()
-        ends = await asyncio.gather(*requests, return_exceptions=True)
-        assert any(isinstance(end, asyncio.CancelledError) for end in ends)
-        await session.engine.generate(PROMPT, Sampling(2), "next")
-        return await session.engine._running_llm.reset_prefix_cache()
-
-    assert session.run(give_up()), "nothing may be running"
-
-
 def test_cancelled_requests_end(session: Session) -> None:
-    """Otherwise the weights could not be confirmed, because requests would run."""
+    """Before and after they start. Otherwise the weights could not be confirmed, because requests would run."""
 
-    async def give_up() -> None:
-        calls = [asyncio.ensure_future(session.engine.generate(PROMPT, Sampling(200), f"r{n}")) for n in range(8)]
-        await session.engine.generate(PROMPT, Sampling(2), "first")
+    async def give_up(is_running: bool) -> None:
+        calls = [asyncio.ensure_future(session.engine.generate(PROMPT, Sampling(200), f"r{n}")) for n in range(64)]
+        await (session.engine.generate(PROMPT, Sampling(2), "first") if is_running else asyncio.sleep(0))
         for call in calls:
             call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert any(isinstance(end, asyncio.CancelledError) for end in ends)
         await session.engine.generate(PROMPT, Sampling(2), "next")
         await session.engine.confirm_weights(0)
 
-    session.run(give_up())
+    session.run(give_up(is_running=False))
+    session.run(give_up(is_running=True))
 
 
 def test_engine_log_is_in_its_file(session: Session, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,15 +11,7 @@ import torch
 from alphaapollo.config.schema import Lora
 from alphaapollo.models.lora import add_adapters, gather_scaled_adapter, get_lora_layers
 from alphaapollo.types import Sampling
-from tests.loop.engine_kit import (
-    PROBE,
-    Session,
-    logprobs_of,
-    make_model,
-    mean_abs_difference,
-    needs_sglang,
-    start_engine,
-)
+from tests.loop.engine_kit import PROBE, logprobs_of, make_model, mean_abs_difference, needs_sglang, start_engine
 
 pytest.importorskip("peft")
 
@@ -29,10 +21,6 @@ def draw(model: Any, seed: int) -> None:
     for layer in get_lora_layers(model).values():
         for part in (layer.lora_A["default"].weight, layer.lora_B["default"].weight):
             part.data = torch.randn(part.shape, generator=generator) * 0.1
-
-
-def gap(session: Session, model: Any) -> float:
-    return mean_abs_difference(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
 
 
 @pytest.mark.parametrize(
@@ -48,14 +36,13 @@ def test_adapters_are_loaded_and_used(kind: str, targets: Any, rank: int, tmp_pa
     with start_engine(make_model(kind, 0, tie_word_embeddings=True), tmp_path, lora_rank=rank, name=name) as session:
         model = make_model(kind, 0, tie_word_embeddings=True).eval()
         add_adapters(model, Lora(lora_rank=rank, target_modules=targets), seed=0)
-        assert gap(session, model) < 1e-5  # B is 0
+        assert session.gap(model) < 1e-5  # B is 0
         before = session.run(session.engine.log_probs(PROBE))
         for version in (1, 2):
             draw(model, version)
             with session.send_adapter(dict(gather_scaled_adapter(model)), version) as update:
-                receipt = session.publish(update)
-            assert (receipt.version, receipt.digest) == (update.version, update.digest)
-            assert gap(session, model) < 1e-5
+                session.publish_verified(update)
+            assert session.gap(model) < 1e-5
             assert mean_abs_difference(session.run(session.engine.log_probs(PROBE)), before) > 0.05
         (answer,) = session.generate((PROBE, Sampling(4, temperature=1.0)))
         assert answer.weight_version == 2

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Rollout
+from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.protocol import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.images import ImagePromptBuilder
@@ -78,15 +79,9 @@ def test_all_batches_are_one_update(no_cuda: None, monkeypatch: pytest.MonkeyPat
 
 
 def test_other_ranks_only_gather(no_cuda: None) -> None:
-    client, gathered = Client(), []
-
-    def gather() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in TENSORS.items():
-            gathered.append(name)
-            yield name, tensor
-
-    assert VllmTransferSender(client, torch.float32, rank=1, transport="ipc").send(gather(), 1) is None
-    assert gathered == list(TENSORS) and client.calls == []
+    client, parts = Client(), iter(TENSORS.items())
+    assert VllmTransferSender(client, torch.float32, rank=1, transport="ipc").send(parts, 1) is None
+    assert [*parts] == [] and client.calls == []
 
 
 def test_tensors_are_cast_to_the_engine_dtype(no_cuda: None) -> None:
@@ -161,48 +156,38 @@ def test_engine_failure_in_a_broadcast_does_not_block_rank_0(monkeypatch: pytest
 
 
 class FakeAsyncLLM:
-    """Record the calls that release and reload GPU memory."""
+    """Record the calls, without the version of the weights: `NAME ARGUMENT ...`."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: str = "") -> None:
         self.calls: list[str] = []
+        self.error = error  # of wake_up
 
-    async def sleep(self, level: int, mode: str) -> None:
-        assert mode == "keep"
-        self.calls.append(f"sleep {level}")
+    def __getattr__(self, name: str) -> Any:
+        async def record(*arguments: Any, **options: Any) -> Any:
+            if name == "wake_up" and self.error:
+                raise Exception(self.error)
+            shown = [*arguments, *options.values()] if name != "collective_rpc" else arguments
+            self.calls.append(" ".join(map(str, [name, *shown])))
+            return [0] if name == "collective_rpc" else True
 
-    async def update_weight_version(self, version: str) -> None:
-        self.version = version
-
-    async def wake_up(self, tags: list[str]) -> None:
-        self.calls.append(f"wake {' '.join(tags)}")
-
-    async def pause_generation(self, mode: str) -> None:
-        assert mode == "keep"
-        self.calls.append("pause")
-
-    async def release_kv_cache_memory(self) -> None:
-        self.calls.append("release kv_cache")
-
-    async def reset_prefix_cache(self) -> bool:
-        self.calls.append("forget")
-        return True
-
-    async def reset_encoder_cache(self) -> None:
-        self.calls.append("forget images")
-
-    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[int]:
-        self.calls.append(method)
-        return [0]
+        return record
 
     def get_num_unfinished_requests(self) -> int:
         return 0
 
 
-async def publish_and_sleep(device: str, has_vision: bool = False, **rollout: Any) -> tuple[list[str], VllmEngine]:
+def make_engine(llm: FakeAsyncLLM, device: Device, **rollout: Any) -> VllmEngine:
+    """An engine of index 2 that calls a fake of vLLM. Needs a running event loop."""
+    engine = VllmEngine(EngineSpec(2, "m", False, Rollout(**rollout), device, "bfloat16", 64, "logs/engine_2.log"))
+    llm_of_engine: Any = llm
+    engine._engine, engine._core_death = llm_of_engine, asyncio.get_running_loop().create_future()
+    return engine
+
+
+async def publish_and_sleep(device: Device, has_vision: bool = False, **rollout: Any) -> list[str]:
     """Calls to vLLM during a weight sync with sleep, followed by a release of the cache for the trainer."""
-    engine = VllmEngine(EngineSpec(0, "m", False, Rollout(**rollout), device, "bfloat16", 64, "log"))  # type: ignore[arg-type]
-    llm: Any = FakeAsyncLLM()
-    engine._engine, engine._core_death = llm, asyncio.get_running_loop().create_future()
+    llm = FakeAsyncLLM()
+    engine = make_engine(llm, device, **rollout)
     if has_vision:
         engine._image_prompts = ImagePromptBuilder(None)  # type: ignore[arg-type]
     for _ in range(2):
@@ -213,37 +198,27 @@ async def publish_and_sleep(device: str, has_vision: bool = False, **rollout: An
     await engine.wake_cache()
     await engine.release_cache()
     await engine.wake_cache()
+    assert not engine._stale
     engine._engine = None
-    return llm.calls, engine
+    return [call for call in llm.calls if not call.startswith("update_weight_version")]
 
 
 def test_weights_are_reloaded_before_a_write_and_the_cache_last() -> None:
-    update = [
-        "start_weight_update",
-        "update_weights",
-        "finish_weight_update",
-        "alphaapollo_compute_weight_digest",
-        "forget",
-    ]
-    lent = ["pause", "release kv_cache", "wake kv_cache"]
-    calls, engine = asyncio.run(publish_and_sleep("cuda"))
-    assert calls == ["sleep 2", "wake weights", *update, "wake kv_cache", *lent] and not engine._stale
-    seen = asyncio.run(publish_and_sleep("cuda", has_vision=True))[0]
-    clear = ["alphaapollo_clear_deepstack_features"]
-    assert seen == ["sleep 2", "wake weights", *clear, *update, "forget images", "wake kv_cache", *lent]
+    write = [f"collective_rpc {name}" for name in ("start_weight_update", "update_weights", "finish_weight_update")]
+    update = [*write, "collective_rpc alphaapollo_compute_weight_digest", "reset_prefix_cache"]
+    first, last = ["sleep 2 keep", "wake_up ['weights']"], ["wake_up ['kv_cache']"]
+    lent = ["pause_generation keep", "release_kv_cache_memory", *last]
+    assert asyncio.run(publish_and_sleep("cuda")) == [*first, *update, *last, *lent]
+    clear = "collective_rpc alphaapollo_clear_deepstack_features"
+    seen = asyncio.run(publish_and_sleep("cuda", has_vision=True))
+    assert seen == [*first, clear, *update, "reset_encoder_cache", *last, *lent]
     for device, rollout in (("cpu", {}), ("cuda", {"colocate": False}), ("cuda", {"free_cache_engine": False})):
-        assert asyncio.run(publish_and_sleep(device, **rollout))[0] == update
+        assert asyncio.run(publish_and_sleep(device, **rollout)) == update
 
 
 def test_core_failure_names_engine_and_log() -> None:
-    class FullMemoryLLM(FakeAsyncLLM):
-        async def wake_up(self, tags: list[str]) -> None:
-            raise Exception("Call to wake_up method failed: CUDA Error: out of memory.")
-
     async def wake() -> None:
-        engine = VllmEngine(EngineSpec(2, "m", False, Rollout(), "cuda", "bfloat16", 64, "logs/engine_2.log"))
-        llm: Any = FullMemoryLLM()
-        engine._engine, engine._core_death = llm, asyncio.get_running_loop().create_future()
+        engine = make_engine(FakeAsyncLLM("Call to wake_up method failed: CUDA Error: out of memory."), "cuda")
         await engine.sleep()
         await engine.wake_weights()
 

@@ -17,22 +17,10 @@ from alphaapollo.engines.protocol import EngineError
 from alphaapollo.types import Sampling, WeightUpdate
 from alphaapollo.weight_sync import shared_memory, transfer
 from alphaapollo.weight_sync.sglang_transfer import SglangTransferSender
-from tests.loop.engine_kit import (
-    ENGINES,
-    PROBE,
-    Session,
-    checkpoint,
-    logprobs_of,
-    make_model,
-    mean_abs_difference,
-    needs_sglang,
-    start_engine,
-)
+from tests.loop.engine_kit import ENGINES, PROBE, Session, checkpoint, make_model, needs_sglang, start_engine
 from tests.loop.weight_transfer import Client
 
-
-def gap(session: Session, model: Any) -> float:
-    return mean_abs_difference(session.run(session.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
+ONE_KEY_HEAD = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}
 
 
 @pytest.mark.parametrize(
@@ -41,12 +29,7 @@ def gap(session: Session, model: Any) -> float:
         ("Qwen3", {"tie_word_embeddings": True}, {}),
         ("Llama", {"vocab_size": 300, "tie_word_embeddings": False}, {}),  # the engine pads 300 to 320
         ("Qwen3Moe", {"tie_word_embeddings": True, "moe_intermediate_size": 48}, {}),  # padded to 64 for its kernel
-        # Two ranks: only one of them adds the biases, and both have the only key head.
-        (
-            "Llama",
-            {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
-            {"tensor_model_parallel_size": 2},
-        ),
+        ("Llama", ONE_KEY_HEAD, {"tensor_model_parallel_size": 2}),  # only one of two ranks adds the biases
         pytest.param("Llama", {"vocab_size": 300, "attention_bias": True}, {"name": "sglang"}, marks=needs_sglang),
         pytest.param("Qwen3Moe", {"tie_word_embeddings": False}, {"name": "sglang"}, marks=needs_sglang),
     ],
@@ -57,13 +40,11 @@ def test_published_weights_are_loaded_and_used(
     old, new = (make_model(kind, seed, **sizes) for seed in (0, 1))
     perturb(old, new)
     with start_engine(old, tmp_path, **rollout) as session:
-        assert gap(session, old) < 1e-5
-        assert gap(session, new) > 0.1
+        assert session.gap(old) < 1e-5 and session.gap(new) > 0.1
         for version, model in enumerate((new, old, new), start=1):
             with session.sent(model, version) as update:
-                receipt = session.publish(update)
-            assert (receipt.version, receipt.digest) == (update.version, update.digest)
-            assert gap(session, model) < 1e-5
+                session.publish_verified(update)
+            assert session.gap(model) < 1e-5
         (answer,) = session.generate((PROBE, Sampling(4)))
         assert answer.weight_version == 3
 
@@ -73,8 +54,7 @@ def test_published_experts_are_verified_on_two_ranks_with_complete_experts(tmp_p
     old, new = (make_model("Qwen3Moe", seed, tie_word_embeddings=True) for seed in (0, 1))
     arguments = {"tensor_model_parallel_size": 2, "engine_kwargs": {"vllm": {"enable_expert_parallel": True}}}
     with start_engine(old, tmp_path, **arguments) as session, session.sent(new, 1) as update:
-        receipt = session.publish(update)
-    assert (receipt.version, receipt.digest) == (update.version, update.digest)
+        session.publish_verified(update)
 
 
 def perturb(*models: Any) -> None:
@@ -101,10 +81,10 @@ def test_stale_output_head_fails_both_verifications(tied: Session) -> None:
     with tied.sent(NEW, 1) as update:
         tied.run(tied.receive(update))
         (stale,) = tied.run(tied.engine._call_workers("alphaapollo_compute_weight_digest", False))
-        assert gap(tied, NEW) > 1e-2
+        assert tied.gap(NEW) > 1e-2
         assert f"{stale:016x}" != update.digest
         receipt = tied.publish(update)
-    assert receipt.digest == update.digest and gap(tied, NEW) < 1e-5
+    assert receipt.digest == update.digest and tied.gap(NEW) < 1e-5
 
 
 def test_one_wrong_bit_fails_the_digest(tied: Session) -> None:
@@ -117,7 +97,7 @@ def test_one_wrong_bit_fails_the_digest(tied: Session) -> None:
     with tied.sent(wrong, 1) as update:
         receipt = tied.publish(update)
     assert receipt.digest == update.digest != right.digest
-    assert gap(tied, NEW) < 1e-5  # too small for the probe
+    assert tied.gap(NEW) < 1e-5  # too small for the probe
 
 
 def test_missing_weights_fail_the_digest(tied: Session) -> None:
@@ -142,9 +122,8 @@ def test_weight_update_during_requests_is_refused(tied: Session) -> None:
 
 def test_bfloat16(tmp_path: Path) -> None:
     with start_engine(OLD, tmp_path, dtype="bfloat16") as session, session.sent(NEW, 1, torch.bfloat16) as update:
-        receipt = session.publish(update)
-        assert receipt.digest == update.digest
-        assert gap(session, NEW) < 0.1 < gap(session, OLD)
+        session.publish_verified(update)
+        assert session.gap(NEW) < 0.1 < session.gap(OLD)
 
 
 @pytest.mark.parametrize("tied", [pytest.param("sglang", marks=needs_sglang)], indirect=True)
@@ -169,4 +148,4 @@ def test_broadcast_to_sglang(tied: Session, monkeypatch: pytest.MonkeyPatch) -> 
         assert client.num_buckets > 4
 
     tied.run(publish_both())
-    assert gap(tied, OLD) < 1e-5 < gap(tied, NEW)
+    assert tied.gap(OLD) < 1e-5 < tied.gap(NEW)

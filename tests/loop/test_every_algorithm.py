@@ -2,74 +2,136 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
+import pandas as pd
 import pytest
+import yaml
 
-from tests.loop.conftest import DEADLINE, ROOT, Task
+from alphaapollo.algorithms.advantages import estimator_names
+from alphaapollo.algorithms.policy_losses import policy_loss_names
+from alphaapollo.config.load import find_shipped_config_folder, flatten_maps
+from examples.quickstart.make_task import make_model, make_tokenizer
+from tests.loop.conftest import Task
+from tests.loop.stack import StackRunner
+
+ALONE = ("gae", "turn_gae", "reinforce", "remax", "reinforce_plus_plus", "none")  # estimators without groups
+ESTIMATOR, LOSS = "algorithm.adv_estimator", "actor_rollout_ref.actor.policy_loss.loss_mode"
+TEACHER = "teacher.model.path=TEACHER"  # the teacher's folder
+LONGER_PROMPTS = "teacher.self_teacher.max_prompt_length=256"  # the tokenizer has one token per byte
+EXTRA = {  # in addition to a recipe or an estimator
+    "distill": [TEACHER],
+    "mopd": [TEACHER],
+    "grpo_passk_analytic": ["algorithm.passk_k=2"],  # of groups of 4
+    "pods": ["algorithm.filtration.size=2"],
+    "magistral": ["reward.components={}", "reward.required=[]"],
+    "prorl": ["algorithm.reference_reset.every=1", "algorithm.reference_reset.patience=null"],
+    "gdpo": ["algorithm.gdpo_rewards=[accuracy,length]"],
+    "sdft": [LONGER_PROMPTS],
+    "sdpo": [LONGER_PROMPTS],
+    "reference_kl_dual": ["algorithm.kl_ctrl.kl_coef=0.1"],
+}
+
+
+def list_cases() -> Iterator[tuple[str, list[str]]]:
+    """Names and overrides: each recipe of configs/algorithm, each estimator and each loss that no recipe uses, and
+    teacher divergences with and without a reward."""
+    files = sorted((find_shipped_config_folder() / "algorithm").glob("*.yaml"))
+    recipes = {file.stem: flatten_maps(yaml.safe_load(file.read_text())) for file in files}
+    for name, recipe in recipes.items():
+        is_alone = recipe[ESTIMATOR] in ALONE and "env.rollout.n" not in recipe
+        yield name, [f"algorithm={name}", *EXTRA.get(name, []), *make_group(is_alone)]
+    for name in sorted({*estimator_names()} - {recipe[ESTIMATOR] for recipe in recipes.values()}):
+        yield f"adv_estimator={name}", [f"{ESTIMATOR}={name}", *make_group(name in ALONE)]
+    for name in sorted({*policy_loss_names()} - {recipe.get(LOSS, "ppo") for recipe in recipes.values()}):
+        yield f"loss_mode={name}", [f"{ESTIMATOR}=grpo", f"{LOSS}={name}", *make_group(False)]
+    for name, estimator in (("sampled", "none"), ("jsd", "none"), ("forward", "grpo")):
+        taught = [f"{ESTIMATOR}={estimator}", f"teacher.divergence={name}", TEACHER]
+        yield f"divergence={name}", [*taught, *make_group(estimator in ALONE)]
+
+
+def make_group(is_alone: bool) -> list[str]:
+    """16 trajectories per iteration."""
+    return [f"data.train_batch_size={16 if is_alone else 4}", f"env.rollout.n={1 if is_alone else 4}"]
+
+
+CASES = dict(list_cases())
+REWARD = '''
+def compute_score(prompt, completion):
+    """Reward an odd number of digits, about half of an untrained model's completions."""
+    digits = sum(letter.isdigit() for letter in completion)
+    return {"reward": float(digits % 2), "accuracy": float(digits % 2), "length": len(completion) / 100}
+'''
+
+
+class AlgorithmRunner(StackRunner):
+    """Runs two iterations of two optimizer steps."""
+
+    def sizes(self, name: str) -> dict[str, Any]:
+        sizes = super().sizes(name) | {
+            "data.train_files": self.out / "train.parquet",
+            "data.val_files": "",
+            "trainer.save_freq": -1,
+            "trainer.export_hf": False,
+        }
+        return {key: value for key, value in sizes.items() if key != ESTIMATOR}
+
+
+@pytest.fixture(scope="module")
+def runner(task: Task, tmp_path_factory: pytest.TempPathFactory) -> AlgorithmRunner:
+    runner = AlgorithmRunner(task, tmp_path_factory.mktemp("algorithms"))
+    runner.reward.write_text(REWARD)
+    rows = pd.read_parquet(task.data / "train.parquet")
+    rows["extra_info"] = [info | {"length_budget": 8, "demonstration": "7"} for info in rows["extra_info"]]
+    rows.to_parquet(runner.out / "train.parquet")
+    make_tokenizer(runner.out / "teacher")
+    make_model(runner.out / "teacher", seed=1)
+    return runner
+
 
 ALWAYS = {
-    "actor/loss",
-    "actor/pg_loss",
-    "actor/entropy",
-    "actor/grad_norm",
-    "actor/lr",
-    "critic/score/mean",
-    "critic/rewards/mean",
-    "sync/probe_gap",
+    *("actor/loss", "actor/pg_loss", "actor/entropy", "actor/grad_norm", "actor/lr", "critic/score/mean"),
+    *("critic/rewards/mean", "sync/probe_gap"),
 }
+WITH_CRITIC = {"ppo", "pf_ppo", "ppo_kl", "reference_kl_dual", "turn_ppo"}
 CORRECTED = {"tis", "icepop", "mis", "mopd"}
 ENGINE_LOGPROBS = {"bypass", "deepseek_v32", "dppo", "loss_mode=dppo_kl", "vespo"}
-TAUGHT_ALONE = {"distill", "divergence=jsd", "sdft", "sdpo"}  # by whole distributions only: there are no advantages
+TAUGHT = {"distill", "mopd", "divergence=sampled", "divergence=jsd", "divergence=forward"}
+SELF_TAUGHT = {"sdft": 0.99, "sdpo": 0.2}  # lower bound of the share of rows with a context of the teacher
+TAUGHT_ALONE = {"distill", "divergence=jsd", *SELF_TAUGHT}  # by whole distributions only: there are no advantages
 
 
 @pytest.mark.core
-def test_every_algorithm_trains(task: Task, tmp_path: Path) -> None:
-    words = [str(task.model), str(task.data / "train.parquet"), str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.loop.every_algorithm", *words],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    cases = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    names = {case["name"] for case in cases}
-    assert {"grpo", "dapo", "prorl", "remax", "gdpo", "loss_mode=gspo_token"} <= names
-    for case in cases:
-        name, lines = case["name"], case["lines"]
-        assert [line["step"] for line in lines] == [1, 2], name
-        for line in lines:
-            assert line.keys() >= ALWAYS, (name, ALWAYS - line.keys())
-            assert all(math.isfinite(value) for value in line.values()), (name, line)
-            assert line["actor/grad_norm"] > 0, (name, line)
-            assert line["sync/probe_gap"] < 5e-5, name
-            assert ("critic/advantages/abs_mean" in line) == (name not in TAUGHT_ALONE), name
-            assert ("mismatch/k3" in line) == (name not in ENGINE_LOGPROBS), name
-            assert ("actor/correction_weight" in line) == (name in CORRECTED), name
-            assert ("actor/off_policy_masked" in line) == (name == "deepseek_v32"), name
-    for name in ("distill", "mopd", "divergence=sampled", "divergence=jsd", "divergence=forward"):
-        (case,) = (case["lines"] for case in cases if case["name"] == name)
-        assert all(line["distill/reverse_kl"] > 0 and 0 < line["distill/agreement"] <= 1 for line in case), (name, case)
-    for name in ("sdft", "sdpo"):
-        (case,) = (case["lines"] for case in cases if case["name"] == name)
-        assert all(line["distill/rows_with_context"] > (0.2 if name == "sdpo" else 0.99) for line in case), (name, case)
-        assert all(line["distill/divergence"] > 0 for line in case), (name, case)
-    by_name = {case["name"]: case["lines"] for case in cases}
-    assert by_name["ppo"][0]["critic/grad_norm"] > 0
-    assert "critic/grad_norm" not in by_name["grpo"][0]
-    assert [line["reference/resets"] for line in by_name["prorl"]] == [1, 2]
-    assert by_name["prorl"][0]["actor/ref_kl"] != by_name["prorl"][1]["actor/ref_kl"]
-    assert "baseline/mean" in by_name["remax"][0]
-    assert by_name["reference_kl_dual"][1]["actor/reward_kl_penalty_coeff"] == pytest.approx(
-        max(0.0, 0.1 + 0.01 * (by_name["reference_kl_dual"][0]["actor/reward_kl_penalty_per_sequence"] - 6.0))
-    )
+@pytest.mark.parametrize("name", CASES)
+def test_algorithm_trains(runner: AlgorithmRunner, name: str) -> None:
+    words = [word.replace("TEACHER", str(runner.out / "teacher")) for word in CASES[name]]
+    lines = runner.run(*words, name=name.replace("=", "_")).metrics[1:]
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert line.keys() >= ALWAYS
+        assert all(math.isfinite(value) for value in line.values()), line
+        assert line["actor/grad_norm"] > 0 and line["sync/probe_gap"] < 5e-5
+        assert ("critic/grad_norm" in line) == (name in WITH_CRITIC)
+        assert ("critic/advantages/abs_mean" in line) == (name not in TAUGHT_ALONE)
+        assert ("mismatch/k3" in line) == (name not in ENGINE_LOGPROBS)
+        assert ("actor/correction_weight" in line) == (name in CORRECTED)
+        assert ("actor/off_policy_masked" in line) == (name == "deepseek_v32")
+        assert ("baseline/mean" in line) == (name == "remax")
+        if name in TAUGHT:
+            assert line["distill/reverse_kl"] > 0 and 0 < line["distill/agreement"] <= 1
+        if name in SELF_TAUGHT:
+            assert line["distill/rows_with_context"] > SELF_TAUGHT[name] and line["distill/divergence"] > 0
+    first, second = lines
+    if name == "prorl":
+        assert [line["reference/resets"] for line in lines] == [1, 2]
+        assert first["actor/ref_kl"] != second["actor/ref_kl"]
+    if name == "reference_kl_dual":
+        step = 0.01 * (first["actor/reward_kl_penalty_per_sequence"] - 6.0)
+        assert second["actor/reward_kl_penalty_coeff"] == pytest.approx(max(0.0, 0.1 + step))
+
+
+@pytest.mark.core
+def test_recipes_estimators_and_losses_are_cases() -> None:
+    assert {"grpo", "dapo", "prorl", "remax", "gdpo", "loss_mode=gspo_token"} <= CASES.keys()

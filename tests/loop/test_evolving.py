@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from alphaapollo.evolving.pool import Pool
 from alphaapollo.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, make_user_chat
 from alphaapollo.types import Message, Prompt
 from tests.loop.conftest import (
-    DEADLINE,
     MARK,
     FinishedRun,
     Runner,
@@ -30,6 +27,7 @@ from tests.loop.conftest import (
     processes_of,
     wait_until_nothing_is_left,
 )
+from tests.loop.warm import Program
 from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
 
 PROBLEMS, ROUNDS, VOTES = 3, 2, 2
@@ -70,9 +68,12 @@ class Digits(Verifier):
 
 
 class EvolvingRunner(Runner):
-    """Starts evolving.main with small sizes."""
+    """Starts evolving.main with small sizes, forked from the warm process."""
 
     module = "alphaapollo.evolving.main"
+
+    def start(self, *overrides: str, name: str = "run", warm: bool | None = True) -> Program:
+        return super().start(*overrides, name=name, warm=warm)
 
     def sizes(self, name: str) -> dict[str, Any]:
         return {
@@ -114,47 +115,6 @@ def results(folder: Path) -> dict[str, Any]:
     return {"report": report, "problems": problems, "metrics": (folder / "metrics.jsonl").read_text()}
 
 
-@pytest.mark.parametrize("engine", ["vllm", pytest.param("hf", marks=pytest.mark.core)])
-def test_killed_run_with_its_own_engine_resumes(evolving: EvolvingRunner, engine: str) -> None:
-    words = [f"rollout.name={engine}"]
-    whole = evolving.finish(evolving.start(*words, name="whole", warm=True), "whole")
-    assert whole.code == 0, whole.output[-4000:]
-    check_first_and_last_lines(whole, "view", "report")
-
-    (evolving.out / "kill").touch()
-    killed = evolving.finish(
-        evolving.start(*words, warm=engine == "vllm")
-    )  # one engine starts without preloaded imports, like a user's command
-    assert killed.code == -signal.SIGKILL and not (evolving.out / "kill").exists(), killed.output[-4000:]
-    wait_until_nothing_is_left(evolving)
-    killed_pool = Pool(killed.folder)
-    assert 0 < len(killed_pool.judgements) < len(killed_pool.candidates), "killed in the middle"
-
-    resumed = evolving.finish(evolving.start(*words, warm=True))
-    assert resumed.code == 0, resumed.output[-4000:]
-    assert f"resuming from {len(killed_pool.calls)} calls, {len(killed_pool.candidates)} candidates" in resumed.output
-    wait_until_nothing_is_left(evolving)
-    pool = Pool(resumed.folder)
-    assert len(pool.all_calls) == len(pool.calls), "a call was repeated"
-    assert any(one.parents for one in pool.candidates.values())
-    assert results(resumed.folder) == results(whole.folder)
-
-
-def test_stopped_engine_core_is_named_and_ends_the_run(evolving: EvolvingRunner) -> None:
-    program = evolving.start("rollout.name=vllm", "evolving.rounds=1000", "trainer.stall_timeout=3")
-    folder, last = evolving.out / "test/run", time.monotonic() + DEADLINE
-    while len(Pool(folder).calls) < 3:
-        assert program.wait(0.05) is None, program.printed[-4000:]
-        assert time.monotonic() < last, "the run makes no calls"
-    (pid,) = [pid for pid, line in processes_of(evolving).items() if "EngineCore" in line]
-    os.kill(pid, signal.SIGSTOP)
-    done = evolving.finish(program)
-    error = done.output.splitlines()[-1]
-    assert done.code == 1 and error.startswith("error: no progress for "), done.output[-4000:]
-    assert f"models.policy (pid {pid}) is stopped" in error and "waits for a reply of models.policy (" in error
-    wait_until_nothing_is_left(evolving)
-
-
 PROGRAM = """
 from openai import OpenAI
 from openai.resources import chat  # once, not in each session
@@ -169,105 +129,121 @@ def run(task, endpoint):
 """
 
 
-def test_agent_proposes_and_a_killed_run_resumes(evolving: EvolvingRunner) -> None:
-    pytest.importorskip("openai")
-    (evolving.out / "agent.py").write_text(PROGRAM)
-    words = ["env.env_name=agent", f"env.agent.path={evolving.out / 'agent.py'}", "custom_reward_function.path="]
-    whole = evolving.finish(evolving.start(*words, name="whole", warm=True), "whole")
-    assert whole.code == 0, whole.output[-4000:]
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["rollout.name=hf"], id="hf", marks=pytest.mark.core),
+        pytest.param(["env.env_name=agent", "custom_reward_function.path="], id="agent_with_vllm"),
+    ],
+)
+def test_killed_run_with_its_own_engine_resumes(evolving: EvolvingRunner, words: list[str]) -> None:
+    """The agent's answers are candidates, too."""
+    is_agent = words[0] == "env.env_name=agent"
+    if is_agent:
+        pytest.importorskip("openai")
+        (evolving.out / "agent.py").write_text(PROGRAM)
+        words = [*words, f"env.agent.path={evolving.out / 'agent.py'}"]
+    whole = evolving.run(*words, name="whole")
+    check_first_and_last_lines(whole, "view", "report")
+
     (evolving.out / "kill").touch()
-    killed = evolving.finish(evolving.start(*words, warm=True))
-    assert killed.code == -signal.SIGKILL, killed.output[-4000:]
+    killed = evolving.finish(evolving.start(*words))
+    assert killed.code == -signal.SIGKILL and not (evolving.out / "kill").exists(), killed.output[-4000:]
     wait_until_nothing_is_left(evolving)
-    resumed = evolving.finish(evolving.start(*words, warm=True))
-    assert resumed.code == 0 and "resuming from" in resumed.output, resumed.output[-4000:]
+    killed_pool = Pool(killed.folder)
+    assert 0 < len(killed_pool.judgements) < len(killed_pool.candidates), "killed in the middle"
+
+    resumed = evolving.run(*words)
+    assert f"resuming from {len(killed_pool.calls)} calls, {len(killed_pool.candidates)} candidates" in resumed.output
     wait_until_nothing_is_left(evolving)
-    expected, pool = Pool(whole.folder), Pool(resumed.folder)
+    pool, expected = Pool(resumed.folder), Pool(whole.folder)
     assert len(pool.candidates) == PROBLEMS * ROUNDS and not any(one.failure for one in pool.candidates.values())
-    for problem in range(PROBLEMS):
-        assert pool.rank_candidates(problem)[0].key == expected.rank_candidates(problem)[0].key
-    for key, one in pool.candidates.items():
+    if not is_agent:
+        assert len(pool.all_calls) == len(pool.calls), "a call was repeated"
+        assert any(one.parents for one in pool.candidates.values())
+        assert results(resumed.folder) == results(whole.folder)
+        return
+    for key, one in pool.candidates.items():  # a killed session starts again, so it repeats calls
         assert (one.messages, one.grade) == (expected.candidates[key].messages, expected.candidates[key].grade)
         assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
+    for problem in range(PROBLEMS):
+        assert pool.rank_candidates(problem)[0].key == expected.rank_candidates(problem)[0].key
+
+
+def test_stopped_engine_core_is_named_and_ends_the_run(evolving: EvolvingRunner) -> None:
+    program = evolving.start("rollout.name=vllm", "evolving.rounds=1000", "trainer.stall_timeout=3")
+    program.wait_for(lambda: len(Pool(evolving.out / "test/run").calls) >= 3)
+    (pid,) = [pid for pid, line in processes_of(evolving).items() if "EngineCore" in line]
+    os.kill(pid, signal.SIGSTOP)
+    done = evolving.finish(program)
+    error = done.output.splitlines()[-1]
+    assert done.code == 1 and error.startswith("error: no progress for "), done.output[-4000:]
+    assert f"models.policy (pid {pid}) is stopped" in error and "waits for a reply of models.policy (" in error
+    wait_until_nothing_is_left(evolving)
 
 
 class Gate:
-    """A script that answers `count` requests and blocks later ones. `answered` counts the answers to each request."""
+    """A script that answers `count` requests and blocks later ones. `answered`: the requests with an answer."""
 
-    def __init__(self, count: int):
-        self.answered: Counter[str] = Counter()
-        self._left, self._lock, self._closed = count, threading.Lock(), threading.Event()
+    def __init__(self, count: int = 10**6):
+        self.answered: list[str] = []
+        self._left, self._is_closed = threading.Semaphore(count), False
 
     def __call__(self, messages: list[dict[str, str]], request: dict[str, Any]) -> Any:
-        with self._lock:
-            self._left -= 1
-            passes = self._left >= 0
-            self.answered.update([json.dumps(request, sort_keys=True)] if passes else [])
-        if not passes:
-            self._closed.wait(DEADLINE)
-        return arithmetic(messages, request) if passes else 503
+        self._left.acquire()
+        if self._is_closed:
+            return 503
+        self.answered.append(json.dumps(request, sort_keys=True))
+        return arithmetic(messages, request)
 
     def close(self) -> None:
-        """Release blocked requests."""
-        self._closed.set()
-
-
-class OnServer(EvolvingRunner):
-    """Starts evolving.main with the default roles, on a server."""
-
-    def __init__(self, task: Task, out: Path, server: Server):
-        super().__init__(task, out)
-        self.server, self.defaults = server, Command(out, server.url, problems=4).defaults
-
-    def sizes(self, name: str) -> dict[str, Any]:
-        own = {"models.policy.max_concurrent": 3, "trainer.output_dir": self.out, "trainer.experiment_name": name}
-        return self.defaults | own
-
-    def run_until_signal(self, gate: Gate, end: signal.Signals, calls: int, warm: bool) -> FinishedRun:
-        """Send a signal when `calls` calls are logged and further ones are blocked."""
-        self.server.script = gate
-        program = self.start(warm=warm)
-        folder, last = self.out / "test/run", time.monotonic() + DEADLINE
-        while len(Pool(folder).calls) < calls:
-            assert program.wait(0.05) is None, program.printed[-4000:]
-            assert time.monotonic() < last, "the run makes no calls"
-        program.signal(end)
-        done = self.finish(program)
-        gate.close()
-        wait_until_nothing_is_left(self)
-        return done
+        """Release blocked requests, without an answer."""
+        self._is_closed = True
+        self._left.release(1000)
 
 
 @pytest.fixture
-def on_server(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnServer]:
+def server(evolving: EvolvingRunner, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """The server of the runs, which have the default roles."""
     pytest.importorskip("openai", reason="the client of servers is an optional package")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving(arithmetic) as server:
-        runner = OnServer(task, tmp_path, server)
-        yield runner
-        runner.close()
+        sizes = Command(evolving.out, server.url, problems=4).defaults
+        sizes |= {"models.policy.max_concurrent": 3, "trainer.output_dir": evolving.out}
+        monkeypatch.setattr(evolving, "sizes", lambda name: sizes | {"trainer.experiment_name": name})
+        yield server
 
 
-def test_killed_and_interrupted_runs_repeat_no_request(on_server: OnServer) -> None:
-    everything = Gate(10**6)
-    on_server.server.script = everything
-    whole = on_server.finish(on_server.start(name="whole", warm=True), "whole")
-    assert whole.code == 0, whole.output[-4000:]
+def run_until_signal(evolving: EvolvingRunner, gate: Gate, end: signal.Signals, calls: int) -> FinishedRun:
+    """Send a signal when `calls` calls are logged and further ones are blocked."""
+    program = evolving.start()
+    program.wait_for(lambda: len(Pool(evolving.out / "test/run").calls) >= calls)
+    program.signal(end)
+    done = evolving.finish(program)
+    gate.close()
+    wait_until_nothing_is_left(evolving)
+    return done
 
-    killed, interrupted, rest = Gate(14), Gate(13), Gate(10**6)
-    assert on_server.run_until_signal(killed, signal.SIGKILL, 14, warm=False).code == -signal.SIGKILL
-    stopped = on_server.run_until_signal(interrupted, signal.SIGTERM, 27, warm=True)
+
+def test_killed_and_interrupted_runs_repeat_no_request(evolving: EvolvingRunner, server: Server) -> None:
+    everything, killed, interrupted, rest = Gate(), Gate(14), Gate(13), Gate()
+    server.script = everything
+    whole = evolving.run(name="whole")
+
+    server.script = killed
+    assert run_until_signal(evolving, killed, signal.SIGKILL, 14).code == -signal.SIGKILL
+    server.script = interrupted
+    stopped = run_until_signal(evolving, interrupted, signal.SIGTERM, 27)
     assert stopped.code == 130 and "resuming from 14 calls" in stopped.output, stopped.output[-4000:]
     assert "interrupted; " in stopped.output and "Traceback" not in stopped.output, stopped.output
-    on_server.server.script = rest
-    done = on_server.finish(on_server.start(warm=True))
-    assert done.code == 0 and "resuming from 27 calls" in done.output, done.output[-4000:]
-    wait_until_nothing_is_left(on_server)
+    server.script = rest
+    done = evolving.run()
+    assert "resuming from 27 calls" in done.output, done.output[-4000:]
+    wait_until_nothing_is_left(evolving)
 
     answered = killed.answered + interrupted.answered + rest.answered
-    assert answered == everything.answered, "the same requests, once each"
-    assert set(answered.values()) == {1} and answered.total() == 4 * 2 * 5
-    assert len(Pool(done.folder).all_calls) == answered.total()
+    assert sorted(answered) == sorted(everything.answered), "the same requests, once each"
+    assert len({*answered}) == len(answered) == len(Pool(done.folder).all_calls) == 4 * 2 * 5
     assert results(done.folder) == results(whole.folder)
 
 

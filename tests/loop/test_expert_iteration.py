@@ -10,7 +10,8 @@ import pytest
 from alphaapollo.data.files import read_rows
 from examples.data_preprocess import prepare_right_answers
 from tests.loop.conftest import Task
-from tests.loop.test_main_generation import GenerationRunner
+from tests.loop.stack import OnStack
+from tests.loop.test_main_generation import GenerationOnStack
 from tests.loop.test_main_sft import SftRunner
 
 LIKES_SHORT = '''
@@ -20,14 +21,17 @@ def compute_score(prompt, completion):
 '''
 
 
+class SftOnStack(OnStack, SftRunner):
+    """Runs main_sft on the stack."""
+
+
 def test_fine_tuning_on_correct_generations(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    generation = GenerationRunner(task, tmp_path)
+    generation = GenerationOnStack(task, tmp_path)
     generation.reward.write_text(LIKES_SHORT)
-    words = ["trainer.controller=local", "rollout.name=hf", "data.max_response_length=128", "rollout.max_num_seqs=256"]
+    words = ("rollout.name=hf", "data.max_response_length=128", "rollout.max_num_seqs=256")
     done = generation.run(*words, name="round_1")
-    generation.close()
 
     said, folder = str(done.folder / "results.jsonl"), tmp_path / "right"
     monkeypatch.setattr(sys, "argv", ["prepare", "--results", said, "--shortest", "--local_dir", str(folder)])
@@ -36,8 +40,7 @@ def test_fine_tuning_on_correct_generations(
     rows = read_rows(folder / "train.parquet")
     assert len(rows) >= 8 and all(row["messages"][-1]["role"] == "assistant" for row in rows)
 
-    tuning = SftRunner(task, tmp_path)
-    tuned = tuning.run(f"data.train_files={folder / 'train.parquet'}", "trainer.total_training_steps=4", name="sft_1")
-    tuning.close()
+    words = (f"data.train_files={folder / 'train.parquet'}", "trainer.total_training_steps=4")
+    tuned = SftOnStack(task, tmp_path).run(*words, name="sft_1")
     assert tuned.metrics[-1]["train/loss"] < tuned.metrics[0]["train/loss"]
     assert (tuned.folder / "model" / "config.json").exists()

@@ -41,8 +41,8 @@ def save_moe_model(dense: Path, folder: Path) -> Path:
 
 def test_engine_routing_is_replayed_in_training(ppo: Runner) -> None:
     """Bfloat16 in the engine and float32 in the trainer choose different experts. The second step samples from synced
-    weights."""
-    done = ppo.run(
+    weights. The warm process has imported vLLM without the Triton interpreter, which the routing needs."""
+    program = ppo.start(
         f"actor_rollout_ref.model.path={save_moe_model(ppo.task.model, ppo.out / 'mixture')}",
         "actor_rollout_ref.rollout.router_replay=True",
         "actor_rollout_ref.rollout.dtype=bfloat16",
@@ -51,8 +51,12 @@ def test_engine_routing_is_replayed_in_training(ppo: Runner) -> None:
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
         "data.val_files=",
         "data.max_response_length=8",
+        "trainer.controller=local",
         name="experts",
+        warm=False,
     )
+    done = ppo.finish(program, name="experts")
+    assert done.code == 0, done.output[-6000:]
     assert len(done.metrics) == 3
     for line in done.metrics[1:]:
         assert 0 < line["actor/router_differs"] < 0.2
@@ -74,9 +78,10 @@ def test_two_ranks_that_split_experts_train_as_one(ppo: Runner) -> None:
         "algorithm.adv_estimator=gae",
         "actor_rollout_ref.actor.use_kl_loss=True",
         "data.val_files=",
+        "trainer.controller=local",
     ]
     sizes = [f"{role}.fsdp_config.ep_size=2" for role in ("actor_rollout_ref.actor", "critic")]
-    alone = ppo.run(*words, "trainer.controller=local", name="gathered")
+    alone = ppo.run(*words, name="gathered")
     split = ppo.run(*words, *sizes, "trainer.n_gpus_per_node=2", name="split")
     for line, expected in zip(split.metrics, alone.metrics, strict=True):
         names = [name for name in expected if name.startswith(("actor/", "critic/", "advantage/"))]

@@ -47,7 +47,7 @@ def words_of(task: Task, pairs: Path, out: Path, *overrides: str, name: str = "r
 
 def tune(command: str, task: Task, pairs: Path, out: Path, *overrides: str, name: str = "run") -> FinishedRun:
     """Run main_dpo or main_rm to the end."""
-    words, warm = words_of(task, pairs, out, *overrides, name=name), "trainer.n_gpus_per_node=2" not in overrides
+    words, warm = words_of(task, pairs, out, *overrides, name=name), "trainer.controller=ray" not in overrides
     program = Program(f"alphaapollo.trainer.{command}", words, out / "output.txt", dict(os.environ), ROOT, warm)
     code = program.wait(DEADLINE)
     if code is None:
@@ -97,8 +97,11 @@ def test_two_ranks_equal_one(task: Task, pairs: Path, tmp_path: Path) -> None:
     """KTO, with its KL estimate over the batch of both ranks."""
     keys = ["preference.loss=kto", "trainer.total_training_steps=3", "trainer.export_hf=False"]
     alone = tune("main_dpo", task, pairs, tmp_path, *keys, name="alone")
-    both = tune("main_dpo", task, pairs, tmp_path, *keys, "trainer.n_gpus_per_node=2", name="both")
-    assert both.code == 0, both.output[-4000:]
+    two = [*keys, "trainer.n_gpus_per_node=2", "trainer.export_hf=True"]
+    both = tune("main_dpo", task, pairs, tmp_path, *two, "trainer.controller=local", name="both")
+    on_ray = tune("main_dpo", task, pairs, tmp_path, *two, "trainer.controller=ray", name="on_ray")
+    assert both.code == on_ray.code == 0, both.output[-4000:] + on_ray.output[-4000:]
+    assert weights(both) == weights(on_ray), "forked ranks compute what Ray's actors compute"
     for one, two in zip(alone.metrics, both.metrics, strict=True):
         for name in ("train/loss", "train/reward_chosen", "train/kl", "train/grad_norm"):
             assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name

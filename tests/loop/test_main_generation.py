@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ from typing import Any
 import pytest
 
 from tests.loop.conftest import (
-    DEADLINE,
     FinishedRun,
     Runner,
     Task,
     check_first_and_last_lines,
     wait_until_nothing_is_left,
 )
+from tests.loop.stack import OnStack, StackRunner
 from tests.loop.warm import Program
 
 PROMPTS, SAMPLES = 64, 4
@@ -46,6 +45,10 @@ class GenerationRunner(Runner):
         }
 
 
+class GenerationOnStack(OnStack, GenerationRunner):
+    """Runs main_generation on the stack."""
+
+
 @pytest.fixture
 def generation(task: Task, tmp_path: Path) -> Iterator[GenerationRunner]:
     runner = GenerationRunner(task, tmp_path)
@@ -54,10 +57,7 @@ def generation(task: Task, tmp_path: Path) -> Iterator[GenerationRunner]:
 
 
 def wait_for_lines(program: Program, path: Path, count: int) -> None:
-    end = time.monotonic() + DEADLINE
-    while not (path.exists() and path.read_bytes().count(b"\n") >= count):
-        assert program.wait(0.01) is None, program.printed[-4000:]
-        assert time.monotonic() < end, "the generation does not get going"
+    program.wait_for(lambda: path.exists() and path.read_bytes().count(b"\n") >= count)
 
 
 def records(folder: Path) -> list[dict]:
@@ -71,7 +71,7 @@ def records(folder: Path) -> list[dict]:
 
 
 def test_resume_after_kill_equals_uninterrupted_run(generation: GenerationRunner) -> None:
-    whole = generation.run("trainer.controller=local", name="whole")
+    whole = GenerationOnStack(generation.task, generation.out).run(name="whole")
     check_first_and_last_lines(whole, "view", "samples")
     assert f"{PROMPTS * SAMPLES} scored" in whole.output
 
@@ -113,21 +113,11 @@ def check_weights(done: FinishedRun, model_folder: Path) -> None:
 
 
 @pytest.mark.core
-def test_samples_equal_a_validation_in_training(generation: GenerationRunner, ppo: Runner) -> None:
-    trained = ppo.run(
-        "actor_rollout_ref.rollout.val_kwargs.n=2",
-        "trainer.total_training_steps=1",
-        "trainer.seed=5",
-        "trainer.controller=local",
-        name="trained",
-    )
-    done = generation.run(
-        f"data.path={generation.task.data}/val.parquet",
-        "data.n_samples=2",
-        "data.max_response_length=16",
-        "trainer.seed=5",
-        "trainer.controller=local",
-    )
+def test_samples_equal_a_validation_in_training(stack: StackRunner) -> None:
+    settings = ("trainer.seed=5", "trainer.total_training_steps=1", "actor_rollout_ref.rollout.val_kwargs.n=2")
+    trained = stack.run(*settings, name="trained")
+    data = (f"data.path={stack.task.data}/val.parquet", "data.n_samples=2", "data.max_response_length=16")
+    done = GenerationOnStack(stack.task, stack.out).run(*data, "trainer.seed=5")
     validation = (trained.folder / "rollouts/val_000000.jsonl").read_bytes().splitlines()
     texts = {(record["prompt_id"], record["sample"]): record["text"] for record in map(json.loads, validation)}
     assert {(record["prompt_id"], record["sample"]): record["text"] for record in records(done.folder)} == texts

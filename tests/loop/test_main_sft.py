@@ -46,7 +46,7 @@ class SftRunner(Runner):
         }
 
     def start(self, *overrides: str, name: str = "run", warm: bool | None = None) -> Program:
-        return super().start(*overrides, name=name, warm="trainer.n_gpus_per_node=2" not in overrides)
+        return super().start(*overrides, name=name, warm=True)
 
     def held(self, monkeypatch: pytest.MonkeyPatch, where: str, place: str, *overrides: str) -> Program:
         """Start a run that waits in its fourth step, or before it writes its second checkpoint, until `release` exists.
@@ -114,7 +114,9 @@ def test_held_out_prompts_are_generated_by_the_ranks(sft: SftRunner, leaves_noth
         *("rollout.val_kwargs.n=2", "rollout.val_kwargs.greedy=true", f"custom_reward_function.path={sft.reward}"),
         *("trainer.total_training_steps=3", "trainer.test_freq=2", "trainer.log_freq=100"),
     )
-    for number, more in enumerate([(), ("trainer.n_gpus_per_node=2", "model.lora_rank=4", "rollout.stop=['7']")]):
+    for number, more in enumerate(
+        [(), ("trainer.n_gpus_per_node=2", "trainer.controller=local", "model.lora_rank=4", "rollout.stop=['7']")]
+    ):
         done = sft.run(*answered, *more, name=f"run_{number}")
         assert [line["step"] for line in done.metrics] == [2, 3]
         for line in done.metrics:
@@ -133,8 +135,8 @@ def test_death_of_one_of_two_ranks_and_resume_on_one(
     sft: SftRunner, monkeypatch: pytest.MonkeyPatch, leaves_nothing: Callable[[], None]
 ) -> None:
     """Two ranks have the losses of one rank despite a worker death; then one rank resumes the run."""
-    program = sft.held(monkeypatch, "HELD_STEP", "4", *SIX, "trainer.n_gpus_per_node=2")
-    pids = [pid for pid, line in processes_of(sft).items() if "TrainerActor" in line]
+    program = sft.held(monkeypatch, "HELD_STEP", "4", *SIX, "trainer.n_gpus_per_node=2", "trainer.controller=local")
+    pids = [pid for pid, line in processes_of(sft).items() if line.startswith("alphaapollo::trainer")]
     assert len(pids) == 2
     os.kill(pids[0], signal.SIGKILL)
     (sft.out / "release").touch()

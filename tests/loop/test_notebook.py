@@ -59,6 +59,7 @@ rl({settings!r}, reward=lambda prompt, completion: len(completion) / 10,
 """
 
 
+@pytest.mark.nightly
 def test_interrupt_leaves_only_the_kernel(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     iterated = ppo.out / "iterated"
     own = {"trainer.controller": "local", "actor_rollout_ref.rollout.name": "hf", "data.val_files": []}

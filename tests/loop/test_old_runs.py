@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.runs.checkpoint_folder import FORMAT
-from tests.loop.conftest import DEADLINE
-from tests.loop.warm import Program
+from tests.loop.stack import STACK
 from tests.old_runs.make import ARCHIVES, RUNS, unpack
 
 
@@ -23,10 +22,10 @@ def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def run(module: str, *words: object) -> str:
-    folder = Path.cwd()
-    program = Program(module, words, folder / "output.txt", dict(os.environ), folder, warm=True)
-    assert program.wait(DEADLINE) == 0, program.printed
-    return program.printed
+    output = Path("output.txt").absolute()
+    code = STACK.run(module, words, output, dict(os.environ), Path.cwd())
+    assert code == 0, output.read_text()
+    return output.read_text()
 
 
 def repeat_command(folder: Path, **changes: str) -> str:

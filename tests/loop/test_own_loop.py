@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -25,14 +27,14 @@ from alphaapollo.types import Prompt, Row, Score
 from examples.own_loop import distill, dpo, grpo, own_loss, sft
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, Task, child, wait_until_nothing_is_left
 from tests.loop.ray_nodes import two_ray_nodes
-from tests.loop.warm import start_warm_process
+from tests.loop.warm import KEPT
 
 
 @pytest.fixture(scope="module", autouse=True)
-def restart_warm_process() -> Iterator[None]:
-    """A trainer stops the fork servers of its process when it ends."""
-    yield
-    start_warm_process()
+def keep_warm_process() -> Iterator[None]:
+    """A trainer stops the fork server of its process when it ends. Later tests need the warm process."""
+    with mock.patch.object(forkserver, "_forkserver", forkserver.ForkServer()):
+        yield
 
 
 CHAT = [{"role": "user", "content": "3+4=?"}]
@@ -257,7 +259,8 @@ def test_a_stall_is_named(task: Task, tmp_path: Path) -> None:
         pytest.raises(RunStalled, match=reason),
         Trainer(settings, *words(tmp_path), "rollout.name=vllm", "rollout.kv_cache_gib=0.1") as t,
     ):
-        (pid,) = [one.pid for one in psutil.Process().children(recursive=True) if "EngineCore" in one.name()]
+        cores = {one.pid for one in psutil.Process().children(recursive=True) if "EngineCore" in one.name()}
+        (pid,) = cores - KEPT
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(RunStalled, match=reason):
             t.sample(["7"])

@@ -1,4 +1,4 @@
-"""Ulysses sequence parallelism and model replicas (HSDP) in complete runs on Ray give the metrics of one rank."""
+"""Two ranks, in forked processes or as Ray actors, and Ulysses sequence parallelism with model replicas (HSDP)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def test_two_ulysses_ranks_train_as_one(ppo: Runner, leaves_nothing: Callable[[]
         f"{ACTOR}.ppo_max_token_len_per_gpu=100",
         "trainer.save_freq=-1",
         "trainer.export_hf=False",
+        "trainer.controller=local",
     ]
-    alone = ppo.run(*words, "trainer.controller=local", name="alone")
+    alone = ppo.run(*words, name="alone")
     shared = ppo.run(
         *words,
         "trainer.n_gpus_per_node=2",
@@ -46,3 +47,20 @@ def test_two_ulysses_ranks_train_as_one(ppo: Runner, leaves_nothing: Callable[[]
             {name: expected[name] for name in names}, rel=2e-3, abs=1e-4
         )
     assert shared.metrics[-1]["actor/grad_norm"] > 0 and shared.metrics[-1]["critic/grad_norm"] > 0
+
+
+def test_forked_workers_equal_ray_actors(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
+    """Two ranks with a critic and two vLLM engines: metrics and weights are equal to the last bit."""
+    words = [
+        "algorithm.adv_estimator=gae",
+        "trainer.n_gpus_per_node=2",
+        "actor_rollout_ref.rollout.num_engines=2",
+        "trainer.val_before_train=False",
+    ]
+    runs = {name: ppo.run(*words, f"trainer.controller={name}", name=name) for name in ("local", "ray")}
+    leaves_nothing()
+    exact, models = [], []
+    for done in runs.values():
+        models.append((done.folder / "model/model.safetensors").read_bytes())
+        exact.append([{name: line[name] for name in line if name.startswith(SAME)} for line in done.metrics])
+    assert exact[0] == exact[1] and len(exact[0][-1]) > 20 and models[0] == models[1]

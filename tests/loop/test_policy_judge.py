@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from examples.quickstart.make_task import make_tokenizer
-from tests.loop.conftest import Runner
 from tests.loop.engine_kit import make_model
+from tests.loop.stack import StackRunner
 
 ASYNC = ("trainer.async_mode=carry", "trainer.max_staleness=1", "algorithm.rollout_correction.method=tis")
 
@@ -42,27 +42,21 @@ def make_judge_model(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ASYNC], ids=["sync", "async"])
-def test_policy_judges_its_own_answers(ppo: Runner, tmp_path: Path, words: tuple[str, ...]) -> None:
-    make_judge_model(tmp_path / "model")
-    data = tmp_path / "train.parquet"
-    pd.read_parquet(ppo.task.data / "train.parquet").assign(data_source="judge").to_parquet(data)
-    done = ppo.run(
-        "trainer.controller=local",
+def test_policy_judges_its_own_answers(stack: StackRunner, words: tuple[str, ...]) -> None:
+    make_judge_model(stack.out / "model")
+    data = stack.out / "train.parquet"
+    pd.read_parquet(stack.task.data / "train.parquet").assign(data_source="judge").to_parquet(data)
+    done = stack.run(
         *words,
-        f"actor_rollout_ref.model.path={tmp_path / 'model'}",
+        f"actor_rollout_ref.model.path={stack.out / 'model'}",
+        "actor_rollout_ref.rollout.name=hf",
         "actor_rollout_ref.actor.optim.lr=1e-5",  # replies keep their form
-        f"data.train_files={data}",
-        f"data.val_files={data}",
-        "data.max_prompt_length=128",
-        "custom_reward_function.path=",
-        "reward.judge.backend=policy",
-        "reward.judge.prompt='{question} {answer}'",
-        "reward.judge.temperature=1",
-        "reward.judge.max_tokens=16",
-        "trainer.total_training_steps=3",
-        "trainer.test_freq=-1",
+        *(f"data.train_files={data}", f"data.val_files={data}", "data.max_prompt_length=128"),
+        *("custom_reward_function.path=", "reward.judge.backend=policy", "reward.judge.prompt='{question} {answer}'"),
+        *("reward.judge.temperature=1", "reward.judge.max_tokens=16"),
+        *("trainer.total_training_steps=3", "trainer.test_freq=-1"),
     )
-    lines = [line for line in done.metrics if "actor/loss" in line]
+    lines = done.metrics[1:]
     assert len(lines) == 3 and all(line["outcome/failed"] == 0 for line in lines)
     assert all(line["judge/judgements"] == line["rollout/trajectories"] == 16 for line in lines)
     assert all(line["judge/cache_hit_rate"] < 1 for line in lines)

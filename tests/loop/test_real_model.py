@@ -22,7 +22,7 @@ from examples.smollm2.task import HELD_OUT_TOPICS, TRAIN_TOPICS, make_instructio
 from tests.loop.conftest import ROOT, Runner, Task
 from tests.loop.engine_kit import logprobs_of, start_engine
 
-NUM_PROMPTS, MAX_TOKENS = 50, 16
+NUM_PROMPTS, MAX_TOKENS = 20, 16
 END = 2  # <|im_end|>
 
 
@@ -58,7 +58,7 @@ def test_an_iteration_of_grpo(runner: Runner) -> None:
 
 
 def test_engine_trainer_and_transformers_agree(smollm2: Path, tmp_path: Path) -> None:
-    """On the tokens of 50 prompts, greedy answers to them, and the answers' log-probs in float32."""
+    """On the tokens of 20 prompts, greedy answers to them, and the answers' log-probs in float32."""
     plain = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(smollm2, padding_side="left")
     renderer = Renderer(load_tokenizer(str(smollm2)))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from scripts.recipes import RECIPES
-from tests.loop.conftest import DEADLINE
-from tests.loop.warm import Program
+from tests.loop.conftest import run_forked
 from tests.unit.examples.test_recipes import prepared  # noqa: F401 (a fixture)
 
 REWARD = '''
@@ -38,30 +36,14 @@ SMALL = (
 )
 
 
-def run(module: str, folder: Path, *words: str) -> str:
-    """Run a command in the folder, forked from the warm process. Returns its output."""
-    program = Program(module, words, folder / "output.txt", dict(os.environ), folder, warm=True)
-    try:
-        code = program.wait(DEADLINE)
-    finally:
-        program.signal(9)
-    assert code == 0, program.printed[-6000:]
-    return program.printed
-
-
-@pytest.mark.parametrize("task", ["math_tools", "search"])
-def test_a_recipe_trains_and_evaluates(task: str, prepared: Path):  # noqa: F811
+@pytest.mark.parametrize("task", [pytest.param("math_tools", marks=pytest.mark.nightly), "search"])
+def test_a_recipe_trains_and_evaluates(task: str, prepared: Path, tmp_path: Path):  # noqa: F811
     (prepared / "reward.py").write_text(REWARD)
-    recipe = ["--config-dir", str(RECIPES / task), *SHORT]
-    run("alphaapollo.trainer.main_ppo", prepared, *recipe, "--config-name", "one_gpu", *SMALL)
+    recipe = ["--config-dir", RECIPES / task, *SHORT, "--config-name"]
+    run_forked("alphaapollo.trainer.main_ppo", [*recipe, "one_gpu", *SMALL], tmp_path / "train.txt", prepared)
     folder = prepared / "outputs" / "recipes"
     steps = [json.loads(line) for line in (folder / f"{task}_one_gpu" / "metrics.jsonl").read_text().splitlines()]
     assert steps[-1]["actor/grad_norm"] > 0 and steps[-1]["num_turns/mean"] > 1
-    words = [
-        "--config-name",
-        "evaluate",
-        f"model.path=outputs/recipes/{task}_one_gpu/model",
-        "rollout.kv_cache_gib=0.1",
-    ]
-    run("alphaapollo.trainer.main_generation", prepared, *recipe, *words, "data.max_samples=2")
+    model = [f"model.path=outputs/recipes/{task}_one_gpu/model", "rollout.kv_cache_gib=0.1", "data.max_samples=2"]
+    run_forked("alphaapollo.trainer.main_generation", [*recipe, "evaluate", *model], tmp_path / "out.txt", prepared)
     assert (folder / f"{task}_evaluation" / "summary.json").exists()

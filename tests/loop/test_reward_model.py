@@ -67,7 +67,7 @@ def component(records: list[dict[str, Any]], name: str) -> np.ndarray:
 def test_reward_model_score_is_added_to_the_function(
     ppo: Runner, tmp_path: Path, leaves_nothing: Callable[[], None]
 ) -> None:
-    """On Ray with two ranks and vLLM on two more. Dynamic sampling uses the reward that includes the model's score."""
+    """Two ranks, and vLLM on two more. Dynamic sampling uses the reward that includes the model's score."""
     from transformers import AutoTokenizer
 
     scorer = make_scorer(tmp_path / "scorer")
@@ -79,6 +79,7 @@ def test_reward_model_score_is_added_to_the_function(
         "algorithm.filter_groups.enable=True",
         "algorithm.filter_groups.metric=reward_model",
         "trainer.n_gpus_per_node=2",
+        "trainer.controller=local",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
         "trainer.save_freq=-1",
     )

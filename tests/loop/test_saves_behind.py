@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import DEADLINE, Runner
+from tests.loop.conftest import FinishedRun, Runner, Task
+from tests.loop.replays import check_equal_runs
+from tests.loop.stack import StackRunner
 from tests.loop.warm import Program
 
 SETTINGS = (
-    *("trainer.controller=local", "actor_rollout_ref.rollout.name=fake", "trainer.save_freq=2"),
-    *("trainer.max_ckpt_to_keep=null", "trainer.val_before_train=False", "trainer.total_training_steps=6"),
+    *("actor_rollout_ref.rollout.name=fake", "trainer.save_freq=2", "trainer.max_ckpt_to_keep=null"),
+    *("trainer.val_before_train=False", "trainer.total_training_steps=6"),
 )
+LOCAL = "trainer.controller=local"
 HOLD = """
 import time
 from pathlib import Path
@@ -31,15 +34,19 @@ checkpoint.write_snapshot = hold
 """
 
 
+@pytest.fixture(scope="module")
+def whole(task: Task, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """An uninterrupted run."""
+    return StackRunner(task, tmp_path_factory.mktemp("whole")).run(*SETTINGS)
+
+
 def held(ppo: Runner, release: Path) -> Program:
     """Start a run that trains one more iteration while the write of its second checkpoint is blocked."""
     module = ppo.out / "hold.py"
     module.write_text(HOLD.format(release=str(release)))
-    program = ppo.start(*SETTINGS, f"algorithm.custom_module={module}")
-    metrics, end = ppo.out / "test/run/metrics.jsonl", time.monotonic() + DEADLINE
-    while not (metrics.exists() and '"step": 5' in metrics.read_text()):
-        assert program.wait(0.05) is None, program.printed[-4000:]
-        assert time.monotonic() < end, program.printed[-4000:]
+    program = ppo.start(*SETTINGS, LOCAL, f"algorithm.custom_module={module}")
+    metrics = ppo.out / "test/run/metrics.jsonl"
+    program.wait_for(lambda: metrics.exists() and '"step": 5' in metrics.read_text())
     assert (ppo.out / "test/run/checkpoints/.writing_step_000004").is_dir()
     assert names(ppo) == ["step_000002"]
     return program
@@ -50,22 +57,19 @@ def names(ppo: Runner) -> list[str]:
 
 
 @pytest.mark.core
-def test_kill_during_write_resumes_from_the_previous_checkpoint(ppo: Runner, tmp_path: Path) -> None:
-    whole = ppo.run(*SETTINGS, name="whole")
+def test_kill_during_write_resumes_from_the_previous_checkpoint(
+    ppo: Runner, tmp_path: Path, whole: FinishedRun
+) -> None:
     assert "written while the next one runs" in " ".join(whole.output.split())
     program = held(ppo, tmp_path / "release")
     program.signal(signal.SIGKILL)
     program.wait()
     (tmp_path / "release").touch()
-    done = ppo.run(*SETTINGS, f"algorithm.custom_module={ppo.out / 'hold.py'}")
+    done = ppo.run(*SETTINGS, LOCAL, f"algorithm.custom_module={ppo.out / 'hold.py'}")
     assert "resumed from" in done.output and "step_000002" in done.output
     assert names(ppo) == ["step_000002", "step_000004", "step_000006"]
     assert list((done.folder / "checkpoints").glob(".*")) == []
-    for one, other in zip(whole.metrics, done.metrics, strict=True):
-        for name in ("step", "critic/score/mean", "actor/loss", "actor/grad_norm"):
-            assert one.get(name) == other.get(name), (one["step"], name)
-    first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, done))
-    assert first == second
+    check_equal_runs(whole, done)
     written = {name for run in (whole, done) for line in run.metrics for name in line if name.startswith("checkpoint/")}
     assert written == {"checkpoint/write_seconds"}
 
@@ -74,10 +78,7 @@ def test_interrupt_waits_for_the_write(ppo: Runner, tmp_path: Path) -> None:
     release = tmp_path / "release"
     program = held(ppo, release)
     program.signal(signal.SIGTERM)
-    end = time.monotonic() + DEADLINE
-    while "waiting until the checkpoint of iteration 4 is written" not in program.printed:
-        assert program.wait(0.05) is None, program.printed[-4000:]
-        assert time.monotonic() < end, program.printed[-4000:]
+    program.wait_for(lambda: "waiting until the checkpoint of iteration 4 is written" in program.printed)
     release.touch()
     done = ppo.finish(program)
     assert done.code == 130
@@ -104,37 +105,29 @@ module.{part} = pause
 
 
 @pytest.mark.parametrize(("part", "saved"), [("collect_groups", 3), ("learn", 4)])
-def test_sigterm_saves_the_last_complete_iteration(ppo: Runner, tmp_path: Path, part: str, saved: int) -> None:
+def test_sigterm_saves_the_last_complete_iteration(
+    ppo: Runner, tmp_path: Path, whole: FinishedRun, part: str, saved: int
+) -> None:
     """SIGTERM in the fourth iteration, before and during its update. The resumed run equals an uninterrupted run."""
-    whole = ppo.run(*SETTINGS, name="whole")
     mark, module = tmp_path / "in_step_4", tmp_path / "pause.py"
     module.write_text(PAUSE.format(part=part, mark=str(mark)))
-    program = ppo.start(*SETTINGS, "trainer.save_on_signal=true", f"algorithm.custom_module={module}")
-    end = time.monotonic() + DEADLINE
-    while not mark.exists():
-        assert program.wait(0.05) is None, program.printed[-4000:]
-        assert time.monotonic() < end, program.printed[-4000:]
+    program = ppo.start(*SETTINGS, LOCAL, "trainer.save_on_signal=true", f"algorithm.custom_module={module}")
+    program.wait_for(mark.exists)
     program.signal(signal.SIGTERM)
     ended = ppo.finish(program)
     assert ended.code == 130 and ended.output.splitlines()[-1].endswith(f"step_00000{saved}"), ended.output[-3000:]
     assert names(ppo)[-1] == f"step_00000{saved}" and ended.metrics[-1]["step"] == saved
     module.write_text("")
-    done = ppo.run(*SETTINGS, f"algorithm.custom_module={module}")
-    for one, other in zip(whole.metrics, done.metrics, strict=True):
-        for name in ("step", "critic/score/mean", "actor/loss", "actor/grad_norm", "data/prompts_consumed"):
-            assert one.get(name) == other.get(name), (one["step"], name)
-    first, second = ((run.folder / "model/model.safetensors").read_bytes() for run in (whole, done))
-    assert first == second
+    check_equal_runs(whole, ppo.run(*SETTINGS, LOCAL, f"algorithm.custom_module={module}"))
 
 
-def test_flipped_bit_is_named_and_the_previous_checkpoint_is_used(ppo: Runner) -> None:
-    here = (*SETTINGS[:2], "trainer.val_before_train=False", "trainer.save_freq=1")
-    done = ppo.run(*here)
-    (file,) = (done.folder / "checkpoints/step_000002/policy/model").glob("*.distcp")
+def test_flipped_bit_is_named_and_the_previous_checkpoint_is_used(stack: StackRunner, whole: FinishedRun) -> None:
+    folder = shutil.copytree(whole.folder, stack.out / "test/run")
+    (file,) = (folder / "checkpoints/step_000006/policy/model").glob("*.distcp")
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    again = ppo.run(*here, "trainer.total_training_steps=3")
-    assert f"step_000002: policy/model/{file.name} has changed" in " ".join(again.output.split()), again.output
-    assert [metrics["step"] for metrics in again.metrics] == [0, 1, 2, 3]
-    assert "resumes from" in again.output and (again.folder / "checkpoints/step_000003").is_dir()
+    again = stack.run(*SETTINGS, "trainer.total_training_steps=7")
+    assert f"step_000006: policy/model/{file.name} has changed" in " ".join(again.output.split()), again.output
+    assert [metrics["step"] for metrics in again.metrics] == [0, *range(1, 8)]
+    assert "resumes from" in again.output and (folder / "checkpoints/step_000007").is_dir()

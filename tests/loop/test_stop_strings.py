@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
-from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
+from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.protocol import EngineSpec
-from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
-from alphaapollo.types import Completion, EpisodeEnd, GroupRequest, Prompt, Sampling, StopReason, TrajectoryGroup
+from alphaapollo.types import Completion, Sampling, StopReason
 from tests.loop.engine_kit import ENGINES, make_model
+from tests.loop.stack import StackRunner
 from tests.unit.tiny import VOCABULARY, save_tokenizer
 
 PROMPT = [42]  # the tokenizer reads a prompt as one word; the greedy answer has no stop token
@@ -77,35 +77,19 @@ def test_engines_stop_at_the_token_that_completes_a_string(model: str, name: str
 
 
 @pytest.mark.parametrize("includes_stop", [False, True])
-def test_graders_see_the_text_before_the_stop_string(model: str, tmp_path: Path, includes_stop: bool) -> None:
-    (whole,) = generate(model, "hf", Sampling(24, temperature=0.0))
-    words = [f"w{token}" for token in whole.token_ids]
-    first = next(n for n in range(2, 24) if words[n] not in " ".join(words[:n]))
-    rollout = Rollout(name="hf", max_num_seqs=16, stop=words[first], include_stop_str_in_output=includes_stop)
-    setup = RolloutWorkerConfig(
-        model=Model(path=model),
-        rollout=rollout.model_copy(update={"dtype": "float32"}),
-        env=Env(),
-        data=Data(max_prompt_length=32, max_response_length=24),
-        reward=Reward(),
-        custom_reward=CustomRewardFunction(),
-        device="cpu",
-        run_dir=str(tmp_path),
+def test_graders_see_the_text_before_the_stop_string(stack: StackRunner, includes_stop: bool) -> None:
+    """The policy is trained on the tokens of the stop string, too."""
+    done = stack.run(
+        *("actor_rollout_ref.rollout.stop=['0','1','2','3','4','5','6','7','8','9']", "trainer.total_training_steps=1"),
+        *(f"actor_rollout_ref.rollout.include_stop_str_in_output={includes_stop}", "data.val_files="),
     )
-    text = " ".join(words[: first + includes_stop])
-    prompt = Prompt(0, "exact", "w42", text.strip())
-
-    async def run() -> TrajectoryGroup:
-        worker = RolloutWorker(setup)
-        await worker.start()
-        try:
-            return await worker.generate(GroupRequest(prompt, 1, Sampling(24, temperature=0.0), stream_position=0))
-        finally:
-            await worker.close()
-
-    (trajectory,) = asyncio.run(run()).trajectories
-    (turn,) = trajectory.turns
-    assert turn.text.strip() == text.strip() and trajectory.score.reward == 1.0
-    assert turn.completion.token_ids == whole.token_ids[: first + 1]
-    assert trajectory.rows[0].action_mask[-first - 1 :] == [1] * (first + 1)
-    assert trajectory.end is EpisodeEnd.DONE and turn.completion.stop_reason is StopReason.STOP
+    tokenizer, stopped = AutoTokenizer.from_pretrained(stack.task.model), 0
+    for record in done.rollouts(1):
+        (turn,), (row,) = record["turns"], record["rows"]
+        sampled = tokenizer.decode([token for token, action in zip(row["ids"], row["mask"], strict=True) if action])
+        digits = [letter for letter in sampled if letter.isdigit()]
+        assert len(digits) <= 1 and sum(map(str.isdigit, turn["text"])) == (len(digits) if includes_stop else 0)
+        assert record["reward"] == pytest.approx(0.1 * len(digits) * includes_stop)
+        assert not digits or (sampled.endswith(digits[0]) and turn["stop_reason"] == "stop" and record["end"] == "done")
+        stopped += len(digits)
+    assert stopped > 4

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,7 @@ import pytest
 from examples.gallery.runs import read_metrics
 from examples.symptoms.make_task import make_task
 from examples.symptoms.runs import HEALTHY, WARM_UP, find_warnings, holds, list_runs, load_symptoms, read_points
-from tests.loop.conftest import DEADLINE, ROOT
-from tests.loop.warm import Program
+from tests.loop.conftest import run_forked
 
 SYMPTOMS = load_symptoms()
 QUICK = (
@@ -27,56 +24,66 @@ QUICK = (
 )  # the others take more iterations, or depend on timing (samples_are_stale)
 SLOW = [name for name in SYMPTOMS if name not in QUICK]
 
-RunCommand = Callable[..., str]
 
+class SymptomRuns:
+    """Runs each configuration once, and keeps what it printed."""
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("symptoms")
-    make_task(folder, seed=0)
-    return folder
+    def __init__(self, out: Path):
+        self.out = out
+        self.printed: dict[str, str] = {}
+        make_task(out, seed=0)
 
-
-@pytest.fixture(scope="module")
-def run(out: Path) -> Iterator[RunCommand]:
-    """Function that runs a command once, and returns what it printed."""
-    printed: dict[str, str] = {}
-    started: list[Program] = []
-
-    def run_once(name: str, *more: str) -> str:
-        if name not in printed:
-            command, words = list_runs(SYMPTOMS.values(), out, seed=0)[name]
+    def run(self, name: str, *more: str) -> str:
+        if name not in self.printed:
+            command, words = list_runs(SYMPTOMS.values(), self.out, seed=0)[name]
             module = f"alphaapollo.trainer.main_{command}"
-            environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
-            started.append(Program(module, [*words, *more], out / f"{name}.txt", environment, ROOT, warm=True))
-            assert started[-1].wait(DEADLINE) == 0, started[-1].printed[-4000:]
-            printed[name] = started[-1].printed
-        return printed[name]
+            self.printed[name] = run_forked(module, [*words, *more], self.out / f"{name}.txt")
+        return self.printed[name]
 
-    run_once(WARM_UP)
-    yield run_once
-    for program in started:
-        program.signal(9)
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_symptom_is_produced(name: str, out: Path, run: RunCommand) -> None:
-    symptom = SYMPTOMS[name]
-    run(symptom.healthy)
-    warnings = find_warnings(run(name))
-    lines = read_metrics(out / name)
-    assert [condition for condition in symptom.shows if not holds(condition, lines)] == []
-    assert not symptom.is_shown_by(read_metrics(out / symptom.healthy))
-    assert not symptom.warning or any(symptom.warning in warning for warning in warnings), warnings
+    def check(self, name: str, *more: str) -> None:
+        """Check that a symptom is shown, with its warning, and not by the healthy run."""
+        symptom = SYMPTOMS[name]
+        self.run(symptom.healthy, *more)
+        warnings = find_warnings(self.run(name, *more))
+        lines = read_metrics(self.out / name)
+        assert [condition for condition in symptom.shows if not holds(condition, lines)] == []
+        assert not symptom.is_shown_by(read_metrics(self.out / symptom.healthy))
+        assert not symptom.warning or any(symptom.warning in warning for warning in warnings), warnings
 
 
-def test_healthy_run_learns_without_warnings(out: Path, run: RunCommand) -> None:
-    assert find_warnings(run(HEALTHY)) == []
-    accuracies = [accuracy for _, accuracy in read_points(read_metrics(out / HEALTHY), "reward/accuracy")]
-    assert max(accuracies[6:]) > max(accuracies[:2]) + 0.1
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> SymptomRuns:
+    return SymptomRuns(tmp_path_factory.mktemp("symptoms"))
+
+
+def test_a_symptom_after_a_short_warm_up(runs: SymptomRuns) -> None:
+    """The model has learned the form of answers, which the reward function does not read."""
+    runs.run(WARM_UP, "trainer.total_training_steps=100")
+    sizes = ("trainer.total_training_steps=2", "data.train_batch_size=8", "trainer.val_before_train=False")
+    runs.check("answers_are_not_read", *sizes)
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_configuration_is_accepted(name: str, out: Path, run: RunCommand) -> None:
-    model = f"actor_rollout_ref.model.path={out / WARM_UP / 'model'}"  # instead of the model of another warm-up
-    assert "dry run: the configuration is valid" in run(name, model, "trainer.dry_run=True")
+def test_configuration_is_accepted(name: str, runs: SymptomRuns) -> None:
+    model = f"actor_rollout_ref.model.path={runs.out / 'model'}"  # instead of the model of a warm-up
+    assert "dry run: the configuration is valid" in runs.run(name, model, "trainer.dry_run=True")
+
+
+@pytest.fixture(scope="module")
+def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> SymptomRuns:
+    started = SymptomRuns(tmp_path_factory.mktemp("warmed_up"))
+    started.run(WARM_UP)
+    return started
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", QUICK)
+def test_symptom_is_produced(name: str, warmed_up: SymptomRuns) -> None:
+    warmed_up.check(name)
+
+
+@pytest.mark.nightly
+def test_healthy_run_learns_without_warnings(warmed_up: SymptomRuns) -> None:
+    assert find_warnings(warmed_up.run(HEALTHY)) == []
+    accuracies = [accuracy for _, accuracy in read_points(read_metrics(warmed_up.out / HEALTHY), "reward/accuracy")]
+    assert max(accuracies[6:]) > max(accuracies[:2]) + 0.1

@@ -197,6 +197,7 @@ def test_critic_and_frozen_tower_on_two_ranks_that_share_sequences(ppo: Runner, 
     done = ppo.run(
         "algorithm.adv_estimator=gae",
         "trainer.n_gpus_per_node=2",
+        LOCAL,
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
         "trainer.total_training_steps=1",
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,44 +27,59 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def run_elsewhere(installed: Path, folder: Path, command: list[str]) -> str:
-    """What the command prints, in a folder outside the clone, where the wheel's package is found first."""
-    environment = os.environ | {"PYTHONPATH": str(installed)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def test_the_wheel_works_outside_the_clone(installed: Path, ppo: Runner, tmp_path: Path) -> None:
+    """Its package is found first, has the presets, explains keys and checks a complete run."""
+    alphaapollo = str(installed / "bin" / "alphaapollo")
 
+    def run(*command: str, code: int = 0) -> str:
+        environment = os.environ | {"PYTHONPATH": str(installed)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout if code == 0 else done.stderr
 
-def test_the_wheel_has_the_package_and_its_presets(installed: Path, tmp_path: Path) -> None:
-    where = run_elsewhere(
-        installed, tmp_path, [sys.executable, "-c", "import alphaapollo; print(alphaapollo.__file__)"]
-    )
+    where = run(sys.executable, "-c", "import alphaapollo; print(alphaapollo.__file__)")
     assert where.startswith(str(installed))
     presets = installed / "alphaapollo" / "configs"
     names = {path.relative_to(presets) for path in presets.rglob("*.yaml")}
     assert names == {path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*.yaml")}
+    assert "Run it in a clone" in run(alphaapollo, "quickstart", code=2)  # a wheel has no examples
+    assert run(alphaapollo, "explain", "data.train_files").startswith("data.train_files: accepted")
+    words = ppo.words(["trainer.dry_run=True", "+algorithm=dapo"])
+    assert "dry run" in run(sys.executable, "-m", ppo.module, *words)
 
 
-def test_the_wheel_has_the_command(installed: Path, tmp_path: Path) -> None:
-    command = str(installed / "bin" / "alphaapollo")
-    assert "alphaapollo SUBCOMMAND" in run_elsewhere(installed, tmp_path, [command, "--help"])
-    refused = subprocess.run(
-        [command, "quickstart"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
-    assert refused.returncode == 2
-    assert "Run it in a clone" in refused.stderr  # a wheel has no examples
+INSTALL = """
+source scripts/pip_settings.sh
+python3 -m venv "$1/.venv"
+install() { .venv/bin/python -m uv pip install --quiet --python "$1/.venv/bin/python" --no-deps "${@:2}"; }
+install "$1" -r requirements/cpu.txt
+make -o setup-dev wheel && install "$1" dist/*.whl
+site=$("$1/.venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+cp scripts/torchvision_cpu.py "$site" && echo "import torchvision_cpu" >"$site/torchvision_cpu.pth"
+"""
 
 
-def test_the_wheel_explains_keys(installed: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "alphaapollo.config", "explain", "data.train_files"]
-    assert run_elsewhere(installed, tmp_path, command).startswith("data.train_files: accepted")
-
-
-def test_the_wheel_checks_a_whole_run(installed: Path, ppo: Runner, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", ppo.module, *ppo.words(["trainer.dry_run=True", "+algorithm=dapo"])]
-    assert "dry run" in run_elsewhere(installed, tmp_path, command)
+@pytest.mark.nightly
+def test_the_quickstart_runs_in_an_empty_environment(tmp_path: Path) -> None:
+    """The output of `make wheel` beside the pinned packages, which are downloaded. The quickstart starts to learn."""
+    clone, place = tmp_path / "clone", tmp_path / "place"
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, files.split("\0")):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, clone / name)
+    (clone / ".venv").symlink_to(ROOT / ".venv")
+    shutil.copytree(clone / "examples", place / "examples")
+    subprocess.run(["bash", "-euo", "pipefail", "-c", INSTALL, "install", str(place)], cwd=clone, check=True)
+    environment = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+    command = ["bash", "examples/quickstart/run.sh", "0", "out"]
+    with subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as quickstart:
+        losses: list[float] = []
+        assert quickstart.stdout is not None
+        for line in quickstart.stdout:
+            losses += [float(loss) for loss in re.findall(r"^step .* loss (\S+)", line)]
+            if len(losses) == 3:
+                break
+        os.killpg(quickstart.pid, signal.SIGKILL)
+    assert len(losses) == 3 and losses[0] > losses[1] > losses[2]

@@ -13,14 +13,21 @@ import io
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.processes import entry_point
+from alphaapollo.processes.fork_server import ForkedContext
+
 CONTEXT = multiprocessing.get_context("forkserver")
 IMPORTS = "tests.loop.warm_imports"
+ACCEPT_ARGUMENTS = ("alphaapollo.", "tests.loop.")  # modules whose `main` does
+KEPT: set[int] = set()  # pids of forked processes that are kept for later tests (stack.py)
 
 
 def start_warm_process() -> None:
@@ -30,37 +37,33 @@ def start_warm_process() -> None:
     multiprocessing.forkserver.ensure_running()
 
 
+def find_warm_process() -> int | None:
+    """Pid of the warm process, None if it has been stopped. The next program then starts another one."""
+    return multiprocessing.forkserver._forkserver._forkserver_pid
+
+
 def children_of_the_warm_process() -> set[int]:
-    """Pids of the running processes that were forked from the warm process."""
-    pid = multiprocessing.forkserver._forkserver._forkserver_pid
-    if pid is None:  # it has been stopped
+    """Pids of the running processes that were forked from the warm process, without those that are kept."""
+    pid = find_warm_process()
+    if pid is None:
         return set()
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()} - KEPT
 
 
-class WarmProcess(multiprocessing.context.ForkServerProcess):
-    """Process forked from the warm process, with the environment variables of the caller."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.environment = dict(os.environ)
-
-    def run(self) -> None:
-        os.environ.clear()
-        os.environ.update(self.environment)
-        super().run()
-
-
-class WarmContext(multiprocessing.context.ForkServerContext):
-    Process = WarmProcess
-
-
-def run_program(
-    module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path, typed: str
-) -> None:
-    """Run `python -m module words` in the forked process, with a text as its input."""
+def prepare_forked_process() -> None:
+    """Give the forked process a session of its own. What it starts is forked from the warm process, too."""
     assert IMPORTS in sys.modules, "an import failed, which a fork server does not report"
+    entry_point.exits_at_once = True
     os.setsid()
+    multiprocessing.forkserver.ensure_running = lambda: None  # of the engine core
+    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
+    multiprocessing.context._concrete_contexts["spawn"] = ForkedContext()  # of checks that import vLLM
+
+
+def run_command(
+    module: str, words: Sequence[str], output: Path, environment: dict[str, str], folder: Path, typed: str = ""
+) -> int:
+    """Run `python -m module words` in this process, with a text as its input. Returns the exit code."""
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -68,13 +71,22 @@ def run_program(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    multiprocessing.forkserver.ensure_running = lambda: None  # the engine core is forked from the warm process, too
-    multiprocessing.forkserver._forkserver.ensure_running = lambda: None
-    multiprocessing.context._concrete_contexts["spawn"] = WarmContext()  # of checks that import vLLM
-    code = importlib.import_module(module).main(list(words))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        if not module.startswith(ACCEPT_ARGUMENTS):
+            sys.argv = [module, *words]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            return 0
+        return importlib.import_module(module).main(list(words))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else end.code is not None
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def run_program(*command: Any) -> None:
+    prepare_forked_process()
+    os._exit(run_command(*command))
 
 
 class Program:
@@ -91,6 +103,7 @@ class Program:
         typed: str = "",
     ):
         self.output = output
+        output.touch()
         self._process: subprocess.Popen[bytes] | multiprocessing.context.ForkServerProcess
         words = [str(word) for word in words]
         if warm:
@@ -120,6 +133,12 @@ class Program:
                 return None
         self._process.join(seconds)
         return self._process.exitcode
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 600.0) -> None:
+        """Wait until a condition holds. Fails if the program ends first."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.wait(0.02) is None and time.monotonic() < end, self.printed[-4000:]
 
     def signal(self, number: int) -> None:
         if self.wait(0) is None:

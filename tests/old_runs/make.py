@@ -1,7 +1,7 @@
 """Make an archive of small run folders of the current format: python -m tests.old_runs.make
 
 Run it after a change of FORMAT (alphaapollo/runs/checkpoint_folder.py), and keep the archives of earlier formats: they
-are read by tests/unit/runs/test_old_runs.py and tests/loop/test_old_runs.py.
+are read by tests/unit/runs/test_format.py and tests/loop/test_old_runs.py.
 Paths in the runs are relative to the folder that contains `model`, `data` and `outputs`.
 """
 
@@ -13,7 +13,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 from alphaapollo.runs.checkpoint_folder import FORMAT
@@ -48,14 +48,10 @@ RUNS = {  # name of the run -> module and keys
 @contextmanager
 def unpack(archive: Path, folder: Path) -> Iterator[Path]:
     """Unpack an archive to the folder, which is the working directory meanwhile. Yields the folder of the runs."""
-    before = Path.cwd()
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         yield Path("outputs/old")
-    finally:
-        os.chdir(before)
 
 
 def make_runs(folder: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,18 +20,21 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from alphaapollo.algorithms import policy_losses, sampling
-from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
+from alphaapollo.batching.batch import BatchLayout, MiniBatch, RankBatch, Rows
 from alphaapollo.batching.packing import PreferenceBatch, build_batch_layout
 from alphaapollo.config.schema import Actor, Critic, DpoConfig, RmConfig, RolloutCorrection, SftConfig, Teacher
 from alphaapollo.models import sharding
 from alphaapollo.models.lora import gather_scaled_adapter
-from alphaapollo.types import Sampling, SamplingRequest
+from alphaapollo.types import Row, Sampling, SamplingRequest
 from alphaapollo.workers.builders import make_teacher_model_sections
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.finetuning_worker import SftWorker
+from alphaapollo.workers.policy import PolicyWorker
 from alphaapollo.workers.preference import PreferenceWorker, RewardTrainingWorker
+from tests.simulated_gpu.counts import count_update
 from tests.simulated_gpu.fake_cuda import FakeGpu
 from tests.simulated_gpu.workers import (
+    VISION_MODELS,
     Recorder,
     fake_rank,
     make_batch,
@@ -44,8 +48,134 @@ from tests.simulated_gpu.workers import (
 )
 
 Scenario = Callable[[Recorder], None]
-SCENARIOS: dict[str, Scenario] = {}
-SMALL = {"prompt": 10, "vocabulary": 48}  # for models with a vocabulary of 48 tokens
+KL, FULL_KL = {"use_kl_loss": True}, {"use_kl_loss": True, "kl_loss_type": "full"}
+RECOMPUTED = {"enable_gradient_checkpointing": True}
+OFFLOADED = {"fsdp_config": {"param_offload": True, "optimizer_offload": True}}
+
+
+@dataclass(frozen=True)
+class PolicyUpdate:
+    """Update of a policy, with the host synchronizations that it needs, and what follows it (a key of PARTS)."""
+
+    model: str = "qwen3"
+    actor: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # of the model section
+    world_size: int = 1
+    sequence_parallel: int = 1
+    needs_reference: bool = False
+    has_teacher: bool = False
+    num_rows: int = 0  # rows of 20 tokens, of a vocabulary of 48; 0: those of make_batch
+    batch: dict[str, Any] = field(default_factory=dict)  # further arguments of make_batch
+    expected: dict[str, int] | int | None = field(default_factory=count_update)  # a number: so many more than usual
+    parts: tuple[str, ...] = ()
+
+    def __call__(self, run: Recorder) -> None:
+        with fake_rank(self.world_size):
+            worker, batch = self.start(run)
+            update(run, worker, batch)
+            for part in self.parts:
+                with run.record(part):
+                    PARTS[part][0](worker)
+                if part == "offload":
+                    update(run, worker, batch, "later update")
+            device = "cpu" if self.actor.get("fsdp_config", {}).get("offload_policy") else "cuda"
+            assert all(parameter.device.type == device for parameter in worker.policy.parameters())
+            assert all(parameter.grad is None for parameter in worker.policy.parameters())
+
+    def start(self, run: Recorder) -> tuple[PolicyWorker, BatchLayout]:
+        path, teacher = run.models / self.model, {}
+        if self.has_teacher:
+            section = Teacher(model={"path": str(path)}, divergence="reverse")
+            models = make_teacher_model_sections(resolve(path), section)
+            teacher = {"teacher": section, "teacher_models": models}
+        sizes = self.world_size, self.sequence_parallel
+        worker = make_policy(path, self.actor, self.settings, *sizes, needs_reference=self.needs_reference, **teacher)
+        rows = make_rows([20] * self.num_rows, prompt=10, vocabulary=48) if self.num_rows else None
+        rows = make_rows_with_images(path) if self.model in VISION_MODELS else rows
+        return worker, make_batch(worker, rows, self.world_size // self.sequence_parallel, **self.batch)
+
+
+def make_rows_with_images(folder: Path) -> list[Row]:
+    from tests.vision.rows import make_row, prepare_encoded_images
+
+    first, second, third = prepare_encoded_images(folder)
+    images = [(first,), (second, first), (), (third, first, second)]
+    return [make_row(images_of_row, seed=index) for index, images_of_row in enumerate(images)]
+
+
+def publish_adapters(worker: PolicyWorker) -> None:
+    assert len(list(gather_scaled_adapter(worker.policy.model))) == 2 * 3 * 7
+
+
+def take_snapshot(worker: PolicyWorker) -> None:
+    worker.state.check_weights_finite = lambda: None
+    worker.state.snapshot("checkpoint")
+
+
+MERGED = {"copy to cpu in workers/model_worker.py merge_token_values": 1}
+BUCKET = {
+    "event.synchronize in weight_sync/shared_memory.py prefetch_buckets": 1,
+    "item in weight_sync/digest.py compute_joint_digest": 1,
+}
+PARTS: dict[str, tuple[Callable[[Any], Any], dict[str, int] | None]] = {  # calls and their expected synchronizations
+    "log-probs": (lambda worker: worker.compute_log_probs(), MERGED),
+    "reference log-probs": (lambda worker: worker.compute_log_probs("reference"), MERGED),
+    "log-prob mismatch": (lambda worker: worker.sum_logprob_mismatch(), {}),
+    "probe": (lambda worker: worker.compute_probe_log_probs(list(range(5, 15))), None),
+    "offload": (lambda worker: worker.offload(), None),
+    "publish": (publish, BUCKET),
+    "publish adapters": (publish_adapters, {}),
+    "snapshot": (take_snapshot, {}),
+}
+
+IMAGES = {"max_tokens": 150}
+COPIES = {"fsdp_config": {"fsdp_size": 2, "sync_each_micro_batch": False}}
+UPDATES = {
+    "dense": PolicyUpdate(actor={"entropy_coeff": 0.01}, settings=RECOMPUTED, parts=("log-probs", "log-prob mismatch")),
+    "reference": PolicyUpdate(
+        actor=KL,
+        needs_reference=True,
+        batch={"mini_batch_size": 2},
+        expected=count_update(3, old=2),
+        parts=("reference log-probs",),
+    ),
+    "full KL": PolicyUpdate(actor=FULL_KL, needs_reference=True),
+    "shared prompts": PolicyUpdate(  # which are checked in the first update
+        batch={"shares_prompts": True, "max_tokens": 400}, expected=count_update(prompts=1), parts=("offload",)
+    ),
+    "offloaded": PolicyUpdate(actor=OFFLOADED, parts=("offload", "probe")),
+    "offloaded by FSDP": PolicyUpdate(actor={"fsdp_config": {"offload_policy": True}}, expected=None),
+    "adapters": PolicyUpdate(
+        actor=KL, settings={"lora_rank": 8}, world_size=2, needs_reference=True, parts=("publish", "publish adapters")
+    ),
+    "eight ranks": PolicyUpdate(world_size=8, parts=("publish",), num_rows=16),
+    "Ulysses": PolicyUpdate(
+        actor=FULL_KL, settings=RECOMPUTED, world_size=2, sequence_parallel=2, needs_reference=True
+    ),
+    "copies": PolicyUpdate(actor=COPIES, world_size=4),
+    "experts": PolicyUpdate(
+        "qwen3_moe",
+        {},
+        RECOMPUTED | {"router_aux_loss_coef": 0.01},
+        2,
+        num_rows=6,
+        expected=count_update(expert_metrics=1),
+    ),
+    "Muon": PolicyUpdate(actor={"optim": {"name": "muon"}}, world_size=4, parts=("snapshot",)),
+    "AdamW": PolicyUpdate(actor={"optim": {"name": "adamw"}}, world_size=4, parts=("snapshot",)),
+    "teacher": PolicyUpdate(has_teacher=True),
+    "trained tower": PolicyUpdate("qwen2_5_vl", {}, RECOMPUTED | {"freeze_vision": False}, batch=IMAGES, expected=9),
+    "qwen2_5_vl": PolicyUpdate("qwen2_5_vl", batch=IMAGES, expected=9, parts=("publish",)),
+    "qwen3_vl": PolicyUpdate("qwen3_vl", batch=IMAGES, expected=11, parts=("publish",)),
+    "internvl": PolicyUpdate("internvl", batch=IMAGES, parts=("publish",)),
+    "llama": PolicyUpdate("llama", num_rows=6),
+    "granite": PolicyUpdate("granite", num_rows=6),
+    "gemma2": PolicyUpdate("gemma2", settings={"attention": "sdpa"}, num_rows=6),
+    "qwen2": PolicyUpdate("qwen2", num_rows=6),
+    "padded": PolicyUpdate("qwen2", settings={"attention": "padded"}, num_rows=6),
+    "float32": PolicyUpdate("qwen2", settings={"dtype": "float32"}, num_rows=6),
+}
+SCENARIOS: dict[str, Scenario] = dict(UPDATES)
 
 
 def scenario(function: Scenario) -> Scenario:
@@ -54,110 +184,12 @@ def scenario(function: Scenario) -> Scenario:
 
 
 @scenario
-def dense(run: Recorder) -> None:
-    with fake_rank():
-        worker = make_policy(run.models / "qwen3", {"entropy_coeff": 0.01}, {"enable_gradient_checkpointing": True})
-        update(run, worker, make_batch(worker))
-        with run.record("log-probs"):
-            worker.compute_log_probs()
-        with run.record("log-prob mismatch"):
-            worker.sum_logprob_mismatch()
-        assert all(parameter.device.type == "cuda" for parameter in worker.policy.parameters())
-        assert all(parameter.grad is None for parameter in worker.policy.parameters())
-
-
-@scenario
-def reference(run: Recorder) -> None:
-    with fake_rank():
-        worker = make_policy(run.models / "qwen3", {"use_kl_loss": True}, needs_reference=True)
-        batch = make_batch(worker, mini_batch_size=2)
-        worker.load_batch(batch.rank_batches[0])
-        with run.record("reference log-probs"):
-            worker.compute_log_probs("reference")
-        update(run, worker, batch)
-
-
-@scenario
-def full_kl(run: Recorder) -> None:
-    with fake_rank():
-        actor = {"use_kl_loss": True, "kl_loss_type": "full"}
-        worker = make_policy(run.models / "qwen3", actor, needs_reference=True)
-        update(run, worker, make_batch(worker))
-
-
-@scenario
-def shared_prompts(run: Recorder) -> None:
-    with fake_rank():
-        worker = make_policy(run.models / "qwen3")
-        batch = make_batch(worker, shares_prompts=True, max_tokens=400)
-        update(run, worker, batch, "first update")  # with the check of shared prompts
-        update(run, worker, batch, "second update")
-
-
-@scenario
-def offloads(run: Recorder) -> None:
-    with fake_rank():
-        offload = {"fsdp_config": {"param_offload": True, "optimizer_offload": True}}
-        worker = make_policy(run.models / "qwen3", offload)
-        batch = make_batch(worker)
-        update(run, worker, batch, "first update")
-        with run.record("offload"):
-            worker.offload()
-        update(run, worker, batch, "second update")
-        worker.compute_probe_log_probs(list(range(5, 15)))
-
-
-@scenario
-def cpu_offload(run: Recorder) -> None:
-    with fake_rank():
-        worker = make_policy(run.models / "qwen3", {"fsdp_config": {"offload_policy": True}})
-        assert all(parameter.device.type == "cpu" for parameter in worker.policy.parameters())
-        update(run, worker, make_batch(worker))
-
-
-@scenario
-def lora(run: Recorder) -> None:
-    with fake_rank(2):
-        actor, model = {"use_kl_loss": True}, {"lora_rank": 8}
-        worker = make_policy(run.models / "qwen3", actor, model, world_size=2, needs_reference=True)
-        batch = make_batch(worker, world_size=2)
-        worker.load_batch(batch.rank_batches[0])
-        worker.compute_log_probs("reference")
-        update(run, worker, batch)
-        assert publish(run, worker) == 3 * 11 + 2
-        with run.record("publish adapters"):
-            assert len(list(gather_scaled_adapter(worker.policy.model))) == 2 * 3 * 7
-
-
-@scenario
-def publish_dense(run: Recorder) -> None:
-    with fake_rank(8):
-        assert publish(run, make_policy(run.models / "qwen3", world_size=8)) == 3 * 11 + 2
-
-
-@scenario
-def ulysses(run: Recorder) -> None:
-    with fake_rank(2):
-        actor, model = {"use_kl_loss": True, "kl_loss_type": "full"}, {"enable_gradient_checkpointing": True}
-        worker = make_policy(run.models / "qwen3", actor, model, 2, 2, needs_reference=True)
-        update(run, worker, make_batch(worker))
-
-
-@scenario
-def hsdp(run: Recorder) -> None:
-    with fake_rank(4):
-        actor = {"fsdp_config": {"fsdp_size": 2, "sync_each_micro_batch": False}}
-        worker = make_policy(run.models / "qwen3", actor, world_size=4)
-        update(run, worker, make_batch(worker, world_size=4))
-
-
-@scenario
-def untied_head(run: Recorder) -> None:
-    with fake_rank(8):
-        worker = make_policy(run.models / "llama", world_size=8)
-        events = record_calls(worker.policy, "post_backward")
-        update(run, worker, make_batch(worker, make_rows([20] * 16, **SMALL), 8))
-        assert events[0] == "model.lm_head" and events[-1] == "", events  # the root has the embedding
+def full_determinism(run: Recorder) -> None:
+    try:
+        PolicyUpdate(actor={"fsdp_config": {"full_determinism": True}})(run)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def record_calls(model: torch.nn.Module, method: str) -> list[str]:
@@ -173,22 +205,13 @@ def record_calls(model: torch.nn.Module, method: str) -> list[str]:
 
 
 @scenario
-def full_determinism(run: Recorder) -> None:
-    with fake_rank():
-        try:
-            worker = make_policy(run.models / "qwen3", {"fsdp_config": {"full_determinism": True}})
-            assert torch.are_deterministic_algorithms_enabled()
-            update(run, worker, make_batch(worker))
-        finally:
-            torch.use_deterministic_algorithms(False)
-
-
-@scenario
-def experts(run: Recorder) -> None:
-    with fake_rank(2):
-        model = {"router_aux_loss_coef": 0.01, "enable_gradient_checkpointing": True}
-        worker = make_policy(run.models / "qwen3_moe", {}, model, world_size=2)
-        update(run, worker, make_batch(worker, make_rows([20] * 6, **SMALL), 2))
+def order_of_units(run: Recorder) -> None:
+    """Gradients are reduced from the untied head to the root, which has the embedding."""
+    with fake_rank(8):
+        worker, batch = PolicyUpdate("llama", world_size=8, num_rows=16).start(run)
+        events = record_calls(worker.policy, "post_backward")
+        update(run, worker, batch)
+        assert events[0] == "model.lm_head" and events[-1] == "", events
 
 
 def balance_experts(module: Any) -> Any:
@@ -208,16 +231,17 @@ def balance_experts(module: Any) -> Any:
 
 @scenario
 def expert_parallelism(run: Recorder) -> None:
+    """The second layer is gathered before the host waits for sizes of the first one."""
+    actor = {"fsdp_config": {"ep_size": 2}}
     with balance_experts(sharding), fake_rank(4):
-        actor, model = {"fsdp_config": {"ep_size": 2}}, {"enable_gradient_checkpointing": True}
-        worker = make_policy(run.models / "qwen3_moe", actor, model, world_size=4)
+        worker, batch = PolicyUpdate("qwen3_moe", actor, RECOMPUTED, world_size=4, num_rows=8).start(run)
         events = record_calls(worker.policy, "unshard")
         FakeGpu.hints.insert(0, lambda sizes: events.append("wait") if tuple(sizes.shape) == (2, 2) else None)
-        update(run, worker, make_batch(worker, make_rows([20] * 8, **SMALL), 4))
-        # The second layer is gathered before the host waits for sizes of the first one.
+        update(run, worker, batch)
         assert events[events.index("wait") - 1] == "model.model.layers.1.mlp.experts", events
         FakeGpu.hints.pop(0)
-        publish(run, worker)
+        with run.record("publish"):
+            publish(worker)
 
 
 @scenario
@@ -275,7 +299,7 @@ def preferences(run: Recorder) -> None:
         config = DpoConfig(model={"path": str(path)}, preference={"loss": loss})
         with fake_rank():
             worker, batch = PreferenceWorker(config, resolve(path), place(), 10), make_preference_batch(loss == "kto")
-            with run.record(f"{loss}: {len(batch.mini_batches[0].micro_batches)} micro-batches"):
+            with run.record(loss):
                 worker.step(batch)
 
 
@@ -285,100 +309,32 @@ def reward_models(run: Recorder) -> None:
     with fake_rank():
         worker = RewardTrainingWorker(RmConfig(model={"path": str(path)}), resolve(path), place(), 10)
         batch = make_preference_batch()
-        with run.record(f"training: {len(batch.mini_batches[0].micro_batches)} micro-batches"):
+        with run.record("step"):
             worker.step(batch)
+
+
+CORRECTIONS: list[dict[str, Any]] = [
+    {"method": "tis"},
+    {"method": "mask", "level": "sequence"},
+    {"off_policy_mask_threshold": 0.1},
+]
 
 
 @scenario
 def losses(run: Recorder) -> None:
     with fake_rank():
-        worker = make_policy(run.models / "qwen3")
-        batch = make_batch(worker)
-        tokens = np.zeros(int(batch.rank_batches[0].rows.response_lengths.sum()), np.uint8)
+        worker, batch = PolicyUpdate().start(run)
+        tokens = int(batch.rank_batches[0].rows.response_lengths.sum())
         for name in policy_losses.policy_loss_names():
             worker.actor = Actor(policy_loss={"loss_mode": name})
             worker.policy_loss = policy_losses.get_policy_loss(name)
-            update(
-                run, worker, batch, name, **({"selected_tokens": tokens} if worker.policy_loss.select_tokens else {})
-            )
+            chosen = {"selected_tokens": np.zeros(tokens, np.uint8)} if worker.policy_loss.select_tokens else {}
+            update(run, worker, batch, name, **chosen)
         worker.actor, worker.policy_loss = Actor(), policy_losses.get_policy_loss("ppo")
-        for correction in (
-            {"method": "tis"},
-            {"method": "mask", "level": "sequence"},
-            {"off_policy_mask_threshold": 0.1},
-        ):
+        update(run, worker, batch, "given old log-probs", old_logprobs=np.zeros(tokens, np.float32))
+        for correction in CORRECTIONS:
             worker.correction = RolloutCorrection(**correction)
             update(run, worker, batch, str(correction))
-
-
-@scenario
-def optimizers(run: Recorder) -> None:
-    for name in ("muon", "adamw"):
-        with fake_rank(4):
-            worker = make_policy(run.models / "qwen3", {"optim": {"name": name}}, world_size=4)
-            update(run, worker, make_batch(worker, world_size=4), name)
-            worker.state.check_weights_finite = lambda: None
-            with run.record(f"snapshot of {name}"):
-                worker.state.snapshot("checkpoint")
-
-
-@scenario
-def teacher(run: Recorder) -> None:
-    path = run.models / "qwen3"
-    with fake_rank():
-        section = Teacher(model={"path": str(path)}, divergence="reverse")
-        models = make_teacher_model_sections(resolve(path), section)
-        worker = make_policy(path, teacher=section, teacher_models=models)
-        update(run, worker, make_batch(worker))
-
-
-def train_vision(run: Recorder, name: str, **model: Any) -> None:
-    from tests.vision.rows import make_row, prepare_encoded_images
-
-    first, second, third = prepare_encoded_images(run.models / name)
-    rows = [
-        make_row(images, seed=i) for i, images in enumerate([(first,), (second, first), (), (third, first, second)])
-    ]
-    with fake_rank():
-        worker = make_policy(run.models / name, {}, model)
-        update(run, worker, make_batch(worker, rows, max_tokens=150))
-        publish(run, worker)
-
-
-@scenario
-def qwen2_5_vl(run: Recorder) -> None:
-    train_vision(run, "qwen2_5_vl")
-
-
-@scenario
-def qwen2_5_vl_with_trained_tower(run: Recorder) -> None:
-    train_vision(run, "qwen2_5_vl", freeze_vision=False, enable_gradient_checkpointing=True)
-
-
-@scenario
-def qwen3_vl(run: Recorder) -> None:
-    train_vision(run, "qwen3_vl")
-
-
-@scenario
-def internvl(run: Recorder) -> None:
-    train_vision(run, "internvl")
-
-
-@scenario
-def other_models(run: Recorder) -> None:
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("llama", {}),
-        ("qwen2", {}),
-        ("granite", {}),
-        ("gemma2", {"attention": "sdpa"}),
-        ("qwen2", {"attention": "padded"}),
-        ("qwen2", {"dtype": "float32"}),
-    ]
-    for name, model in cases:
-        with fake_rank():
-            worker = make_policy(run.models / name, {}, model)
-            update(run, worker, make_batch(worker, make_rows([20] * 6, **SMALL)), f"{name} {model}")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.simulated_gpu.counts import count_update
 from tests.simulated_gpu.fake_cuda import compile_guard, run_preloaded
-from tests.simulated_gpu.scenarios import SCENARIOS
+from tests.simulated_gpu.scenarios import PARTS, SCENARIOS, UPDATES
 from tests.simulated_gpu.workers import QWEN3, make_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="the device guard of the fake GPU is compiled with g++"),
 ]
 
-Counts = dict[str, int]
+Found = dict[str, dict[str, dict[str, int]]]
+"""Host synchronizations by scenario and part."""
 
 
 @pytest.fixture(scope="module")
@@ -42,92 +43,59 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(guard: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Counts]]:
+def found(guard: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Host synchronizations of all scenarios, which run in one process."""
     models = tmp_path_factory.mktemp("models")
     make_models(models)
     output = run_preloaded(guard, "tests.simulated_gpu.scenarios", str(models), timeout=1200)
-    parts: dict[str, dict[str, Counts]] = json.loads(output[output.index("{") :])
+    parts: Found = json.loads(output[output.index("{") :])
     return parts
 
 
-def test_every_scenario_runs(found: dict[str, dict[str, Counts]]) -> None:
+def test_every_scenario_runs(found: Found) -> None:
     assert found.keys() == SCENARIOS.keys() and all(found.values())
 
 
-UPDATES = {
-    "dense": {"update": count_update()},
-    "reference": {"update": count_update(3, old=2)},
-    "full_kl": {"update": count_update()},
-    "shared_prompts": {"first update": count_update(prompts=1), "second update": count_update()},
-    "offloads": {"first update": count_update(), "second update": count_update()},
-    "lora": {"update": count_update()},
-    "ulysses": {"update": count_update()},
-    "hsdp": {"update": count_update()},
-    "teacher": {"update": count_update()},
-    "internvl": {"update": count_update()},
-    "optimizers": {"muon": count_update(), "adamw": count_update()},
-}
-
-
 @pytest.mark.parametrize("name", UPDATES)
-def test_an_update_waits_for_the_gpu_once_per_step(found: dict[str, dict[str, Counts]], name: str) -> None:
-    counted = {title.partition(":")[0]: counts for title, counts in found[name].items()}
-    assert {title: counted[title] for title in UPDATES[name]} == UPDATES[name]
-
-
-def test_no_loss_and_no_family_waits_for_the_gpu_in_a_micro_batch(found: dict[str, dict[str, Counts]]) -> None:
-    parts = found["losses"] | found["other_models"]
-    assert len(parts) > 15
-    measures_kl = count_update(old=2) | {"tolist in workers/model_worker.py reduce": 3}  # after the update
-    expected = {title: measures_kl if title.startswith("ppo_kl") else count_update() for title in parts}
-    assert {title: counts for title, counts in parts.items() if counts != expected[title]} == {}
-
-
-@pytest.mark.parametrize("name", ["preferences", "reward_models"])
-def test_preference_training_waits_for_the_gpu_at_the_end_of_a_step(
-    found: dict[str, dict[str, Counts]], name: str
-) -> None:
-    step = {"item in models/train_state.py clip_gradients": 1, "tolist in workers/model_worker.py reduce": 2}
-    assert found[name] and all(counts == step for counts in found[name].values())
-
-
-def test_experts_wait_for_the_gpu_once_per_layer_also_with_checkpointing(found: dict[str, dict[str, Counts]]) -> None:
-    metrics = {"copy to cpu in models/moe_routing.py compute_metrics": 1}
-    layers = {"tolist in models/sharding.py read_and_keep": 2}
-    updates = {name: next(iter(found[name].values())) for name in ("experts", "expert_parallelism")}
-    assert updates == {"experts": count_update() | metrics, "expert_parallelism": count_update() | metrics | layers}
-
-
-def test_vision_towers_wait_for_the_gpu_as_often_with_any_number_of_layers(found: dict[str, dict[str, Counts]]) -> None:
-    names = ("qwen2_5_vl", "qwen2_5_vl_with_trained_tower", "qwen3_vl")
-    updates = [next(iter(found[name].values())) for name in names]
-    waits = [sum(counts.values()) - sum(count_update().values()) for counts in updates]
-    assert waits == [9, 9, 11]
-
-
-def test_a_publish_waits_for_the_gpu_twice_per_bucket(found: dict[str, dict[str, Counts]]) -> None:
-    bucket = {
-        "event.synchronize in weight_sync/shared_memory.py prefetch_buckets": 1,
-        "item in weight_sync/digest.py compute_joint_digest": 1,
+def test_an_update_and_its_parts_wait_for_the_gpu_as_often_as_expected(found: Found, name: str) -> None:
+    """Towers of images wait as often with any number of layers."""
+    row, counted = UPDATES[name], found[name]
+    if isinstance(row.expected, int):
+        assert sum(counted["update"].values()) == sum(count_update().values()) + row.expected
+    elif row.expected is not None:
+        assert counted["update"] == row.expected
+    assert counted.get("later update", count_update()) == count_update()
+    expected = {part: PARTS[part][1] for part in row.parts}
+    assert {part: counted[part] for part in row.parts if expected[part] is not None} == {
+        part: counts for part, counts in expected.items() if counts is not None
     }
-    assert found["publish_dense"]["publish"] == found["expert_parallelism"]["publish"] == bucket
+
+
+def test_no_loss_waits_for_the_gpu_in_a_micro_batch(found: Found) -> None:
+    assert len(found["losses"]) > 15
+    measures_kl = count_update(old=2) | {"tolist in workers/model_worker.py reduce": 3}  # after the update
+    expected = dict.fromkeys(found["losses"], count_update()) | {"ppo_kl": measures_kl}
+    expected["given old log-probs"] = {name: one for name, one in count_update().items() if "merge" not in name}
+    assert {title: counts for title, counts in found["losses"].items() if counts != expected[title]} == {}
+
+
+def test_experts_wait_for_the_gpu_once_per_layer_also_with_checkpointing(found: Found) -> None:
+    counts = found["expert_parallelism"]
+    assert counts["update"] == count_update(expert_metrics=1, expert_layers=2)
+    assert counts["publish"] == found["eight ranks"]["publish"]
+
+
+def test_other_workers_wait_for_the_gpu_at_the_end_of_a_step(found: Found) -> None:
+    clip, reduce = "item in models/train_state.py clip_gradients", "tolist in workers/model_worker.py reduce"
+    assert found["critic"] == {"values": found["dense"]["log-probs"], "update": {clip: 1, reduce: 1}}
+    steps = [found["sft"]["step"], *found["preferences"].values(), *found["reward_models"].values()]
+    assert steps == [{clip: 1, reduce: 2}] * 4
 
 
 def test_the_kernel_of_the_digest_computes_what_torch_computes_and_compiles_for_an_h100() -> None:
     interpreted = json.loads(run_preloaded(None, "tests.simulated_gpu.kernels", TRITON_INTERPRET="1"))
     assert len(interpreted) == 5 and all(kernel == expected for kernel, expected in interpreted)
     assert int(run_preloaded(None, "tests.simulated_gpu.kernels")) > 1000
-
-
-def test_other_worker_methods_wait_for_the_gpu_once(found: dict[str, dict[str, Counts]]) -> None:
-    merged = {"copy to cpu in workers/model_worker.py merge_token_values": 1}
-    step = {"item in models/train_state.py clip_gradients": 1}
-    assert found["dense"]["log-probs"] == found["reference"]["reference log-probs"] == merged
-    assert found["dense"]["log-prob mismatch"] == found["lora"]["publish adapters"] == {}
-    assert found["critic"] == {"values": merged, "update": step | {"tolist in workers/model_worker.py reduce": 1}}
-    assert found["sft"]["step"] == step | {"tolist in workers/model_worker.py reduce": 2}
-    assert found["optimizers"]["snapshot of adamw"] == found["optimizers"]["snapshot of muon"] == {}
 
 
 MEMORY: dict[str, dict[str, Any]] = {

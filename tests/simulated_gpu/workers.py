@@ -197,23 +197,18 @@ def make_columns(batch: BatchLayout, **more: Any) -> Columns[np.ndarray]:
 
 
 def update(run: Recorder, worker: PolicyWorker, batch: BatchLayout, title: str = "update", **more: Any) -> None:
-    """Update the policy, and record the synchronizations with the number of micro-batches and steps in the title."""
+    """Update the policy, and record the synchronizations. more: further columns."""
     worker.load_batch(batch.rank_batches[0])
-    mini_batches = batch.rank_batches[0].mini_batches
-    micro_batches = sum(len(one.micro_batches) for one in mini_batches)
-    with run.record(f"{title}: {len(mini_batches)} steps, {micro_batches} micro-batches"):
+    with run.record(title):
         worker.update(make_columns(batch, **more))
 
 
-def publish(run: Recorder, worker: PolicyWorker) -> int:
-    """Gather all weights in buckets with their digests, as for the engines. Returns the number of tensors."""
+def publish(worker: PolicyWorker) -> None:
+    """Gather all weights in buckets with their digests, as for the engines."""
     names: Counter[str] = Counter()
-    with run.record("publish"):
-        for bucket in prefetch_buckets(
-            make_buckets(gather_parameters(worker.policy.model, worker.dtype), worker.dtype)
-        ):
-            compute_joint_digest(bucket.values())
-            names.update(bucket.keys())
-            assert all(one.device.type == "cuda" and one.dtype == torch.bfloat16 for one in bucket.values())
-    assert set(names.values()) == {1}, names
-    return len(names)
+    for bucket in prefetch_buckets(make_buckets(gather_parameters(worker.policy.model, worker.dtype), worker.dtype)):
+        compute_joint_digest(bucket.values())
+        names.update(bucket.keys())
+        assert all(one.device.type == "cuda" and one.dtype == torch.bfloat16 for one in bucket.values())
+    plain = [name for name, _ in worker.policy.model.named_parameters() if ".lora_" not in name]
+    assert set(names.values()) == {1} and len(names) >= len(plain), names

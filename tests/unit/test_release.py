@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -44,6 +45,16 @@ def test_workflows_run_targets_of_the_makefile() -> None:
     used = {path.name: set(re.findall(r"\bmake ([a-z-]+)", path.read_text())) for path in ROOT.glob(".github/**/*.yml")}
     assert {"check", "test", "test-all", "test-gpu", "gpu-check", "docs-site", "wheel"} <= set.union(*used.values())
     assert {name: missing for name, names in used.items() if (missing := names - targets)} == {}
+
+
+@pytest.mark.parametrize(("tag", "code"), [(f"v{__version__}", 0), ("v0.0.1", 1)])
+def test_the_release_compares_its_tag_with_the_version(tag: str, code: int) -> None:
+    """The step of the workflow, as it stands. The other steps are targets of the Makefile, and the check by twine."""
+    steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["build"]["steps"]
+    (compare,) = [step["run"] for step in steps if step.get("name", "").startswith("Compare")]
+    environment = os.environ | {"GITHUB_REF_NAME": tag}
+    done = subprocess.run(["bash", "-e", "-c", compare], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
 
 
 def test_the_release_is_described() -> None:

@@ -25,55 +25,42 @@ import torch
 from alphaapollo.types import Row
 
 VOCABULARY = 48
-ARCHITECTURES = ["qwen3", "llama", "qwen3_moe", "gemma2", "granite"]
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+CAPS = {"final_logit_softcapping": 0.5, "attn_logit_softcapping": 2.0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "qwen3": {"tie_word_embeddings": True},
+    "llama": {"tie_word_embeddings": False},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3_moe": EXPERTS,
+    "gemma2": {"sliding_window": 4, **CAPS},  # every other layer sees a window
+    "granite": {"logits_scaling": 3.0},
+}
 
 
-def _config(name: str, head_dim: int):
-    from transformers import Gemma2Config, GraniteConfig, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+def _config(name: str, head_dim: int, num_layers: int = 2) -> Any:
+    from transformers import AutoConfig
 
-    shape = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-    }
-    match name:
-        case "qwen3":
-            return Qwen3Config(**shape, head_dim=head_dim, tie_word_embeddings=True)
-        case "llama":
-            return LlamaConfig(**shape, tie_word_embeddings=False)
-        case "qwen2":
-            return Qwen2Config(**shape, tie_word_embeddings=True)
-        case "qwen3_moe":
-            return Qwen3MoeConfig(
-                **shape,
-                head_dim=head_dim,
-                num_experts=4,
-                num_experts_per_tok=2,
-                moe_intermediate_size=24,
-                decoder_sparse_step=1,
-            )
-        case "gemma2":  # caps scores and logits, and every other layer sees a window
-            return Gemma2Config(
-                **shape, head_dim=head_dim, sliding_window=4, final_logit_softcapping=0.5, attn_logit_softcapping=2.0
-            )
-        case "granite":
-            return GraniteConfig(**shape, logits_scaling=3.0)
-    raise AssertionError(name)
+    head = {"head_dim": head_dim} if name in ("qwen3", "qwen3_moe", "gemma2") else {}
+    return AutoConfig.for_model(name, **SHAPE | SETTINGS[name] | head, num_hidden_layers=num_layers)
 
 
-def build_model(name: str, head_dim: int = 8) -> torch.nn.Module:
+def build_model(name: str, head_dim: int = 8, num_layers: int = 2) -> torch.nn.Module:
     """Weights large enough that attention and logits are far from uniform."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(_config(name, head_dim), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(_config(name, head_dim, num_layers), dtype=torch.float32)
     for parameter in model.parameters():
         if parameter.ndim >= 2:
             parameter.data.normal_(std=0.2)
@@ -143,7 +130,7 @@ PRELOADED = [
     "transformers.models.qwen3.modeling_qwen3",
     "torch.distributed.fsdp",
 ]
-_groups: dict[int, list[tuple[BaseProcess, Connection]]] = {}  # kept processes of 1, 2, ... ranks, and their pipes
+_kept: list[tuple[BaseProcess, Connection]] = []  # processes for the ranks of later calls, and their pipes
 
 
 def run_ranks(
@@ -154,9 +141,9 @@ def run_ranks(
     The processes are kept for later calls, unless one fails or exceeds the time. fresh: start processes for this call
     only, because the function starts processes or changes state that `_serve` does not reset.
     """
-    group = [] if fresh else _groups.pop(num_ranks, [])
-    if not group or not all(process.is_alive() for process, _ in group):
-        group = [_start_rank(is_kept=not fresh) for _ in range(num_ranks)]
+    alive = [one for one in _kept if one[0].is_alive()]
+    group, _kept[:] = ([], alive) if fresh else (alive[:num_ranks], alive[num_ranks:])
+    group += [_start_rank(is_kept=not fresh) for _ in range(num_ranks - len(group))]
     address, end, results = free_address(), time.monotonic() + timeout, dict[Any, Any]()
     try:
         for rank, (_, connection) in enumerate(group):
@@ -169,14 +156,14 @@ def run_ranks(
                 assert not error, error
                 results[connection] = result
         if not fresh:
-            _groups[num_ranks] = group
+            _kept[:0] = group
     except (AssertionError, EOFError, ConnectionError) as error:
         for process, _ in group:
             process.join(1.0)  # the other ranks may end, too, because a connection is closed
         error.add_note(f"exit codes of the ranks: {[process.exitcode for process, _ in group]}")
         raise
     finally:
-        for process, _ in group if _groups.get(num_ranks) is not group else ():
+        for process, _ in [one for one in group if one not in _kept]:
             process.kill()
             process.join()
     return [results[connection] for _, connection in group]

@@ -52,9 +52,9 @@ def make_row(images: Sequence[ImageInput], response: Sequence[int] = (70, 71, 72
 
 
 def make_rows_with_images(folder: Path) -> list[Row]:
-    """Rows with 1, 2, 0 and 3 images, of which some are in several rows, and an image in the response."""
+    """Rows with 1, 0, 2 and 3 images, of which some are in several rows, and an image in the response."""
     first, second, third = prepare_encoded_images(folder)
-    cases = [(first,), (second, first), (), (third, first, second)]
+    cases = [(first,), (), (second, first), (third, first, second)]
     rows = [make_row(images, seed=index) for index, images in enumerate(cases)]
     later = make_row([third], seed=7)
     mask = [0, 0, 1, *later.action_mask[3:]]

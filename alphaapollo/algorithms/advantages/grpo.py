@@ -8,7 +8,6 @@ maxrl           the mean; divided by the mean
 magistral       the mean; then standardized over each mini-batch
 grpo_passk      pass@k training, which rewards a group for its best samples; also grpo_passk_analytic
 gdpo            each named reward normalized over the group, then summed
-reinforce_plus_plus_baseline   the mean; then standardized over the batch (arXiv 2501.03262, version 9)
 """
 
 from __future__ import annotations

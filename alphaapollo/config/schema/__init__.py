@@ -3,71 +3,97 @@
 `commands.py` has the configurations of the commands that train, `generation.py` those of the others; the other files
 have their sections. The docstring under a field is its documentation (docs/config/ is generated from it). Rules are
 declared beside the fields (base.py), or in config/requirements.py. Key names follow verl if the meaning is the same.
-This package does not import torch, Ray or Hydra.
+This package does not import torch, Ray or Hydra. A class is imported when it is first used, because grader processes
+need only the file reward.py.
 """
 
-from alphaapollo.config.schema.algorithm import (
-    Actor,
-    AggregationMode,
-    Algorithm,
-    Critic,
-    KLControl,
-    PolicyLossOptions,
-    Reference,
-    ReferenceReset,
-    RolloutCorrection,
-)
-from alphaapollo.config.schema.commands import (
-    ActorRolloutRef,
-    Config,
-    DpoConfig,
-    PairData,
-    Preference,
-    PreferenceData,
-    RewardData,
-    RmConfig,
-    SftConfig,
-    SftData,
-    TuningConfig,
-    TuningTrainer,
-)
-from alphaapollo.config.schema.data import Data
-from alphaapollo.config.schema.env import Agent, Env, InformalMath, McpServer
-from alphaapollo.config.schema.generation import (
-    EvalConfig,
-    Evolving,
-    EvolvingBudget,
-    EvolvingConfig,
-    EvolvingRole,
-    EvolvingToolRole,
-    ExportConfig,
-    GenerationConfig,
-    GenerationData,
-    GenerationTrainer,
-    ServedModel,
-)
-from alphaapollo.config.schema.model import (
-    EngineKwargs,
-    FrozenFsdp,
-    Fsdp,
-    Lora,
-    LoraForm,
-    Model,
-    Optimizer,
-    RoleFsdp,
-    Rollout,
-    ValSampling,
-)
-from alphaapollo.config.schema.reward import (
-    NO_TEACHER,
-    Criterion,
-    CustomRewardFunction,
-    Judge,
-    Reward,
-    RewardModel,
-    Rubric,
-    SelfTeacher,
-    Teacher,
-    TeacherModel,
-)
-from alphaapollo.config.schema.trainer import RunFolder, Trainer
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from alphaapollo.config.schema.algorithm import (
+        Actor,
+        AggregationMode,
+        Algorithm,
+        Critic,
+        KLControl,
+        PolicyLossOptions,
+        Reference,
+        ReferenceReset,
+        RolloutCorrection,
+    )
+    from alphaapollo.config.schema.commands import (
+        ActorRolloutRef,
+        Config,
+        DpoConfig,
+        PairData,
+        Preference,
+        PreferenceData,
+        RewardData,
+        RmConfig,
+        SftConfig,
+        SftData,
+        TuningConfig,
+        TuningTrainer,
+    )
+    from alphaapollo.config.schema.data import Data
+    from alphaapollo.config.schema.env import Agent, Env, InformalMath, McpServer
+    from alphaapollo.config.schema.generation import (
+        EvalConfig,
+        Evolving,
+        EvolvingBudget,
+        EvolvingConfig,
+        EvolvingRole,
+        EvolvingToolRole,
+        ExportConfig,
+        GenerationConfig,
+        GenerationData,
+        GenerationTrainer,
+        ServedModel,
+    )
+    from alphaapollo.config.schema.model import (
+        EngineKwargs,
+        FrozenFsdp,
+        Fsdp,
+        Lora,
+        LoraForm,
+        Model,
+        Optimizer,
+        RoleFsdp,
+        Rollout,
+        ValSampling,
+    )
+    from alphaapollo.config.schema.reward import (
+        NO_TEACHER,
+        Criterion,
+        CustomRewardFunction,
+        Judge,
+        Reward,
+        RewardModel,
+        Rubric,
+        SelfTeacher,
+        Teacher,
+        TeacherModel,
+    )
+    from alphaapollo.config.schema.trainer import RunFolder, Trainer
+
+FILES = (
+    "reward",
+    "model",
+    "data",
+    "env",
+    "trainer",
+    "algorithm",
+    "generation",
+    "commands",
+)  # in the order of their imports
+
+
+def __getattr__(name: str) -> Any:
+    for file in FILES if name[0].isupper() else ():
+        module = importlib.import_module(f"{__name__}.{file}")
+        if name in vars(module):
+            return vars(module)[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,7 @@ from alphaapollo.config.schema.data import Data, TrainingFiles
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.model import Fsdp, Model, NonEmptyText, Optimizer, Rollout, ValSampling
 from alphaapollo.config.schema.reward import CustomRewardFunction, Reward, RewardModel, Teacher
-from alphaapollo.config.schema.trainer import LOCAL_HAS_ONE_RANK, Trainer, Training
+from alphaapollo.config.schema.trainer import LOCAL_HAS_ONE_NODE, Trainer, Training
 
 
 class TuningData(TrainingFiles):
@@ -50,9 +50,9 @@ class TuningTrainer(Training):
     """Validate every so many steps, and at the end; -1 = never."""
     log_freq: PositiveInt = 10
     """Write metrics every so many steps."""
-    controller: Annotated[Literal["auto", "ray", "local"], LOCAL_HAS_ONE_RANK] = "auto"
-    """ray = one worker process per rank; local = one rank in this process; auto = local for one rank, unless
-    RAY_ADDRESS names a cluster."""
+    controller: Annotated[Literal["auto", "ray", "local"], LOCAL_HAS_ONE_NODE] = "auto"
+    """ray = a worker process per rank, on any number of nodes; local = one node without Ray: one rank in this process,
+    several in forked processes (docs/scaling.md#without-ray); auto = local for one rank, unless RAY_ADDRESS is set."""
 
 
 class TuningConfig(Section):

@@ -57,12 +57,9 @@ class GenerationTrainer(RunSettings):
     """GPUs per node that engines use."""
     nnodes: Annotated[PositiveInt, NEEDS_GPU] = 1
     """Number of nodes."""
-    controller: Annotated[
-        Literal["ray", "local"],
-        Requires(ActiveWhen("num_gpus", 1, shown_key="n_gpus_per_node x nnodes"), when="local"),
-        Requires(ActiveWhen("/rollout.num_engines", 1, None), when="local"),
-    ] = "ray"
-    """ray = worker processes; local = one engine, everything in this process."""
+    controller: Annotated[Literal["ray", "local"], Requires(ActiveWhen("nnodes", 1), when="local")] = "ray"
+    """ray = worker processes on any number of nodes; local = one node without Ray: one engine in this process, or
+    several in forked processes."""
     start_timeout: PositiveFloat = 600.0
     """Seconds that cluster nodes may take to join, and that starting engines may use neither the CPU nor the disk."""
 

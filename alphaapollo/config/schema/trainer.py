@@ -22,7 +22,7 @@ from alphaapollo.config.schema.base import (
 )
 from alphaapollo.config.schema.model import LoraForm
 
-LOCAL_HAS_ONE_RANK = Requires(ActiveWhen("num_ranks", 1, shown_key="n_gpus_per_node x nnodes"), when="local")
+LOCAL_HAS_ONE_NODE = Requires(ActiveWhen("nnodes", 1), when="local")
 
 
 class RunFolder(Section):
@@ -154,10 +154,11 @@ class Trainer(Training):
     """First iterations in which only the critic is trained."""
     controller: Annotated[
         Literal["ray", "local"],
-        LOCAL_HAS_ONE_RANK,
-        Requires(ActiveWhen("/actor_rollout_ref.rollout.num_engines", 1, None)),
+        LOCAL_HAS_ONE_NODE,
+        Requires(ActiveWhen("/actor_rollout_ref.rollout.nnodes", 0), when="local"),
     ] = "ray"
-    """ray = worker processes; local = everything in this process, for tests and debugging (one rank)."""
+    """ray = worker processes on any number of nodes; local = one node without Ray: everything in this process, or with
+    several ranks or engines in forked processes (docs/scaling.md#without-ray)."""
     profile_steps: list[PositiveInt] | None = None
     """Iterations to profile, counted from 1; null = none. Writes a trace of controller, ranks and engines to
     <run>/profiles (docs/replay.md). Results do not change."""

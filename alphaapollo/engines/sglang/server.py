@@ -42,6 +42,7 @@ from alphaapollo.processes.allocator import keep_freed_memory
 from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.utils.imports import pause_gc
+from alphaapollo.weight_sync.transport import UpdateInfo
 
 OPERATORS: list[object] = []  # libraries of torch operators, which exist as long as they are referenced
 
@@ -196,8 +197,9 @@ class SglangEngine(Engine):
         assert "weights" not in self._asleep, "call wake_weights first: a weight update needs allocated memory"
         self._check(await self._manager.begin_weight_update(BeginWeightUpdateReqInput(), None))
 
-    async def update_weights(self, update_info: dict[str, Any]) -> None:
+    async def update_weights(self, update_info: UpdateInfo) -> None:
         """Load a bucket: from the GPU memory of the trainer, or from a broadcast in the process group."""
+        assert isinstance(update_info, dict)
         from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
 
         if "handles" in update_info:

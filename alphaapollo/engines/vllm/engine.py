@@ -22,7 +22,7 @@ from alphaapollo.engines.process import (
     make_death_error,
 )
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
-from alphaapollo.engines.vllm.process import EngineContext, start_fork_server
+from alphaapollo.engines.vllm.process import EngineContext, start_engine_fork_server
 from alphaapollo.engines.vllm.settings import (
     build_completion,
     build_engine_arguments,
@@ -35,6 +35,7 @@ from alphaapollo.engines.vllm.settings import (
 )
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
+from alphaapollo.weight_sync.transport import UpdateInfo
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class VllmEngine(Engine):
         log_library_to_file("vllm", self.spec.log_path)
         register_triton_interpreter()
         if self.spec.device == "cpu":
-            self._context = start_fork_server()
+            self._context = start_engine_fork_server()
         await asyncio.to_thread(import_vllm)
         await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
 
@@ -338,7 +339,7 @@ class VllmEngine(Engine):
         assert "weights" not in self._asleep, "call wake_weights first: update_weights needs allocated memory"
         await self._call_workers("start_weight_update")
 
-    async def update_weights(self, update_info: dict[str, object] | list[dict[str, object]]) -> None:
+    async def update_weights(self, update_info: UpdateInfo) -> None:
         await self._call_workers("update_weights", update_info)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:

@@ -8,8 +8,6 @@ import importlib
 import os
 import sys
 
-import setproctitle
-
 from alphaapollo.engines.process import LOG, redirect_output_to_file
 from alphaapollo.engines.vllm.process import CORE_MODULES
 from alphaapollo.engines.vllm.settings import register_triton_interpreter
@@ -19,7 +17,6 @@ UNUSED = ("cv2", "opentelemetry.exporter", "ray", "scipy")  # vLLM's imports for
 
 redirect_output_to_file(os.environ[LOG])
 register_triton_interpreter()
-setproctitle.getproctitle()  # must run before the environment changes, so that children show as VLLM::EngineCore
 sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None: imports fail as if it were not installed
 with pause_gc():
     for module in CORE_MODULES:

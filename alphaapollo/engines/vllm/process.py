@@ -9,15 +9,12 @@ takes seconds. On GPUs, vLLM's default start method is used.
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.forkserver
 import os
-import sys
 import threading
-from multiprocessing.context import ForkServerContext, ForkServerProcess
-from typing import Any
 
 from alphaapollo.engines.process import set_up_engine_process
 from alphaapollo.processes.allocator import keep_freed_memory
+from alphaapollo.processes.fork_server import ForkedContext, ForkedProcess, start_fork_server
 
 PRELOAD_MODULE = "alphaapollo.engines.vllm.preload"
 CORE_MODULES = (  # modules that an engine core imports
@@ -29,15 +26,10 @@ CORE_MODULES = (  # modules that an engine core imports
 )
 
 
-class EngineProcess(ForkServerProcess):
-    """Process of vLLM's engine, forked from the fork server, with the environment variables of the caller."""
+class EngineProcess(ForkedProcess):
+    """Process of vLLM's engine core."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._environment = dict(os.environ)
-
-    def run(self) -> None:
-        os.environ.update(self._environment)
+    def set_up(self) -> None:
         keep_freed_memory()
         set_up_engine_process()
         from tqdm import tqdm  # type: ignore[import-untyped]
@@ -48,24 +40,15 @@ class EngineProcess(ForkServerProcess):
             EngineCoreProc.shutdown = lambda self: None  # frees memory for a second, although this process ends
         tqdm.set_lock(threading.RLock())  # tqdm's default is a named semaphore, which remains after a kill
         multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
-        super().run()
 
 
-class EngineContext(ForkServerContext):
+class EngineContext(ForkedContext):
     """Multiprocessing context that starts vLLM's engine core as an EngineProcess."""
 
     Process = EngineProcess
 
 
-def start_fork_server() -> EngineContext:
-    """Start the fork server, which imports vLLM in the background with the current environment variables."""
-    context = EngineContext()
-    context.set_forkserver_preload([PRELOAD_MODULE])
-    search_path = os.environ.get("PYTHONPATH")  # Python 3.11 does not pass sys.path to the fork server
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    multiprocessing.forkserver.ensure_running()
-    if search_path is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = search_path
-    return context
+def start_engine_fork_server() -> EngineContext:
+    """Start the fork server, which imports vLLM in the background, and return the context that forks from it."""
+    start_fork_server(PRELOAD_MODULE, CORE_MODULES)
+    return EngineContext()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from alphaapollo.algorithms.advantages import get_estimator
@@ -11,9 +13,17 @@ from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.keys import format_value, get_value, list_keys
 from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
-from alphaapollo.config.resolve import count_engine_gpus, resolve_device, resolve_model, resolve_rollout
-from alphaapollo.config.schema import Actor, Config, Critic, Model, Rollout
+from alphaapollo.config.resolve import (
+    count_engine_gpus,
+    get_resolved,
+    has_worker_processes,
+    resolve_device,
+    resolve_model,
+    resolve_rollout,
+)
+from alphaapollo.config.schema import Actor, ActorRolloutRef, Config, Critic, CustomRewardFunction, Model, Rollout
 from alphaapollo.controller.placement import Machine, Placement, make_placement
+from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.launch.input_checks import collect_environment_notices, find_environment_spec
 from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
@@ -24,29 +34,21 @@ from alphaapollo.planning.plan_table import (
     describe_sharding,
     summarize_memory,
 )
+from alphaapollo.rewards import zero_reward
+from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.resume import StartPoint
 from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
+from alphaapollo.trainer.step.reward_model_scorer import make_reward_model_settings
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
-
-if TYPE_CHECKING:
-    from alphaapollo.trainer.setup.inputs import TrainingInputs
-
-
-from collections.abc import Callable
-from functools import partial
-
-from alphaapollo.config.resolve import get_resolved
-from alphaapollo.config.schema import ActorRolloutRef, CustomRewardFunction
-from alphaapollo.controller.worker_groups import WorkerSpecs
-from alphaapollo.rewards import zero_reward
-from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
-from alphaapollo.trainer.step.reward_model_scorer import make_reward_model_settings
 from alphaapollo.weight_sync.transport import Transport, choose_transport
 from alphaapollo.workers.builders import build_policy_worker, make_critic_model_section, make_teacher_model_sections
 from alphaapollo.workers.critic import CriticWorker, RewardModelWorker
 from alphaapollo.workers.policy import PolicyWorkerConfig
+
+if TYPE_CHECKING:
+    from alphaapollo.trainer.setup.inputs import TrainingInputs
 
 SHARING = "actor_rollout_ref.actor.use_prefix_grouper"
 
@@ -260,10 +262,11 @@ def make_worker_specs(
     placement = plan.placement
     chosen = {"model": plan.model, "rollout": plan.rollout, "actor": plan.actor}
     role = config.actor_rollout_ref.model_copy(update=chosen)
-    has_engines_on_ray = role.rollout.has_engine_process and config.trainer.controller == "ray"
+    has_processes = has_worker_processes(config.trainer, placement.num_engines)
+    has_remote_engines = role.rollout.has_engine_process and has_processes
     serves_adapters = role.rollout.lora == "adapter"
     transport = Transport(
-        kind=choose_transport(placement.device, placement.colocate, has_engines_on_ray, serves_adapters),
+        kind=choose_transport(placement.device, placement.colocate, has_remote_engines, serves_adapters),
         dtype=role.rollout.dtype,
         shared_folder=f"/dev/shm/alphaapollo-{run_id}",
         num_engine_ranks=placement.num_engines * placement.tensor_parallel,

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages import AdvantageInputs
+from alphaapollo.algorithms.advantages import AdvantageInputs, Turns, estimator_names, get_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.config.schema import Actor
+
+GROUP_ESTIMATORS = [name for name in estimator_names() if get_estimator(name).group]
 
 
 def make_advantage_inputs(
@@ -25,6 +27,26 @@ def make_advantage_inputs(
     ids = torch.arange(len(scores))
     defaults = {"token_rewards": rewards, "trajectory_ids": ids, "mini_batches": torch.zeros_like(ids)}
     return AdvantageInputs(mask=mask, scores=scores, group_ids=torch.as_tensor(groups), **(defaults | fields))
+
+
+def make_complete_inputs(
+    scores: Sequence[float], groups: Sequence[int], mask: Tensor, owners: Sequence[int] | None = None
+) -> AdvantageInputs:
+    """Inputs of any estimator. Each row is one turn, and all turns of a group start from the same state.
+
+    owners: trajectory of each row.
+    """
+    inputs = make_advantage_inputs(scores, groups, mask)
+    owner = torch.arange(len(mask)) if owners is None else torch.tensor(owners)
+    turn_of_token = torch.where(mask.bool(), torch.arange(len(mask)).unsqueeze(1), -1)
+    return replace(
+        inputs,
+        trajectory_ids=owner,
+        values=torch.zeros_like(mask),
+        greedy_rewards=torch.zeros_like(inputs.scores),
+        components={"accuracy": inputs.scores},
+        turns=Turns(turn_of_token, trajectory_ids=owner, anchor_ids=inputs.group_ids),
+    )
 
 
 def per_turn(batch: AdvantageInputs, matrix: Tensor) -> list[float]:

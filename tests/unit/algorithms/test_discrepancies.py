@@ -1,25 +1,31 @@
-"""Errors of widespread implementations that this project avoids: one test for each finding, with numbers.
+"""Errors of widespread implementations that this project avoids, with numbers.
 
-D1 .. D24 are the rows of the table "what others do differently" in docs/algorithms/README.md.
+D1 .. D24 are the rows of the table "Differences from other implementations" in docs/algorithms/README.md. Other tests
+have some of them in their tables:
+
+golden vectors                       D3 and D16 (a group without variance), D7 (extreme ratios), D18
+policy_losses/test_losses.py         D6, D17 (each row is beside an empty one), D24 (and has a masked first token)
+test_correction.py                   D12
+test_preference_losses.py            D13, D14, D15
+advantages/test_estimators.py        D16, D20 (returns)
+trainer/setup/test_combinations.py   D21
+test_custom.py                       D22
 """
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
-from alphaapollo.algorithms.advantages.grpo import gpg_alpha, magistral
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses, row_weights
-from alphaapollo.algorithms.kl import REVERSE, kl_penalty, next_kl_coef, subtract_kl, unbiased_kl
-from alphaapollo.algorithms.mismatch import rollout_correction_weights
+from alphaapollo.algorithms.kl import next_kl_coef, subtract_kl, unbiased_kl
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
-from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
-from alphaapollo.algorithms.statistics import Groups, center_in_groups, has_variance
-from alphaapollo.config.schema import Actor, AggregationMode, Algorithm, KLControl, Preference
-from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, compute_token_stats
-from tests.unit.algorithms.batches import make_advantage_inputs
+from alphaapollo.algorithms.statistics import has_variance
+from alphaapollo.config.schema import Actor, AggregationMode, Algorithm, KLControl
+from tests.unit.algorithms.batches import GROUP_ESTIMATORS, make_advantage_inputs, make_complete_inputs
 
 
 def advantages(name: str, inputs: AdvantageInputs, **options: object) -> torch.Tensor:
@@ -31,12 +37,18 @@ def token_inputs(log_ratios: list[list[float]], adv: list[list[float]], mask: li
     return PolicyLossInputs(logp, torch.zeros_like(logp), torch.tensor(adv), torch.tensor(mask, dtype=torch.float32))
 
 
-@pytest.mark.parametrize("reward", [0.7, 0.1, 0.3])
-def test_d1_equal_rewards_in_float32_have_zero_advantage(reward: float):
-    batch = make_advantage_inputs([reward] * 8, [0] * 8, torch.ones(8, 1))
-    for name in ("grpo", "dr_grpo", "rloo", "opo", "gpg", "magistral", "reinforce_plus_plus_baseline", "grpo_passk"):
-        assert not advantages(name, batch).any()
-    assert not has_variance([reward] * 3)
+@pytest.mark.parametrize("name", GROUP_ESTIMATORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_d1_equal_rewards_have_zero_advantage_beside_other_groups(name: str, dtype: torch.dtype):
+    """Rewards of 0.1, 0.2 and 0.3 minus their mean do not add up to exactly 0, nor do eight rewards of 0.7."""
+    for equal, third in ((0.7, 0.1), (0.1, 0.3), (0.3, 0.7)):
+        scores = [equal] * 8 + [0.1, 0.2, third]
+        if name == "grpo_passk_analytic":
+            scores = [1.0] * 8 + [1.0, 0.0, 0.0]
+        inputs = make_complete_inputs(scores, [0] * 8 + [1] * 3, torch.ones(11, 1, dtype=dtype))
+        found = advantages(name, inputs, passk_k=2)
+        assert not found[:8].any() and found[8:].any()
+        assert not has_variance([equal] * 3)
 
 
 def test_d2_reward_on_a_masked_token_is_kept():
@@ -46,12 +58,6 @@ def test_d2_reward_on_a_masked_token_is_kept():
     inputs = make_advantage_inputs([1.0], [0], mask, token_rewards=rewards, **others)
     for name in ("gae", "reinforce_plus_plus", "remax"):
         assert get_estimator(name)(inputs, Algorithm()).returns.tolist() == [[1.0, 1.0, 0.0]]
-
-
-@pytest.mark.parametrize(("second", "alpha"), [([1.0, 0, 0, 0], 1.0), ([1.0, 1, 1, 1], 2.0)])
-def test_d3_gpg_counts_groups_without_variance(second: list[float], alpha: float):
-    scores = torch.tensor([1.0, 0, 0, 0, *second])
-    assert gpg_alpha(scores, Groups.from_ids(torch.arange(8) // 4)) == alpha
 
 
 def test_d4_gmpo_over_micro_batches_is_a_mean_over_sequences():
@@ -75,22 +81,6 @@ def test_d5_batch_statistics_are_over_samples_not_tokens(name: str):
     torch.testing.assert_close(of([1, 2, 3, 4, 5, 6]), of([9, 1, 1, 1, 9, 1]))
 
 
-def test_d6_cispo_caps_at_1_plus_the_bound_and_has_no_floor():
-    batch = token_inputs([[math.log(5.0), math.log(0.01)]], [[1.0, 1.0]], [[1, 1]])
-    loss = get_policy_loss("cispo")(batch, Actor(clip_ratio_high=0.28)).loss
-    (gradient,) = torch.autograd.grad(loss.sum(), batch.logp)
-    assert gradient.tolist() == [pytest.approx([-1.28, -0.01])]
-
-
-def test_d7_k3_is_not_clamped_at_10():
-    for kind, gradient in (("k3", 1 - math.exp(5.9)), ("k3+", -5.9)):
-        logp = torch.tensor(-5.9, dtype=torch.float64, requires_grad=True)
-        value = kl_penalty(logp, torch.zeros((), dtype=torch.float64), kind)
-        value.backward()
-        assert value.item() == pytest.approx(math.exp(5.9) - 5.9 - 1)  # 358.1
-        assert logp.grad.item() == pytest.approx(gradient)  # -364, -5.9
-
-
 def test_d8_ratio_clamp_has_no_effect_with_the_dual_clip():
     batch = token_inputs([[24.9]], [[-1.0]], [[1]])
     assert get_policy_loss("ppo")(batch, Actor()).loss.item() == pytest.approx(math.exp(20.0), rel=1e-5)
@@ -112,66 +102,10 @@ def test_d10_whitened_gae_is_zero_off_the_mask_and_takes_a_single_token():
     assert advantages("gae", inputs).tolist() == [[0.0, 0.0]]
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "reinforce_plus_plus_baseline", "gpg"])
+@pytest.mark.parametrize("name", GROUP_ESTIMATORS)
 def test_d11_a_group_of_one_has_no_advantage(name: str):
-    assert advantages(name, make_advantage_inputs([1.0, 0.0, 5.0], [0, 0, 1]))[2] == 0.0
-
-
-def test_d12_bounds_apply_to_the_ratio():
-    ratios = torch.tensor([[0.4, 0.6, 2.5, 3.5]])
-    zeros, ones = torch.zeros(1, 4), torch.ones(1, 4)
-    weights = rollout_correction_weights(ratios.log(), zeros, ones, method="mask", low=0.5, high=3.0)
-    torch.testing.assert_close(weights, torch.tensor([[0.0, 0.6, 2.5, 0.0]]))
-
-
-def pair_loss(name: str, logp: list[float], lengths: list[float], **keys: float) -> float:
-    """Loss of one pair against reference log-probs of 0."""
-    good, zeros = torch.tensor([True, False]), torch.zeros(2)
-    answers = AnswerBatch(torch.tensor(logp), torch.tensor(lengths), good, zeros)
-    return get_preference_loss(name)(answers, Preference(loss=name, **keys)).losses.item()
-
-
-def test_d13_ipo_uses_sums_and_ipo_mean_uses_means():
-    assert pair_loss("ipo", [6.0, 2.0], [3.0, 2.0], beta=0.5) == 9.0  # (4 - 1)^2
-    assert pair_loss("ipo_mean", [6.0, 2.0], [3.0, 2.0], beta=0.5) == 0.0  # (2 - 1 - 1)^2
-
-
-def test_d14_label_smoothing_counts():
-    smoothed = pair_loss("sigmoid", [2.0, 0.0], [1.0, 1.0], beta=1.0, label_smoothing=0.1)
-    assert smoothed == pytest.approx(pair_loss("sigmoid", [2.0, 0.0], [1.0, 1.0], beta=1.0) + 0.1 * 2.0)
-
-
-def test_d15_slic_is_not_the_hinge_of_rso():
-    """Log-probs -1 and -1.5; for the hinge, log-ratios to a reference of -3 and 0."""
-    assert pair_loss("slic", [-1.0, -1.5], [1.0, 1.0], slic_delta=1.0) == 0.5
-    assert pair_loss("hinge", [-1.0 - 3.0, -1.5 - 0.0], [1.0, 1.0], beta=1.0) == 3.5
-
-
-def test_d16_magistral_divides_by_the_spread_of_centred_rewards():
-    # two prompts of very different difficulty, the same spread inside: only that spread counts
-    scores = torch.tensor([0.0, 2.0, 100.0, 102.0], dtype=torch.float64)
-    centered = center_in_groups(scores, Groups.from_ids(torch.tensor([0, 0, 1, 1])))
-    got = magistral(centered, torch.zeros(4), ddof=0)
-    assert got.tolist() == [-1.0, 1.0, -1.0, 1.0]
-
-
-@pytest.mark.parametrize("name", ["gmpo", "sequence_ppo", "gspo"])
-def test_d17_an_empty_row_adds_nothing(name: str):
-    with_empty = token_inputs([[0.1], [0.0]], [[1.0], [9.0]], [[1], [0]])
-    alone = token_inputs([[0.1]], [[1.0]], [[1]])
-
-    def loss(batch: PolicyLossInputs) -> float:
-        output = get_policy_loss(name)(batch, Actor()).loss
-        return aggregate_sequence_losses(output, (batch.mask.sum(1) > 0).double()).item()
-
-    assert loss(with_empty) == loss(alone)
-
-
-def test_d18_full_kl_is_available():
-    hidden = LmHeadInput(torch.eye(2), LmHead(torch.tensor([[1.0, 0.0], [0.0, 2.0]])))
-    stats = compute_token_stats(hidden, torch.tensor([0, 1]), 1.0, divergence_target=DivergenceTarget(hidden, REVERSE))
-    assert stats.divergence is not None
-    assert stats.divergence.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+    inputs = make_complete_inputs([1.0, 0.0, 1.0], [0, 0, 1], torch.ones(3, 1))
+    assert advantages(name, inputs, passk_k=1)[2] == 0.0
 
 
 def test_d19_kl_control_uses_the_kl_per_sequence():
@@ -183,28 +117,20 @@ def test_d19_kl_control_uses_the_kl_per_sequence():
     assert next_kl_coef(control, 0.1, shaped.kl_per_sequence.item(), 1) > 0.1
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("name", GROUP_ESTIMATORS)
 def test_d20_a_trajectory_counts_once_however_many_turns_it_has(name: str):
-    owners = torch.tensor([0, 0, 0, 1, 2])  # three turns of one trajectory, then two trajectories
-    inputs = make_advantage_inputs([1.0, 1.0, 1.0, 0.0, 0.0], [0] * 5, trajectory_ids=owners)
-    by_trajectory = advantages(name, make_advantage_inputs([1.0, 0.0, 0.0], [0, 0, 0]))
-    torch.testing.assert_close(advantages(name, inputs), by_trajectory[owners])
+    """A trajectory with two rows has the same weight as one with a single row and the same tokens."""
 
+    def first_tokens(mask: list[list[int]], owners: list[int]) -> list[float]:
+        scores, groups = ([values[own] for own in owners] for values in ([1.0, 0.0, 0.0, 1.0], [0, 0, 0, 1]))
+        inputs = make_complete_inputs(scores, groups, torch.tensor(mask, dtype=torch.float64), owners)
+        inputs = replace(inputs, token_rewards=torch.zeros_like(inputs.mask))
+        return advantages(name, inputs, passk_k=1)[:, 0].tolist()
 
-def test_d20_returns_skip_masked_tokens():
-    inputs = make_advantage_inputs([1.0], [0], torch.tensor([[1.0, 0.0, 1.0]]))
-    assert get_estimator("reinforce_plus_plus")(inputs, Algorithm()).returns.tolist() == [[1.0, 0.0, 1.0]]
-
-
-@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl", "vespo"])
-def test_d21_the_anchor_is_the_engine(name: str):
-    assert get_policy_loss(name).anchor == "rollout"  # test_learn.py: then the old log-probs are the engine's
-
-
-def test_d22_maxrl_of_one_sample_and_of_negative_rewards():
-    assert advantages("maxrl", make_advantage_inputs([1.0], [0])).tolist() == [[0.0]]
-    with pytest.raises(ValueError, match="at least 0, but got -1"):
-        advantages("maxrl", make_advantage_inputs([0.0, -1.0], [0, 0]))
+    rows = [[1, 1, 0], [1, 1, 0], [1, 0, 0]]
+    one = first_tokens([[1, 1, 1], *rows], [0, 1, 2, 3])
+    split = first_tokens([[1, 0, 0], [1, 1, 0], *rows, [0, 0, 0]], [0, 0, 1, 2, 3, 3])
+    assert split[:4] == [one[0], one[0], one[1], one[2]]
 
 
 def test_d23_the_unbiased_kl_has_the_ratio_of_the_token_and_no_clamp():
@@ -214,8 +140,3 @@ def test_d23_the_unbiased_kl_has_the_ratio_of_the_token_and_no_clamp():
     kl.sum().backward()
     assert kl[0].tolist() == pytest.approx([math.exp(5.9) - 6.9, math.exp(2.0) * math.exp(-1.0)])
     assert logp.grad[0].tolist() == pytest.approx([-5.9, math.exp(2.0)])
-
-
-def test_d24_vespo_of_a_row_whose_first_token_is_masked():
-    batch = token_inputs([[9.0, math.log(2.0)]], [[0.0, -1.0]], [[0, 1]])
-    assert get_policy_loss("vespo")(batch, Actor()).metrics["vespo_weight"].item() == pytest.approx(8 * math.exp(-2.0))

@@ -6,11 +6,8 @@ import torch
 from alphaapollo.algorithms.statistics import (
     apply_mask,
     masked_mean,
-    move_rewards_to_actions,
-    reward_to_go,
     row_mean,
     standardize,
-    whiten,
 )
 
 # Row 0: two actions, an observation, an action. Row 1: empty.
@@ -46,20 +43,3 @@ def test_standardised_by_hand():
 @pytest.mark.parametrize("values", [[], [3.0], [0.7] * 8])
 def test_standardised_without_spread_is_exactly_zero(values: list[float]):
     assert not standardize(torch.tensor(values), ddof=1, eps=0.0).any()
-
-
-def test_whiten_is_zero_off_the_mask():
-    whitened = whiten(matrix([1.0, 2.0, 9.0, 3.0], [9.0] * 4), MASK, eps=0.0)
-    assert whitened.tolist() == [[-1.0, 0.0, 0.0, 1.0], [0.0] * 4]
-
-
-def test_reward_to_go_skips_observations():
-    rewards = matrix([1.0, 2.0, 50.0, 4.0], [9.0] * 4)
-    # 4; 2 + .5*4 = 4; 1 + .5*4 = 3: the observation costs no discount
-    assert reward_to_go(rewards, MASK, gamma=0.5).tolist() == [[3.0, 4.0, 0.0, 4.0], [0.0] * 4]
-
-
-def test_fold_moves_values_to_the_previous_action_token():
-    mask = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 0, 0]])
-    rewards = matrix([1.0, 10.0, 100.0, 1000.0, 10000.0], [1.0] * 5)
-    assert move_rewards_to_actions(rewards, mask).tolist() == [[0, 111.0, 0, 11000.0, 0], [0.0] * 5]

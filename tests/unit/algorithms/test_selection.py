@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import combinations, product
 from typing import Any
 
 import pytest
 import torch
 
-from alphaapollo.algorithms.reward_shaping import count_lowest_of_max_variance, select_samples
+from alphaapollo.algorithms.reward_shaping import count_lowest_of_max_variance, filtration_weights, select_samples
 from alphaapollo.algorithms.statistics import Groups
 
 NOISE = torch.tensor([0.3, 0.9, 0.1, 0.8, 0.2])
@@ -28,6 +27,24 @@ def test_selected_samples_by_hand(method: Any, selected: list[bool]) -> None:
     scores = torch.tensor([0.0, 4.0, 0.5, 9.0, 8.0], dtype=torch.float64)
     found = select_samples(scores, Groups.from_ids(torch.zeros(5, dtype=torch.int64)), 3, method, NOISE)
     assert found.tolist() == selected
+
+
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        ("best", [0, 2, 2, 0]),
+        ("best_random", [1, 1, 1, 1]),  # two best share 2, two others share 2
+        ("best_worst", [2, 1, 1, 0]),
+    ],
+)
+def test_weights_by_hand(method: Any, weights: list[float]) -> None:
+    """The second group is all equal. The mean weight of each group is one."""
+    scores = torch.tensor([0.0, 1.0, 1.0, 0.5, 7.0, 7.0], dtype=torch.float64)
+    groups = Groups.from_ids(torch.tensor([0, 0, 0, 0, 1, 1]))
+    assert filtration_weights(scores, groups, method).tolist() == [*weights, 1, 1]
+    random = torch.randn(24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = filtration_weights(random, Groups.from_ids(torch.arange(24) // 6), method)
+    assert found.view(4, 6).mean(1) == pytest.approx([1.0] * 4)
 
 
 def test_each_group_is_selected_from_alone() -> None:
@@ -51,8 +68,8 @@ def test_max_variance_equals_the_best_of_all_subsets(seed: int) -> None:
 
 
 def test_among_equal_variances_the_halves_are_even() -> None:
-    assert count_lowest_of_max_variance(torch.full((6,), 0.7), 4) == 2
-    assert count_lowest_of_max_variance(torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0]), 4) == 2
+    for scores in ([0.7] * 6, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]):
+        assert count_lowest_of_max_variance(torch.tensor(scores), 4) == 2
 
 
 def expected_gradients(n: int, m: int, p: float, method: Any, baseline: str) -> float:
@@ -95,5 +112,4 @@ def test_expected_gradients_are_those_of_the_page(method: str, baseline: str) ->
 
 def test_all_samples_for_the_baseline_are_unbiased_up_to_a_constant() -> None:
     """With all samples in the update, and a random selection, the factor is (n - 1) / n for any p."""
-    ratio: Callable[[float], float] = lambda p: expected_gradients(6, 6, p, "random", "all")  # noqa: E731
-    assert [ratio(p) for p in (0.1, 0.7)] == pytest.approx([5 / 6, 5 / 6])
+    assert [expected_gradients(6, 6, p, "random", "all") for p in (0.1, 0.7)] == pytest.approx([5 / 6, 5 / 6])

@@ -74,8 +74,8 @@ ERRORS = {
             "rollout.temperature=0.7 teacher.models.code"
         ),
         "env.env_name=agent rollout.name=hf": "env.env_name=agent rollout.name=vllm rollout.name=hf.",
-        "trainer.controller=local rollout.num_engines=2": "trainer.controller=local rollout.num_engines=2",
-        "trainer.controller=local trainer.n_gpus_per_node=2": "trainer.controller=local n_gpus_per_node nnodes 2.",
+        "trainer.controller=local trainer.nnodes=2": "trainer.controller=local trainer.nnodes=1 nnodes=2",
+        "trainer.controller=local rollout.nnodes=1": "trainer.controller=local rollout.nnodes=0 nnodes=1",
         f"{TP}=2 rollout.name=hf": "tensor_model_parallel_size=2 name=vllm name=hf",
         "data.train_batch_size=999999937 env.rollout.n=7": "data.train_batch_size 1000000 999999937.",
         "data.train_batch_size=12 env.rollout.n=8 actor.ppo_mini_batch_size=64": (
@@ -135,7 +135,7 @@ ERRORS = {
         f"{NODES_FOR_ENGINES} rollout.num_engines=5": "10 GPUs, 4 GPUs each 2 nodes engines",
     },
     "sft": {
-        "trainer.controller=local trainer.n_gpus_per_node=2": "trainer.controller=local n_gpus_per_node nnodes 2.",
+        "trainer.controller=local trainer.nnodes=2": "trainer.controller=local trainer.nnodes=1 nnodes=2",
         "ulysses_sequence_parallel_size=2": "ulysses_sequence_parallel_size=2 trainer.n_gpus_per_node=1",
         "fsdp_config.ep_size=2": "fsdp_config.ep_size=2 fsdp_size=-1",
         "trainer.n_gpus_per_node=4 fsdp_config.fsdp_size=3": "fsdp_config.fsdp_size=3 n_gpus_per_node=4 1, 2, 4,",
@@ -154,7 +154,6 @@ ERRORS = {
     "generation": {
         "trainer.device=cuda": "trainer.device=cuda GPU",
         f"{TWO_NODES} {TP}=4 gpus=8": "2 trainer.n_gpus_per_node=6 trainer.nnodes=2",
-        "trainer.controller=local rollout.num_engines=2": "controller=local rollout.num_engines=1 num_engines=2",
     },
     "evolving": {
         "env.context=memory": 'env.context: append "memory".',

@@ -13,7 +13,8 @@ from ray.exceptions import ActorDiedError, LocalRayletDiedError, NodeDiedError, 
 from ray.exceptions import OutOfMemoryError as RayOutOfMemoryError
 
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.controller.ray_ranks import RayRanks
+from alphaapollo.controller.ray_ranks import NODE_DEATH_SECONDS, RayRanks
+from alphaapollo.controller.remote_ranks import RemoteRanks
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
@@ -23,7 +24,7 @@ class OutOfMemoryError(RuntimeError):
 
 def message_of(error: Exception, kind: type[Exception] = WorkerFailed) -> str:
     ranks: Any = object.__new__(RayRanks)
-    ranks.role, ranks.process_names = "policy", []
+    RemoteRanks.__init__(ranks, "policy", 4)
 
     async def fail() -> None:
         raise error
@@ -82,7 +83,8 @@ class Ref:
 
 def two_ranks() -> Any:
     ranks: Any = object.__new__(RayRanks)
-    ranks.role, ranks.has_several_nodes = "policy", True
+    RemoteRanks.__init__(ranks, "policy", 2)
+    ranks.death_seconds = NODE_DEATH_SECONDS
     ranks.process_names = ["pid 7 on node 10.0.0.1", "pid 9 on node 10.0.0.2"]
     return ranks
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ class Engine:
     most: int = 0
     receipt: WeightReceipt | None = field(default_factory=lambda: WeightReceipt(1, "abc"))
     held: list[float] = field(default_factory=lambda: [-1.0, -2.0])
+    calls: list[str] = field(default_factory=list)  # of a weight sync
 
     async def generate(self, request: GroupRequest) -> TrajectoryGroup:
         self.running += request.num_samples
@@ -36,10 +37,18 @@ class Engine:
     async def wake_cache(self) -> None:
         pass
 
+    async def pause(self) -> None:
+        self.calls.append("pause")
+
+    async def resume(self) -> None:
+        self.calls.append("resume")
+
     async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
+        self.calls.append("confirm")
         return self.receipt
 
     async def log_probs(self, token_ids: list[int], images: Any) -> list[float]:
+        self.calls.append("probe")
         return self.held
 
     def get_memory_metrics(self) -> dict[str, float]:
@@ -48,6 +57,8 @@ class Engine:
 
 @dataclass
 class Policy:
+    held: list[float] = field(default_factory=lambda: [-1.0, -2.0])
+
     def send_weights(self, version: int) -> WeightUpdate:
         return WeightUpdate(version, "abc")
 
@@ -58,12 +69,7 @@ class Policy:
         return {"rss_gib": 2.0}
 
     def compute_probe_log_probs(self, token_ids: list[int], images: Any) -> list[float]:
-        return [-1.0, -2.0]
-
-
-class Moved(Policy):
-    def compute_probe_log_probs(self, token_ids: list[int], images: Any) -> list[float]:
-        return [-1.2, -1.6]
+        return self.held
 
 
 class TwoRanks:
@@ -98,40 +104,37 @@ def test_a_group_larger_than_the_capacity_runs() -> None:
     assert engine.most == 4
 
 
-def publisher(engine: Engine) -> WeightPublisher:
-    return WeightPublisher(
-        PolicyGroup(LocalRanks(Policy())),  # type: ignore[arg-type]
-        EngineGroup(LocalRanks(engine), 1),  # type: ignore[arg-type]
-        probe=Probe([1, 2, 3]),
-        probe_tolerance=1e-4,
-    )
+def make_publisher(engine: Engine, policy: Policy, tolerance: float = 1e-4, pauses_requests: bool = False) -> Any:
+    groups = PolicyGroup(LocalRanks(policy)), EngineGroup(LocalRanks(engine), 1)  # type: ignore[arg-type]
+    return WeightPublisher(*groups, probe=Probe([1, 2, 3]), probe_tolerance=tolerance, pauses_requests=pauses_requests)
 
 
-def test_publish_returns_the_gap() -> None:
-    one = publisher(Engine(held=[-1.0, -2.00002]))
-    assert asyncio.run(one.publish(1))["sync/probe_gap"] == pytest.approx(1e-5)
-    assert (one.policy.memory_metrics, one.engines.memory_metrics) == ({"rss_gib": 2.0}, {"memory/engine_gib": 3.0})
+def publish(publisher: WeightPublisher) -> dict[str, float]:
+    return asyncio.run(publisher.publish(1))
+
+
+def test_publish_returns_the_gap_and_how_far_the_policy_has_moved() -> None:
+    policy = Policy()
+    publisher = make_publisher(Engine(held=[-1.0, -2.00002]), policy)
+    assert publish(publisher) == {"sync/probe_gap": pytest.approx(1e-5)}
+    assert publisher.policy.memory_metrics == {"rss_gib": 2.0}
+    assert publisher.engines.memory_metrics == {"memory/engine_gib": 3.0}
+    publisher.probe_tolerance, policy.held = 1.0, [-1.2, -1.6]
+    assert publish(publisher)["sync/probe_moved"] == pytest.approx(0.3)
 
 
 def test_engines_without_weights_are_not_verified() -> None:
-    assert asyncio.run(publisher(Engine(receipt=None, held=[0.0, 0.0])).publish(1)) == {}
-
-
-def test_publish_returns_how_far_the_policy_has_moved() -> None:
-    one = publisher(Engine(held=[-1.0, -2.0]))
-    assert "sync/probe_moved" not in asyncio.run(one.publish(1))
-    one.probe_tolerance, one.policy = 1.0, PolicyGroup(LocalRanks(Moved()))  # type: ignore[arg-type]
-    assert asyncio.run(one.publish(1))["sync/probe_moved"] == pytest.approx(0.3)
+    assert publish(make_publisher(Engine(receipt=None, held=[0.0, 0.0]), Policy())) == {}
 
 
 def test_the_first_gap_limits_later_ones_in_bfloat16() -> None:
-    one = publisher(Engine(held=[-1.0, -2.02]))
-    one.probe_tolerance = PROBE_TOLERANCE_BFLOAT16
-    asyncio.run(one.publish(1))
-    assert one.probe_tolerance == pytest.approx(8 * 0.01)
-    one.policy = PolicyGroup(LocalRanks(Moved()))  # type: ignore[arg-type]
+    policy = Policy()
+    publisher = make_publisher(Engine(held=[-1.0, -2.02]), policy, PROBE_TOLERANCE_BFLOAT16)
+    publish(publisher)
+    assert publisher.probe_tolerance == pytest.approx(8 * 0.01)
+    policy.held = [-1.2, -1.6]
     with pytest.raises(WeightSyncError, match="forward pass"):
-        asyncio.run(one.publish(1))
+        publish(publisher)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +148,7 @@ def test_the_first_gap_limits_later_ones_in_bfloat16() -> None:
 )
 def test_any_difference_stops_the_run(engine: Engine, says: str) -> None:
     with pytest.raises(WeightSyncError, match=says):
-        asyncio.run(publisher(engine).publish(1))
+        publish(make_publisher(engine, Policy()))
 
 
 class FourRanks:
@@ -177,12 +180,9 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
         updated = await policy.update(["c", "d"], ["e", "f"], measures_mismatch=True)
         assert updated == ({"loss": 0}, [0, 2], ["old 0", "old 2"])
         ranks.results = list(range(4))
-        columns = [
-            await policy.compute_log_probs(),
-            await policy.compute_log_probs("reference"),
-            await policy.get_old_log_probs(),
-        ]
-        return [*columns, await critic.compute_values(), await reward.compute_scores(["e", "f"])]
+        columns = await policy.compute_log_probs(), await policy.compute_log_probs("reference")
+        columns += (await policy.get_old_log_probs(), await critic.compute_values())
+        return [*columns, await reward.compute_scores(["e", "f"])]
 
     assert asyncio.run(use()) == [[0, 2]] * 5
     with_steps = [("c", "e"), ("c", "e"), ("d", "f"), ("d", "f")]
@@ -211,27 +211,12 @@ def test_the_policy_update_and_the_mismatch_are_one_call(measures_mismatch: bool
 
 
 @pytest.mark.parametrize("receipt", [WeightReceipt(1, "abc"), None])
-def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(receipt: WeightReceipt | None) -> None:
-    calls: list[str] = []
-
-    class Recorder(Engine):
-        async def pause(self) -> None:
-            calls.append("pause")
-
-        async def resume(self) -> None:
-            calls.append("resume")
-
-        async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
-            calls.append("confirm")
-            return await super().confirm_weights(version, folder)
-
-        async def log_probs(self, token_ids: list[int], images: Any) -> list[float]:
-            calls.append("probe")
-            return await super().log_probs(token_ids, images)
-
-    engine = Recorder(receipt=receipt)
-    asyncio.run(replace(publisher(engine), pauses_requests=True).publish(1))
-    assert calls == ["pause", "confirm", "resume", "probe"]
-    calls.clear()
-    asyncio.run(publisher(engine).publish(1))
-    assert calls == ["confirm", "probe"]
+@pytest.mark.parametrize(
+    ("in_flight", "calls"), [(True, ["pause", "confirm", "resume", "probe"]), (False, ["confirm", "probe"])]
+)
+def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(
+    receipt: WeightReceipt | None, in_flight: bool, calls: list[str]
+) -> None:
+    engine = Engine(receipt=receipt)
+    publish(make_publisher(engine, Policy(), pauses_requests=in_flight))
+    assert engine.calls == calls

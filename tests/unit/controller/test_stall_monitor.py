@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -18,8 +16,9 @@ import pytest
 
 from alphaapollo.controller import stall_monitor
 from alphaapollo.controller.ranks import LocalRanks, RunStalled, WorkerReport, get_enclosing_method_name
-from alphaapollo.controller.stall_monitor import Stall, StallMonitor, find_stall
+from alphaapollo.controller.stall_monitor import StallMonitor, find_stall
 from alphaapollo.utils.heartbeat import HEARTBEAT, ActiveCall, ProcessStatus, Report, read_process
+from tests.processes import run_python, start_process, wait_until
 
 Reports = list[WorkerReport]
 UPDATE = [
@@ -51,96 +50,90 @@ def reports(*workers: WorkerReport, calls: Sequence[ActiveCall] = (), ticks: int
     return [answers("controller", 1, calls=calls, ticks=ticks, cpu=cpu), *workers]
 
 
-def find(before: Reports, now: Reports | None = None, device: str = "cpu") -> Stall:
-    stall = find_stall(before, before if now is None else now, 6.0, device)  # type: ignore[arg-type]
-    assert stall
-    return stall
-
-
-def progresses(before: Reports, now: Reports, device: str = "cpu") -> bool:
-    return find_stall(before, now, 6.0, device) is None  # type: ignore[arg-type]
-
-
 STOPPED = reports(answers("policy 0", 10), silent("policy 1", 11, process(11, True)), calls=UPDATE)
+UPDATE_CALLS = ["update of policy 0 (62 s), update of policy 1 (62 s)"]
+CORE = process(21, True, name="the engine core of rollout worker 1")
+STOPPED_CORE = reports(answers("rollout 0", 10), answers("rollout 1", 20, CORE), calls=PLAY)
+RAYLET = process(71, True, name="Ray's raylet")
+STOPPED_RAYLET = [answers("controller", 1, RAYLET, calls=UPDATE), answers("policy 0", 10), answers("policy 1", 11)]
+ELSEWHERE = reports(answers("policy 0", 10), silent("policy 1", 11, node="node b"), calls=UPDATE)
+SLEEPS = [ActiveCall("episode", "", 4, 70, None), ActiveCall("environment.step", "", 2, 65, 600.0)]
+SLEEPING = reports(answers("rollout 0", 10, calls=SLEEPS), calls=PLAY)
+RANKS = answers("rollout 0", 10), answers("policy 0", 20, ticks=31), answers("policy 1", 21, ticks=30)
+BEHIND = reports(*RANKS, calls=[ActiveCall("play", "rollout 0", 4, 90, None), *UPDATE])
+ALONE = reports(answers("policy 0", 10), calls=[ActiveCall("advantage", "", 1, 61, None)])
 
 
-def test_a_stopped_rank_of_a_collective_is_named() -> None:
-    spins = [
-        reports(answers("policy 0", 10, cpu=cpu), silent("policy 1", 11, process(11, True)), calls=UPDATE)
-        for cpu in (0.0, 6.0)
-    ]
-    stall = find(*spins)
-    assert [one.worker for one in stall.culprits] == ["policy 1"]
-    assert stall.verdict.startswith("the policy 1 (pid 11) is stopped") and "-CONT" in stall.verdict
-    for fact in ("in update", "update of policy 0 (62 s), update of policy 1 (62 s)"):
-        assert fact in stall.verdict
+@pytest.mark.parametrize(
+    ("now", "culprits", "start", "facts"),
+    [
+        (STOPPED, ["policy 1"], "the policy 1 (pid 11) is stopped", ["-CONT", "in update", *UPDATE_CALLS]),
+        (STOPPED_CORE, ["rollout 1"], "the engine core of rollout worker 1 (pid 21) is stopped", []),
+        (STOPPED_RAYLET, ["controller"], "Ray's raylet (pid 71) is stopped", []),
+        (ELSEWHERE, ["policy 1"], "the policy 1 (pid 11) does not answer", []),
+        (SLEEPING, ["rollout 0"], "the rollout 0 (pid 10) waits", ["4 x episode (70 s), 2 x environment.step (65 s)"]),
+        (BEHIND, ["policy 1"], "the policy 1 (pid 21) waits, in update (62 s)", []),  # it has the fewest counts
+        (ALONE, ["controller"], "the controller (pid 1) waits", ["advantage (61 s)"]),  # it waits for no worker
+    ],
+)
+def test_the_blocking_worker_is_named(now: Reports, culprits: list[str], start: str, facts: list[str]) -> None:
+    stall = find_stall(now, now, 6.0, "cpu")
+    assert stall and [one.worker for one in stall.culprits] == culprits
+    assert stall.verdict.startswith(start)
+    assert [fact for fact in facts if fact not in stall.verdict] == [], stall.verdict
+    assert stall.call_timeout == (600.0 if now is SLEEPING else 0.0)
 
 
-def test_a_stopped_engine_core_or_service_is_named() -> None:
-    core = process(21, True, name="the engine core of rollout worker 1")
-    one = reports(answers("rollout 0", 10), answers("rollout 1", 20, core), calls=PLAY)
-    assert find(one).culprits == (one[2],)
-    assert find(one).verdict.startswith("the engine core of rollout worker 1 (pid 21) is stopped")
-    raylet = [answers("controller", 1, process(71, True, name="Ray's raylet"), calls=UPDATE)]
-    assert find(raylet).verdict.startswith("Ray's raylet (pid 71) is stopped")
+def compute(cpu: float) -> Reports:
+    return reports(answers("policy 0", 10, cpu=cpu), answers("policy 1", 11), calls=UPDATE)
 
 
-def test_cpu_time_is_progress_only_without_gpus() -> None:
-    def at(cpu: float) -> Reports:
-        return reports(answers("policy 0", 10, cpu=cpu), answers("policy 1", 11), calls=UPDATE)
-
-    assert progresses(at(5.0), at(5.6))  # a tenth of a core: the machine is busy
-    assert not progresses(at(5.0), at(5.6), "cuda")
-    assert not progresses(at(5.0), at(5.1))  # waiting processes wake up now and then
-    for device in ("cpu", "cuda"):  # a grader and a controller that waits for no worker do not wait for a GPU
-        graded = [
-            reports(answers("rollout 0", 10, process(12, cpu=cpu, required=False)), calls=PLAY) for cpu in (0.0, 6.0)
-        ]
-        assert progresses(*graded, device) and progresses(reports(), reports(cpu=4.0), device)
+def compute_stopped(cpu: float) -> Reports:
+    return reports(answers("policy 0", 10, cpu=cpu), silent("policy 1", 11, process(11, True)), calls=UPDATE)
 
 
-def test_counts_are_progress() -> None:
-    before = reports(answers("rollout 0", 10, ticks=100), calls=PLAY)
-    assert progresses(before, reports(answers("rollout 0", 10, ticks=101), calls=PLAY))  # one token of a long answer
-    assert progresses(before, reports(answers("rollout 0", 10, ticks=100), calls=PLAY, ticks=4))
-    assert not progresses(reports(silent("policy 0", 10)), reports(answers("policy 0", 10)))  # nothing to compare
+def compute_silently(cpu: float) -> Reports:
+    return reports(silent("policy 1", 11, process(11, cpu=cpu)), calls=UPDATE[1:])
 
 
-def test_disk_traffic_is_progress() -> None:
-    def writes(size: int) -> Reports:
-        return reports(WorkerReport("policy 0", "the policy 0", 10, Report(7, disk_bytes=size)), calls=UPDATE)
-
-    assert not progresses(writes(5_000), writes(9_000)) and progresses(writes(9_000), writes(9_000_000))
+def grade(cpu: float) -> Reports:
+    return reports(answers("rollout 0", 10, process(12, cpu=cpu, required=False)), calls=PLAY)
 
 
-def test_a_silent_worker_is_named_unless_it_computes() -> None:
-    away = reports(answers("policy 0", 10), silent("policy 1", 11, node="node b"), calls=UPDATE)
-    assert find(away).verdict.startswith("the policy 1 (pid 11) does not answer")
-    assert progresses(*[reports(silent("policy 1", 11, process(11, cpu=cpu)), calls=UPDATE[1:]) for cpu in (1.0, 4.0)])
+def count(worker: int, controller: int = 3) -> Reports:
+    return reports(answers("rollout 0", 10, ticks=worker), calls=PLAY, ticks=controller)
 
 
-def test_a_call_has_its_own_timeout() -> None:
-    sleeps = [ActiveCall("episode", "", 4, 70, None), ActiveCall("environment.step", "", 2, 65, 600.0)]
-    stall = find(reports(answers("rollout 0", 10, calls=sleeps), calls=PLAY))
-    assert stall.call_timeout == 600.0
-    for fact in ("the rollout 0 (pid 10) waits", "4 x episode (70 s), 2 x environment.step (65 s)"):
-        assert fact in stall.verdict
+def write(disk_bytes: int) -> Reports:
+    return reports(WorkerReport("policy 0", "the policy 0", 10, Report(7, disk_bytes=disk_bytes)), calls=UPDATE)
 
 
-def test_if_all_wait_the_rank_with_the_fewest_counts_is_named() -> None:
-    update = [ActiveCall("play", "rollout 0", 4, 90, None), *UPDATE]
-    stall = find(
-        reports(
-            answers("rollout 0", 10), answers("policy 0", 20, ticks=31), answers("policy 1", 21, ticks=30), calls=update
-        )
-    )
-    assert [each.worker for each in stall.culprits] == ["policy 1"]
-    assert stall.verdict.startswith("the policy 1 (pid 21) waits, in update (62 s)")
+@pytest.mark.parametrize(
+    ("before", "now", "on_cpu", "on_cuda"),
+    [
+        (compute(5.0), compute(5.6), True, False),  # a tenth of a core: the machine is busy
+        (compute(5.0), compute(5.1), False, False),  # waiting processes wake up now and then
+        (compute_stopped(0.0), compute_stopped(6.0), False, False),  # a rank spins in a collective
+        (grade(0.0), grade(6.0), True, True),  # a grader does not wait for a GPU,
+        (reports(), reports(cpu=4.0), True, True),  # nor a controller that waits for no worker
+        (compute_silently(1.0), compute_silently(4.0), True, False),
+        (count(100), count(101), True, True),  # one token of a long answer
+        (count(100), count(100, controller=4), True, True),
+        (reports(silent("policy 0", 10)), reports(answers("policy 0", 10)), False, False),  # nothing to compare
+        (write(5_000), write(9_000), False, False),
+        (write(9_000), write(9_000_000), True, True),
+    ],
+)
+def test_progress_is_cpu_time_without_gpus_counts_and_disk_traffic(
+    before: Reports, now: Reports, on_cpu: bool, on_cuda: bool
+) -> None:
+    assert (find_stall(before, now, 6.0, "cpu") is None) is on_cpu
+    assert (find_stall(before, now, 6.0, "cuda") is None) is on_cuda
 
 
-def test_without_awaited_workers_the_controller_is_named() -> None:
-    stall = find(reports(answers("policy 0", 10), calls=[ActiveCall("advantage", "", 1, 61, None)]))
-    assert stall.verdict.startswith("the controller (pid 1) waits") and "advantage (61 s)" in stall.verdict
+@pytest.fixture(autouse=True)
+def check_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall_monitor, "SHORTEST_TICK", 0.02)
 
 
 class Replay(StallMonitor):
@@ -176,37 +169,36 @@ class Case:
             self.monitor.check(6.0)
 
 
-def test_workers_are_not_asked_while_this_process_makes_progress(tmp_path: Path) -> None:
-    case = Case(tmp_path)
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def test_workers_are_not_asked_while_this_process_makes_progress(case: Case) -> None:
     for _ in range(200):
         HEARTBEAT.tick()
         case.monitor.check(6.0)
     assert case.asked == 0 and not case.lines
 
 
-def test_a_stall_is_reported_once_and_ends_the_run_at_the_timeout(tmp_path: Path) -> None:
-    case = Case(tmp_path)
+@pytest.mark.parametrize("timeout", [600.0, None])
+def test_a_stall_is_reported_once_and_ends_the_run_at_the_timeout(tmp_path: Path, timeout: float | None) -> None:
+    case = Case(tmp_path, timeout)
     case.now = STOPPED
     case.wait(54)
     assert not case.lines
     case.wait(540)
     (line,) = case.lines
-    assert line.startswith("no progress for 60 s, since ")
-    assert "the policy 1 (pid 11) is stopped" in line and "600 s (trainer.stall_timeout)" in line
+    assert line.startswith("no progress for 60 s, since ") and "the policy 1 (pid 11) is stopped" in line
+    assert ("The run ends" in line) == ("600 s (trainer.stall_timeout)" in line) == (timeout is not None)
     assert not case.ended
     case.wait(6)
-    assert len(case.ended) == 1
-
-
-def test_null_never_ends_the_run(tmp_path: Path) -> None:
-    case = Case(tmp_path, timeout=None)
-    case.now = STOPPED
+    assert len(case.ended) == (0 if timeout is None else 1)
     case.wait(6000)
-    assert len(case.lines) == 1 and "The run ends" not in case.lines[0] and not case.ended
+    assert len(case.lines) == 1
 
 
-def test_slow_workers_are_progress_and_the_end_of_a_stall_is_reported(tmp_path: Path) -> None:
-    case = Case(tmp_path)
+def test_slow_workers_are_progress_and_the_end_of_a_stall_is_reported(case: Case) -> None:
     for number in range(1000):  # 100 minutes of computation, then a long answer, token by token
         case.now = reports(answers("policy 0", 10, cpu=number), calls=UPDATE)
         case.monitor.check(6.0)
@@ -221,8 +213,7 @@ def test_slow_workers_are_progress_and_the_end_of_a_stall_is_reported(tmp_path: 
     assert [line.split(":")[0].split(",")[0] for line in case.lines] == ["no progress for 60 s", "progress again"]
 
 
-def test_the_timeout_of_a_call_can_be_longer(tmp_path: Path) -> None:
-    case = Case(tmp_path)
+def test_the_timeout_of_a_call_can_be_longer(case: Case) -> None:
     case.now = reports(answers("policy 0", 10, calls=[ActiveCall("environment.step", "", 1, 9, 900.0)]), calls=UPDATE)
     case.wait(924)
     assert not case.ended
@@ -264,17 +255,17 @@ class StartingRanks:
 
 
 def test_a_start_may_take_long_as_long_as_its_workers_compute() -> None:
-    ranks: Any = StartingRanks([float(second) for second in range(30)])
+    ranks: Any = StartingRanks([float(second) for second in range(20)])
 
     async def start() -> None:
         with HEARTBEAT.record_call("start", "policy 0"):
-            async with stall_monitor.limit_idle_start(1.0, [ranks]):
+            async with stall_monitor.limit_idle_start(0.5, [ranks]):
                 await asyncio.sleep(60)
 
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
         asyncio.run(start())
-    assert ranks.cpu_seconds == [29.0] and time.monotonic() - begin > 3
+    assert ranks.cpu_seconds == [19.0] and time.monotonic() - begin > 1.2
 
 
 def run_stalled(tmp_path: Path, lines: list[str], block: Callable[[], Coroutine[Any, Any, None]]) -> RunStalled:
@@ -290,19 +281,19 @@ def run_stalled(tmp_path: Path, lines: list[str], block: Callable[[], Coroutine[
     return caught.value
 
 
-def test_error_names_the_blocking_process_and_has_stacks(tmp_path: Path) -> None:
-    lines: list[str] = []
+@pytest.mark.parametrize("writable", [True, False])
+def test_error_names_the_blocking_process_and_its_stacks(tmp_path: Path, writable: bool) -> None:
+    stalls, lines = tmp_path / "stalls", list[str]()
+    if not writable:
+        stalls.write_text("a file in place of the folder")
     error = run_stalled(tmp_path, lines, lambda: asyncio.sleep(50))
     assert error.culprits == ["policy 1"] and lines
-    (file,) = (tmp_path / "stalls").iterdir()
-    assert f"{file}; stopped; resume" in str(error)
-    assert "=== the policy 1 (pid 11)\n--- process 11\n" in file.read_text()
-
-
-def test_the_run_ends_if_its_stacks_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "stalls").write_text("a file in place of the folder")
-    error = run_stalled(tmp_path, [], lambda: asyncio.sleep(50))
-    assert error.culprits == ["policy 1"] and "could not be written" in str(error)
+    if writable:
+        (file,) = stalls.iterdir()
+        assert f"{file}; stopped; resume" in str(error)
+        assert "=== the policy 1 (pid 11)\n--- process 11\n" in file.read_text()
+    else:
+        assert "could not be written" in str(error)
 
 
 def test_block_that_ignores_a_cancel_is_cancelled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,10 +322,10 @@ import asyncio, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from alphaapollo.controller import stall_monitor
-stall_monitor.GRACE_SECONDS = 0.2
+stall_monitor.GRACE_SECONDS = stall_monitor.SHORTEST_TICK = 0.1
 
 async def main():
-    trainer = SimpleNamespace(folder=Path(sys.argv[1]), stall_notice_seconds=1.0, stall_timeout=2.0)
+    trainer = SimpleNamespace(folder=Path(sys.argv[1]), stall_notice_seconds=0.2, stall_timeout=0.4)
     async with stall_monitor.StallMonitor([], trainer, "cpu", print, lambda: "stopped"):
         time.sleep(50)
 
@@ -343,8 +334,7 @@ asyncio.run(main())
 
 
 def test_a_blocked_event_loop_ends_too(tmp_path: Path) -> None:
-    command, folder = [sys.executable, "-c", BLOCKED, str(tmp_path)], Path(__file__).parents[3]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=50, check=False)
+    done = run_python("-c", BLOCKED, str(tmp_path))
     assert done.returncode == 1, done.stderr
     assert done.stderr.startswith("error: no progress for ") and "the controller (pid " in done.stderr
     (file,) = (tmp_path / "stalls").iterdir()
@@ -365,25 +355,22 @@ def test_a_call_has_the_name_of_its_method() -> None:
 
 def test_a_stopped_required_process_is_reported_during_progress(tmp_path: Path) -> None:
     lines: list[str] = []
-    raylet = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    required = {"Ray's raylet": raylet.pid}
-    monitor = Replay(reports, trainer(tmp_path, 60.0, 600.0), "cpu", lines.append, str, required)
+    with start_process() as raylet:
+        required = {"Ray's raylet": raylet.pid}
+        monitor = Replay(reports, trainer(tmp_path, 60.0, 600.0), "cpu", lines.append, str, required)
 
-    def wait(state: bool) -> None:
-        while not (seen := read_process(raylet.pid)) or seen.is_stopped is not state:
-            time.sleep(0.01)
-        HEARTBEAT.tick()
-        monitor.check(6.0)
+        def is_stopped() -> bool:
+            return (seen := read_process(raylet.pid)) is not None and seen.is_stopped
 
-    try:
-        wait(False)
-        assert lines == []
+        def check() -> int:
+            HEARTBEAT.tick()
+            monitor.check(6.0)
+            return len(lines)
+
+        assert check() == 0
         for times in (1, 2):
             raylet.send_signal(signal.SIGSTOP)
-            wait(True)
-            assert len(lines) == times and f"Ray's raylet (pid {raylet.pid}) is stopped" in lines[-1]
+            assert wait_until(is_stopped) and check() == times
+            assert f"Ray's raylet (pid {raylet.pid}) is stopped" in lines[-1]
             raylet.send_signal(signal.SIGCONT)
-            wait(False)
-    finally:
-        raylet.kill()
-        raylet.wait()
+            assert wait_until(lambda: not is_stopped()) and check() == times

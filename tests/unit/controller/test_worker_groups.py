@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.ray_launcher import RayWorkerGroups
-from alphaapollo.controller.ray_ranks import ActorLocation
+from alphaapollo.controller.remote_ranks import WorkerLocation
 from alphaapollo.controller.worker_groups import WorkerSpecs
 
 
@@ -37,8 +37,8 @@ class FakeRanks:
     def __init__(self, role: str, calls: list[str]):
         self.role, self.calls, self.actors = role, calls, []
 
-    async def locate_actors(self) -> list[ActorLocation]:
-        return [ActorLocation(1, "node", "127.0.0.1", "0")]
+    async def locate_workers(self) -> list[WorkerLocation]:
+        return [WorkerLocation(1, "node", "127.0.0.1", "0")]
 
     async def start(self, builders: list[Any], environments: Any) -> None:
         if self.role != "rollout":

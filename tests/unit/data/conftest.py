@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.unit.data.rows import Loader
+
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -49,6 +51,35 @@ def forgetful_renderer(make_tokenizer):
     from alphaapollo.data.rendering import Renderer
 
     return Renderer(make_tokenizer(FORGETFUL))
+
+
+@pytest.fixture
+def loader(tmp_path, renderer):
+    return Loader(tmp_path, renderer)
+
+
+@pytest.fixture(scope="session")
+def family_tokenizers(tmp_path_factory):
+    """Tokenizers of sixteen model families, loaded from folders, by the family's name."""
+    from alphaapollo.data.rendering import load_tokenizer
+    from tests.families import FAMILIES
+    from tests.family_folders import save_family
+
+    folders = {family.name: save_family(family, tmp_path_factory.mktemp("family")) for family in FAMILIES}
+    return {name: load_tokenizer(str(folder)) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="session")
+def make_vision_renderer(vision_folder):
+    """Function that makes the renderer of a tiny vision-language model."""
+    from alphaapollo.data.images import load_image_processor
+    from alphaapollo.data.rendering import Renderer, load_tokenizer
+
+    def make(family="qwen3_vl"):
+        tokenizer = load_tokenizer(str(vision_folder(family)))
+        return Renderer(tokenizer, images=load_image_processor(str(vision_folder(family)), tokenizer))
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,8 @@
 """Cache of what is read from many rows: when an entry is used, and when it is not."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,17 +16,17 @@ from alphaapollo.types import Prompt, Row
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("ALPHAAPOLLO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "MIN_SECONDS", 0.0)
     return tmp_path / "cache"
 
 
-def count_calls(renderer: Renderer, *inputs: object) -> int:
+def count_calls(renderer, *inputs):
     """Return how often the result is computed when it is asked for twice."""
-    calls: list[int] = []
+    calls = []
 
-    def compute() -> Row:
+    def compute():
         calls.append(1)
         return Row([1, 2], [0, 1], [0.0, 0.0], [1])
 
@@ -40,41 +35,38 @@ def count_calls(renderer: Renderer, *inputs: object) -> int:
     return len(calls)
 
 
-def test_a_result_is_computed_once(folder: Path, make_tokenizer: Callable[..., Any]) -> None:
+def test_a_result_is_computed_once(folder, make_tokenizer):
     assert count_calls(Renderer(make_tokenizer())) == 1
     assert count_calls(Renderer(make_tokenizer())) == 0, "another process finds it"
     assert count_calls(Renderer(make_tokenizer()), {"a": [1]}, {"a": [2]}) == 2
 
 
+def add_token(tokenizer):
+    tokenizer.add_tokens(["<new>"])
+    return tokenizer
+
+
 SCHEMA = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
-OTHERS: dict[str, Callable[[Callable[..., Any]], Renderer]] = {
+OTHERS = {
     "template": lambda make: Renderer(make("{{ messages }}")),
     "end": lambda make: Renderer(make(eos_token="<|endoftext|>")),
     "arguments": lambda make: Renderer(make(), {"enable_thinking": False}),
     "tools": lambda make: ToolRenderer(make(), [SCHEMA]),
+    "vocabulary": lambda make: Renderer(add_token(make())),
+    "code": lambda make: Renderer(make()),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_another_renderer_computes_again(other: str, folder: Path, make_tokenizer: Callable[..., Any]) -> None:
+def test_another_renderer_vocabulary_or_code_computes_again(other, folder, make_tokenizer, monkeypatch):
     assert count_calls(Renderer(make_tokenizer())) == 1
+    if other == "code":
+        monkeypatch.setattr(cache, "version", lambda name: "0")
     assert count_calls(OTHERS[other](make_tokenizer)) == 1
 
 
-def test_other_vocabulary_or_code_computes_again(
-    folder: Path, make_tokenizer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert count_calls(Renderer(make_tokenizer())) == 1
-    larger = make_tokenizer()
-    larger.add_tokens(["<new>"])
-    assert count_calls(Renderer(larger)) == 1
-    monkeypatch.setattr(cache, "version", lambda name: "0")
-    assert count_calls(Renderer(make_tokenizer())) == 1
-
-
 @pytest.mark.parametrize("damage", [b"", b"damaged", b"0" * 100])
-def test_a_damaged_entry_is_written_again(damage: bytes, folder: Path, make_tokenizer: Callable[..., Any]) -> None:
-    renderer = Renderer(make_tokenizer())
+def test_a_damaged_entry_is_written_again(damage, folder, renderer):
     assert count_calls(renderer) == 1
     (entry,) = folder.iterdir()
     right = entry.read_bytes()
@@ -84,23 +76,18 @@ def test_a_damaged_entry_is_written_again(damage: bytes, folder: Path, make_toke
         assert entry.read_bytes() == right and count_calls(renderer) == 0
 
 
-def test_a_folder_that_cannot_be_used_is_no_error(folder: Path, make_tokenizer: Callable[..., Any]) -> None:
+def test_a_folder_that_cannot_be_used_is_no_error(folder, renderer):
     folder.write_text("a file")
-    assert count_calls(Renderer(make_tokenizer())) == 2
+    assert count_calls(renderer) == 2
 
 
-def test_an_entry_of_another_user_is_not_read(
-    folder: Path, make_tokenizer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert count_calls(Renderer(make_tokenizer())) == 1
+def test_an_entry_of_another_user_is_not_read(folder, renderer, monkeypatch):
+    assert count_calls(renderer) == 1
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert count_calls(Renderer(make_tokenizer())) == 2
+    assert count_calls(renderer) == 2
 
 
-def test_entries_that_were_not_used_for_longest_are_removed(
-    folder: Path, make_tokenizer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    renderer = Renderer(make_tokenizer())
+def test_entries_that_were_not_used_for_longest_are_removed(folder, renderer, monkeypatch):
     count_calls(renderer, "a", "a")
     (first,) = folder.iterdir()
     os.utime(first, (1, 1))
@@ -114,38 +101,31 @@ def test_entries_that_were_not_used_for_longest_are_removed(
     assert first.exists() and not second.exists() and len([*folder.iterdir()]) == 2
 
 
-def test_fast_results_are_not_kept(folder: Path, make_tokenizer: Callable[..., Any], monkeypatch: Any) -> None:
+def test_fast_results_are_not_kept(folder, renderer, monkeypatch):
     monkeypatch.setattr(cache, "MIN_SECONDS", 1000.0)
-    assert count_calls(Renderer(make_tokenizer())) == 2 and not folder.exists()
+    assert count_calls(renderer) == 2 and not folder.exists()
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"ALPHAAPOLLO_CACHE": "{}/own", "XDG_CACHE_HOME": "{}/xdg"}, "own"),
-        ({"XDG_CACHE_HOME": "{}/xdg"}, "xdg/alphaapollo/rows"),
-        ({"HOME": "{}/home"}, "home/.cache/alphaapollo/rows"),
-    ],
-)
-def test_place_of_the_folder(
-    variables: dict[str, str],
-    expected: str,
-    tmp_path: Path,
-    make_tokenizer: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cache, "MIN_SECONDS", 0.0)
+PLACES = [
+    ({"ALPHAAPOLLO_CACHE": "{}/own", "XDG_CACHE_HOME": "{}/xdg"}, "own"),
+    ({"XDG_CACHE_HOME": "{}/xdg"}, "xdg/alphaapollo/rows"),
+    ({"HOME": "{}/home"}, "home/.cache/alphaapollo/rows"),
+]
+
+
+@pytest.mark.parametrize(("variables", "expected"), PLACES)
+def test_place_of_the_folder(variables, expected, folder, tmp_path, renderer, monkeypatch):
     for name in ("ALPHAAPOLLO_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(tmp_path))
-    count_calls(Renderer(make_tokenizer()))
+    count_calls(renderer)
     (entry,) = (tmp_path / expected).iterdir()
     written = entry.read_bytes()
     assert hashlib.sha256(written[32:]).digest() == written[:32]
 
 
-def test_counters_of_the_renderer_count_what_was_counted(folder: Path, make_tokenizer: Callable[..., Any]) -> None:
+def test_counters_of_the_renderer_count_what_was_counted(folder, make_tokenizer):
     for _ in range(2):
         renderer = Renderer(make_tokenizer())
         renderer.control_strings = Counter({"<|im_end|>": 1})
@@ -153,13 +133,11 @@ def test_counters_of_the_renderer_count_what_was_counted(folder: Path, make_toke
         assert renderer.control_strings == {"<|im_end|>": 2, "<|im_start|>": 1}
 
 
-def test_rows_are_tokenized_in_batches(make_tokenizer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = Renderer(make_tokenizer())
+def test_rows_are_tokenized_in_batches(make_tokenizer, monkeypatch):
+    renderer, calls = Renderer(make_tokenizer()), []
     pieces = [make_text_pieces(f"{number}?", "4" * number) for number in range(1, 6)]
     prompts = [Prompt(number, "", "?" * number) for number in range(1, 6)]
-    together = tokenize_examples(pieces, renderer)
-    calls = list[int]()
-    encode = renderer.encode
+    together, encode = tokenize_examples(pieces, renderer), renderer.encode
     monkeypatch.setattr(renderer, "encode", lambda texts, **keys: calls.append(len(texts)) or encode(texts, **keys))
     for module in (examples, prompt_files):
         monkeypatch.setattr(module, "BATCH", 2)

@@ -23,36 +23,36 @@ def make_call(name="add", arguments=None, number=0):
     return {"id": f"call{number:05}", "type": "function", "function": function}
 
 
-@pytest.mark.parametrize(
-    ("name", "role"),
-    [
-        *((name, "user") for name in ("user", "User", " USER ", "human", "Human")),
-        *((name, "assistant") for name in ("assistant", "Assistant", "gpt", "GPT", "bot", "chatbot", "model", "AI")),
-        *((name, "system") for name in ("system", "System", "developer")),
-        *((name, "tool") for name in ("tool", "function", "observation", "ipython", "tool_response")),
-        ("critic", "critic"),
-    ],
-)
+ROLES = [
+    *((name, "user") for name in ("user", "User", " USER ", "human", "Human")),
+    *((name, "assistant") for name in ("assistant", "Assistant", "gpt", "GPT", "bot", "chatbot", "model", "AI")),
+    *((name, "system") for name in ("system", "System", "developer")),
+    *((name, "tool") for name in ("tool", "function", "observation", "ipython", "tool_response")),
+    ("critic", "critic"),
+]
+
+
+@pytest.mark.parametrize(("name", "role"), ROLES)
 def test_names_of_roles(name, role):
     assert (
         read({"role": name, "content": "x"}) == read({"from": name, "value": "x"}) == [{"role": role, "content": "x"}]
     )
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"role": "assistant", "content": None, "tool_calls": [make_call()]},
-        {"role": "assistant", "content": "", "tool_calls": [make_call()]},
-        {"role": "assistant", "tool_calls": [make_call(arguments='{"a": 1}')]},
-        {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": {"a": 1}}]},
-        {"role": "assistant", "content": None, "tool_calls": json.dumps([make_call()])},
-        {"role": "assistant", "content": None, "tool_calls": [make_call(arguments={"a": 1, "b": None})]},  # parquet
-        {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}},
-        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
-        {"role": "tool_call", "content": "[{'name': 'add', 'arguments': {'a': 1}}]"},
-    ],
-)
+CALLS = [
+    {"role": "assistant", "content": None, "tool_calls": [make_call()]},
+    {"role": "assistant", "content": "", "tool_calls": [make_call()]},
+    {"role": "assistant", "tool_calls": [make_call(arguments='{"a": 1}')]},
+    {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": {"a": 1}}]},
+    {"role": "assistant", "content": None, "tool_calls": json.dumps([make_call()])},
+    {"role": "assistant", "content": None, "tool_calls": [make_call(arguments={"a": 1, "b": None})]},  # parquet
+    {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}},
+    {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+    {"role": "tool_call", "content": "[{'name': 'add', 'arguments': {'a': 1}}]"},
+]
+
+
+@pytest.mark.parametrize("message", CALLS)
 def test_shapes_of_a_call(message):
     assert read(USER, message)[1] == {"role": "assistant", "content": "", "tool_calls": [make_call()]}
 
@@ -76,14 +76,14 @@ def test_calls_that_follow_each_other_are_one_message():
     assert [one["id"] for one in message["tool_calls"]] == ["call00000", "call00001"]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        *({"role": "assistant", "content": "4", key: "hm"} for key in ("reasoning_content", "reasoning", "thinking")),
-        {"role": "gpt", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "4"}]},
-        {"role": "gpt", "content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "4"}]},
-    ],
-)
+WITH_THOUGHTS = [
+    *({"role": "assistant", "content": "4", key: "hm"} for key in ("reasoning_content", "reasoning", "thinking")),
+    {"role": "gpt", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "4"}]},
+    {"role": "gpt", "content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "4"}]},
+]
+
+
+@pytest.mark.parametrize("message", WITH_THOUGHTS)
 def test_thoughts_have_the_names_that_templates_read(message):
     assert read(message) == [FOUR | {"reasoning_content": "hm", "thinking": "hm"}]
 
@@ -107,19 +107,19 @@ def test_weights_of_parts_are_refused():
             read(FOUR | {key: span})
 
 
-@pytest.mark.parametrize(
-    ("message", "says"),
-    [
-        ({"content": "x"}, "role, content"),
-        ("x", "role, content"),
-        ({"role": "user", "content": 3}, "text or parts"),
-        ({"role": "assistant", "content": None}, "text or parts"),
-        ({"from": "function_call", "value": "add(1)"}, "'add\\(1\\)'"),
-        ({"role": "assistant", "tool_calls": [{"name": "add", "arguments": "a=1"}]}, "a=1"),
-        ({"role": "assistant", "tool_calls": [{"arguments": {}}]}, "the tool call"),
-        ({"role": "assistant", "content": "4", "reasoning": 3}, "'reasoning' is 3"),
-    ],
-)
+BAD_MESSAGES = [
+    ({"content": "x"}, "role, content"),
+    ("x", "role, content"),
+    ({"role": "user", "content": 3}, "text or parts"),
+    ({"role": "assistant", "content": None}, "text or parts"),
+    ({"from": "function_call", "value": "add(1)"}, "'add\\(1\\)'"),
+    ({"role": "assistant", "tool_calls": [{"name": "add", "arguments": "a=1"}]}, "a=1"),
+    ({"role": "assistant", "tool_calls": [{"arguments": {}}]}, "the tool call"),
+    ({"role": "assistant", "content": "4", "reasoning": 3}, "'reasoning' is 3"),
+]
+
+
+@pytest.mark.parametrize(("message", "says"), BAD_MESSAGES)
 def test_bad_messages(message, says):
     with pytest.raises(ValueError, match=f"'messages' .*{says}"):
         read(USER, message)
@@ -168,10 +168,6 @@ def test_prompts_for_rl_may_have_calls_and_other_names_of_roles(tmp_path):
     (read_prompt,) = load_prompts(write_rows(tmp_path / "rows.jsonl", [{"prompt": prompt}]), "prompt")
     assert read_prompt.content == read(*prompt)
     renderer = Renderer(make_family_tokenizer(FAMILIES[0]))
-    shown = renderer.tokenizer.decode(renderer.encode_prompt(read_prompt.content), skip_special_tokens=False)
-    assert shown == (
-        "<|im_start|>user\n2+2=?<|im_end|>\n<|im_start|>assistant\n"
-        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n'
-        "</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
+    shown = renderer.decode_raw(renderer.encode_prompt(read_prompt.content))
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in shown
+    assert "<tool_response>\n3\n</tool_response><|im_end|>" in shown

@@ -2,21 +2,14 @@
 
 import pytest
 
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.data.vocabulary import SPLIT
 from tests.families import CALL, FAMILIES, THINK
-from tests.family_folders import save_family
 from tests.unit.tool_templates import schema
 
 TAGS = (*THINK, *CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 BY_NAME = {family.name: family for family in FAMILIES}
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory):
-    folders = {family.name: save_family(family, tmp_path_factory.mktemp("family")) for family in FAMILIES}
-    return {name: load_tokenizer(str(folder)) for name, folder in folders.items()}
 
 
 def control_ids(renderer, ids):
@@ -30,8 +23,8 @@ def attack_of(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_messages_of_all_roles_are_text(tokenizers, family):
-    renderer = Renderer(tokenizers[family.name])
+def test_messages_of_all_roles_are_text(family_tokenizers, family):
+    renderer = Renderer(family_tokenizers[family.name])
     roles, texts = ("user", "assistant", "user"), (attack_of(family), "".join(family.stops), "?")
     plain = [{"role": role, "content": "x"} for role in roles]
     attack = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
@@ -44,8 +37,8 @@ def test_messages_of_all_roles_are_text(tokenizers, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_an_observation_is_text(tokenizers, family):
-    renderer = Renderer(tokenizers[family.name])
+def test_an_observation_is_text(family_tokenizers, family):
+    renderer = Renderer(family_tokenizers[family.name])
     before, after = (
         renderer.encode_observation([{"role": "user", "content": text}], renderer.eos_token_ids[0])
         for text in ("x", attack_of(family))
@@ -54,10 +47,10 @@ def test_an_observation_is_text(tokenizers, family):
 
 
 @pytest.mark.parametrize("family", [one for one in FAMILIES if one.calls is not None], ids=lambda family: family.name)
-def test_results_and_schemas_of_tools_are_text(tokenizers, family):
+def test_results_and_schemas_of_tools_are_text(family_tokenizers, family):
     tools = schema("f", a="integer")
     tools["function"]["description"] = f"adds {attack_of(family)}"
-    renderer, plain = (ToolRenderer(tokenizers[family.name], [one]) for one in (tools, schema("f", a="integer")))
+    renderer, plain = (ToolRenderer(family_tokenizers[family.name], [one]) for one in (tools, schema("f", a="integer")))
     question = [{"role": "user", "content": "?"}]
     prompts = [control_ids(renderer, one.encode_prompt(question)) for one in (renderer, plain)]
     assert prompts[0] == prompts[1]
@@ -69,9 +62,9 @@ def test_results_and_schemas_of_tools_are_text(tokenizers, family):
 
 
 @pytest.mark.parametrize("name", ["DeepSeek-R1", "Qwen3.5", "Nemotron 3", "Qwen3"])
-def test_thoughts_that_the_assistant_writes_stay_tokens(tokenizers, name):
+def test_thoughts_that_the_assistant_writes_stay_tokens(family_tokenizers, name):
     """Also if the prompt opens the thoughts."""
-    renderer, text = Renderer(tokenizers[name]), "<think>\nhm\n</think>\n\nyo"
+    renderer, text = Renderer(family_tokenizers[name]), "<think>\nhm\n</think>\n\nyo"
     (message,) = renderer.split_control_strings([{"role": "assistant", "content": text}])
     assert message["content"] == text
     system = {"role": "system", "content": "Use <think> and </think>."}
@@ -79,9 +72,9 @@ def test_thoughts_that_the_assistant_writes_stay_tokens(tokenizers, name):
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3", "LFM2", "GLM-4.5"])
-def test_tags_and_calls_that_the_assistant_writes_stay_tokens(tokenizers, name):
+def test_tags_and_calls_that_the_assistant_writes_stay_tokens(family_tokenizers, name):
     family = BY_NAME[name]
-    renderer = Renderer(tokenizers[family.name])
+    renderer = Renderer(family_tokenizers[family.name])
     call = (family.calls or "").rpartition("</think>")[2]
     ids = renderer.encode_prompt(
         [{"role": "user", "content": "?"}, {"role": "assistant", "content": call}, {"role": "user", "content": "?"}]
@@ -91,16 +84,16 @@ def test_tags_and_calls_that_the_assistant_writes_stay_tokens(tokenizers, name):
     assert not renderer.control_strings
 
 
-def test_tags_in_a_system_prompt_stay_tokens_and_nothing_else_changes(tokenizers):
-    renderer = Renderer(tokenizers["Qwen3"])
+def test_tags_in_a_system_prompt_stay_tokens_and_nothing_else_changes(family_tokenizers):
+    renderer = Renderer(family_tokenizers["Qwen3"])
     chat = [{"role": "system", "content": "Use <think> and </think>. a < b | c"}, {"role": "user", "content": "?"}]
     rendered = renderer.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert renderer.render_chat(chat) == rendered
     assert not renderer.list_control_notices()
 
 
-def test_control_tokens_of_texts_stay_and_are_reported(tokenizers):
-    renderer = Renderer(tokenizers["Qwen3"])
+def test_control_tokens_of_texts_stay_and_are_reported(family_tokenizers):
+    renderer = Renderer(family_tokenizers["Qwen3"])
     ids = renderer.encode_prompt("<|im_start|>user\n?<|im_end|>")
     assert len(control_ids(renderer, ids)) == 2
     assert renderer.control_strings_of_texts.total() == 2

@@ -22,24 +22,27 @@ def ask(content, **more):
     return {"role": "user", "content": content, **more}
 
 
-def load_one(path, row):
-    (prompt,) = load_prompts(write_rows(path / "data.parquet", [row]), "prompt")
-    return prompt
+def row_of(content, *encoded_images):
+    return {"prompt": [ask(content)], "images": [{"bytes": encoded_image} for encoded_image in encoded_images]}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        RED,
-        {"bytes": RED, "path": "unused.png"},
-        {"bytes": None, "path": "red.png"},
-        {"image": "red.png"},
-        "red.png",
-        Path("red.png"),
-        DATA_URL,
-        {"image_url": {"url": DATA_URL}},
-    ],
-)
+def load(path, *rows, **settings):
+    return load_prompts(write_rows(path / "data.parquet", rows), "prompt", **settings)
+
+
+FORMS = [
+    RED,
+    {"bytes": RED, "path": "unused.png"},
+    {"bytes": None, "path": "red.png"},
+    {"image": "red.png"},
+    "red.png",
+    Path("red.png"),
+    DATA_URL,
+    {"image_url": {"url": DATA_URL}},
+]
+
+
+@pytest.mark.parametrize("value", FORMS)
 def test_every_form_of_an_image(tmp_path, value):
     (tmp_path / "red.png").write_bytes(RED)
     encoded_image = ImageReader(tmp_path).read(value)
@@ -51,17 +54,20 @@ def test_an_image_object_becomes_a_png():
     assert read_image(ImageReader().read(image)).tobytes() == image.tobytes()
 
 
+BAD_IMAGES = [
+    (7, "image is 7. "),
+    ({"bytes": None, "path": None}, "image is None. "),
+    ("https://x.org/a.png", "https://x.org/a.png. .*data.allow_image_urls=true"),
+    ("data:image/png;base64,!", "0 bytes: unknown format"),
+    ("data:text/plain,x", "1 bytes: unknown format"),
+    ("nothing.png", "nothing.png: No such file"),
+    (make_gif(3), "animated"),
+]
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
-    [
-        (7, "image is 7. "),
-        ({"bytes": None, "path": None}, "image is None. "),
-        ("https://x.org/a.png", "https://x.org/a.png. .*data.allow_image_urls=true"),
-        ("data:image/png;base64,!", "0 bytes: unknown format"),
-        ("data:text/plain,x", "1 bytes: unknown format"),
-        ("nothing.png", "nothing.png: No such file"),
-        (make_gif(3), "animated"),
-    ],
+    BAD_IMAGES,
     ids=["number", "empty struct", "address", "invalid base64", "data URL of text", "missing", "animated"],
 )
 def test_bad_images_are_errors(tmp_path, value, message):
@@ -70,17 +76,15 @@ def test_bad_images_are_errors(tmp_path, value, message):
 
 
 def test_all_bad_rows_of_a_file_are_in_one_error(tmp_path):
-    row = {"prompt": [ask("<image>")], "images": [{"bytes": RED}]}
-    bad = [{**row, "images": [{"bytes": encoded_image}]} for encoded_image in (b"x", make_gif(), RED[:9])]
-    path = write_rows(tmp_path / "data.parquet", [row, *bad])
+    bad = [row_of("<image>", encoded_image) for encoded_image in (b"x", make_gif(), RED[:9])]
     reasons = ["3 of 4 rows", "row 1: .*unknown format", "row 2: .*animated", "row 3: .*9 bytes"]
     with pytest.raises(ValueError, match=r".*\n *".join(reasons)):
-        load_prompts(path, "prompt")
+        load(tmp_path, row_of("<image>", RED), *bad)
 
 
 def test_marks_get_the_images_of_the_column_in_order(tmp_path):
     chat = [ask("<image> and"), {"role": "assistant", "content": "?"}, ask("a <image> b <image>")]
-    prompt = load_one(tmp_path, {"prompt": chat, "images": [{"bytes": one} for one in (RED, BLUE, RED)]})
+    (prompt,) = load(tmp_path, {"prompt": chat, "images": [{"bytes": one} for one in (RED, BLUE, RED)]})
     assert [message.get("images") for message in prompt.content] == [[RED], None, [BLUE, RED]]
     assert [message["content"] for message in prompt.content] == [message["content"] for message in chat]
     assert "images" not in prompt.extra_info
@@ -89,7 +93,7 @@ def test_marks_get_the_images_of_the_column_in_order(tmp_path):
 def test_parts_become_text_with_marks(tmp_path):
     image = {"type": "image", "text": None}
     parts = [image, {"type": "text", "text": "a "}, image, {"type": "text", "text": " b"}]
-    prompt = load_one(tmp_path, {"prompt": [ask(parts)], "images": [{"bytes": RED}, {"bytes": BLUE}]})
+    (prompt,) = load(tmp_path, row_of(parts, RED, BLUE))
     assert prompt.content == [ask("<image>a <image> b", images=[RED, BLUE])]
     parts = [{"type": "image", "image": RED}, {"type": "image_url", "image_url": {"url": DATA_URL}}]
     assert convert_messages([ask([*parts, {"type": "text", "text": "?"}])]) == [
@@ -107,29 +111,36 @@ def differ(num_marks, num_images):
     return rf"marks <image> \({num_marks}\) and images \({num_images}\)"
 
 
-@pytest.mark.parametrize(
-    ("content", "num_marks", "num_images"),
-    [("no mark", 0, 1), ("<image><image>", 2, 1), ("<image>", 1, 2), ("<image>", 1, 0)],
-)
-def test_different_numbers_of_marks_and_images(tmp_path, content, num_marks, num_images):
-    row = {"prompt": [ask(content)], "images": [{"bytes": RED}] * num_images}
-    other = {"prompt": [ask("<image>")], "images": [{"bytes": RED}]}
-    with pytest.raises(ValueError, match=f"row 1: the chat has .*{differ(num_marks, num_images)}"):
-        load_prompts(write_rows(tmp_path / "data.parquet", [other, row]), "prompt")
+BAD_CHATS = [
+    (row_of("no mark", RED), f"row 1: the chat has .*{differ(0, 1)}"),
+    (row_of("<image><image>", RED), f"row 1: the chat has .*{differ(2, 1)}"),
+    (row_of("<image>", RED, RED), f"row 1: the chat has .*{differ(1, 2)}"),
+    (row_of("<image>"), f"row 1: the chat has .*{differ(1, 0)}"),
+]
+BAD_MESSAGES = [  # of an environment
+    (ask("<image>", images=[RED, BLUE]), f"role user has .*{differ(1, 2)}"),
+    ({"role": "assistant", "content": "<image>", "images": [RED]}, "assistant message has images"),
+    (ask([{"type": "video"}]), "part of a message is .*video"),
+    (ask([{"type": "image"}]), differ(1, 0)),
+    (ask([{"type": "image", "image": "https://x.org/a.png"}]), "https://x.org/a.png. .*bytes"),
+]
 
 
-def test_images_that_no_message_can_hold(tmp_path):
+@pytest.mark.parametrize(("row", "what"), BAD_CHATS)
+def test_different_numbers_of_marks_and_images(tmp_path, row, what):
+    with pytest.raises(ValueError, match=what):
+        load(tmp_path, row_of("<image>", RED), row)
+
+
+@pytest.mark.parametrize(("message", "what"), BAD_MESSAGES)
+def test_messages_that_cannot_have_these_images(message, what):
+    with pytest.raises(ValueError, match=what):
+        convert_messages([message])
+
+
+def test_columns_that_are_no_chat_or_no_list_of_images(tmp_path):
     with pytest.raises(ValueError, match=r"'prompt' is a text, .*images"):
-        load_one(tmp_path, {"prompt": "<image>?", "images": [{"bytes": RED}]})
-    for message, what in (
-        (ask("<image>", images=[RED, BLUE]), f"role user has .*{differ(1, 2)}"),
-        ({"role": "assistant", "content": "<image>", "images": [RED]}, "assistant message has images"),
-        (ask([{"type": "video"}]), "part of a message is .*video"),
-        (ask([{"type": "image"}]), differ(1, 0)),
-        (ask([{"type": "image", "image": "https://x.org/a.png"}]), "https://x.org/a.png. .*bytes"),  # of an environment
-    ):
-        with pytest.raises(ValueError, match=what):
-            convert_messages([message])
+        load(tmp_path, {"prompt": "<image>?", "images": [{"bytes": RED}]})
     with pytest.raises(ValueError, match="'images' is a str"):
         read_image_column({"images": "a.png"}, ImageReader())
 
@@ -156,10 +167,10 @@ def server():
 
 def test_an_address_is_downloaded_once_if_it_is_allowed(tmp_path, server):
     address, requests = server
-    path = write_rows(tmp_path / "data.parquet", [{"prompt": [ask("<image>")], "images": [f"{address}/red.png"]}] * 3)
+    rows = [{"prompt": [ask("<image>")], "images": [f"{address}/red.png"]}] * 3
     with pytest.raises(ValueError, match=r"3 of 3 rows.*\n.*row 0: .*/red.png"):
-        load_prompts(path, "prompt")
-    prompts = load_prompts(path, "prompt", allow_image_urls=True)
+        load(tmp_path, *rows)
+    prompts = load(tmp_path, *rows, allow_image_urls=True)
     assert [prompt.content[0]["images"] for prompt in prompts] == [[RED]] * 3 and requests == ["/red.png"]
     with pytest.raises(ValueError, match="HTTP Error 404"):
         ImageReader(allow_urls=True).read(f"{address}/none.png")

@@ -1,152 +1,154 @@
+"""Pairs and labelled answers, in the formats of this project, TRL and ms-swift."""
+
 import pytest
 
-from alphaapollo.config.schema import PreferenceData, RewardData
+from alphaapollo.config.schema import PreferenceData
+from alphaapollo.data.formats import PAIR_FORMATS
 from alphaapollo.data.preference_examples import load_preferences, make_unrelated_answers
+from alphaapollo.data.rendering import Renderer
 from tests.builders import write_rows
+from tests.unit.data.rows import CHAT_AS_TEXT, EARLIER, FIVE, FOUR, IM_END, SYSTEM, USER, Loader, text_of, trained
 
-SYSTEM = {"role": "system", "content": "be kind"}
-USER = {"role": "user", "content": "2+2=?"}
-FOUR = {"role": "assistant", "content": "4"}
-FIVE = {"role": "assistant", "content": "it is 5"}
-IM_END = 1
-
-
-def write(tmp_path, rows):
-    return write_rows(tmp_path / "data.jsonl", rows)
+PAIR = {"prompt": [USER], "chosen": "4", "rejected": "it is 5"}
+OTHER = {"role": "user", "content": "3+3=?"}
+REJECTED = {"rejected_response": "it is 5"}  # of ms-swift
+WITH_CONTEXT = [SYSTEM, *EARLIER, USER]
+GPT = {name: {"from": "gpt", "value": text} for name, text in (("chosen", "4"), ("rejected", "it is 5"))}
+CONTEXT_COLUMNS = {"system": "be kind", "history": [["1+1=?", "2"]]}
 
 
-def pairs(tmp_path, renderer, rows, **data):
-    return load_preferences(write(tmp_path, rows), renderer, RewardData(**data))
+PAIRS = [
+    ({"prompt": [USER], "chosen": [FOUR], "rejected": [FIVE]}, [USER]),
+    (PAIR, [USER]),
+    ({"chosen": [USER, FOUR], "rejected": [USER, FIVE]}, [USER]),
+    ({"prompt": "2+2=?", "chosen": [USER, FOUR], "rejected": [USER, FIVE]}, [USER]),
+    ({"conversations": [{"from": "human", "value": "2+2=?"}], "chosen": FOUR, "rejected": FIVE}, [USER]),
+    ({"question": [USER], **GPT}, [USER]),
+    (PAIR | {"prompt": '[{"role": "user", "content": "2+2=?"}]'}, [USER]),
+    (PAIR | {"prompt": "2+2=?", "system": "be kind"}, [SYSTEM, USER]),
+    ({"messages": [USER, FOUR], **REJECTED}, [USER]),
+    ({"messages": [USER, FOUR], "rejected_response": [FIVE], "margin": 2.0}, [USER]),
+    ({"messages": [USER, FOUR], "rejected_messages": [USER, FIVE]}, [USER]),
+    ({"messages": CHAT_AS_TEXT, **REJECTED}, [USER]),
+    ({"query": "2+2=?", "response": "4", **REJECTED}, [USER]),
+    ({"query": "2+2=?", "response": "4", **REJECTED, **CONTEXT_COLUMNS}, WITH_CONTEXT),
+    ({"messages": [*WITH_CONTEXT, FOUR], **REJECTED}, WITH_CONTEXT),
+]
 
 
-def labelled(tmp_path, renderer, rows, **data):
-    return load_preferences(write(tmp_path, rows), renderer, PreferenceData(**data), single_answers=True)
-
-
-def extract_answer(renderer, row):
-    kept = [token for token, mask in zip(row.token_ids, row.action_mask, strict=True) if mask]
-    return renderer.tokenizer.decode(kept, skip_special_tokens=False)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": [USER], "chosen": [FOUR], "rejected": [FIVE]},
-        {"prompt": [USER], "chosen": "4", "rejected": "it is 5"},
-        {"chosen": [USER, FOUR], "rejected": [USER, FIVE]},
-        {"prompt": "2+2=?", "chosen": [USER, FOUR], "rejected": [USER, FIVE]},
-        {"conversations": [{"from": "human", "value": "2+2=?"}], "chosen": FOUR, "rejected": FIVE},
-        {"question": [USER], "chosen": {"from": "gpt", "value": "4"}, "rejected": {"from": "gpt", "value": "it is 5"}},
-        {"prompt": '[{"role": "user", "content": "2+2=?"}]', "chosen": "4", "rejected": "it is 5"},
-    ],
-)
-def test_all_ways_to_write_a_pair_give_the_same_tokens(tmp_path, renderer, row):
-    read = pairs(tmp_path, renderer, [row | {"data_source": "sums"}])
+@pytest.mark.parametrize(("row", "prompt"), PAIRS)
+def test_all_ways_to_write_a_pair_give_the_same_tokens(loader, row, prompt):
+    read = loader.pairs(row | {"data_source": "sums"})
     (pair,) = read.examples
-    prompt = renderer.encode_prompt([USER])
-    chosen, rejected = pair.rows
-    assert chosen.token_ids == [*prompt, *renderer.encode(["4"])[0], IM_END]
-    assert rejected.token_ids == [*prompt, *renderer.encode(["it is 5"])[0], IM_END]
+    ids, encode = loader.renderer.encode_prompt(prompt), loader.renderer.encode
+    assert [one.token_ids for one in pair.rows] == [[*ids, *encode([text])[0], IM_END] for text in ("4", "it is 5")]
     for one in pair.rows:
-        assert one.response_start == len(prompt) and sum(one.action_mask) == len(one.token_ids) - len(prompt)
-    assert (pair.is_good, pair.data_source, pair.margin, pair.unrelated_answer) == ([True, False], "sums", 0.0, None)
-    assert pair.longest_row_length == len(rejected.token_ids) and (read.file_sizes, read.notices) == ([1], [])
+        assert one.response_start == len(ids) and one.action_mask[len(ids) :] == [1] * (len(one.token_ids) - len(ids))
+    assert (pair.is_good, pair.data_source, pair.unrelated_answer) == ([True, False], "sums", None)
+    assert pair.margin == row.get("margin", 0.0)
+    assert pair.longest_row_length == len(pair.rows[1].token_ids) and read.file_sizes == [1]
+    assert bool(read.notices) == any(column in row for column in ("messages", "query"))
 
 
-def test_common_start_of_chats_is_not_trained_on(tmp_path, renderer):
+def test_common_start_of_chats_is_not_trained_on(loader):
     chat = [SYSTEM, USER, FOUR, USER]
-    (pair,) = pairs(tmp_path, renderer, [{"chosen": [*chat, FOUR, USER, FOUR], "rejected": [*chat, FIVE]}]).examples
+    (pair,) = loader.pairs({"chosen": [*chat, FOUR, USER, FOUR], "rejected": [*chat, FIVE]}).examples
     chosen, rejected = pair.rows
-    assert chosen.token_ids[: chosen.response_start] == renderer.encode_prompt(chat)
-    assert extract_answer(renderer, rejected) == "it is 5<|im_end|>"
-    assert extract_answer(renderer, chosen) == "4<|im_end|>4<|im_end|>"  # the user between them is left out
+    assert chosen.token_ids[: chosen.response_start] == loader.renderer.encode_prompt(chat)
+    assert trained(loader.renderer, rejected) == ["it is 5<|im_end|>"]
+    assert trained(loader.renderer, chosen) == ["4<|im_end|>", "4<|im_end|>"]  # the user between them is left out
 
 
-def test_texts_end_with_eos(tmp_path, renderer):
-    (pair,) = pairs(tmp_path, renderer, [{"prompt": "2+2=", "chosen": "4", "rejected": "5", "margin": 1.5}]).examples
-    assert [extract_answer(renderer, row)[0] for row in pair.rows] == ["4", "5"]
-    assert pair.margin == 1.5
+def test_texts_end_with_eos_and_may_begin_with_their_prompt(loader):
+    (pair,) = (read := loader.pairs({"prompt": "2+2=", "chosen": "4", "rejected": "5", "margin": 1.5})).examples
+    assert [trained(loader.renderer, row) for row in pair.rows] == [["4<|im_end|>"], ["5<|im_end|>"]]
+    assert pair.margin == 1.5 and "2 prompts are plain texts" in read.notices[0]
+    joined = {"chosen": "Human: 2+2?\nAssistant: fo", "rejected": "Human: 2+2?\nAssistant: five"}
+    own = {"prompt": "Human: 2+2?\nAssistant:", "chosen": " fo", "rejected": " five"}
+    assert loader.pairs(joined).examples == loader.pairs(own).examples
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"prompt": [USER], "chosen": "4", "rejected": "4"}, "'rejected' are equal"),
-        ({"prompt": [USER], "chosen": "4", "rejected": " "}, "'rejected' is empty"),
-        ({"prompt": [USER], "chosen": [], "rejected": "5"}, "'chosen'"),
-        ({"prompt": [USER], "chosen": [FOUR], "rejected": "5"}, "must both be text"),
-        ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, "),
-        ({"prompt": [], "chosen": "4", "rejected": "5"}, "'prompt' is empty"),
-        ({"chosen": "4", "rejected": "5"}, "there is no 'prompt'"),
-        ({"prompt": [USER, FOUR], "chosen": "4", "rejected": "5"}, "'prompt' ends with an assistant"),
-        ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
-        ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),
-        ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "roles assistant and user"),
-        ({"prompt": [USER], "chosen": "4", "rejected": "5", "margin": -1}, "'margin' is -1"),
-        ({"prompt": [USER], "chosen": "4", "rejected": "5", "margin": "much"}, "'margin' is 'much'"),
-    ],
-)
-def test_bad_rows_are_named(tmp_path, renderer, row, says):
-    good = {"prompt": [USER], "chosen": "4", "rejected": "5"}
+def test_rejected_response_replaces_calls_after_the_last_user():
+    call = {"role": "tool_call", "content": '{"name": "add", "arguments": {"a": 2}}'}
+    answer = [call, {"role": "tool_response", "content": "4"}, FOUR]
+    row = {"messages": [*EARLIER, USER, *answer], "rejected_response": [FIVE]}
+    converted = next(one for one in PAIR_FORMATS if {*one.columns} <= row.keys()).convert(row)
+    assert converted == {"prompt": [*EARLIER, USER], "chosen": answer, "rejected": [FIVE]}
+
+
+BAD_ROWS = [
+    (PAIR | {"rejected": "4"}, "'rejected' are equal"),
+    (PAIR | {"rejected": " "}, "'rejected' is empty"),
+    (PAIR | {"chosen": []}, "'chosen'"),
+    (PAIR | {"chosen": [FOUR]}, "must both be text"),
+    ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, "),
+    (PAIR | {"prompt": []}, "'prompt' is empty"),
+    ({"chosen": "4", "rejected": "5"}, "there is no 'prompt'"),
+    (PAIR | {"prompt": [USER, FOUR]}, "'prompt' ends with an assistant"),
+    ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
+    ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),
+    ({"chosen": [USER, FOUR, USER], "rejected": [USER, FIVE]}, "roles assistant and user"),
+    (PAIR | {"margin": -1}, "'margin' is -1"),
+    (PAIR | {"margin": "much"}, "'margin' is 'much'"),
+]
+
+
+@pytest.mark.parametrize(("row", "says"), BAD_ROWS)
+def test_bad_rows_are_named(loader, row, says):
     with pytest.raises(ValueError, match=rf"1 of 2 rows.*\n.*row 1: .*{says}"):
-        pairs(tmp_path, renderer, [good, row])
+        loader.pairs(PAIR, row)
 
 
-def test_other_columns_are_reported(tmp_path, renderer):
-    with pytest.raises(ValueError, match=r"'chosen' and 'rejected'.*'answer'"):
-        pairs(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
+def test_other_columns_are_reported(loader, tmp_path):
+    for load, row, says in (
+        (loader.pairs, {"prompt": [USER], "answer": "4"}, r"'chosen' and 'rejected'.*'answer'"),
+        (loader.pairs, {"chosen": "four", "rejected": "five"}, "'rejected' have no common beginning"),
+        (loader.pairs, {"messages": [USER, FOUR], **REJECTED, "rejected_images": ["b.png"]}, "rejected_images"),
+        (loader.labelled, {"prompt": [USER], "answer": "4"}, "'response' and 'label' or 'chosen'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            load(row)
+    path = write_rows(tmp_path / "kto.jsonl", [{"prompt": [USER], "completion": "4", "label": True}])
     with pytest.raises(ValueError, match=r"alphaapollo dpo preference\.loss=kto"):
-        path = write(tmp_path, [{"prompt": [USER], "completion": "4", "label": True}])
-        load_preferences(path, renderer, PreferenceData())
-    with pytest.raises(ValueError, match="'rejected' have no common beginning"):
-        pairs(tmp_path, renderer, [{"chosen": "four", "rejected": "five"}])
-    with pytest.raises(ValueError, match="'response' and 'label' or 'chosen'"):
-        labelled(tmp_path, renderer, [{"prompt": [USER], "answer": "4"}])
+        load_preferences(path, loader.renderer, PreferenceData())
 
 
-def test_long_pairs_are_an_error_or_are_dropped(tmp_path, renderer):
-    rows = [{"prompt": [USER], "chosen": "4", "rejected": "5"}, {"prompt": [USER], "chosen": "4", "rejected": "5" * 60}]
+def test_long_pairs_are_an_error_or_are_dropped(loader):
+    rows = [PAIR | {"rejected": "5"}, PAIR | {"rejected": "5" * 60}]
     with pytest.raises(ValueError, match=r"1 of 2 pairs .*data\.max_length=60"):
-        pairs(tmp_path, renderer, rows, max_length=60)
-    read = pairs(tmp_path, renderer, rows, max_length=60, truncation="drop")
+        loader.pairs(*rows, max_length=60)
+    read = loader.pairs(*rows, max_length=60, truncation="drop")
     assert len(read.examples) == 1 and read.file_sizes == [1]
     assert "1 of 2 pairs" in read.notices[0] and "dropped" in read.notices[0]
 
 
-def test_texts_without_a_prompt_begin_with_it(tmp_path, renderer):
-    row = {"chosen": "Human: 2+2?\nAssistant: fo", "rejected": "Human: 2+2?\nAssistant: five"}
-    own = {"prompt": "Human: 2+2?\nAssistant:", "chosen": " fo", "rejected": " five"}
-    assert pairs(tmp_path, renderer, [row]).examples == pairs(tmp_path, renderer, [own]).examples
-
-
-def test_completions_with_labels_are_read_directly(tmp_path, renderer):
+def test_labelled_answers_are_read_directly(loader):
     rows = [{"prompt": [USER], "completion": [FOUR], "label": True}, {"prompt": "3", "completion": "5", "label": False}]
-    own = [{**row, "response": row["completion"]} for row in rows]
-    read = labelled(tmp_path, renderer, rows)
-    assert read.examples == labelled(tmp_path, renderer, own).examples
+    read = loader.labelled(*rows)
+    assert read.examples == loader.labelled(*({**row, "response": row["completion"]} for row in rows)).examples
     assert "(prompt, completion, label)" in read.notices[0]
+    chats = [{"messages": [USER, FOUR], "label": True}, {"messages": [EARLIER[0], FIVE], "label": False}]
+    own = [{"prompt": [USER], "response": "4", "label": 1}, {"prompt": EARLIER[:1], "response": [FIVE], "label": 0}]
+    assert loader.labelled(*chats).examples == loader.labelled(*own).examples
 
 
-def test_single_answers_and_pairs_as_two_of_them(tmp_path, renderer):
-    other = {"role": "user", "content": "3+3=?"}
-    single = [
+def test_single_answers_and_pairs_as_two_of_them(loader):
+    good, bad = loader.labelled(
         {"prompt": [USER], "response": "4", "label": True, "data_source": "a"},
-        {"prompt": [other], "response": [FIVE], "label": 0},
-    ]
-    good, bad = labelled(tmp_path, renderer, single).examples
+        {"prompt": [OTHER], "response": [FIVE], "label": 0},
+    ).examples
     assert (good.is_good, bad.is_good, good.data_source) == ([True], [False], "a")
-    pair = {"prompt": [USER], "chosen": "4", "rejected": "it is 5"}
-    answers = labelled(tmp_path, renderer, [pair, pair | {"prompt": [other]}]).examples
+    answers = loader.labelled(PAIR, PAIR | {"prompt": [OTHER]}).examples
     assert [answer.is_good for answer in answers] == [[True], [False], [True], [False]]
     assert answers[0].rows[0].token_ids == good.rows[0].token_ids
     # The answers to the other prompt are "4" and "it is 5": either may be the unrelated one.
     for answer in answers:
-        assert extract_answer(renderer, answer.unrelated_answer) in ("4<|im_end|>", "it is 5<|im_end|>")
+        assert trained(loader.renderer, answer.unrelated_answer) in (["4<|im_end|>"], ["it is 5<|im_end|>"])
         start = answer.rows[0].response_start
         assert answer.unrelated_answer.token_ids[:start] == answer.rows[0].token_ids[:start]
 
 
-def test_labels_of_one_kind_and_no_labels(tmp_path, renderer):
+def test_labels_of_one_kind_and_no_labels(loader):
     row = {"prompt": [USER], "response": "4", "label": True}
     for other, what in (
         ({}, "all 2 answers are desirable"),
@@ -154,19 +156,16 @@ def test_labels_of_one_kind_and_no_labels(tmp_path, renderer):
         ({"label": False}, "all prompts .*equal"),
     ):
         with pytest.raises(ValueError, match=what):
-            labelled(tmp_path, renderer, [row, row | other])
+            loader.labelled(row, row | other)
 
 
-def test_unrelated_answers_are_of_other_prompts_drawn_by_the_seed(tmp_path, renderer):
-    rows = [
-        {"prompt": [{"role": "user", "content": f"{n // 3}?"}], "response": f"{n}", "label": bool(n % 2)}
-        for n in range(12)
-    ]
-    answers = labelled(tmp_path, renderer, rows).examples
-    own = [answer.rows[0] for answer in answers]
+def test_unrelated_answers_are_of_other_prompts_drawn_by_the_seed(loader):
+    questions = [{"role": "user", "content": f"{number // 3}?"} for number in range(12)]
+    rows = [{"prompt": [one], "response": f"{n}", "label": bool(n % 2)} for n, one in enumerate(questions)]
+    own = [answer.rows[0] for answer in loader.labelled(*rows).examples]
     for place, row in enumerate(make_unrelated_answers(own, 0, 2048)):
-        number = int(extract_answer(renderer, row).removesuffix("<|im_end|>"))
-        assert number // 3 != place // 3
+        (text,) = trained(loader.renderer, row)
+        assert int(text.removesuffix("<|im_end|>")) // 3 != place // 3
         assert row.token_ids[: row.response_start] == own[place].token_ids[: own[place].response_start]
     drawn = [[row.token_ids for row in make_unrelated_answers(own, seed, 2048)] for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
@@ -185,39 +184,25 @@ CALL = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [
 
 def test_answers_of_thinking_models_with_calls(tmp_path, make_tokenizer):
     """The prompt is as at inference, without earlier thoughts. The turns of an answer keep theirs in one example."""
-    from alphaapollo.data.rendering import Renderer
-
     renderer = Renderer(make_tokenizer(THINKING))
-    earlier, four = {**FOUR, "reasoning": "before"}, {**FOUR, "reasoning": "so"}
+    loader = Loader(tmp_path, renderer)
     row = {
         "system": "be kind",
-        "prompt": [USER, earlier, USER],
-        "chosen": [CALL, {"role": "tool", "content": "3"}, four],
+        "prompt": [USER, {**FOUR, "reasoning": "before"}, USER],
+        "chosen": [CALL, {"role": "tool", "content": "3"}, {**FOUR, "reasoning": "so"}],
         "rejected": [FIVE | {"thinking": "no"}],
         "tools": [{"name": "f"}],
         "note": "x",
     }
-    read = pairs(tmp_path, renderer, [row])
+    read = loader.pairs(row)
     chosen, rejected = read.examples[0].rows
-    assert (
-        extract_answer(renderer, chosen) == "<think>hm</think>f()<tools>1</tools><|im_end|><think>so</think>4<|im_end|>"
-    )
-    assert extract_answer(renderer, rejected) == "<think>no</think>it is 5<|im_end|>"
-    prompt = renderer.tokenizer.decode(chosen.token_ids[: chosen.response_start], skip_special_tokens=False)
-    assert prompt == renderer.render_chat([SYSTEM, USER, FOUR, USER])
-    assert chosen.token_ids[: chosen.response_start] == rejected.token_ids[: rejected.response_start]
+    texts = ["<think>hm</think>f()<tools>1</tools><|im_end|>", "<think>so</think>4<|im_end|>"]
+    assert trained(renderer, chosen) == texts
+    assert trained(renderer, rejected) == ["<think>no</think>it is 5<|im_end|>"]
+    prompt = chosen.token_ids[: chosen.response_start]
+    assert text_of(renderer, prompt) == renderer.render_chat([SYSTEM, USER, FOUR, USER])
+    assert prompt == rejected.token_ids[: rejected.response_start]
     assert [notice.partition(":")[2] for notice in read.notices] == [" Columns that are not read: note."]
-    (good, _) = labelled(
-        tmp_path,
-        renderer,
-        [row | {"response": row["chosen"], "label": True}, {"prompt": [SYSTEM, USER], "response": "4", "label": False}],
-    ).examples
-    assert good.rows[0].token_ids == chosen.token_ids
-
-
-def test_a_text_prompt_with_a_system_message_is_a_chat(tmp_path, renderer):
-    row = {"system": "be kind", "prompt": "2+2=?", "chosen": "4", "rejected": "5"}
-    own = {"prompt": [SYSTEM, USER], "chosen": "4", "rejected": "5"}
-    assert pairs(tmp_path, renderer, [row]).examples == pairs(tmp_path, renderer, [own]).examples
-    texts = pairs(tmp_path, renderer, [{"prompt": "2+2=", "chosen": "4", "rejected": "5"}])
-    assert "2 prompts are plain texts" in texts.notices[0]
+    labelled = row | {"response": row["chosen"], "label": True}
+    other = {"prompt": [SYSTEM, USER], "response": "4", "label": False}
+    assert loader.labelled(labelled, other).examples[0].rows[0].token_ids == chosen.token_ids

@@ -1,87 +1,130 @@
-"""Twelve chats of eight families give the tokens and masks of the library `renderers`, or differ as written here.
+"""Stops, prompts, observations and the tokens and masks of twelve chats are those of the library `renderers`, which has
+its own code for each family, or differ as written here."""
 
-The library's renderer of a family takes the place of its chat template, over a vocabulary of bytes.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
+import copy
+from importlib import import_module
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from alphaapollo.data.chats import read_chat, split_chat
 from alphaapollo.data.examples import tokenize_examples
 from alphaapollo.data.rendering import Renderer
-from tests.families import CALL, CHATML_TOKENS, DEEPSEEK_ADDED, DEEPSEEK_BOS, DEEPSEEK_EOS, LLAMA_31_TOKENS, THINK
+from tests.families import FAMILIES, THINK, Family
+from tests.family_folders import make_family_tokenizer
+from tests.unit.data.rows import text_of
 
 library = pytest.importorskip("renderers.base")
-TAGS = (*THINK, *CALL, "<tool_response>", "</tool_response>")
-OUTPUTS = tuple(token.replace("output", "outputs") for token in DEEPSEEK_ADDED[-2:])
-VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-ARGUMENTS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|assistant|>", "<|observation|>", "<|user|>")
-KIMI_CALLS = [f"<|tool_call{name}|>" for name in ("s_section_begin", "s_section_end", "_begin", "_end")]
-KIMI = [
-    "<|im_system|>",
-    "<|im_user|>",
-    "<|im_assistant|>",
-    "<|im_middle|>",
-    *KIMI_CALLS,
-    "<|tool_call_argument_begin|>",
+SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>")
+ROLES = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|tool_call_argument_begin|>")
+KIMI = Family("Kimi K2", (*ROLES, *SECTION, "[EOS]", "<|im_end|>"), "<|im_end|>", " ".join(THINK), (), "", THINK)
+BY_NAME = {family.name: family for family in (*FAMILIES, KIMI)}
+CLASSES = {
+    "Qwen3": "qwen3.Qwen3Renderer",
+    "Qwen3.5": "qwen35.Qwen35Renderer",
+    "Nemotron 3": "nemotron3.Nemotron3Renderer",
+    "DeepSeek-V3": "deepseek_v3.DeepSeekV3Renderer",
+    "DeepSeek-R1": "deepseek_r1.DeepSeekR1Renderer",
+    "Llama 3.1 / 3.2": "llama_3.Llama3Renderer",
+    "GLM-4.5": "glm45.GLM45Renderer",
+    "gpt-oss": "gpt_oss.GptOssRenderer",
+    "Kimi K2": "kimi_k2.KimiK2Renderer",
+}
+USER, TOOL = {"role": "user", "content": "?"}, {"role": "tool", "content": "3", "name": "f"}
+THOUGHT = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyo"}
+
+
+def load_library_renderer(name, tokenizer):
+    module, _, class_name = CLASSES[name].partition(".")
+    return getattr(import_module(f"renderers.{module}"), class_name)(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def pairs(family_tokenizers):
+    """Our renderer and the library's, by family."""
+    tokenizers = {name: tokenizer for name, tokenizer in family_tokenizers.items() if name in CLASSES}
+    return {name: (Renderer(one), load_library_renderer(name, one)) for name, one in tokenizers.items()}
+
+
+MORE_STOPS = {"Nemotron 3": ["</s>"], "gpt-oss": ["<|endoftext|>"]}  # of generation_config.json
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if name != "Kimi K2"])
+def test_stops(pairs, name):
+    ours, theirs = pairs[name]
+    more = ours.tokenizer.convert_tokens_to_ids(MORE_STOPS.get(name, []))
+    assert {*ours.eos_token_ids} == {*theirs.get_stop_token_ids(), *more}
+
+
+# gpt-oss has a tokenizer of its own there; the library's Llama prompts have dates, which our template lacks.
+SAME_PROMPTS = ["Qwen3", "Qwen3.5", "Nemotron 3", "DeepSeek-V3", "DeepSeek-R1", "GLM-4.5"]
+PROMPTS = [
+    [USER],
+    [{"role": "system", "content": "Be short."}, USER],
+    [USER, {"role": "assistant", "content": "yo"}, USER],
+    [USER, THOUGHT, USER],
+    [USER, THOUGHT, USER, THOUGHT, USER],
 ]
 
 
-def keep(prompt: str, answer: str, thoughts: str) -> tuple[str, str]:
+@pytest.mark.parametrize("chat", PROMPTS, ids=len)
+@pytest.mark.parametrize("name", SAME_PROMPTS)
+def test_prompts(pairs, name, chat):
+    ours, theirs = pairs[name]
+    assert ours.encode_prompt(chat) == theirs.render_ids(chat, add_generation_prompt=True)
+
+
+MESSAGE_AFTER = {"Qwen3": TOOL, "Qwen3.5": TOOL, "Nemotron 3": TOOL, "DeepSeek-V3": USER, "Llama 3.1 / 3.2": USER}
+
+
+@pytest.mark.parametrize("name", MESSAGE_AFTER)
+def test_observations(pairs, name):
+    """After each stop token, and after a truncated answer."""
+    (ours, theirs), message = pairs[name], MESSAGE_AFTER[name]
+    prompt = ours.encode_prompt([USER])
+    answer = ours.encode(["so</think>yo" if ours.tokenizer.decode(prompt).endswith("<think>\n") else "yo"])[0]
+    for stop in ([], *([one] for one in theirs.get_stop_token_ids())):
+        sampled = [*answer, *stop]
+        expected = theirs.bridge_to_next_turn(prompt, sampled, [message]).token_ids
+        assert [*prompt, *sampled, *ours.encode_observation([message], sampled[-1])] == expected
+
+
+def keep(prompt, answer, thoughts):
     """The library drops thoughts that the template does not show. Here they are trained on."""
     dropped = thoughts and thoughts not in answer
     return prompt, f"<think>\n{thoughts}\n</think>\n\n{answer}" if dropped else answer
 
 
-def move_prefill(prompt: str, answer: str, thoughts: str) -> tuple[str, str]:
+def move_prefill(prompt, answer, thoughts):
     """The library trains on `<think>`, which the generation prompt prefills, so that a model never writes it."""
     return prompt + "<think>\n", answer.removeprefix("<think>").removeprefix("\n")
 
 
-def open_thoughts(prompt: str, answer: str, thoughts: str) -> tuple[str, str]:
+def open_thoughts(prompt, answer, thoughts):
     """The library trains on answers to a prompt without `<think>`, which no inference shows, and drops the thoughts."""
     return prompt + "<think>\n", f"{thoughts}\n</think>\n\n{answer}"
 
 
-def start_after_role(prompt: str, answer: str, thoughts: str) -> tuple[str, str]:
+def start_after_role(prompt, answer, thoughts):
     """The library puts a newline into the prompt that the generation prompt does not have, and ends with EOS."""
     return prompt.removesuffix("\n"), "\n" + answer.replace("<|endoftext|>", "<|user|>")
 
 
-@dataclass(frozen=True)
-class Case:
-    name: str  # of the library
-    special: tuple[str, ...]
-    convert: Callable[[str, str, str], tuple[str, str]]  # (prompt, answer, thoughts) of the library -> ours
-    unsupported: tuple[str, ...] = ()  # chats that the template cannot show: they are refused
-
-
-CASES = (
-    Case("qwen3", (*CHATML_TOKENS, *TAGS), keep),
-    Case("qwen3.5", (*CHATML_TOKENS, *TAGS, *VISION), move_prefill),
-    Case("nemotron-3", (*CHATML_TOKENS, *TAGS), move_prefill),
-    Case("deepseek-v3", (DEEPSEEK_BOS, *DEEPSEEK_ADDED, *OUTPUTS, *THINK, DEEPSEEK_EOS), keep),
-    Case("deepseek-r1", (DEEPSEEK_BOS, *DEEPSEEK_ADDED, *OUTPUTS, *THINK, DEEPSEEK_EOS), open_thoughts),
-    Case("llama-3", (*LLAMA_31_TOKENS, "<|eot_id|>"), keep, ("parallel calls", "text and call")),
-    Case("glm-4.5", (*TAGS, *ARGUMENTS, *GLM), start_after_role),
-    Case("kimi-k2", (*KIMI, *THINK, "[EOS]", "<|im_end|>"), keep),
-)
-
+CONVERSIONS = {  # (prompt, answer, thoughts) of the library -> prompt and answer here
+    "Qwen3": keep,
+    "Qwen3.5": move_prefill,
+    "Nemotron 3": move_prefill,
+    "DeepSeek-V3": keep,
+    "DeepSeek-R1": open_thoughts,
+    "Llama 3.1 / 3.2": keep,
+    "GLM-4.5": start_after_role,
+    "Kimi K2": keep,
+}
 ASK, ASK_MORE = {"role": "user", "content": "2+2=?"}, {"role": "user", "content": "and 3+3?"}
 FOUR, SIX = {"role": "assistant", "content": "4"}, {"role": "assistant", "content": "six"}
-SYSTEM = {"role": "system", "content": "Be kind."}
-TOOL = {
-    "name": "add",
-    "description": "Add.",
-    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-}
+SYSTEM, RESULT = {"role": "system", "content": "Be kind."}, {"role": "tool", "content": "3"}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add.", "parameters": PARAMETERS}}]
 
 
 def call(*numbers, **more):
@@ -89,7 +132,6 @@ def call(*numbers, **more):
     return {"role": "assistant", "content": "", "tool_calls": calls, **more}
 
 
-RESULT = {"role": "tool", "content": "3"}
 CHATS = {
     "plain": [ASK, FOUR],
     "system": [SYSTEM, ASK, FOUR],
@@ -104,45 +146,34 @@ CHATS = {
     "text and call": [ASK, call(1, content="Let me add."), RESULT, FOUR],
     "thoughts, call and answer": [ASK, call(1, reasoning_content="add it"), RESULT, FOUR | {"reasoning": "so four"}],
 }
+UNSUPPORTED = [("Llama 3.1 / 3.2", "parallel calls"), ("Llama 3.1 / 3.2", "text and call")]  # by the template
 
 
 class LibraryTokenizer(PreTrainedTokenizerFast):
     """Tokenizer whose chat template is a renderer of the library."""
 
     def apply_chat_template(self, chat, tokenize=False, add_generation_prompt=False, tools=None):
-        ids = self.library.render_ids(
-            [dict(one) for one in chat], tools=tools, add_generation_prompt=add_generation_prompt
-        )
+        chat = [dict(one) for one in chat]
+        ids = self.library.render_ids(chat, tools=tools, add_generation_prompt=add_generation_prompt)
         return self.decode(ids, skip_special_tokens=False)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
-def case_and_renderer(request):
-    case: Case = request.param
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tags = {*TAGS, *ARGUMENTS}
-    tokenizer.add_tokens([AddedToken(one, special=one not in tags, normalized=False) for one in case.special])
-    end = next(one for one in ("<|im_end|>", case.special[-1]) if one in case.special)
-    made = LibraryTokenizer(tokenizer_object=tokenizer, eos_token=end, chat_template=" ".join(tags))
-    config = next(
-        one
-        for one in vars(pytest.importorskip("renderers.configs")).values()
-        if getattr(getattr(one, "model_fields", {}).get("name"), "default", None) == case.name
-    )
-    made.library = library.create_renderer(made, config())
-    return case, Renderer(made)
+@pytest.fixture(scope="module", params=CONVERSIONS)
+def name_and_renderer(request):
+    family = BY_NAME[request.param]
+    tokenizer = copy.deepcopy(make_family_tokenizer(family))
+    tokenizer.__class__, tokenizer.eos_token = LibraryTokenizer, family.trained_end
+    tokenizer.library = load_library_renderer(family.name, tokenizer)
+    return family.name, Renderer(tokenizer)
 
 
-@pytest.mark.parametrize("name", CHATS)
-def test_turns_are_those_of_the_library(case_and_renderer, name):
-    case, renderer = case_and_renderer
-    chat = read_chat(CHATS[name], "messages")
-    tools = [{"type": "function", "function": TOOL}] if any("tool_calls" in message for message in chat) else None
+@pytest.mark.parametrize("chat_name", CHATS)
+def test_turns_are_those_of_the_library(name_and_renderer, chat_name):
+    name, renderer = name_and_renderer
+    chat = read_chat(CHATS[chat_name], "messages")
+    tools = TOOLS if any("tool_calls" in message for message in chat) else None
     own = renderer.with_arguments({"tools": tools} if tools else {})
-    if name in case.unsupported:
+    if (name, chat_name) in UNSUPPORTED:
         with pytest.raises(ValueError, match="chat template"):
             split_chat(chat, own)
         return
@@ -153,12 +184,9 @@ def test_turns_are_those_of_the_library(case_and_renderer, name):
         )
         trained = [index for index, one in enumerate(sample.loss_mask) if one]
         texts = sample.token_ids[: trained[0]], sample.token_ids[trained[0] : trained[-1] + 1]
-        prompt, answer = (renderer.tokenizer.decode(ids, skip_special_tokens=False) for ids in texts)
+        prompt, answer = (text_of(renderer, ids) for ids in texts)
         ((*_, row),) = [tokenize_examples(split_chat(chat[: turn + 1], own, last_turn_only=True), own)]
         start = row.response_start
-        found = [
-            renderer.tokenizer.decode(ids, skip_special_tokens=False)
-            for ids in (row.token_ids[:start], row.token_ids[start:])
-        ]
-        assert tuple(found) == case.convert(prompt, answer, chat[turn].get("reasoning_content", ""))
+        found = text_of(renderer, row.token_ids[:start]), text_of(renderer, row.token_ids[start:])
+        assert found == CONVERSIONS[name](prompt, answer, chat[turn].get("reasoning_content", ""))
         assert sum(row.action_mask) == len(row.token_ids) - start

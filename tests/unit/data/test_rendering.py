@@ -22,28 +22,13 @@ def test_a_text_is_continued_as_it_is(renderer):
     assert text_of(renderer, renderer.encode_prompt("2+2=")) == "2+2="
 
 
-def test_delta_adds_the_end_of_the_turn_where_the_action_lacks_it(renderer):
-    reply = [{"role": "tool", "content": "4"}]
-    after_end = renderer.encode_observation(reply, last_sampled_token=IM_END)
-    after_cut = renderer.encode_observation(reply, last_sampled_token=40)
-    assert text_of(renderer, after_end) == "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"
-    assert after_cut == [IM_END, *after_end]
-
-
 def test_prompt_action_and_delta_make_what_the_template_makes(renderer):
-    action = [*renderer.encode(["four"])[0], IM_END]
+    action = [*renderer.encode(["four é"])[0], IM_END]
     reply = [{"role": "user", "content": "sure?"}]
-    ids = renderer.encode_prompt(CHAT) + action + renderer.encode_observation(reply, action[-1])
-    assert ids == renderer.encode_prompt([*CHAT, {"role": "assistant", "content": "four"}, *reply])
-
-
-def test_a_template_that_drops_thoughts_is_known(renderer, forgetful_renderer):
-    assert not renderer.rewrites_history
-    assert forgetful_renderer.rewrites_history
-
-
-def test_decoding_skips_special_tokens(renderer):
-    assert renderer.decode([*renderer.encode(["four é"])[0], IM_END]) == "four é"
+    following = renderer.encode_prompt([*CHAT, {"role": "assistant", "content": "four é"}, *reply])
+    assert renderer.encode_prompt(CHAT) + action + renderer.encode_observation(reply, action[-1]) == following
+    assert renderer.encode_prompt(CHAT) + action[:-1] + renderer.encode_observation(reply, 40) == following
+    assert renderer.decode(action) == "four é"  # without special tokens
 
 
 def test_every_token_that_ends_a_turn_is_known(make_tokenizer):
@@ -93,14 +78,14 @@ def test_a_saved_tokenizer_loads(tmp_path, make_tokenizer):
     assert Renderer(load_tokenizer(str(tmp_path))).encode_prompt("a") == Renderer(make_tokenizer()).encode_prompt("a")
 
 
-@pytest.mark.parametrize(
-    ("files", "what"),
-    [
-        ({}, "has no tokenizer.*tokenizer_path"),
-        ({"tokenizer.json": '{"model": '}, "has no tokenizer that can be loaded"),
-        ({"tokenizer_config.json": "{}"}, "tokenizer"),  # without a vocabulary
-    ],
-)
+BAD_FOLDERS = [
+    ({}, "has no tokenizer.*tokenizer_path"),
+    ({"tokenizer.json": '{"model": '}, "has no tokenizer that can be loaded"),
+    ({"tokenizer_config.json": "{}"}, "tokenizer"),  # without a vocabulary
+]
+
+
+@pytest.mark.parametrize(("files", "what"), BAD_FOLDERS)
 def test_a_folder_without_a_valid_tokenizer(tmp_path, files, what):
     for name, text in ({"config.json": json.dumps({"model_type": "qwen3"})} | files).items():
         (tmp_path / name).write_text(text)

@@ -9,7 +9,7 @@ from PIL import Image
 from alphaapollo.data.chats import check_chat_is_shown
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.prompts import apply_length_limit
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.types import Prompt
 from tests.unit.data.images import encode, make_test_image
@@ -31,20 +31,11 @@ TOOL_TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def make_renderer(vision_folder):
-    def make(family="qwen3_vl"):
-        tokenizer = load_tokenizer(str(vision_folder(family)))
-        return Renderer(tokenizer, images=load_image_processor(str(vision_folder(family)), tokenizer))
-
-    return make
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_has_the_ids_of_the_models_own_processor(make_renderer, vision_folder, family):
+def test_a_prompt_has_the_ids_of_the_models_own_processor(make_vision_renderer, vision_folder, family):
     from transformers import AutoProcessor
 
-    renderer, chat = make_renderer(family), [QUESTION, ANSWER, NEXT]
+    renderer, chat = make_vision_renderer(family), [QUESTION, ANSWER, NEXT]
     processor = AutoProcessor.from_pretrained(vision_folder(family))
     images = [Image.open(io.BytesIO(encoded_image)) for encoded_image in (TEST_IMAGE, OTHER, TEST_IMAGE)]
     expected = processor(text=[renderer.render_chat(chat)], images=images, return_tensors="np")["input_ids"][0].tolist()
@@ -57,8 +48,8 @@ def test_a_prompt_has_the_ids_of_the_models_own_processor(make_renderer, vision_
     assert sum(image.num_placeholders for image in prepared) == expected.count(renderer.images.placeholder_id)
 
 
-def test_a_prompt_continues_with_an_observation(make_renderer):
-    renderer = make_renderer()
+def test_a_prompt_continues_with_an_observation(make_vision_renderer):
+    renderer = make_vision_renderer()
     sampled = [*renderer.encode(["c"])[0], *renderer.turn_end_ids[:1]]
     ids = [*renderer.encode_prompt([QUESTION]), *sampled, *renderer.encode_observation([NEXT], sampled[-1])]
     assert ids == renderer.encode_prompt([QUESTION, ANSWER, NEXT])
@@ -80,8 +71,8 @@ def test_tool_results_may_have_images(vision_folder):
     assert ids.count(images.placeholder_id) == 3 + 3 + 6
 
 
-def test_placeholders_in_messages_are_text_and_refused_in_prompts_without_messages(make_renderer):
-    renderer = make_renderer()
+def test_placeholders_in_messages_are_text_and_refused_in_prompts_without_messages(make_vision_renderer):
+    renderer = make_vision_renderer()
     text = "what is <|image_pad|>?"
     for call in (renderer.encode_prompt, renderer.encode_observation):
         assert renderer.images.placeholder_id not in call([{"role": "user", "content": text}])
@@ -91,8 +82,8 @@ def test_placeholders_in_messages_are_text_and_refused_in_prompts_without_messag
         renderer.count_prompt_tokens([Prompt(7, "", text)])
 
 
-def test_a_template_must_show_images(make_renderer):
-    renderer = make_renderer()
+def test_a_template_must_show_images(make_vision_renderer):
+    renderer = make_vision_renderer()
     renderer.tokenizer.chat_template = "{% for m in messages %}{{ m.role }}{% endfor %}"
     with pytest.raises(ValueError, match=r"<\|image_pad\|> \(0\) and images \(1\)"):
         renderer.encode_prompt([QUESTION])
@@ -106,15 +97,15 @@ def test_a_text_model_rejects_images(renderer):
     assert "<image>" in renderer.tokenizer.decode(renderer.encode_prompt(marked))
 
 
-def test_the_template_check_keeps_images(make_renderer):
-    check_chat_is_shown([QUESTION], make_renderer())  # raises if not
+def test_the_template_check_keeps_images(make_vision_renderer):
+    check_chat_is_shown([QUESTION], make_vision_renderer())  # raises if not
 
 
 PROMPTS = [Prompt(3, "", [QUESTION]), Prompt(5, "", [{"role": "user", "content": "x" * 60}])]
 
 
-def test_the_length_limit_counts_images_without_decoding_them(make_renderer, monkeypatch):
-    renderer = make_renderer()
+def test_the_length_limit_counts_images_without_decoding_them(make_vision_renderer, monkeypatch):
+    renderer = make_vision_renderer()
     length = len(renderer.encode_prompt([QUESTION]))
     assert length == len(renderer.encode([renderer.render_chat([QUESTION])])[0]) + 5
     monkeypatch.setattr(renderer.images, "prepare", None)
@@ -125,13 +116,13 @@ def test_the_length_limit_counts_images_without_decoding_them(make_renderer, mon
 
 
 @pytest.mark.parametrize("truncation", ["left", "right"])
-def test_prompts_with_images_are_not_truncated(make_renderer, truncation):
+def test_prompts_with_images_are_not_truncated(make_vision_renderer, truncation):
     with pytest.raises(ValueError, match=r"1 of 1 .*images.*row 3.*to drop \("):
-        apply_length_limit(PROMPTS, make_renderer(), 20, truncation)
+        apply_length_limit(PROMPTS, make_vision_renderer(), 20, truncation)
 
 
-def test_a_rejected_image_is_reported_with_its_row(make_renderer):
+def test_a_rejected_image_is_reported_with_its_row(make_vision_renderer):
     wide = {**QUESTION, "images": [encode(Image.new("RGB", (1000, 2)))]}
     prompts = [PROMPTS[0], replace(PROMPTS[1], content=[wide])]
     with pytest.raises(ValueError, match=r"row 5: .*processor rejects .*1000 x 2"):
-        apply_length_limit(prompts, make_renderer(), 100, "drop")
+        apply_length_limit(prompts, make_vision_renderer(), 100, "drop")

@@ -1,6 +1,15 @@
 from collections import Counter
 
+import pytest
+
 from alphaapollo.data.stream import PromptStream, WeightedFileStream, choose_rows
+
+STREAMS = {
+    "prompts in order": lambda seed, **start: PromptStream(7, seed, shuffle=False, **start),
+    "prompts": lambda seed, **start: PromptStream(7, seed, shuffle=True, **start),
+    "files in order": lambda seed, **start: WeightedFileStream([2, 4], [2.0, 0.5], seed, shuffle=False, **start),
+    "files": lambda seed, **start: WeightedFileStream([5, 7], [1.0, 2.5], seed, shuffle=True, **start),
+}
 
 
 def test_without_shuffle_the_file_order_repeats():
@@ -14,15 +23,15 @@ def test_every_epoch_has_every_prompt_once_in_a_different_order():
     assert first != second
 
 
-def test_position_depends_only_on_seed_and_index():
-    whole = PromptStream(7, seed=5, shuffle=True).prompt_indices(0, 40)
-    assert [PromptStream(7, seed=5, shuffle=True).prompt_indices(i, 1)[0] for i in range(40)] == whole
-    assert PromptStream(7, seed=5, shuffle=True).prompt_indices(13, 20) == whole[13:33]
-    assert PromptStream(7, seed=6, shuffle=True).prompt_indices(0, 40) != whole
-
-
-def test_no_prompts_requested_none_returned():
-    assert PromptStream(7, seed=5, shuffle=True).prompt_indices(3, 0) == []
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_position_depends_only_on_seed_and_index(name):
+    """The order of changed data begins where the data changed."""
+    make, is_shuffled = STREAMS[name], "order" not in name
+    all_indices = make(5).prompt_indices(0, 90)
+    assert [make(5).prompt_indices(index, 1)[0] for index in range(90)] == all_indices
+    assert make(5).prompt_indices(31, 20) == all_indices[31:51] and make(5).prompt_indices(3, 0) == []
+    assert (make(6).prompt_indices(0, 90) != all_indices) == is_shuffled
+    assert make(5, start=13).prompt_indices(13, 20) == all_indices[:20]
 
 
 def test_rows_are_drawn_once_by_the_seed():
@@ -53,22 +62,3 @@ def test_weights_are_passes_per_epoch():
         assert all(epoch[index] == 3 for index in range(10)) and all(epoch[index] == 1 for index in range(50, 53))
         assert sum(epoch[index] for index in range(10, 50)) == 10
     assert all(sum(epoch[index] for epoch in epochs) == 1 for index in range(10, 50))
-
-
-def test_mixture_depends_only_on_seed_and_position():
-    def mixed(seed: int) -> WeightedFileStream:
-        return WeightedFileStream([5, 7], [1.0, 2.5], seed, shuffle=True)
-
-    whole = mixed(3).prompt_indices(0, 90)
-    assert [mixed(3).prompt_indices(place, 1)[0] for place in range(90)] == whole
-    assert mixed(3).prompt_indices(31, 20) == whole[31:51] and mixed(4).prompt_indices(0, 90) != whole
-
-
-def test_the_order_of_changed_data_begins_where_the_data_changed():
-    for shuffle in (False, True):
-        whole = PromptStream(7, seed=5, shuffle=shuffle).prompt_indices(0, 20)
-        assert PromptStream(7, seed=5, shuffle=shuffle, start=13).prompt_indices(13, 20) == whole
-        files = ([2, 4], [2.0, 0.5], 5, shuffle)
-        assert WeightedFileStream(*files, start=13).prompt_indices(13, 9) == WeightedFileStream(*files).prompt_indices(
-            0, 9
-        )

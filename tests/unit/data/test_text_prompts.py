@@ -27,17 +27,17 @@ def prepare(*texts, chat_template=None):
     return [prompt.content for prompt in prepared], notices
 
 
-@pytest.mark.parametrize(
-    ("text", "prepared", "template", "words"),
-    [
-        ("a", "a", None, []),
-        ("<s>a", "a", None, ["<s>"]),
-        ("a</s>", "a</s>", None, ["</s>"]),
-        ("<s>a</s>\n", "a</s>\n", None, ["<s>", "</s>"]),
-        ("a", "a", "{{ messages }}", ["role"]),
-        ("<|user|>a", "<|user|>a", "{{ messages }}", []),
-    ],
-)
+TEXTS = [
+    ("a", "a", None, []),
+    ("<s>a", "a", None, ["<s>"]),
+    ("a</s>", "a</s>", None, ["</s>"]),
+    ("<s>a</s>\n", "a</s>\n", None, ["<s>", "</s>"]),
+    ("a", "a", "{{ messages }}", ["role"]),
+    ("<|user|>a", "<|user|>a", "{{ messages }}", []),
+]
+
+
+@pytest.mark.parametrize(("text", "prepared", "template", "words"), TEXTS)
 def test_texts(text, prepared, template, words):
     contents, notices = prepare(text, chat_template=template)
     assert contents == [prepared] and len(notices) == len(words)

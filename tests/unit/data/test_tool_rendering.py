@@ -38,23 +38,14 @@ def test_the_prompt_shows_the_tools(renderer):
     assert '"name": "add"' in shown and shown.endswith("1+2?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_results_of_two_calls_are_rendered_like_the_template(renderer):
-    end = renderer.eos_token_ids[0]
-    delta = renderer.encode_observation([FIRST, SECOND], last_sampled_token=end)
-    assert text_of(renderer, delta) == (
-        "\n<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n<b>\n</tool_response><|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    assert renderer.encode_observation([FIRST, SECOND], last_sampled_token=40) == [end, *delta]
-
-
 def test_prompt_calls_and_delta_make_what_the_template_makes(renderer):
     action = [*renderer.encode([f"so\n{CALL}\n{CALL}"])[0], renderer.eos_token_ids[0]]
-    ids = renderer.encode_prompt([USER]) + action + renderer.encode_observation([FIRST, SECOND], action[-1])
+    delta = renderer.encode_observation([FIRST, SECOND], action[-1])
+    assert renderer.encode_observation([FIRST, SECOND], last_sampled_token=40) == [action[-1], *delta]
     function = {"name": "add", "arguments": {"a": 1, "note": "x"}}
     chat = [USER, calling(function, function, content="so"), FIRST, SECOND]
     text = renderer.tokenizer.apply_chat_template(chat, tools=[ADD], tokenize=False, add_generation_prompt=True)
-    assert text_of(renderer, ids) == text
+    assert text_of(renderer, renderer.encode_prompt([USER]) + action + delta) == text
 
 
 def test_other_messages_are_rendered_as_without_tools(renderer):
@@ -100,16 +91,16 @@ def test_thoughts_that_only_later_questions_remove_stay_between_calls():
     assert ToolRenderer(tokenizer_of(THOUGHTLESS), [ADD]).rewrites_history
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("tool | tojson", "''", "does not show the tools add"),
-        ("message.content ~ '\\n</tool_response>'", "'!'", "does not show .* calls"),
-        ("call.function.arguments | tojson", "''", "does not show .* calls"),
-        ("{%- endfor %}\n    {{- '<|im_end|>\\n' }}", "{%- endfor %}", "the end of the turn"),
-        ("call.function.arguments | tojson", "call.function.missing.more", "rejects a chat"),
-    ],
-)
+BROKEN_TEMPLATES = [
+    ("tool | tojson", "''", "does not show the tools add"),
+    ("message.content ~ '\\n</tool_response>'", "'!'", "does not show .* calls"),
+    ("call.function.arguments | tojson", "''", "does not show .* calls"),
+    ("{%- endfor %}\n    {{- '<|im_end|>\\n' }}", "{%- endfor %}", "the end of the turn"),
+    ("call.function.arguments | tojson", "call.function.missing.more", "rejects a chat"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "says"), BROKEN_TEMPLATES)
 def test_a_template_that_cannot_do_it_is_refused(old, new, says):
     template = HERMES.replace(old, new)
     assert template != HERMES

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.sampling import sample_token
-from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.hf import HFEngine
 from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedMemorySender
+from tests.unit.engines.specs import make_spec
 from tests.unit.tiny import build_model, save_model
 
 PROBS = [0.5, 0.3, 0.15, 0.05]
@@ -51,8 +51,8 @@ def test_logprobs_are_after_temperature_and_before_truncation(settings: dict[str
 
 @pytest.fixture
 def engine(tmp_path: Path) -> HFEngine:
-    folder, rollout = str(save_model("qwen3", tmp_path / "model")), Rollout(name="hf", max_num_seqs=256)
-    return HFEngine(EngineSpec(0, folder, False, rollout, "cpu", "float32", 64, "log"))
+    folder = save_model("qwen3", tmp_path / "model")
+    return HFEngine(make_spec(name="hf", model_path=str(folder), max_model_len=64))
 
 
 def send_changed_weights(folder: Path) -> WeightUpdate:

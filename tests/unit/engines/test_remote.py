@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.protocol import EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.engines.remote import RemoteEngine
 from alphaapollo.types import Sampling
 from tests.processes import is_running
+from tests.unit.engines.specs import make_spec
 
 
 def make_engine(folder: Path, python: str = sys.executable, **environment: str) -> RemoteEngine:
-    log = str(folder / "logs/engine.log")
-    spec = EngineSpec(0, "model", False, Rollout(), "cpu", "float32", 64, log)
+    spec = make_spec(max_model_len=64, log_path=str(folder / "logs/engine.log"))
     return RemoteEngine(spec, Path(python), "tests.unit.engines.echo_server", environment)
 
 

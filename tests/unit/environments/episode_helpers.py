@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import get_environment_spec
-from alphaapollo.environments.base import Environment, Observation, Services, StepResult
+from alphaapollo.environments.base import Environment, Observation, ScoreFn, Services, StepResult
 from alphaapollo.environments.memory import Step, select_steps
-from alphaapollo.types import Prompt, Score
+from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
 
 Agent = Callable[[Environment, str], str]  # (environment, last observation) -> text
@@ -37,21 +37,39 @@ async def no_grader(prompt: Prompt, text: str) -> Score:
     raise AssertionError("this environment computes its own scores")
 
 
-def make(config: Env, score: Callable[[Prompt, str], Awaitable[Score]] = no_grader) -> Environment:
-    return get_environment_spec(config.env_name).factory(Services(score, config))
+async def contains_truth(prompt: Prompt, text: str) -> Score:
+    """Grader: 1 if the text contains the ground truth."""
+    return Score(float(str(prompt.ground_truth) in text))
+
+
+def make(config: Env, score: ScoreFn = no_grader, **services: Any) -> Environment:
+    """Environment with these services, e.g. `tools`."""
+    return get_environment_spec(config.env_name).factory(Services(score, config, **services))
 
 
 async def _await(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def play(
-    config: Env, agent: Agent, prompt: Prompt, score: Callable[[Prompt, str], Awaitable[Score]] = no_grader
-) -> list[StepResult]:
+async def act(config: Env, prompt: Prompt, *texts: str, **services: Any) -> tuple[Observation, list[StepResult]]:
+    """First observation and results of an episode in which the model writes these texts."""
+    environment = make(config, **services)
+    try:
+        first = await _await(environment.reset(prompt))
+        return first, [await _await(environment.step(text)) for text in texts]
+    finally:
+        await _await(environment.close())
+
+
+def take_turns(config: Env, prompt: Prompt, *texts: str, **services: Any) -> tuple[Observation, list[StepResult]]:
+    return asyncio.run(act(config, prompt, *texts, **services))
+
+
+def play(config: Env, agent: Agent, prompt: Prompt) -> list[StepResult]:
     """One episode to its end or to env.max_steps, with the memory prompts if env.context=memory."""
 
     async def run() -> list[StepResult]:
-        environment = make(config, score)
+        environment = make(config)
         first = await _await(environment.reset(prompt))
         seen = first if isinstance(first, str) else first.messages[-1]["content"]
         results: list[StepResult] = []
@@ -72,17 +90,10 @@ def play(
     return asyncio.run(run())
 
 
-def take_turns(config: Env, prompt: Prompt, *texts: str) -> tuple[Observation, list[StepResult]]:
-    """First observation and results of an asynchronous environment."""
-
-    async def run() -> tuple[Observation, list[StepResult]]:
-        environment: Any = make(config)
-        try:
-            return await environment.reset(prompt), [await environment.step(text) for text in texts]
-        finally:
-            await environment.close()
-
-    return asyncio.run(run())
+def row(id: int = 0, extra_info: Any = None, **env_kwargs: Any) -> Prompt:
+    """Row of a dataset whose environment writes the prompt."""
+    chat = [Message(role="user", content="The environment writes this prompt.")]
+    return Prompt(id, "text", chat, env_kwargs=env_kwargs, extra_info=extra_info or {})
 
 
 def random_agent(seed: int) -> Agent:

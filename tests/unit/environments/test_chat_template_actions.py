@@ -1,24 +1,22 @@
 """informal_math with env.action_format=chat_template."""
 
-import asyncio
 import random
 from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Env, InformalMath
+from alphaapollo.config.schema import Env
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.environments import get_environment_spec
-from alphaapollo.environments.base import Services, StepResult
+from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.informal_math import NATIVE
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import FunctionTool, tool
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Score, Trajectory
-from tests.unit.rollout.worker_kit import generate, make_worker
+from tests.unit.environments.episode_helpers import contains_truth, take_turns
+from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker
 from tests.unit.tool_templates import FORGETFUL, HERMES, RESPONSE_TEMPLATE, call, tokenizer_of
 
 PROMPT = Prompt(3, "math", [Message(role="user", content="What is 6 times 7?")], ground_truth="42")
@@ -35,10 +33,6 @@ def broken() -> str:
     raise ToolFailedError("the server is gone")
 
 
-async def grade(prompt: Prompt, text: str) -> Score:
-    return Score(float(f"\\boxed{{{prompt.ground_truth}}}" in text))
-
-
 def native(**settings: Any) -> Env:
     return Env(env_name="informal_math", action_format="chat_template", **settings)
 
@@ -50,15 +44,9 @@ def take(*actions: str) -> list[StepResult]:
     tokenizer.response_template = RESPONSE_TEMPLATE
     parse_calls = make_tool_call_parser("", ToolRenderer(tokenizer, box.schemas()))
 
-    async def run() -> list[StepResult]:
-        environment = get_environment_spec("informal_math").factory(Services(grade, native(), box, parse_calls))
-        first = await environment.reset(PROMPT)
-        assert first.messages[0]["content"] == f"What is 6 times 7?\n\n{NATIVE}"
-        results = [await environment.step(action) for action in actions]
-        await environment.close()
-        return results
-
-    return asyncio.run(run())
+    first, results = take_turns(native(), PROMPT, *actions, score=contains_truth, tools=box, parse_calls=parse_calls)
+    assert first.messages[0]["content"] == f"What is 6 times 7?\n\n{NATIVE}"
+    return results
 
 
 def answers(result: StepResult) -> list[str]:
@@ -125,12 +113,8 @@ def play(tmp_path, turns: list[str], template: str = HERMES, **settings: Any) ->
     tokenizer.response_template = RESPONSE_TEMPLATE
     tokenizer.save_pretrained(tmp_path)
     left = list(turns)
-
-    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
-        return [*tokenizer(left.pop(0))["input_ids"], *sampling.stop_token_ids]
-
-    env = native(tools=["treble"], max_steps=5, informal_math=InformalMath(enable_python_code=False), **settings)
-    engine = FakeEngine(300, script=script)
+    env = native(tools=["treble"], max_steps=5, informal_math={"enable_python_code": False}, **settings)
+    engine = TextEngine(tmp_path, lambda text: left.pop(0))
     worker = make_worker(tmp_path, engine, env, max_prompt_length=1000, max_response_length=1000)
     (group,) = generate(worker, GroupRequest(PROMPT, 1, Sampling(1000), stream_position=0))
     return ToolRenderer(tokenizer, worker._tools.schemas()), group.trajectories[0]
@@ -156,14 +140,11 @@ def test_tokens_of_three_turns_match_the_template(tmp_path):
     assert sampled == [token for turn in trajectory.turns for token in turn.completion.token_ids]
 
 
-def test_memory_context_shows_the_calls_and_their_results(tmp_path):
-    _, trajectory = play(tmp_path, [call("treble", x=1), call("treble", x=14), "\\boxed{42}"], context="memory")
-    assert len(trajectory.rows) == 3 and trajectory.score.reward == 1.0
-
-
-def test_template_that_drops_earlier_thoughts(tmp_path):
-    _, trajectory = play(tmp_path, [f"<think>?</think>{call('treble', x=14)}", "\\boxed{42}"], FORGETFUL)
-    assert trajectory.score.reward == 1.0
+@pytest.mark.parametrize(("template", "context"), [(HERMES, "memory"), (FORGETFUL, "append")])
+def test_memory_context_and_a_template_that_drops_earlier_thoughts(tmp_path, template, context):
+    turns = [call("treble", x=1), f"<think>?</think>{call('treble', x=14)}", "\\boxed{42}"]
+    _, trajectory = play(tmp_path, turns, template, context=context)
+    assert len(trajectory.rows) == (3 if context == "memory" else 1) and trajectory.score.reward == 1.0
 
 
 def test_random_texts():

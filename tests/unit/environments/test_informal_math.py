@@ -1,26 +1,26 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import random
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
 
-from alphaapollo.config.schema import Env, InformalMath
+from alphaapollo.config.schema import Env
 from alphaapollo.config.schema.env import ToolLimits
-from alphaapollo.environments import check_environment, get_environment_spec
-from alphaapollo.environments.base import Observation, Services, StepResult
+from alphaapollo.environments import check_environment
+from alphaapollo.environments.base import StepResult
 from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.environments.informal_math import get_problem, make_example_value, make_tag_instruction
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.retrieval import build_index
+from alphaapollo.tools.sandbox import get_default_sandbox
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Outcome, Prompt, Score
 from examples.data_preprocess.protocol import TOOL_INSTRUCTION
-from tests.unit.environments.episode_helpers import game
+from tests.unit.environments.episode_helpers import contains_truth, game, take_turns
 
 PROMPT = Prompt(
     3,
@@ -31,29 +31,19 @@ PROMPT = Prompt(
 )
 
 
-async def grade(prompt: Prompt, text: str) -> Score:
-    return Score(float(f"\\boxed{{{prompt.ground_truth}}}" in text))
-
-
 def broken(x: int) -> int:
     """Always fails."""
     raise ToolFailedError("the server is gone")
 
 
 def play(*actions: str, tools: ToolBox | None, prompt: Prompt = PROMPT, env_prompt: str = ""):
-    async def run() -> tuple[Observation, list[StepResult]]:
-        config = Env(env_name="informal_math", prompt=env_prompt)
-        environment = get_environment_spec("informal_math").factory(Services(grade, config, tools))
-        first = await environment.reset(prompt)
-        results = [await environment.step(action) for action in actions]
-        await environment.close()
-        return first, results
-
-    return asyncio.run(run())
+    config = Env(env_name="informal_math", prompt=env_prompt)
+    return take_turns(config, prompt, *actions, score=contains_truth, tools=tools)
 
 
-def python() -> ToolBox:
-    tools = make_toolbox(Env(env_name="informal_math"))
+def python(**settings: Any) -> ToolBox:
+    """Toolbox with python_code."""
+    tools = make_toolbox(Env(env_name="informal_math", **settings))
     assert tools is not None
     return tools
 
@@ -65,16 +55,13 @@ def response(result: StepResult) -> dict[str, str]:
     return json.loads(message["content"].removeprefix("<tool_response>").removesuffix("</tool_response>"))
 
 
-def test_instruction_matches_the_supervised_data():
+def test_first_message_has_the_question_and_the_instruction_of_the_supervised_data():
     first, _ = play(tools=python())
     assert first.messages[0]["content"] == f"What is 6 times 7?\n\n{TOOL_INSTRUCTION}"
     first, _ = play(tools=None)
     assert "python_code" not in first.messages[0]["content"]
     first, _ = play(tools=None, prompt=Prompt(0, "math", "1+1=?", ground_truth="2"))
     assert first.messages[0]["content"].startswith("1+1=?\n\n")
-
-
-def test_custom_prompt():
     first, _ = play(tools=None, env_prompt="{question} Go.")
     assert first.messages == [Message(role="user", content="What is 6 times 7? Go.")]
 
@@ -88,11 +75,8 @@ def test_python_call_then_answer():
     assert (noted["tool"], noted["status"]) == ("python_code", "ok") and noted["seconds"] > 0
     assert answered.done and answered.score == Score(1.0)
     assert answered.kept_chars == len(r"<answer>\boxed{42}</answer>")
-
-
-def test_only_text_before_the_cut_is_graded():
     _, (answered,) = play(r"<answer>\boxed{41}</answer> or \boxed{42}", tools=None)
-    assert answered.score == Score(0.0)
+    assert answered.score == Score(0.0)  # only the text before the cut is graded
 
 
 @pytest.mark.parametrize(
@@ -113,13 +97,8 @@ def test_example_call_is_valid(tmp_path):
     (tmp_path / "docs" / "sympy").mkdir(parents=True)
     (tmp_path / "docs" / "sympy" / "a.md").write_text("dsolve solves equations")
     build_index(tmp_path / "docs", tmp_path / "index")
-    tools = make_toolbox(
-        Env(
-            env_name="informal_math",
-            informal_math={"enable_python_code": False, "enable_local_rag": True},
-            tool_settings={"local_rag": {"index": str(tmp_path / "index")}},
-        )
-    )
+    maths = {"enable_python_code": False, "enable_local_rag": True}
+    tools = python(informal_math=maths, tool_settings={"local_rag": {"index": str(tmp_path / "index")}})
     call = '<local_rag>{"repo_name": "sympy", "query": "...", "top_k": 3}</local_rag>'
     assert call in make_tag_instruction(tools)
     _, (result,) = play(call.replace("...", "dsolve"), tools=tools)
@@ -162,16 +141,17 @@ def test_tool_failure_is_an_environment_failure():
 
 
 def test_keep_state_lasts_one_episode():
-    config = Env(env_name="informal_math", tool_settings={"python_code": {"keep_state": True}})
+    tools = python(tool_settings={"python_code": {"keep_state": True}})
     actions = ["<python_code>x = 20</python_code>", "<python_code>x + 1</python_code>"]
-    _, (_, second) = play(*actions, tools=make_toolbox(config))
+    _, (_, second) = play(*actions, tools=tools)
     assert response(second) == {"status": "ok", "text": "21"}
-    _, (fresh,) = play(actions[1], tools=make_toolbox(config))
+    _, (fresh,) = play(actions[1], tools=tools)
     assert response(fresh)["status"] == "error" and "NameError" in response(fresh)["text"]
+    assert not get_default_sandbox()._sessions  # the end of an episode ends its process
 
 
 def test_environment_without_tools():
-    assert make_toolbox(Env(env_name="informal_math", informal_math=InformalMath(enable_python_code=False))) is None
+    assert make_toolbox(Env(env_name="informal_math", informal_math={"enable_python_code": False})) is None
     assert check_environment(Env(env_name="informal_math")).graded
 
 
@@ -184,8 +164,7 @@ def test_random_texts():
         assert result.done == (result.score is not None) and (result.done or result.observation is not None)
 
 
-def test_question_falls_back_to_the_prompt():
-    assert get_problem(Prompt(0, "math", "2+2=?")) == "2+2=?"
+def test_question_falls_back_to_the_last_message():
     assert get_problem(Prompt(0, "math", [Message(role="user", content="hm?")])) == "hm?"
 
 
@@ -204,7 +183,7 @@ def test_settings_without_effect_are_refused():
     ],
 )
 def test_time_limit_of_python_is_in_its_description(env, limit):
-    (schema,) = make_toolbox(Env(env_name="informal_math", **env)).schemas()
+    (schema,) = python(**env).schemas()
     assert f"{limit} s" in schema["function"]["description"]
 
 

@@ -15,10 +15,10 @@ from alphaapollo.environments import openenv as adapter
 from alphaapollo.planning.trials import try_environment_resets
 from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.processes.time_limit import TimeLimit
-from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.types import Message, Score
 from tests.processes import wait_until
 from tests.unit import virtual_time
-from tests.unit.environments.episode_helpers import check_results, make, play, random_agent, take_turns
+from tests.unit.environments.episode_helpers import act, check_results, make, play, random_agent, row, take_turns
 
 PYTHON = os.environ.get("OPENENV_PYTHON", sys.executable)
 REAL = not subprocess.run([PYTHON, "-c", "import openenv.core.env_server"], capture_output=True, check=False).returncode
@@ -117,10 +117,6 @@ def env(url: str, prompt: str = "", **settings) -> Env:
     return Env(env_name="openenv", prompt=prompt, max_steps=5, openenv=openenv)
 
 
-def row(id: int = 0) -> Prompt:
-    return Prompt(id, "text", [Message(role="user", content="...")])
-
-
 def run(config: Env, *texts: str):
     first, results = take_turns(config, row(), *texts)
     return first.messages[0]["content"], results
@@ -139,11 +135,6 @@ def test_actions_and_observations(url):
     assert first.startswith("> start") and step.observation.messages[0]["content"] == "echo as it is"
     _, (step,) = run(env(url, observation_field=""), "<answer>7</answer>")
     assert '"text": "echo 7"' in step.observation.messages[0]["content"]
-    _, (step,) = run(env(url), "hello")
-    assert not step.valid and step.observation.messages[0]["content"].startswith("invalid action: no action")
-
-
-def test_errors_are_raised(url):
     with pytest.raises(RuntimeError):
         run(env(url), "<answer>raise</answer>")
     with pytest.raises(KeyError, match=r"observation_field=board is unknown.*text"):
@@ -153,13 +144,14 @@ def test_errors_are_raised(url):
 @pytest.mark.parametrize(
     ("action", "said"),
     [
-        ('{"message": 7.5}', "the environment rejects"),
-        ('{"colour": "red"}', "the environment rejects"),
-        (r'{"message": "half \ud83d"}', "lone surrogate"),
+        ("hello", "invalid action: no action"),
+        ('<answer>{"message": 7.5}</answer>', "the environment rejects"),
+        ('<answer>{"colour": "red"}</answer>', "the environment rejects"),
+        (r'<answer>{"message": "half \ud83d"}</answer>', "lone surrogate"),
     ],
 )
 def test_rejected_action_is_an_invalid_turn(url, action, said):
-    _, (bad, good) = run(env(url), f"<answer>{action}</answer>", "<answer>hello</answer>")
+    _, (bad, good) = run(env(url), action, "<answer>hello</answer>")
     assert not bad.valid and not bad.done and said in bad.observation.messages[0]["content"]
     assert good.valid and good.observation.messages[0]["content"] == "echo hello"
 
@@ -167,18 +159,10 @@ def test_rejected_action_is_an_invalid_turn(url, action, said):
 def test_episodes_wait_for_free_sessions(url, monkeypatch):
     monkeypatch.setattr(adapter, "FIRST_WAIT", 0.01)
 
-    async def play_one() -> float:
-        environment = make(env(url))
-        try:
-            await environment.reset(row())
-            return (await environment.step("<answer>win</answer>")).score.reward
-        finally:
-            await environment.close()
-
     async def go():
-        return await asyncio.gather(*(play_one() for _ in range(20)))
+        return await asyncio.gather(*(act(env(url), row(), "<answer>win</answer>") for _ in range(20)))
 
-    assert asyncio.run(go()) == [1.0] * 20  # on 8 sessions
+    assert [result.score.reward for _, (result,) in asyncio.run(go())] == [1.0] * 20  # on 8 sessions
 
 
 @pytest.mark.parametrize(("ours", "left"), [(1, 10.0), (0, 0.0)])
@@ -222,7 +206,10 @@ def test_wait_for_own_episodes_is_not_counted(url, monkeypatch, ours, left):
     assert virtual_time.run(go()) == left
 
 
-def test_unreachable_server(url):
+def test_unreachable_or_missing_server(url):
+    check_environment(env(url))
+    with pytest.raises(ValueError, match=r"env\.openenv\.url is empty"):
+        check_environment(env(""))
     with pytest.raises(ValueError, match=r"row 0: .*reset: ClientConnectorError"):
         asyncio.run(try_environment_resets(env("http://127.0.0.1:1"), [row()]))
     asyncio.run(try_environment_resets(env(url), [row(), row(1)]))
@@ -230,18 +217,7 @@ def test_unreachable_server(url):
 
 def test_random_agent(url):
     for seed in range(50):
-        agent = random_agent(seed)
-        results = play(env(url), lambda environment, seen, agent=agent: _harmless(agent(environment, seen)), row(seed))
+        results = play(env(url), random_agent(seed), row(seed))  # it never says "raise"
         assert all(0.0 <= result.reward <= 0.25 for result in results)
         if results[-1].done:
             check_results(results, 5)
-
-
-def _harmless(text: str) -> str:
-    return text.replace("raise", "")
-
-
-def test_check():
-    check_environment(env("http://localhost:8000"))
-    with pytest.raises(ValueError, match=r"env\.openenv\.url is empty"):
-        check_environment(env(""))

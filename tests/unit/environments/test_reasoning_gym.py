@@ -12,9 +12,9 @@ from alphaapollo.environments import check_environment
 from alphaapollo.environments.reasoning_gym import list_tasks
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
-from alphaapollo.types import Message, Outcome, Prompt, Score
+from alphaapollo.types import Outcome, Prompt, Score
 from examples.reasoning_gym.make_curriculum import rows
-from tests.unit.environments.episode_helpers import WORDS, make
+from tests.unit.environments.episode_helpers import WORDS, make, row
 
 gym = pytest.importorskip("reasoning_gym")
 
@@ -26,10 +26,6 @@ SLOW = {"sokoban"}
 
 async def score(prompt: Prompt, text: str) -> Score:
     return convert_to_score(grade_reasoning_gym(prompt, text))
-
-
-def row(id: int = 0, **env_kwargs) -> Prompt:
-    return Prompt(id, "text", [Message(role="user", content="...")], env_kwargs=env_kwargs)
 
 
 def env(*tasks: str, prompt: str = "", **settings) -> Env:

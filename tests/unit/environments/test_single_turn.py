@@ -1,36 +1,20 @@
-import asyncio
-
 import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment, get_environment_spec, register_environment
-from alphaapollo.environments.base import Observation, Services
+from alphaapollo.environments.base import Observation
 from alphaapollo.types import Message, Prompt, Score
-from tests.unit.environments.episode_helpers import game
+from tests.unit.environments.episode_helpers import contains_truth, game, take_turns
 
 CHAT = [Message(role="user", content="2+2=?")]
-
-
-async def grade(prompt: Prompt, text: str) -> Score:
-    return Score(float(text == prompt.ground_truth))
-
-
-def play(prompt: Prompt, answer: str):
-    async def run():
-        environment = get_environment_spec("single_turn").factory(Services(grade, Env()))
-        first = await environment.reset(prompt)
-        result = await environment.step(answer)
-        await environment.close()
-        return first, result
-
-    return asyncio.run(run())
 
 
 @pytest.mark.parametrize(
     ("content", "first", "answer", "reward"), [(CHAT, Observation(CHAT), "4", 1.0), ("2+2=", "2+2=", "5", 0.0)]
 )
 def test_chat_or_text_prompt_is_answered_and_graded(content, first, answer, reward):
-    shown, result = play(Prompt(0, "exact", content, ground_truth="4"), answer)
+    prompt = Prompt(0, "exact", content, ground_truth="4")
+    shown, (result,) = take_turns(Env(), prompt, answer, score=contains_truth)
     assert shown == first
     assert result.done and result.observation is None and result.score == Score(reward)
 

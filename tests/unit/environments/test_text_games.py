@@ -5,22 +5,16 @@ import pytest
 from alphaapollo.config.schema import Env
 from alphaapollo.types import Message, Prompt
 from examples.grid_world.teacher import MOVES
-from tests.unit.environments.episode_helpers import check_results, game, make, play, random_agent
-
-
-def prompt(id: int = 0, **env_kwargs) -> Prompt:
-    return Prompt(
-        id, "text", [Message(role="user", content="The environment writes this prompt.")], env_kwargs=env_kwargs
-    )
+from tests.unit.environments.episode_helpers import check_results, game, make, play, random_agent, row, take_turns
 
 
 def first_prompt(config: Env, of: Prompt) -> str:
-    return asyncio.run(make(config).reset(of)).messages[0]["content"]
+    return take_turns(config, of)[0].messages[0]["content"]
 
 
 def started(config: Env, id: int):
     environment = make(config)
-    asyncio.run(environment.reset(prompt(id)))
+    asyncio.run(environment.reset(row(id)))
     return environment
 
 
@@ -47,18 +41,13 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_random_agent(config):
+def test_a_good_player_wins_and_a_random_one_has_a_valid_episode(config):
+    good = halving if config.env_name == "guessing_game" else shortest
     for seed in range(300):
-        results = play(config, random_agent(seed), prompt(seed))
+        results = play(config, random_agent(seed), row(seed))
         check_results(results, config.max_steps)
         assert all(result.reward == 0.0 for result in results)
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_good_player_wins(config):
-    agent = halving if config.env_name == "guessing_game" else shortest
-    for id in range(100):
-        results = play(config, agent, prompt(id))
+        results = play(config, good, row(seed))
         check_results(results, config.max_steps)
         assert results[-1].score.reward == 1.0
 
@@ -71,10 +60,10 @@ def test_instance_depends_on_seed_and_row(name):
         return (environment.target,) if name == "guessing_game" else (environment.position, environment.goal)
 
     config, other = game(name), game(name, seed=1)
-    assert instance(config, prompt(3)) == instance(config, prompt(3))
-    assert len({instance(config, prompt(id)) for id in range(20)}) > 10
-    assert len({instance(config, prompt(0, seed=seed)) for seed in range(20)}) > 10  # rows of prepare --mode text
-    assert [instance(config, prompt(id)) for id in range(9)] != [instance(other, prompt(id)) for id in range(9)]
+    assert instance(config, row(3)) == instance(config, row(3))
+    assert len({instance(config, row(id)) for id in range(20)}) > 10
+    assert len({instance(config, row(0, seed=seed)) for seed in range(20)}) > 10  # rows of prepare --mode text
+    assert [instance(config, row(id)) for id in range(9)] != [instance(other, row(id)) for id in range(9)]
 
 
 def test_text_after_a_guess_is_cut():
@@ -107,11 +96,10 @@ def test_invalid_guess_uses_a_turn_and_is_not_cut(text, problem):
 def test_memory_prompt_of_the_guessing_game():
     config = game("guessing_game", 3, context="memory", prompt="1 to {numbers}, {steps} guesses")
     seen = []
-    play(config, lambda environment, text: seen.append(text) or "?", prompt())
-    assert seen == ["1 to 100, 3 guesses"] + [
-        "1 to 100, 3 guesses" + "\n: invalid action: no numbers; guess one" * turns for turns in (1, 2)
-    ]
-    assert "from 1 to 100" in first_prompt(game("guessing_game"), prompt())
+    play(config, lambda environment, text: seen.append(text) or "?", row())
+    problem = "\n: invalid action: no numbers; guess one"
+    assert seen == ["1 to 100, 3 guesses" + problem * turns for turns in range(3)]
+    assert "from 1 to 100" in first_prompt(game("guessing_game"), row())
 
 
 @pytest.fixture
@@ -150,13 +138,13 @@ def test_memory_prompt_of_the_grid_world():
         seen.append(text.replace(environment.view(), "VIEW"))
         return next(move for move in MOVES if move != environment.shortest_path[0])
 
-    play(config, agent, prompt())
+    play(config, agent, row())
     assert seen[0] == "5 3\nVIEW" and all(text in ("5 3\nVIEW", "5 3\nthere is a wall\nVIEW") for text in seen[1:])
 
 
 def test_other_braces_of_a_prompt_stay():
     config = game("grid_world", prompt='{"move": "up"} {nothing}')
-    assert first_prompt(config, prompt()) == '{"move": "up"} {nothing}'
+    assert first_prompt(config, row()) == '{"move": "up"} {nothing}'
 
 
 def test_rows_with_only_a_seed(tmp_path):
@@ -166,4 +154,4 @@ def test_rows_with_only_a_seed(tmp_path):
     prepare(tmp_path, "text", {"train": 4, "val": 4})
     train, test = (load_prompts(str(tmp_path / f"{name}.parquet"), "prompt") for name in ("train", "val"))
     config = game("grid_world", settings={"size": 9})
-    assert len({first_prompt(config, row) for row in [*train, *test]}) == 8
+    assert len({first_prompt(config, one) for one in [*train, *test]}) == 8

@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import verifiers as adapter
 from alphaapollo.types import Message, Prompt
-from tests.unit.environments.episode_helpers import check_results, make, play, random_agent, take_turns
+from tests.unit.environments.episode_helpers import check_results, make, play, random_agent, row, take_turns
 
 PYTHON = os.environ.get("VERIFIERS_PYTHON", sys.executable)
 REAL = not subprocess.run([PYTHON, "-P", "-c", "import verifiers.v1"], capture_output=True, check=False).returncode
@@ -157,44 +157,36 @@ def env(name: str = "countdown", python: str = PYTHON, **args) -> Env:
     return Env(env_name="verifiers", max_steps=9, verifiers={"name": name, "args": args, "python": python})
 
 
-def row(index: int = 0) -> Prompt:
-    chat = [Message(role="user", content="The environment writes this prompt.")]
-    return Prompt(0, "text", chat, extra_info={"index": index})
+def task(index: int = 0) -> Prompt:
+    return row(extra_info={"index": index})
 
 
 def test_several_turns():
-    first, (wrong, right) = take_turns(env(), row(1), "1", "it is 2")
+    first, (wrong, right) = take_turns(env(), task(1), "1", "it is 2")
     assert first.messages == [Message(role="user", content="1 and 1?")]
     assert wrong.observation.messages == [Message(role="user", content="wrong 1")] and not wrong.done
     assert right.done and right.score.reward == 0.75
     assert right.score.components == {"right": 0.5, "brief": 0.25, "turns": 2}
 
 
-def test_end_without_a_correct_answer():
-    _, results = take_turns(env(), row(), "no", "", "no", "no")
+def test_an_episode_ends_without_a_correct_answer():
+    _, results = take_turns(env(), task(), "no", "", "no", "no")
     assert [result.done for result in results] == [False, False, False, True]
     assert results[-1].score.reward == 0.125
 
 
-def test_rows_select_tasks():
-    assert take_turns(env(rows=2), row(3))[0].messages[0]["content"] == "1 and 1?"  # 3 modulo 2
-
-
-def test_errors_are_raised():
+def test_errors_and_an_unfinished_episode_leave_the_server_usable():
+    assert take_turns(env(rows=2), task(3))[0].messages[0]["content"] == "1 and 1?"  # 3 modulo 2; no turn is taken
     with pytest.raises(RuntimeError, match=r"countdown: EnvError: .*broken"):
-        take_turns(env(), row(), "raise")
-
-
-def test_close_during_an_episode_leaves_the_server_usable():
-    take_turns(env(), row())
-    assert take_turns(env(), row(), "1")[1][0].score.reward == 1.0
+        take_turns(env(rows=2), task(), "raise")
+    assert take_turns(env(rows=2), task(), "1")[1][0].score.reward == 1.0
 
 
 def test_concurrent_episodes():
     async def go():
         environments = [make(env()) for _ in range(4)]
         for index, environment in enumerate(environments):
-            await environment.reset(row(index))
+            await environment.reset(task(index))
         results = await asyncio.gather(*(environment.step("it is 2") for environment in environments))
         for environment in environments:
             await environment.close()
@@ -208,7 +200,7 @@ def test_dead_server_is_an_error_and_is_restarted():
 
     async def go():
         environment = make(config)
-        await environment.reset(row())
+        await environment.reset(task())
         process = next(process for key, (process, _) in adapter._servers.items() if '"rows": 3' in key[-1])
         process.kill()
         process.wait()
@@ -219,12 +211,12 @@ def test_dead_server_is_an_error_and_is_restarted():
             await environment.close()
 
     asyncio.run(go())
-    assert take_turns(config, row(), "1")[1][0].done
+    assert take_turns(config, task(), "1")[1][0].done
 
 
 def test_random_agent():
     for seed in range(20):
-        check_results(play(env(), random_agent(seed), row(seed)), 4)
+        check_results(play(env(), random_agent(seed), task(seed)), 4)
 
 
 def test_check():
@@ -246,7 +238,7 @@ def test_missing_library(monkeypatch: pytest.MonkeyPatch):
 
 @needs_verifiers
 def test_single_turn():
-    first, (result,) = take_turns(env("echo-v1"), row(), "four")
+    first, (result,) = take_turns(env("echo-v1"), task(), "four")
     assert [message["role"] for message in first.messages] == ["system", "user"]
     assert result.done and result.score.reward == 4.0
 

@@ -89,13 +89,16 @@ def test_wrong_format_is_a_zero_and_not_a_failure() -> None:
 
 
 def test_sources_apart_and_together() -> None:
+    """Each data source has its own n."""
     other = [result(7, sample, 1.0, "x", data_source="b") for sample in range(4)]
-    everything, sources = summarize([*other, *TWO_PROBLEMS])
-    assert list(sources) == ["a", "b"]
-    assert [own.figures["pass@1"].value for own in sources.values()] == [0.25, 1.0]
-    assert everything.data_source == "all"
-    assert everything.figures["pass@1"].value == pytest.approx(0.5)
-    assert everything.problems == 3
+    alone = result(9, 0, 1.0, data_source="c")
+    everything, sources = summarize([*other, *TWO_PROBLEMS, alone])
+    assert list(sources) == ["a", "b", "c"]
+    assert [own.figures["pass@1"].value for own in sources.values()] == [0.25, 1.0, 1.0]
+    assert sources["c"].figures["avg@1"].value == 1.0 and "pass@2" not in sources["c"].figures
+    assert everything.data_source == "all" and everything.problems == 4
+    assert everything.figures["pass@1"].value == pytest.approx((0.5 + 0 + 1 + 1) / 4)
+    assert (everything.figures["pass@1"].problems, everything.figures["pass@4"].problems) == (4, 3)
 
 
 def test_rows_that_repeat_a_problem_are_further_samples_of_it() -> None:
@@ -108,14 +111,6 @@ def test_rows_that_repeat_a_problem_are_further_samples_of_it() -> None:
     joined = [(one.problem_id, one.sample_index) for one in merge_repeated_prompts(results, prompts)]
     assert joined[:8] == [(0, 0), (0, 1), (0, 2), (0, 3), (2, 0), (2, 1), (3, 0), (3, 1)]
     assert joined[8:] == [(4, 0), (4, 1), (5, 0), (5, 1), (6, 0), (6, 1)]
-
-
-def test_each_data_source_has_its_own_n() -> None:
-    results = [*TWO_PROBLEMS, result(7, 0, 1.0, data_source="b")]
-    everything, sources = summarize(results)
-    assert "avg@4" in sources["a"].figures and "pass@2" not in sources["b"].figures
-    assert sources["b"].figures["avg@1"].value == 1.0
-    assert (everything.figures["pass@1"].problems, everything.figures["pass@4"].problems) == (3, 2)
 
 
 def test_a_record_read_back_is_the_same_result() -> None:

@@ -95,9 +95,8 @@ def test_what_main_generation_wrote_is_scored_again(tmp_path: Path) -> None:
     for column in ("data.response_key=text", "data.response_key=''"):
         assert run(tmp_path, str(path), column) == 0
         assert figures(tmp_path)["avg@4"] == 0.5
-    path.write_text(
-        "".join(format_trajectory_lines(0, [make_group(*samples, make_trajectory(sample=4), prompt=prompt)]))
-    )
+    samples.append(make_trajectory(sample=4))
+    path.write_text("".join(format_trajectory_lines(0, [make_group(*samples, prompt=prompt)])))
     save_config(GenerationConfig(), tmp_path / "config.yaml")
     for entry in (f"{tmp_path}/*.jsonl", str(tmp_path)):
         assert run(tmp_path, entry) == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.evolving import run as evolving_run
+from alphaapollo.planning import trials
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.registry import load_grader
 from alphaapollo.types import Prompt, Score, Turn
@@ -33,11 +35,16 @@ class InProcessGrader:
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
         return convert_to_score(load_grader(prompt.data_source)(prompt, text))
 
+    async def score_ground_truth(self, prompt: Prompt) -> Score:
+        return await self.score(prompt, f"#### {prompt.ground_truth}")
+
     async def close(self) -> None:
         pass
 
 
 @pytest.fixture
 def command(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    monkeypatch.setattr(evolving_run, "RewardClient", InProcessGrader)
+    for module in (evolving_run, trials):
+        monkeypatch.setattr(module, "RewardClient", InProcessGrader)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     return Command(tmp_path, server.url)

@@ -55,26 +55,18 @@ def test_proposer_prompt_has_past_solutions() -> None:
 
 
 def test_reports_of_the_majority() -> None:
-    verdicts = [
-        Verdict("m", vote=True, report="fine"),
-        Verdict("m", vote=False, report="bad"),
-        Verdict("m", vote=True, report="fine"),
-        Verdict("m", failure="no report"),
-    ]
+    fine, bad = Verdict("m", vote=True, report="fine"), Verdict("m", vote=False, report="bad")
+    verdicts = [fine, bad, fine, Verdict("m", failure="no report")]
     assert list_majority_reports(verdicts) == ["fine"]
     assert list_majority_reports(verdicts[1:3]) == ["bad"], "a tie counts as against"
     assert list_majority_reports([]) == []
 
 
 def test_memory_and_choice_rank_by_votes_and_brevity(tmp_path: Path) -> None:
-    made = [
-        (candidate(0, "long and right"), (3, 0)),
-        (candidate(1, "right"), (3, 0)),
-        (candidate(2, "no"), (0, 3)),
-        (candidate(3, "late and right"), (3, 0)),
-    ]
+    made = [("long and right", (3, 0)), ("right", (3, 0)), ("no", (0, 3)), ("late and right", (3, 0))]
     with Pool(tmp_path) as pool:
-        for one, votes in made:
+        for number, (summary, votes) in enumerate(made):
+            one = candidate(number, summary)
             pool.append(one)
             pool.append(Judgement(one.key, *votes, "report"))
         pool.append(candidate(4, "", failure="gone"))

@@ -83,15 +83,15 @@ def test_killed_run_resumes_without_repeating_calls(command: Command, server: Se
         assert "an incomplete last line" in printed and f"resuming from {len(held)} calls" in printed
         assert len(server.requests) == CALLS - len(held)
         assert [command.problem(index) for index in range(PROBLEMS)] == results
-
-
-def test_more_rounds_continue_an_earlier_run(command: Command, server: Server) -> None:
-    command.run()
     server.requests.clear()
     command.run("evolving.rounds=3")
-    assert len(server.requests) == CALLS // ROUNDS
+    assert len(server.requests) == CALLS // ROUNDS, "more rounds continue the run"
     with pytest.raises(ValueError, match=r"evolving.votes=3 \(now 5\)"):
         command.run("evolving.votes=5")
+    rows = pd.read_parquet(command.defaults["data.path"])
+    rows.iloc[::-1].to_parquet(command.defaults["data.path"])
+    with pytest.raises(ValueError, match=r"row \d of data\.path .*candidate p\d"):
+        command.run("evolving.rounds=4")
 
 
 def test_server_failures_are_counted_and_excluded(
@@ -126,13 +126,11 @@ def test_run_stops_while_the_server_is_down_and_resumes(
     server.script = lambda messages, request: arithmetic(messages, request) if next(count) < 30 else 503
     with pytest.raises(ModelUnavailableError, match=r"models\.policy: .* calls .*failed"):
         command.run("models.policy.max_concurrent=1")
-    answered = sum(not call.failure for call in command.pool.calls.values())
-    assert answered == 30
+    assert sum(not call.failure for call in command.pool.calls.values()) == 30
     server.script = arithmetic
     server.requests.clear()
     command.run("models.policy.max_concurrent=1")
-    assert len(server.requests) <= CALLS - answered
-    assert command.report()["failures"]["calls"] >= 3
+    assert len(server.requests) <= CALLS - 30 and command.report()["failures"]["calls"] >= 3
 
 
 def test_stop_file_ends_the_run_with_results(command: Command, server: Server) -> None:
@@ -149,10 +147,12 @@ def test_stop_file_ends_the_run_with_results(command: Command, server: Server) -
     assert len(server.requests) == CALLS
 
 
-def test_missing_reports_are_requested_again_and_then_counted(command: Command, server: Server) -> None:
+def test_missing_reports_and_answers_are_requested_and_then_counted(command: Command, server: Server) -> None:
     def shy(messages: list, request: dict):
-        text = messages[0]["content"]
-        return "Hm." if role_of(text) == "verifier" and "11 + 20" in text else arithmetic(messages, request)
+        role, text = role_of(messages[0]["content"]), messages[0]["content"]
+        if role == "verifier" and "11 + 20" in text:
+            return "Hm."
+        return "I would rather not say." if role == "proposer" and len(messages) == 1 else arithmetic(messages, request)
 
     server.script = shy
     command.run()
@@ -160,30 +160,17 @@ def test_missing_reports_are_requested_again_and_then_counted(command: Command, 
     assert len(verdicts) == ROUNDS * VOTES == command.report()["failures"]["verdicts"]
     assert "3 attempts" in verdicts[0].failure and "'Hm.'" in verdicts[0].failure
     assert command.report()["table"]["unjudged"] == ROUNDS
-
-
-def test_missing_answer_is_requested(command: Command, server: Server) -> None:
-    def forgets(messages: list, request: dict):
-        if role_of(messages[0]["content"]) == "proposer" and len(messages) == 1:
-            return "I would rather not say."
-        return arithmetic(messages, request)
-
-    server.script = forgets
-    command.run("evolving.rounds=1")
     candidate = command.pool.candidates["p0.r0.b0.i0"]
     assert [message["role"] for message in candidate.messages] == ["user", "assistant", "user", "assistant"]
     assert "Give your final answer now" in candidate.messages[2]["content"] and candidate.is_right is not None
 
 
 def test_roles_with_own_models_and_branches(command: Command, server: Server) -> None:
-    models = (
-        f"models={{a: {{base_url: '{server.url}', name: A}}, b: {{base_url: '{server.url}', name: B, price_in: 1000}}}}"
-    )
+    address = f"base_url: '{server.url}'"
     command.forget_server()
     command.run(
-        models,
-        "evolving.branches=[a,b]",
-        "roles.verifier.model=b",
+        f"models={{a: {{{address}, name: A}}, b: {{{address}, name: B, price_in: 1000}}}}",
+        *("evolving.branches=[a,b]", "roles.verifier.model=b"),
     )
     asked = {(role_of(one["messages"][0]["content"]), one["model"]) for one in server.requests}
     assert {("proposer", "A"), ("proposer", "B"), ("verifier", "B"), ("summariser", "A")} <= asked
@@ -210,14 +197,6 @@ def test_roles_with_own_models_and_branches(command: Command, server: Server) ->
 def test_invalid_configurations(command: Command, word: str, fact: str) -> None:
     with pytest.raises(ValueError, match=fact):
         command.run(word)
-
-
-def test_changed_data_is_an_error(command: Command, server: Server) -> None:
-    command.run("evolving.rounds=1")
-    rows = pd.read_parquet(command.defaults["data.path"])
-    rows.iloc[::-1].to_parquet(command.defaults["data.path"])
-    with pytest.raises(ValueError, match=r"row \d of data\.path .*candidate p\d"):
-        command.run("evolving.rounds=2")
 
 
 def test_folder_without_a_configuration_is_an_error(command: Command) -> None:

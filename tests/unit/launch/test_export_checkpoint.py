@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -20,31 +23,49 @@ from alphaapollo.workers import export as worker_export
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.finetuning_worker import SftWorker
 from alphaapollo.workers.process_group import RankPlacement
-from tests.unit.tiny import run_ranks, save_model
+from tests.unit.tiny import run_ranks
 
 GENERATION_CONFIG = '{"eos_token_id": [1, 3], "temperature": 0.6, "top_k": 20, "of_the_model": {"any": 1}}'
 
 
-def train(rank: int, num_ranks: int, address: str, model: str, run: str) -> None:
+def train(rank: int, num_ranks: int, address: str, model: str, run: str, role: str) -> None:
     """Change the weights slightly instead of training, so that they differ from those of the folder."""
     sharding.MIN_UNIT = 0
-    config, placement = SftConfig(model={"path": model}), RankPlacement(rank, num_ranks, address, "cpu", 1)
-    worker = SftWorker(config, resolve_model(config.model, "cpu"), placement, 1)
+    config, placement = Model(path=model), RankPlacement(rank, num_ranks, address, "cpu", 1)
+    resolved = resolve_model(config, "cpu")
+    if role == "critic":
+        worker: Any = CriticWorker(resolved, Critic(), placement, 1, seed=3)
+    else:
+        worker = SftWorker(SftConfig(model=config), resolved, placement, 1)
     for parameter in worker.model.parameters():
         parameter.data.mul_(1.25)
-    worker.save(f"{run}/checkpoints/step_000002/model")
-    worker.export(f"{run}/model")
+    worker.save(f"{run}/checkpoints/step_000002/{role}")
+    if role == "model":
+        worker.export(f"{run}/model")
+    worker.get_save_future().result()
     worker.close()
 
 
+def complete(checkpoint: Path, step: int = 2) -> Path:
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    write_progress(checkpoint, {"step": step})
+    write_manifest(checkpoint)
+    return checkpoint
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model") / "qwen3"
+    shutil.copytree(model_folder("qwen3"), folder)
+    (folder / "generation_config.json").write_text(GENERATION_CONFIG)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "run"
-    model = str(save_model("qwen3", tmp_path_factory.mktemp("qwen3")))
-    Path(model, "generation_config.json").write_text(GENERATION_CONFIG)
-    run_ranks(train, 2, model, str(folder))
-    write_progress(folder / "checkpoints/step_000002", {"step": 2})
-    write_manifest(folder / "checkpoints/step_000002")
+    run_ranks(train, 2, model, str(folder), "model")
+    complete(folder / "checkpoints/step_000002")
     save_config(SftConfig(model={"path": model}), folder / "config.yaml")
     return folder
 
@@ -84,8 +105,7 @@ def test_a_policy_has_its_own_section_and_folder(run: Path, tmp_path: Path) -> N
     assert model["dtype"] == "float32"
     checkpoint = tmp_path / "ppo/checkpoints/step_000002"
     shutil.copytree(run / "checkpoints/step_000002/model", checkpoint / "policy")
-    write_progress(checkpoint, {"step": 2})
-    write_manifest(checkpoint)
+    complete(checkpoint)
     role = {"model": {"path": "gone/elsewhere", "dtype": "bfloat16"}}
     save_config(Config(actor_rollout_ref=role), tmp_path / "ppo/config.yaml")
     export = prepare_export(
@@ -100,13 +120,11 @@ def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
         (ExportConfig(), "checkpoint is required"),
         (ExportConfig(checkpoint=str(tmp_path)), "is neither a complete checkpoint"),
         (ExportConfig(checkpoint=str(run), model_path="/gone"), "model_path: no such folder: /gone"),
+        (ExportConfig(checkpoint=str(run), role="critic"), "no folder critic"),
     ):
         with pytest.raises(ValueError, match=says):
             prepare_export(config)
-    checkpoint = tmp_path / "run/checkpoints/step_000001"
-    checkpoint.mkdir(parents=True)
-    write_progress(checkpoint, {"step": 1})
-    write_manifest(checkpoint)
+    checkpoint = complete(tmp_path / "run/checkpoints/step_000001", step=1)
     (tmp_path / "run/config.yaml").write_text("data: {}\n")
     with pytest.raises(ValueError, match=r"is not a run of main_ppo"):
         prepare_export(ExportConfig(checkpoint=str(checkpoint)))
@@ -124,40 +142,26 @@ def test_what_computes_otherwise_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def train_critic(rank: int, num_ranks: int, address: str, model: str, folder: str) -> None:
-    sharding.MIN_UNIT = 0
-    placement = RankPlacement(rank, num_ranks, address, "cpu", 1)
-    worker = CriticWorker(resolve_model(Model(path=model), "cpu"), Critic(), placement, 1, seed=3)
-    for parameter in worker.model.parameters():
-        parameter.data.mul_(1.25)
-    worker.save(folder)
-    worker.get_save_future().result()
-    worker.close()
+@pytest.fixture(scope="module")
+def critic_run(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "ppo"
+    run_ranks(train, 2, model, str(folder), "critic")
+    complete(folder / "checkpoints/step_000002")
+    save_config(Config(actor_rollout_ref={"model": {"path": model}}), folder / "config.yaml")
+    return folder
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_critic_is_a_token_classifier(tmp_path: Path, dtype: str) -> None:
+def test_a_critic_is_a_token_classifier(critic_run: Path, tmp_path: Path, dtype: str) -> None:
     from transformers import AutoModelForTokenClassification
 
-    model, run = str(save_model("qwen3", tmp_path / "base")), tmp_path / "ppo"
-    checkpoint = run / "checkpoints/step_000002"
-    run_ranks(train_critic, 2, model, str(checkpoint / "critic"))
-    write_progress(checkpoint, {"step": 2})
-    write_manifest(checkpoint)
-    save_config(Config(actor_rollout_ref={"model": {"path": model}}), run / "config.yaml")
     with pytest.raises(ValueError, match="has no folder policy or model"):
-        prepare_export(ExportConfig(checkpoint=str(run)))
-    assert main([f"checkpoint={run}", "role=critic", f"dtype={dtype}"]) == 0
-    written = run / "exported/step_000002_critic"
-    loaded, info = AutoModelForTokenClassification.from_pretrained(written, output_loading_info=True)
+        prepare_export(ExportConfig(checkpoint=str(critic_run)))
+    assert main([f"checkpoint={critic_run}", "role=critic", f"dtype={dtype}", f"output={tmp_path / 'hf'}"]) == 0
+    loaded, info = AutoModelForTokenClassification.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert loaded.config.num_labels == 1
-    assert "The critic of a run" in (written / "README.md").read_text()
-
-
-def test_only_a_policy_of_a_run_without_values(run: Path) -> None:
-    with pytest.raises(ValueError, match=r"no folder critic"):
-        prepare_export(ExportConfig(checkpoint=str(run), role="critic"))
+    assert "The critic of a run" in (tmp_path / "hf/README.md").read_text()
 
 
 def test_a_verified_export_is_pushed(
@@ -173,3 +177,16 @@ def test_a_verified_export_is_pushed(
     )
     assert main(words) == 0
     assert "pushed to https://hub/alice/model README.md" in capsys.readouterr().out
+
+
+def test_a_folder_goes_up_in_one_commit_to_a_private_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = mock.Mock()
+    hub.return_value.create_repo.return_value = "https://hub/alice/model"
+    monkeypatch.setattr("huggingface_hub.HfApi", hub)
+    assert push_module.push_folder(tmp_path, "alice/model") == "https://hub/alice/model"
+    (created, uploaded) = hub.return_value.method_calls
+    assert created == mock.call.create_repo("alice/model", private=True, exist_ok=True)
+    assert uploaded[0] == "upload_folder"
+    assert {"repo_id": "alice/model", "folder_path": tmp_path}.items() <= uploaded.kwargs.items()

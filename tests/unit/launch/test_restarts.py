@@ -73,21 +73,52 @@ def make_run(tmp_path: Path) -> Callable[..., FakeRun]:
     return make_run
 
 
-def test_a_death_is_reported_and_the_run_resumes_from_its_newest_checkpoint(
-    make_run: Callable[..., FakeRun], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run((4, DIED), (7, DIED), None)
-    run.go()
-    assert run.began == ["scratch", "step_000002", "step_000006"]
+def test_a_death_is_reported(make_run: Callable[..., FakeRun], capsys: pytest.CaptureFixture[str]) -> None:
+    make_run((4, DIED), (7, DIED), None).go()
     printed = " ".join(capsys.readouterr().out.split())
     assert all(f"{DIED}; restart {number} of at most 3 " in printed for number in (1, 2))
 
 
-def test_restart_before_the_first_checkpoint_starts_from_scratch(make_run: Callable[..., FakeRun]) -> None:
-    run = make_run((2, DIED), None)
+STALLED = RunStalled("the policy worker of rank 1 is stopped", ["policy 1"], "stopped; run the command again")
+ENGINE = WorkerDied("the rollout worker of rank 0 died", "rollout")
+GIVEN = {"resume_mode": "resume_path", "resume_from_path": "p/run/checkpoints/step_000002"}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "attempts", "trainer", "began"),
+    [
+        (None, [(4, DIED), (7, DIED), None], {}, ["scratch", "step_000002", "step_000006"]),
+        (None, [(2, DIED), None], {}, ["scratch", "scratch"]),  # before the first checkpoint
+        (None, [(4, STALLED), None], {}, ["scratch", "step_000002"]),
+        # Newer checkpoints of an earlier run of this name, to step 8, are not used: its own are.
+        (8, [(4, DIED), (4, ENGINE), None], {"resume_mode": "disable"}, ["scratch", "step_000002", "step_000002"]),
+        (8, [(4, DIED), (6, DIED), None], GIVEN, ["step_000002", "step_000002", "step_000004"]),
+    ],
+)
+def test_a_run_resumes_from_its_newest_checkpoint(
+    make_run: Callable[..., FakeRun],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    earlier: int | None,
+    attempts: list[tuple[int, Exception] | None],
+    trainer: dict[str, str],
+    began: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if earlier:
+        make_run(None).go()
+    run = make_run(*attempts, **trainer)
     run.go()
-    assert run.began == ["scratch", "scratch"]
-    assert (run.prepared.config.trainer.folder.with_name("run.1") / "metrics.jsonl").read_text() == "{}\n"
+    assert run.began == began
+    if began[-1] == "scratch":
+        assert (tmp_path / "p/run.1/metrics.jsonl").read_text() == "{}\n"
+    if trainer.get("resume_mode") == "disable":
+        assert (tmp_path / "p/run.1/checkpoints/step_000008").is_dir()
+
+
+def test_a_stall_has_a_role() -> None:
+    assert STALLED.role == "policy" and str(STALLED).endswith("is stopped; stopped; run the command again.")
+    assert RunStalled("", ["reward model 3"], "").role == "reward model"
 
 
 def test_the_number_of_restarts_is_limited(make_run: Callable[..., FakeRun]) -> None:
@@ -99,8 +130,7 @@ def test_the_number_of_restarts_is_limited(make_run: Callable[..., FakeRun]) -> 
 
 
 def test_a_role_that_dies_twice_in_an_iteration_is_not_restarted(make_run: Callable[..., FakeRun]) -> None:
-    engine = WorkerDied("the rollout worker of rank 0 died", "rollout")
-    run = make_run((3, DIED), (3, engine), (4, engine), (3, engine), (3, engine), max_restarts=9)
+    run = make_run((3, DIED), (3, ENGINE), (4, ENGINE), (3, ENGINE), (3, ENGINE), max_restarts=9)
     with pytest.raises(WorkerLost, match="also in iteration 3"):
         run.go()
     assert len(run.began) == 5  # another role or iteration is restarted
@@ -115,47 +145,18 @@ def test_other_errors_end_the_run(make_run: Callable[..., FakeRun]) -> None:
             run.go()
 
 
-def test_a_stall_is_restarted_and_has_a_role(make_run: Callable[..., FakeRun]) -> None:
-    stalled = RunStalled("the policy worker of rank 1 is stopped", ["policy 1"], "stopped; run the command again")
-    assert stalled.role == "policy" and str(stalled).endswith("is stopped; stopped; run the command again.")
-    assert RunStalled("", ["reward model 3"], "").role == "reward model"
-    run = make_run((4, stalled), None)
-    run.go()
-    assert run.began == ["scratch", "step_000002"]
-
-
-def test_a_run_from_scratch_resumes_from_its_own_checkpoints(make_run: Callable[..., FakeRun], tmp_path: Path) -> None:
-    make_run(None).go()  # a previous run of this name, to step 8
-    run = make_run((4, DIED), (4, WorkerDied("", "rollout")), None, resume_mode="disable")
-    run.go()
-    assert run.began == ["scratch", "step_000002", "step_000002"]
-    assert (tmp_path / "p/run.1/checkpoints/step_000008").is_dir()
-
-
-def test_a_run_from_a_given_checkpoint_resumes_from_its_own(make_run: Callable[..., FakeRun], tmp_path: Path) -> None:
-    """Newer checkpoints of an earlier run are beside them."""
-    make_run(None).go()
-    given = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "p/run/checkpoints/step_000002")}
-    run = make_run((4, DIED), (6, DIED), None, **given)
-    run.go()
-    assert run.began == ["step_000002", "step_000002", "step_000004"]
-
-
-def test_a_damaged_checkpoint_is_skipped(make_run: Callable[..., FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run((5, DIED), None)
-    monkeypatch.setattr("alphaapollo.runs.resume.find_damage", lambda path: ["x"] if path.name == "step_000004" else [])
-    run.go()
-    assert run.began == ["scratch", "step_000002"]
-
-
-def test_without_undamaged_checkpoint_both_reasons_are_reported(
+def test_damaged_checkpoints_are_skipped(
     make_run: Callable[..., FakeRun], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run((5, DIED))
-    monkeypatch.setattr("alphaapollo.runs.resume.find_damage", lambda _: ["progress.json has changed"])
-    with pytest.raises(ValueError, match=r"progress\.json has changed"):
-        run.go()
-    assert str(DIED) in " ".join(capsys.readouterr().out.split())
+    damaged = {"step_000004"}
+    monkeypatch.setattr("alphaapollo.runs.resume.find_damage", lambda path: ["x has changed"] * (path.name in damaged))
+    run = make_run((5, DIED), None)
+    run.go()
+    assert run.began == ["scratch", "step_000002"]
+    damaged.add("step_000002")
+    with pytest.raises(ValueError, match="x has changed"):
+        make_run((5, DIED), experiment_name="other").go()
+    assert str(DIED) in " ".join(capsys.readouterr().out.split()), "both reasons are reported"
 
 
 def test_processes_and_environment_of_a_dead_run_are_cleaned_up(
@@ -165,7 +166,7 @@ def test_processes_and_environment_of_a_dead_run_are_cleaned_up(
     before, left = dict(os.environ), []
 
     def start() -> None:
-        with clean_up_processes(config_of(tmp_path, controller="ray")):
+        with clean_up_processes():
             left.append(new_run_id())
             os.environ["A_LIBRARYS_OWN"] = "1"
             left.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))

@@ -1,17 +1,28 @@
+"""Model folders that cannot be used, and why."""
+
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import ViTConfig
 
-from alphaapollo.config.schema import Model
-from alphaapollo.models.load import load_causal_lm
+from alphaapollo.config.schema import Model, Rollout
+from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.launch.model_requirements import ModelUse, find_unsupported_features
+from alphaapollo.models.load import check_vocabulary_size, load_causal_lm
+
+
+@pytest.fixture
+def folder(model_folder, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(model_folder("qwen3"), tmp_path / "model"))
 
 
 def drop_a_tensor(folder: Path) -> None:
@@ -39,10 +50,12 @@ def configure(**changes: object) -> Callable[[Path], None]:
         (lambda folder: (folder / "model.safetensors").unlink(), "cannot read the model"),
         (drop_a_tensor, r"1 in total.* model\.layers\.1\.mlp\.up_proj\.weight"),
         (configure(intermediate_size=64), "cannot read the model"),
+        (configure(hidden_size=-32), "cannot read the model"),
+        (configure(num_hidden_layers=7), r"cannot read config\.json.*layer_types"),
+        (configure(num_hidden_layers=1, layer_types=["full_attention"]), "2 layers.*num_hidden_layers=1"),
     ],
 )
-def test_a_damaged_folder_is_an_error(model_folder, tmp_path: Path, damage: Callable[[Path], object], fact: str):
-    folder = Path(shutil.copytree(model_folder("llama"), tmp_path / "model"))
+def test_a_damaged_folder_is_an_error(folder: Path, damage: Callable[[Path], object], fact: str):
     damage(folder)
     with pytest.raises(ValueError, match=rf"model\.path={folder}.*{fact}"):
         load_causal_lm(Model(path=str(folder)), "padded")
@@ -57,3 +70,45 @@ def test_shapes_only(model_folder):
     model = load_causal_lm(Model(path=str(model_folder("qwen3"))), "padded", torch.float32)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("changes", "method"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, "fp8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ({"quantization_config": {"load_in_8bit": True}}, "quantization_config"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+    ],
+)
+def test_quantized_weights_are_for_engines_only(folder: Path, changes: dict[str, Any], method: str) -> None:
+    configure(**changes)(folder)
+    model = Model(path=str(folder))
+    for engine in (None, Rollout(name="hf")):
+        (error,) = find_unsupported_features(ModelUse("model.path", model, engine=engine))
+        assert f"({method})" in error
+    assert [*find_unsupported_features(ModelUse("model.path", model, engine=Rollout()))] == []
+
+
+def test_an_extra_layer_for_multi_token_prediction(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    more = {name.replace("layers.1.", "layers.2."): tensors[name].clone() for name in tensors if "layers.1." in name}
+    save_file(tensors | more, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="3 layers"):
+        load_causal_lm(Model(path=str(folder)), "padded")
+    configure(num_nextn_predict_layers=1)(folder)
+    load_causal_lm(Model(path=str(folder)), "padded")
+
+
+def test_a_vocabulary_smaller_than_the_tokenizer(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    check_vocabulary_size(Model(path=str(folder)), tokenizer, "model.path")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})  # never in a text
+    check_vocabulary_size(Model(path=str(folder)), tokenizer, "model.path")
+    tokenizer.add_tokens(["one more"])
+    with pytest.raises(ValueError, match=r"48 embeddings.* 49"):
+        check_vocabulary_size(Model(path=str(folder)), tokenizer, "model.path")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +12,7 @@ import torch
 import torch.nn.attention.varlen
 
 from alphaapollo.batching.batch import Rows
-from alphaapollo.batching.shared_prompts import find_shared_prompts
+from alphaapollo.batching.shared_prompts import SharedPrompts, find_shared_prompts
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import EXCLUDED_LOGIT, reads_images
 from alphaapollo.models import micro_batch, vision_attention
@@ -46,8 +44,8 @@ def load(folder: Path, attention: Any = "padded", **settings: Any) -> PolicyMode
     return PolicyModel(load_causal_lm(Model(path=str(folder), **settings), attention))
 
 
-def build(rows: list[Row], attention: str = "padded") -> MicroBatch:
-    return MicroBatchBuilder(attention == "padded", CPU).build(Rows.from_rows(rows), range(len(rows)))
+def build(rows: list[Row], attention: str = "padded", prefixes: SharedPrompts | None = None) -> MicroBatch:
+    return MicroBatchBuilder(attention == "padded", CPU).build(Rows.from_rows(rows, prefixes), range(len(rows)))
 
 
 def select_actions(rows: list[Row], values: torch.Tensor) -> torch.Tensor:
@@ -118,50 +116,29 @@ def test_positions_equal_get_rope_index(vision_folder, family: str):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layout_gives_the_same_logprobs(vision_folder, family: str, monkeypatch: pytest.MonkeyPatch):
-    """Eight samples of a prompt with two images: alone, padded, packed, and with a shared prompt."""
-    folder = vision_folder(family)
-    first, second, _ = prepare_encoded_images(folder)
-    responses = np.random.default_rng(3).integers(0, 250, (8, 5)).tolist()
-    rows = [make_row([first, second], response[: 2 + index % 4]) for index, response in enumerate(responses)]
-    batch, padded = Rows.from_rows(rows), load(folder)
-    packed, prefixes = load(folder, "sdpa"), find_shared_prompts(rows, [0] * 8)
-    assert prefixes.lengths.tolist() == [rows[0].response_start] * 8
-    encoded = []
-    for policy in (padded, packed):
-        original = policy.model.model.get_image_features
-
-        @functools.wraps(original)
-        def counted(pixel_values: torch.Tensor, original: Any = original, **more: Any) -> Any:
-            encoded.append(len(pixel_values))
-            return original(pixel_values, **more)
-
-        monkeypatch.setattr(policy.model.model, "get_image_features", counted)
-    with torch.no_grad():
-        alone = torch.cat([padded(MicroBatchBuilder(True, CPU).build(batch, [row]), 1.0).logprobs for row in range(8)])
-        encoded.clear()
-        for policy, is_padded in ((padded, True), (packed, False)):
-            for rows_of_batch in (batch, replace(batch, shared_prompts=prefixes)):
-                micro = MicroBatchBuilder(is_padded, CPU).build(rows_of_batch, range(8))
-                torch.testing.assert_close(policy(micro, 1.0).logprobs, alone, rtol=0, atol=1e-5)
-    pixels = sum(len(image.tensors["pixel_values"]) for image in (first, second))
-    assert encoded == [pixels] * 4  # each image once per micro-batch
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_that_share_a_part_of_their_images(vision_folder, family: str):
-    """Turns with own prompts (env.context=memory): all begin with the same image, and two have another one."""
+def test_every_layout_gives_the_same_logprobs_and_encodes_an_image_once(vision_folder, family: str):
+    """Prompts that share all or a part of their images, as turns with own prompts do (env.context=memory): alone,
+    padded, packed, and with a shared prompt."""
     folder = vision_folder(family)
     first, second, third = prepare_encoded_images(folder)
-    rows = [make_row(images, seed=4) for images in ([first], [first, second], [first, third], [first, second])]
-    prefixes = find_shared_prompts(rows, [0] * 4)
-    assert 3 + len(first.token_ids) <= min(prefixes.lengths) and any(prefixes.lengths < rows[0].response_start + 4)
+    images = [(first,), (first, second), (first, third), (first, second), (first, second)]
+    rows = [
+        make_row(images_of_row, response=[70, 71, 72][: 1 + index % 3]) for index, images_of_row in enumerate(images)
+    ]
+    prefixes = find_shared_prompts(rows, [0] * len(rows))
+    assert 3 + len(first.token_ids) <= min(prefixes.lengths) and max(prefixes.lengths) == rows[1].response_start
+    padded, packed = load(folder), load(folder, "sdpa")
     with torch.no_grad():
-        for attention in ("padded", "sdpa"):
-            policy, builder = load(folder, attention), MicroBatchBuilder(attention == "padded", CPU)
-            alone = policy(builder.build(Rows.from_rows(rows), range(4)), 1.0).logprobs
-            shared = policy(builder.build(Rows.from_rows(rows, prefixes), range(4)), 1.0).logprobs
-            torch.testing.assert_close(shared, alone, rtol=0, atol=1e-5)
+        alone = torch.cat([padded(build([row]), 1.0).logprobs for row in rows])
+        for policy, attention in ((padded, "padded"), (packed, "sdpa")):
+            encode = policy.model.model.get_image_features
+            encoder = mock.create_autospec(encode, side_effect=encode)
+            with mock.patch.object(policy.model.model, "get_image_features", encoder):
+                for shared in (None, prefixes):
+                    micro = build(rows, attention, shared)
+                    torch.testing.assert_close(policy(micro, 1.0).logprobs, alone, rtol=0, atol=1e-5)
+            encoded = [len(call.kwargs["pixel_values"]) for call in encoder.call_args_list]
+            assert encoded == [sum(len(image.tensors["pixel_values"]) for image in (first, second, third))] * 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,3 +1,7 @@
+"""Console output: live view, plain lines, samples; texts of models never control the terminal."""
+
+from __future__ import annotations
+
 import io
 import math
 import re
@@ -12,7 +16,7 @@ from rich.cells import cell_len
 from rich.file_proxy import FileProxy
 from rich.text import Text
 
-from alphaapollo.config.errors import report_error
+from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
 from alphaapollo.observability import console as console_module
 from alphaapollo.observability.console import QUIET_SECONDS, REFRESH_SECONDS, Console
 from alphaapollo.observability.run_view import (
@@ -97,12 +101,12 @@ def test_parts_are_left_out_in_a_fixed_order_and_lines_are_cut():
     assert show(view, 30)[1] == "step        2/80 in 1:15, 1:1…"
 
 
-def test_a_view_before_the_first_iteration_shows_what_the_command_does():
-    assert show(RunView("outputs/first", activity="start: importing torch")) == [
-        "outputs/first",
-        "time        1:15",
-        "start       importing torch",
-    ]
+def test_a_view_without_metrics_shows_what_the_command_does():
+    lines = ["outputs/first", "time        1:15", "start       importing torch"]
+    assert show(RunView("outputs/first", activity="start: importing torch")) == lines
+    view = RunView(total_steps=3)
+    view.update(1, {"critic/score/mean": float("nan")}, elapsed=1.0)
+    assert view.curve_points == [] and show(view)[-1] == "train       reward nan"
 
 
 def test_time_left():
@@ -136,13 +140,6 @@ def test_distillation_shows_divergence_and_agreement_first():
     ]
     assert format_metric_rows({"distill/reverse_kl": 0.5}) == {"distill": "reverse KL 0.5000"}
     assert format_metric_rows({"critic/score/mean": 0.0}) == {"train": "reward 0.000"}
-
-
-def test_values_that_are_not_numbers_are_shown_but_not_drawn():
-    view = RunView(total_steps=3)
-    view.update(1, {"critic/score/mean": float("nan")}, elapsed=1.0)
-    assert view.curve_points == []
-    assert show(view)[-1] == "train       reward nan"
 
 
 def test_one_plain_line_an_iteration():
@@ -201,11 +198,9 @@ def test_a_bad_a_median_and_a_good_sample_are_plain_lines_in_a_file(monkeypatch:
 
 def test_equal_or_missing_rewards_need_no_second_sample():
     file, console = make_console()
-    console.show_samples(make_samples(math.nan, 0.0, 0.0, 0.0), is_validation=True)
+    for samples in (make_samples(math.nan, 0.0, 0.0, 0.0), make_samples(math.nan), []):
+        console.show_samples(samples, is_validation=True)
     assert [line[:33] for line in file.getvalue().splitlines()] == ["val sample: reward 0.000   prompt"]
-    console.show_samples(make_samples(math.nan), is_validation=True)
-    console.show_samples([], is_validation=True)
-    assert file.getvalue().count("\n") == 1
 
 
 def test_any_text_can_be_printed(tmp_path: Path):
@@ -264,14 +259,8 @@ def test_status_lines_fill_silences(monkeypatch: pytest.MonkeyPatch):
     clock.activity = "update: policy 0"
     clock.run(console, 70.0)
     lines = [line for line in file.getvalue().splitlines() if line != "line"]
-    assert lines[:6] == [
-        "first",
-        " 0:03  start: importing torch",
-        " 0:06  start: importing torch",
-        " 0:10  start: importing torch",
-        " 0:13  start: importing torch",
-        " 0:33  generate 3/32",
-    ]
+    importing = [f" 0:{seconds}  start: importing torch" for seconds in ("03", "06", "10", "13")]
+    assert lines[:6] == ["first", *importing, " 0:33  generate 3/32"]
     assert len(lines[6:]) == 22  # in 70 seconds
     assert QUIET_SECONDS + 2 * REFRESH_SECONDS < 5
 
@@ -344,6 +333,7 @@ def test_a_display_that_cannot_be_written_does_not_stop_the_run():
 
 
 def test_the_end_has_the_times_of_all_iterations():
+    assert [format_duration(seconds) for seconds in (7.4, 750, 3900)] == ["0:07", "12:30", "1:05:00"]
     assert format_time_summary({}) == ""
     spent = {"timing/start": 10.0, "timing/validate": 2.0, "timing/generate": 10.0, "timing/update": 6.0}
     spent |= {"timing/other": 1.98, "timing/publish": 0.02, "timing/step": 20.0}
@@ -366,5 +356,20 @@ def test_notes_have_no_secrets_and_control_characters(monkeypatch: pytest.Monkey
     assert file.getvalue() == "note 401: $SOME_API_KEY  [2J 1m [bold]x\nsecond line\n"
 
 
-def test_clock():
-    assert [format_duration(7.4), format_duration(750), format_duration(3900)] == ["0:07", "12:30", "1:05:00"]
+HOSTILE = "\x1b]52;c;Y2F0\x1b\\\x1b[2J\x9b31m\u202eanswer\nnext"
+SHOWN = " ]52;c;Y2F0 \\ [2J 31m answer\nnext"
+
+
+@pytest.mark.parametrize("value", [HOSTILE, Text(HOSTILE), Text.assemble(("", "yellow"), HOSTILE)])
+def test_a_terminal_prints_no_escape_codes(value: str | Text) -> None:
+    file = io.StringIO()
+    Terminal(file=file, force_terminal=True, color_system=None).print(value, markup=False, soft_wrap=True)
+    assert file.getvalue() == SHOWN + "\n"
+
+
+def test_errors_print_no_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_error(ValueError(HOSTILE), 1) == 1
+    assert capsys.readouterr().err == f"error: {SHOWN}\n"
+    with pytest.raises(SystemExit), exit_on_config_error():
+        raise ConfigError(f"key={HOSTILE}")
+    assert capsys.readouterr().err.endswith(f"key={SHOWN}\n")

@@ -6,9 +6,32 @@ import json
 import time
 from pathlib import Path
 
-from alphaapollo.observability.timing import read_torch_trace, start_profile, take_profile
+import pytest
+
+from alphaapollo.observability.timing import Timer, read_torch_trace, start_profile, take_profile
 from alphaapollo.trainer.profile import build_chrome_trace, write_trace
 from alphaapollo.utils.heartbeat import Heartbeat, Span
+
+
+def test_timer_adds_up_phases_that_end_or_fail_and_other_time() -> None:
+    # start, generate 1-3, update 3-4 fails, generate 5-6, metrics at 10
+    ticks = iter([0.0, 1.0, 3.0, 3.0, 4.0, 5.0, 6.0, 10.0])
+    timer = Timer(clock=lambda: next(ticks))
+    with timer("generate"):
+        pass
+    with pytest.raises(KeyError), timer("update"):
+        raise KeyError
+    with timer("generate"):
+        pass
+    assert timer.metrics() == {
+        "timing/generate": 3.0,
+        "timing/update": 1.0,
+        "timing/other": 6.0,
+        "timing/step": 10.0,
+        "timing_share/generate": 0.3,
+        "timing_share/update": 0.1,
+        "timing_share/other": 0.6,
+    }
 
 
 def test_spans_are_recorded_only_on_request() -> None:

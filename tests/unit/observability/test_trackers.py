@@ -17,6 +17,8 @@ from tests.builders import make_group, make_trajectory, make_turn
 from tests.processes import wait_until
 
 SCORE = "critic/score/mean"
+FOUR_SCORES = [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+FIRST_TEXT = "answer 0 <b>\n| é ?"  # of `groups`, without the lone surrogate
 
 
 def settings(*logger: str) -> dict:
@@ -51,41 +53,30 @@ def steps(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def run(path: Path, resumed_step: int, *logged: int) -> None:
-    tracker = JsonlTracker(path, resumed_step)
+def run(path: Path, resumed_step: int, *logged: int) -> list[str]:
+    """Log iterations to a metrics.jsonl. Returns the notices."""
+    notices = list[str]()
+    tracker = JsonlTracker(path, resumed_step, notices.append)
     for step in logged:
-        tracker.log(step, {"critic/score/mean": step / 10})
+        tracker.log(step, {SCORE: step / 10, "kl/mean": math.nan})
+        last = path.read_bytes().splitlines()[-1]
+        assert json.loads(last) == {"step": step, SCORE: step / 10, "kl/mean": None}, "it is written immediately"
     tracker.close()
-
-
-def test_one_line_per_iteration_is_written_immediately(tmp_path: Path):
-    path = tmp_path / "run" / "metrics.jsonl"
-    tracker = JsonlTracker(path, 0)
-    tracker.log(1, {"critic/score/mean": 0.5, "kl/mean": float("nan")})
-    assert json.loads(path.read_text()) == {"step": 1, "critic/score/mean": 0.5, "kl/mean": None}
-    tracker.close()
-
-
-def test_damaged_lines_are_removed_and_reported(tmp_path: Path):
-    path, notices = tmp_path / "metrics.jsonl", list[str]()
-    run(path, 0, 0, 1, 2, 3, 4)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([lines[0], b'{"st\xffep": 1}\n', lines[2], b"[]\n", lines[4]]))
-    JsonlTracker(path, 4, notices.append).close()
-    assert steps(path) == [0, 2, 4] and notices[0].startswith(f"{path}: lines 2, 4 ")
+    return notices
 
 
 def test_a_resume_drops_what_came_after_the_checkpoint_and_a_new_run_everything(tmp_path: Path):
-    path = tmp_path / "metrics.jsonl"
+    path = tmp_path / "run/metrics.jsonl"
     run(path, 0, 0, 1, 2, 3, 4)
-    run(path, 2, 3)
-    assert steps(path) == [0, 1, 2, 3]
+    assert run(path, 2, 3) == [] and steps(path) == [0, 1, 2, 3]
     path.write_text(path.read_text() + '{"step": 4, "rew')  # an incomplete line
-    run(path, 3, 4)
-    assert steps(path) == [0, 1, 2, 3, 4]
-    run(path, 0, 0)
-    assert steps(path) == [0]
-    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert run(path, 3, 4) == [] and steps(path) == [0, 1, 2, 3, 4]
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b'{"st\xffep": 1}\n', lines[2], b"[]\n", lines[4]]))
+    (notice,) = run(path, 4)
+    assert steps(path) == [0, 2, 4] and notice.startswith(f"{path}: lines 2, 4 ")
+    assert run(path, 0, 0) == [] and steps(path) == [0]
+    assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -108,15 +99,16 @@ def test_missing_package_is_an_error_before_the_start(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
 def test_missing_login_is_an_error_before_the_start(monkeypatch: pytest.MonkeyPatch, name: str):
+    def log_in(key: str | None) -> None:
+        settings = SimpleNamespace(api_key=key)
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(login=lambda **_: key, Settings=lambda: settings))
+
     monkeypatch.delenv(f"{name.upper()}_MODE", raising=False)
-    for key in ("key", None):
-        fake = SimpleNamespace(login=lambda key=key, **_: key, Settings=lambda key=key: SimpleNamespace(api_key=key))
-        monkeypatch.setitem(sys.modules, name, fake)
-        if key:
-            check_trackers([name])
-        else:
-            with pytest.raises(ValueError, match=f"{name} login.*=offline"):
-                check_trackers([name])
+    log_in("key")
+    check_trackers([name])
+    log_in(None)
+    with pytest.raises(ValueError, match=f"{name} login.*=offline"):
+        check_trackers([name])
     monkeypatch.setenv(f"{name.upper()}_MODE", "offline")
     check_trackers([name])
 
@@ -140,7 +132,7 @@ class RecordingBackend:
         self._call(f"{name} {len(samples)}", step)
 
     def close(self) -> None:
-        self._call("close", -1)
+        self._call("close", 3)
 
 
 def use_backends(monkeypatch: pytest.MonkeyPatch, **acts: Callable[[str, int], None]) -> dict[str, RecordingBackend]:
@@ -172,16 +164,16 @@ def test_a_tracker_that_raises_does_not_stop_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failing: str, step: int
 ):
     def act(name: str, at: int) -> None:
-        if name == failing and at in (step, -1):
-            raise ConnectionError("no route to the server")
+        if (name, at) == (failing, step):
+            raise ConnectionError("no route to https://me:abc@server")
 
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:abc@server")
     made = use_backends(monkeypatch, broken=act, working=lambda name, at: None)
     (notice,) = log_three_iterations(tmp_path, "broken", "working")
-    assert "broken" in notice and "ConnectionError: no route to the server" in notice
+    assert "broken" in notice and "ConnectionError: no route to https://$MLFLOW_TRACKING_URI@server" in notice
     assert f"step {step} " in notice and str(tmp_path) in notice
-    assert made["working"].calls == [("start", 0), *ALL_CALLS, ("close", -1)]
-    if "broken" in made:
-        assert made["broken"].calls == [("start", 0), *ALL_CALLS][: len(made["broken"].calls)]
+    assert made["working"].calls == [("start", 0), *ALL_CALLS, ("close", 3)]
+    assert "broken" not in made or made["broken"].calls == [("start", 0), *ALL_CALLS][: len(made["broken"].calls)]
 
 
 @pytest.mark.parametrize(("blocking", "step"), [("start", 0), ("log", 2), ("close", 3)])
@@ -191,7 +183,7 @@ def test_a_tracker_that_blocks_does_not_delay_the_run(
     blocked, release = threading.Event(), threading.Event()
 
     def act(name: str, at: int) -> None:
-        if name == blocking and at in (step, -1):
+        if (name, at) == (blocking, step):
             blocked.set()
             release.wait(120)
 
@@ -226,8 +218,7 @@ def test_tensorboard_drops_steps_after_the_checkpoint(tmp_path: Path):
 
     assert track("tensorboard", tmp_path, 0, (1, 2, 3)) == track("tensorboard", tmp_path, 2, (3, 4)) == []
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    scalars = [(event.step, round(event.value, 3)) for event in events.Scalars(SCORE)]
-    assert scalars == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert [(event.step, round(event.value, 3)) for event in events.Scalars(SCORE)] == FOUR_SCORES
     tables = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("val/samples/text_summary")]
     assert ["<td>4</td>" in table and "answer 2 &lt;b&gt;" in table for table in tables] == [False, True]
 
@@ -239,7 +230,7 @@ def test_wandb_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert track("wandb", tmp_path, 0, (1, 2)) == []
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/val/samples_*.table.json")
-    first_row = [2, "Be brief.\n\n0 + 7 = ?", "answer 0 <b>\n| é ?", "14", 1.0, "scored"]
+    first_row = [2, "Be brief.\n\n0 + 7 = ?", FIRST_TEXT, "14", 1.0, "scored"]
     assert json.loads(table.read_text())["data"][0] == first_row
     assert steps(tmp_path / "metrics.jsonl") == [1, 2]
     # Its process has ended, which wandb would otherwise use at the end of the program. A restarted run starts another.
@@ -257,10 +248,10 @@ def test_mlflow_continues_a_resumed_run(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (run.info.run_name, run.info.status) == ("experiment", "FINISHED")
     assert run.data.params["trainer.project_name"] == "project" and run.data.metrics["val/pass_4"] == 0.5
     history = mlflow.MlflowClient().get_metric_history(run.info.run_id, SCORE)
-    assert [(point.step, point.value) for point in history] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert [(point.step, point.value) for point in history] == FOUR_SCORES
     mlflow.set_experiment("project")
     table = mlflow.load_table("val/samples.json", run_ids=[run.info.run_id])
-    assert table["step"].tolist() == [2, 2, 2, 4, 4, 4] and table.loc[0, "text"] == "answer 0 <b>\n| é ?"
+    assert table["step"].tolist() == [2, 2, 2, 4, 4, 4] and table.loc[0, "text"] == FIRST_TEXT
 
 
 def test_trackio_continues_a_resumed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -269,11 +260,9 @@ def test_trackio_continues_a_resumed_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert track("trackio", tmp_path, 0, (1, 2)) == track("trackio", tmp_path, 2, (3, 4)) == []
     assert [record["name"] for record in storage.get_run_records("project")] == ["experiment"]
     logs = storage.get_logs("project", "experiment")
-    assert [(line["step"], line[SCORE]) for line in logs if SCORE in line] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert [(line["step"], line[SCORE]) for line in logs if SCORE in line] == FOUR_SCORES
     tables = [(line["step"], line["val/samples"]["_value"]) for line in logs if "val/samples" in line]
-    assert [(step, len(rows), rows[0]["text"]) for step, rows in tables] == [
-        (step, 3, "answer 0 <b>\n| é ?") for step in (2, 4)
-    ]
+    assert [(step, rows[0]["text"], len(rows)) for step, rows in tables] == [(2, FIRST_TEXT, 3), (4, FIRST_TEXT, 3)]
 
 
 def test_swanlab_continues_a_resumed_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -295,17 +284,6 @@ def test_swanlab_continues_a_resumed_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
             if record.media.key == "val/samples":
                 tables.append(record.media.step)
     assert len(starts) == 2 and starts[0] == starts[1] and starts[0][:2] == ("project", "experiment")
-    assert scalars == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)] and tables == [2, 4]
+    assert scalars == FOUR_SCORES and tables == [2, 4]
     (table,) = tmp_path.glob("swanlog/run-*/media/echarts/002-*.json")
-    assert json.loads(table.read_text())["rowData"][0]["text"] == "answer 0 <b>\n| é ?"
-
-
-def test_notice_about_a_tracker_is_redacted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:abc@server")
-
-    def act(name: str, at: int) -> None:
-        raise ConnectionError("no route to https://me:abc@server")
-
-    use_backends(monkeypatch, broken=act)
-    (notice,) = log_three_iterations(tmp_path, "broken")
-    assert "me:abc" not in notice and "$MLFLOW_TRACKING_URI@server" in notice
+    assert json.loads(table.read_text())["rowData"][0]["text"] == FIRST_TEXT

@@ -47,14 +47,14 @@ def test_plan_that_cannot_fit_names_keys_that_help():
     assert fitted("qwen2.5-7b", 1, 80, lora_rank=16)[1].problem == ""
 
 
-@pytest.mark.parametrize(
-    ("ranks", "longest_row", "shape"),
-    [
-        (1, 2048, (8, 2048)),  # the budget of 16384
-        (1, 100, (32, 100)),  # a step's 32 examples
-        (32, 20_000, (1, 20_000)),  # one longer than the budget
-    ],
-)
+SHAPES = [
+    (1, 2048, (8, 2048)),  # the budget of 16384
+    (1, 100, (32, 100)),  # a step's 32 examples
+    (32, 20_000, (1, 20_000)),  # one longer than the budget
+]
+
+
+@pytest.mark.parametrize(("ranks", "longest_row", "shape"), SHAPES)
 def test_largest_micro_batch(ranks: int, longest_row: int, shape: tuple[int, int]):
     config = on_ranks(ranks, data={"train_batch_size": 32, "max_token_len_per_gpu": 16_384, "max_length": 32_000})
     assert find_micro_batch_shape(config, MemoryRequest(longest_row)) == shape

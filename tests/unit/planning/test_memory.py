@@ -10,7 +10,7 @@ import pytest
 
 from alphaapollo.config.resolve import resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Teacher
-from alphaapollo.planning.memory import GIB
+from alphaapollo.planning.memory import GIB, Usage
 from alphaapollo.planning.memory_fit import CHECKPOINTING, fit_to_memory, list_fast_settings, replace_values
 from alphaapollo.planning.memory_plan import (
     FURTHER_PROCESS,
@@ -108,6 +108,11 @@ def test_offloaded_state_must_fit_into_host_memory():
     assert fit_to_memory(config, "cuda", 80 * GIB, False, host_memory=128 * GIB)[1].problem == ""
 
 
+def on_cpu(ranks: int = 1, gib: int = 64, keys: dict[str, object] | None = None) -> MemoryPlan:
+    config = resolved("qwen2.5-0.5b", ranks, {TOKENS: 8192, **(keys or {})}, device="cpu")
+    return fit_to_memory(config, "cpu", gib * GIB, False)[1]
+
+
 def on_two_nodes(name: str, gib: int = 80, **keys: object) -> tuple[object, MemoryPlan]:
     settings = {"trainer.nnodes": 2, TOKENS: "auto", "data.max_response_length": 1024}
     config = resolved(name, 8, {**settings, **{key.replace("__", "."): value for key, value in keys.items()}})
@@ -173,15 +178,8 @@ def test_largest_micro_batch():
     assert tokens() == 16384
     assert tokens(**{TOKENS: 1000}) == 8192
     assert tokens(**{"data.train_batch_size": 1, "env.rollout.n": 1}) == 8192
-
-
-def test_sequence_parallel_ranks_have_a_part_of_each_row():
-    key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
-    config = replace_values(
-        Config(), {**LONG, TOKENS: 16_384, key: 4, "trainer.n_gpus_per_node": 8, "data.max_response_length": 127_000}
-    )
-    rows, length = find_micro_batch_shape(config)
-    assert rows * length == (1024 + 127_000) // 4
+    ulysses = {"actor_rollout_ref.actor.ulysses_sequence_parallel_size": 4, "trainer.n_gpus_per_node": 8}
+    assert tokens(**ulysses, **{"data.max_response_length": 127_000}) == (1024 + 127_000) // 4  # a part of each row
 
 
 def test_lora_trains_a_7b_on_one_gpu():
@@ -203,23 +201,18 @@ def test_separate_engines_take_no_memory_of_the_training_gpus():
 
 
 def test_on_a_cpu_all_ranks_and_engines_share_the_machine():
-    def plan(ranks: int, gib: int) -> MemoryPlan:
-        config = resolved("qwen2.5-0.5b", ranks, {TOKENS: 8192}, device="cpu")
-        return fit_to_memory(config, "cpu", gib * GIB, True)[1]
-
-    one, two = plan(1, 1000).phases["generate"], plan(2, 1000).phases["generate"]
+    one, two = (on_cpu(ranks, gib=1000).phases["generate"] for ranks in (1, 2))
     assert two["engine weights"] == one["engine weights"] and abs(two["weights"] - one["weights"]) < 10
     assert two["runtime"] - one["runtime"] == PROCESS["cpu"]  # one more process
-    assert "on this machine at its peak" in plan(1, 8).problem
+    assert "on this machine at its peak" in on_cpu(gib=8).problem
 
 
 def test_on_a_cpu_processes_keep_the_memory_of_their_update():
-    def plan(controller: str) -> MemoryPlan:
-        keys = {TOKENS: 8192, "algorithm.adv_estimator": "gae", "trainer.controller": controller}
-        return fit_to_memory(resolved("qwen2.5-0.5b", 1, keys, device="cpu"), "cpu", 64 * GIB, False)[1]
+    def updates(controller: str) -> list[Usage]:
+        phases = on_cpu(keys={"algorithm.adv_estimator": "gae", "trainer.controller": controller}).phases
+        return [phases[f"update of the {role}"] for role in ("policy", "critic")]
 
-    updates = [f"update of the {role}" for role in ("policy", "critic")]
-    together, apart = ([plan(controller).phases[name] for name in updates] for controller in ("local", "ray"))
+    together, apart = updates("local"), updates("ray")
     assert apart[0] == apart[1]
     assert apart[0]["activations"] == sum(usage["activations"] for usage in together)
 
@@ -255,21 +248,19 @@ def test_on_a_cpu_checkpoint_copies_count_at_every_moment():
     assert plan.checkpoint_copy_bytes == 2 * 12 * -(-494_032_768 // 2)
 
 
-def on_cpu(**keys: object) -> MemoryPlan:
-    given = {"actor_rollout_ref.rollout." + key: value for key, value in keys.items()}
-    return fit_to_memory(resolved("qwen2.5-0.5b", 1, given, "cpu"), "cpu", 64 * GIB, False)[1]
-
-
-def test_a_cache_too_small_for_one_sequence_is_refused():
-    assert on_cpu().problem == ""
-    problem = on_cpu(kv_cache_gib=1e-3).problem
+CACHES = [
+    ({}, "^$"),
     # 24 layers x 2 heads x 64 x keys and values, in float32: 24 KiB per token
-    assert "rollout.kv_cache_gib=0.001 is too small" in problem and "0.19 GiB" in problem
-    assert on_cpu(kv_cache_gib=1e-3, name="hf").problem == ""
+    ({"kv_cache_gib": 1e-3}, r"rollout.kv_cache_gib=0.001 is too small.*0.19 GiB"),
+    ({"kv_cache_gib": 1e-3, "name": "hf"}, "^$"),
+    ({"kv_cache_gib": 1e5}, "Set actor_rollout_ref.rollout.kv_cache_gib=0.5.$"),
+]
 
 
-def test_a_cache_that_is_too_large_is_refused():
-    assert on_cpu(kv_cache_gib=1e5).problem.endswith("Set actor_rollout_ref.rollout.kv_cache_gib=0.5.")
+@pytest.mark.parametrize(("rollout", "problem"), CACHES)
+def test_a_cache_that_is_too_small_or_too_large_is_refused(rollout: dict[str, object], problem: str):
+    keys = {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()}
+    assert re.search(problem, on_cpu(keys={TOKENS: 16_384, **keys}).problem)
 
 
 def test_several_teachers_are_counted_and_compute_one_after_the_other():

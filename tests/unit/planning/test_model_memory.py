@@ -133,15 +133,15 @@ def test_offload_keys_reduce_the_usage():
     assert held(sync_each_micro_batch=False) == (12_000, 21_100)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "unit", "kv_bytes"),
-    [
-        ("qwen2.5-0.5b", 494_032_768, 14_912_384, 12_288),
-        ("qwen2.5-7b", 7_615_616_512, 233_057_792, 57_344),
-        ("qwen2.5-32b", 32_763_876_352, 487_605_248, 262_144),
-        ("qwen3-235b-a22b", 235_093_634_560, 2_487_755_008, 192_512),
-    ],
-)
+PUBLISHED_SIZES = [
+    ("qwen2.5-0.5b", 494_032_768, 14_912_384, 12_288),
+    ("qwen2.5-7b", 7_615_616_512, 233_057_792, 57_344),
+    ("qwen2.5-32b", 32_763_876_352, 487_605_248, 262_144),
+    ("qwen3-235b-a22b", 235_093_634_560, 2_487_755_008, 192_512),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "unit", "kv_bytes"), PUBLISHED_SIZES)
 def test_published_sizes(name: str, parameters: int, unit: int, kv_bytes: int):
     sizes = load_model_sizes(bfloat16(name))
     assert (sizes.parameters, sizes.layer_parameters, 2 * sizes.kv_elements_per_token) == (parameters, unit, kv_bytes)

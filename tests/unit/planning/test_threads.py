@@ -41,28 +41,23 @@ def begun(config: Config, cores: int) -> None:
     write_manifest(checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("cores", "trainer", "rollout", "expected"),
-    [
-        (8, {}, {}, (8, 8)),
-        (1, {}, {}, (1, 1)),
-        (8, {"n_gpus_per_node": 2}, {"num_engines": 2, "tensor_model_parallel_size": 2}, (4, 2)),
-        (2, {"n_gpus_per_node": 4}, {"num_engines": 3}, (1, 1)),
-        (8, {"nnodes": 2}, {"num_engines": 4}, (8, 4)),
-        (8, {"cpu_threads": 3}, {"cpu_threads": 1}, (3, 1)),
-        (8, {}, {"name": "fake"}, (8, None)),
-        (8, {"async_mode": "carry"}, {}, (8, 8)),
-        (8, {"async_mode": "separate"}, {"num_engines": 2}, (6, 1)),
-        (8, {"async_mode": "separate", "n_gpus_per_node": 2}, {"cpu_threads": 4}, (2, 4)),
-    ],
-)
-def test_each_side_has_all_cores(
-    tmp_path: Path, cores: int, trainer: dict[str, Any], rollout: dict[str, Any], expected: tuple[int, int]
-) -> None:
+THREADS = [
+    (8, {}, {}, (8, 8)),
+    (1, {}, {}, (1, 1)),
+    (8, {"n_gpus_per_node": 2}, {"num_engines": 2, "tensor_model_parallel_size": 2}, (4, 2)),
+    (2, {"n_gpus_per_node": 4}, {"num_engines": 3}, (1, 1)),
+    (8, {"nnodes": 2}, {"num_engines": 4}, (8, 4)),
+    (8, {"cpu_threads": 3}, {"cpu_threads": 1}, (3, 1)),
+    (8, {}, {"name": "fake"}, (8, None)),
+    (8, {"async_mode": "carry"}, {}, (8, 8)),
+    (8, {"async_mode": "separate"}, {"num_engines": 2}, (6, 1)),
+    (8, {"async_mode": "separate", "n_gpus_per_node": 2}, {"cpu_threads": 4}, (2, 4)),
+]
+
+
+@pytest.mark.parametrize(("cores", "trainer", "rollout", "expected"), THREADS)
+def test_each_side_has_all_cores_and_on_gpus_nothing_is_settled(tmp_path, cores, trainer, rollout, expected):
     assert settled(configured(tmp_path, trainer, **rollout), cores) == expected
-
-
-def test_on_gpus_nothing_is_settled(tmp_path: Path) -> None:
     assert settled(configured(tmp_path), 8, gpus=1) == (None, None)
 
 

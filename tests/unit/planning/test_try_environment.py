@@ -99,50 +99,59 @@ def test_what_comes_with_the_project_starts(env):
     asyncio.run(try_environment_resets(env, ROWS))
 
 
-def reward_of(folder, body):
-    path = folder / "mine.py"
-    path.write_text(f"def compute_score(prompt, completion):\n    {body}\n")
-    return CustomRewardFunction(path=str(path))
+@pytest.mark.parametrize(
+    ("template", "notice"),
+    [("1-{foo}", "env.prompt: {foo} "), (r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}', None)],
+)
+def test_an_unknown_placeholder_is_reported(template, notice):
+    notices = asyncio.run(try_environment_resets(game("guessing_game", prompt=template), ROWS))
+    assert [one.startswith(notice) for one in notices] == [True] * (notice is not None)
 
 
 ROW = Prompt(3, "text", "?", ground_truth="7")
+FUNCTION = "def compute_score(prompt, completion):\n    "
+ANSWER = "return float(completion == '<answer>7</answer>' or completion.index('<answer>'))"
+TASK = "def compute_score(completions, task, **kwargs):\n    return [float(task[0] == 'math' or task == [None])]"
+REFUSED = [  # function, columns of the second row, error
+    (FUNCTION + "pass", {}, "5 of 5 .*row 3, .*'<answer>7</answer>': .*the reward is a NoneType"),
+    (FUNCTION + "return 'good'", {}, "5 of 5 .*row 3, .*'<answer>7</answer>': .*the reward is a str"),
+    (FUNCTION + "return {'accuracy': None}", {}, "5 of 5 .*row 3, .*'<answer>7</answer>': .*accuracy"),
+    (FUNCTION + "return prompt.truth", {}, "5 of 5 .*row 3, .*'<answer>7</answer>': .*no attribute 'truth'"),
+    (FUNCTION + ANSWER, {}, r"4 of 5 .*substring .*mine\.py, line 2:"),
+    (TASK, {"tasks": "math"}, "compute_score needs 'task'"),
+]
+NOTICED = [
+    (FUNCTION + "return float(completion[8] == prompt.ground_truth)", {}, [r"on 2 of 5 .*e\.g\. '7': .*, line 2: ret"]),
+    (FUNCTION + "return {'reward': 1, 'length': len(completion)}", {}, []),
+    (TASK, {"task": "math"}, []),
+]
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ("pass", "the reward is a NoneType"),
-        ("return 'good'", "the reward is a str"),
-        ("return {'accuracy': None}", "accuracy"),
-        ("return prompt.truth", "no attribute 'truth'"),
-    ],
-)
-def test_a_broken_reward_function_is_refused(tmp_path, body, says):
-    custom = reward_of(tmp_path, body)
-    with pytest.raises(ValueError, match=rf"mine\.py: .*5 of 5 .*row 3, .*'<answer>7</answer>': .*{says}"):
-        asyncio.run(try_reward_function([ROW], Reward(), custom))
+@pytest.fixture
+def custom(tmp_path):
+    """Function that writes a reward function to a file."""
+
+    def write(source):
+        (tmp_path / "mine.py").write_text(source)
+        return CustomRewardFunction(path=str(tmp_path / "mine.py"))
+
+    return write
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (
-            "return float(completion[len('<answer>')] == prompt.ground_truth)",
-            r"on 2 of 5 .*e\.g\. '7': .*, line 2: return",
-        ),
-        ("return {'reward': 1, 'length': len(completion)}", None),
-    ],
-)
-def test_a_reward_function_that_fails_on_some_answers_is_a_notice(tmp_path, body, says):
-    notices = asyncio.run(try_reward_function([ROW], Reward(), reward_of(tmp_path, body)))
-    assert len(notices) == (says is not None)
-    assert not notices or re.search(says, notices[0])
+def try_function(custom, columns):
+    return asyncio.run(try_reward_function([ROW, replace(ROW, extra_info=columns)], Reward(), custom))
 
 
-def test_a_reward_function_that_fails_on_most_answers_is_refused(tmp_path):
-    custom = reward_of(tmp_path, "return float(completion == '<answer>7</answer>' or completion.index('<answer>'))")
-    with pytest.raises(ValueError, match=r"4 of 5 .*substring .*mine\.py, line 2:"):
-        asyncio.run(try_reward_function([ROW], Reward(), custom))
+@pytest.mark.parametrize(("source", "columns", "says"), REFUSED)
+def test_a_reward_function_that_fails_on_most_answers_is_refused(custom, source, columns, says):
+    with pytest.raises(ValueError, match=rf"mine\.py: .*{says}"):
+        try_function(custom(source), columns)
+
+
+@pytest.mark.parametrize(("source", "columns", "says"), NOTICED)
+def test_a_reward_function_that_fails_on_some_answers_is_a_notice(custom, source, columns, says):
+    notices = try_function(custom(source), columns)
+    assert [bool(re.search(*pair)) for pair in zip(says, notices, strict=True)] == [True] * len(says)
 
 
 def test_a_component_is_tried(tmp_path):
@@ -155,34 +164,10 @@ def test_a_component_is_tried(tmp_path):
         asyncio.run(try_reward_function([row], reward, CustomRewardFunction()))
 
 
-def test_a_policy_that_judges_itself_is_not_tried(tmp_path):
-    path = tmp_path / "reward.py"
-    path.write_text("def compute_score(prompt, completion):\n    return 1.0\n")
+def test_a_policy_that_judges_itself_is_not_tried(custom):
     weights = {"rubric": 0.5, "format": 0.1}
     reward = Reward(components=weights, required=["rubric"], judge=Judge(backend="policy"))
-    assert asyncio.run(try_reward_function([ROW], reward, CustomRewardFunction(path=str(path)))) == []
-    scores, _ = asyncio.run(grade_trial_answers(ROW, reward, CustomRewardFunction(path=str(path))))
+    function = custom(FUNCTION + "return 1.0")
+    assert asyncio.run(try_reward_function([ROW], reward, function)) == []
+    scores, _ = asyncio.run(grade_trial_answers(ROW, reward, function))
     assert all(score.components.keys() == {"accuracy", "task", "format"} for score in scores.values())
-
-
-def test_an_unknown_placeholder_is_reported():
-    def notices(template: str) -> list[str]:
-        return asyncio.run(try_environment_resets(game("guessing_game", prompt=template), ROWS))
-
-    (notice,) = notices("1-{foo}")
-    assert notice.startswith("env.prompt: {foo} ")
-    assert notices(r'Of {numbers}: \boxed{n}, \frac{a}{b} or {"guess": 3}') == []
-
-
-@pytest.mark.parametrize(("columns", "fits"), [({"task": "math"}, True), ({"tasks": "math"}, False)])
-def test_a_column_that_a_function_requires_is_in_some_row(tmp_path, columns, fits):
-    body = "[float(task[0] == 'math' or task == [None]) for _ in completions]"
-    path = tmp_path / "reward.py"
-    path.write_text(f"def compute_score(completions, task, **kwargs):\n    return {body}")
-    rows = [replace(ROW, extra_info={}), replace(ROW, extra_info=columns)]
-    trial = try_reward_function(rows, Reward(), CustomRewardFunction(path=str(path)))
-    if fits:
-        assert asyncio.run(trial) == []
-    else:
-        with pytest.raises(ValueError, match=r"reward\.py: compute_score needs 'task'"):
-            asyncio.run(trial)

@@ -31,25 +31,22 @@ def test_valid_model_passes(tokenizer):
     attempt(tokenizer, SOUND)
 
 
-@pytest.mark.parametrize(
-    ("template", "says"),
-    [
-        (
-            "{% for m in messages %}<{{ m.role }}>{% endfor %}",
-            "does not show .*'system'",
-        ),
-        ("{{ messages[0].content }}", "does not show .*'user'"),
-        ("{{ messages[-1].content }}", "does not show .*'system'"),
-        ("{% for", "rejects a chat"),
-        ("{{ missing.name }}", "rejects a chat"),
-        ("{{ raise_exception('no system') }}", "rejects a chat .*no system"),
-        ("{% for i in range(10**9) %}x{% endfor %}", "rejects a chat .*range"),
-        ("{{ messages[99].content }}", "rejects a chat"),
-        ("{{ 1 / 0 }}", "rejects a chat .*division"),
-        ("{{ 'x' + 1 }}", "rejects a chat"),
-        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "rejects a chat .*recursion"),
-    ],
-)
+BROKEN_TEMPLATES = [
+    ("{% for m in messages %}<{{ m.role }}>{% endfor %}", "does not show .*'system'"),
+    ("{{ messages[0].content }}", "does not show .*'user'"),
+    ("{{ messages[-1].content }}", "does not show .*'system'"),
+    ("{% for", "rejects a chat"),
+    ("{{ missing.name }}", "rejects a chat"),
+    ("{{ raise_exception('no system') }}", "rejects a chat .*no system"),
+    ("{% for i in range(10**9) %}x{% endfor %}", "rejects a chat .*range"),
+    ("{{ messages[99].content }}", "rejects a chat"),
+    ("{{ 1 / 0 }}", "rejects a chat .*division"),
+    ("{{ 'x' + 1 }}", "rejects a chat"),
+    ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "rejects a chat .*recursion"),
+]
+
+
+@pytest.mark.parametrize(("template", "says"), BROKEN_TEMPLATES)
 def test_a_broken_template_is_refused(tokenizer, template, says):
     with pytest.raises(ValueError, match=says):
         attempt(tokenizer, template)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from alphaapollo.processes.allocator import ONE_ARENA
+from tests.processes import run_python
 
 SCRIPT = """
 import ctypes, threading
@@ -43,8 +40,8 @@ def compute_in_thread(prepare=lambda: None):
         pytest.param("compute_in_thread()", ONE_ARENA, 3, id="thread of a Ray worker"),
     ],
 )
-def test_kept_memory(call: str, environment: dict[str, str], kept_gib: int) -> None:
-    command = [sys.executable, "-c", SCRIPT + call]
-    inherited = {name: value for name, value in os.environ.items() if name not in ONE_ARENA}
-    done = subprocess.run(command, env=inherited | environment, capture_output=True, text=True, timeout=60)
+def test_kept_memory(monkeypatch: pytest.MonkeyPatch, call: str, environment: dict[str, str], kept_gib: int) -> None:
+    for name in ONE_ARENA:
+        monkeypatch.delenv(name, raising=False)
+    done = run_python("-c", SCRIPT + call, **environment)
     assert done.stdout == f"{kept_gib}\n", done.stderr

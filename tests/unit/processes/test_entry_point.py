@@ -1,20 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-import alphaapollo
 from alphaapollo.processes import watchdog
 from alphaapollo.processes.entry_point import entry_point, print_redacted_traceback
 from alphaapollo.processes.watchdog import treat_signals_as_ctrl_c
+from tests.processes import run_python
 
 UNGUARDED = """
 import multiprocessing, os, sys
@@ -38,10 +36,7 @@ print(f"exit code {code} in {__file__}")
 def test_a_script_without_a_guard_runs_once(tmp_path: Path, method: str) -> None:
     script = tmp_path / "run.py"
     script.write_text(UNGUARDED)
-    environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, str(script), method], capture_output=True, text=True, timeout=90, check=False, env=environment
-    )
+    done = run_python(str(script), method)
     assert done.stdout.splitlines() == ["the script runs", f"exit code 0 in {script}"], done.stderr
 
 
@@ -73,12 +68,7 @@ sys.exit(main([]))
 
 def test_the_traceback_of_a_bug_tells_no_secret(tmp_path: Path) -> None:
     (tmp_path / "bug.py").write_text(BUG)
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(alphaapollo.__file__).parents[1]),
-        "SOME_API_KEY": "canary-0123456789",
-    }
-    words = [sys.executable, str(tmp_path / "bug.py")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False, env=environment)
+    done = run_python(str(tmp_path / "bug.py"), SOME_API_KEY="canary-0123456789")
     assert done.returncode == 1 and "canary" not in done.stderr
     assert done.stderr.startswith("Traceback") and done.stderr.endswith("KeyError: '$SOME_API_KEY'\n")
 
@@ -153,9 +143,6 @@ if __name__ == "__main__":
 def test_a_program_exits_with_its_code_and_frees_nothing(tmp_path: Path, end: str, code: int, error: str) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.format(end=end))
-    environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=90, check=False, env=environment
-    )
+    done = run_python(str(script))
     assert (done.returncode, done.stdout) == (code, "thread\natexit\n")
     assert done.stderr.endswith(error)

@@ -15,6 +15,7 @@ import pytest
 
 from alphaapollo.processes import folder_lock
 from alphaapollo.processes.folder_lock import FolderInUseError, lock_folder
+from tests.processes import start_process
 
 HOLD = """
 import os, sys, time
@@ -31,14 +32,10 @@ with lock_folder(Path(sys.argv[1])):
 
 @contextmanager
 def held_by_another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", HOLD, str(folder)]
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
-    try:
+    with start_process(sys.executable, "-c", HOLD, str(folder), text=True, process_group=0) as holder:
         assert holder.stdout and holder.stdout.readline() == "held\n"
         yield holder
-    finally:
         os.killpg(holder.pid, signal.SIGKILL)
-        holder.wait()
 
 
 def test_another_process_is_named_and_the_lock_of_a_dead_one_is_free(tmp_path: Path) -> None:

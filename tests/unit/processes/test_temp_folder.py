@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing.util
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import alphaapollo
 from alphaapollo.processes import entry_point
 from alphaapollo.processes.entry_point import remove_stale_folders, run_in_temp_folder
+from tests.processes import ROOT, run_python, start_process
 
 
 @pytest.fixture
@@ -40,29 +38,22 @@ def writes(code: int, name: str = "pymp-1") -> Callable[[], int]:
 
 
 def test_the_folder_is_removed_with_the_command(base: Path) -> None:
-    assert run_in_temp_folder(writes(0)) == 0 and run_in_temp_folder(writes(130, "ray")) == 130
-    assert run_in_temp_folder(writes(2)) == 2
     with pytest.raises(ZeroDivisionError):
         run_in_temp_folder(lambda: 1 // 0)
-    assert list(base.iterdir()) == []
+    for code, name in ((0, "pymp-1"), (2, "pymp-1"), (130, "ray")):
+        assert run_in_temp_folder(writes(code, name)) == code
+        assert list(base.iterdir()) == []
 
 
-def test_logs_of_a_failure_are_kept_until_the_next_command(base: Path) -> None:
+def test_what_remains_is_removed_by_the_next_command(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_in_temp_folder(writes(1, "ray")) == 1
-    (left,) = base.iterdir()
-    assert (left / "ray").is_dir()
-    run_in_temp_folder(writes(0))
-    assert list(base.iterdir()) == []
-
-
-def test_a_folder_that_is_still_written_to_is_removed_by_the_next_command(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
+    (logs,) = base.iterdir()
+    assert (logs / "ray").is_dir(), "logs of a failure are kept"
+    with monkeypatch.context() as patch:  # a folder that is still written to
         patch.setattr(entry_point, "remove_paths", lambda paths: None)
         run_in_temp_folder(lambda: 0)
-    assert len(list(base.iterdir())) == 1
-    remove_stale_folders(base)
+    assert len(list(base.iterdir())) == 2
+    run_in_temp_folder(writes(0))
     assert list(base.iterdir()) == []
 
 
@@ -83,17 +74,11 @@ def test_folders_of_killed_commands_are_removed_and_those_of_running_ones_kept(b
     (base / "alphaapollo-sandbox-x7k2q9lm").mkdir()  # another prefix
     (base / "alphaapollo-tmp-x7k2q9lm.txt").touch()
     (base / "alphaapollo-tmp-x7k2q9lm").touch()  # no folder
-    environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
-    words = [sys.executable, "-c", OTHER]
-    other = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE)
-    try:
+    with start_process(sys.executable, "-c", OTHER, env=os.environ | {"PYTHONPATH": str(ROOT)}) as other:
         assert other.stdout and other.stdout.readline() == b"ready\n"
         (folder,) = (path.parent for path in base.glob("*/left"))
         remove_stale_folders(base)
         assert (folder / "left").exists()
-    finally:
-        other.send_signal(signal.SIGKILL)
-        other.wait()
     remove_stale_folders(base)
     assert not folder.exists()
     assert sorted(path.name for path in base.iterdir()) == [
@@ -136,8 +121,6 @@ if __name__ == "__main__":
 
 def test_a_process_may_call_two_commands_one_after_the_other(base: Path, tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(TWICE)
-    environment = os.environ | {"PYTHONPATH": str(Path(alphaapollo.__file__).parents[1])}
-    command = [sys.executable, str(tmp_path / "twice.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=environment)
+    done = run_python(str(tmp_path / "twice.py"))
     assert done.stdout == "0 0\n" and not done.stderr, done.stderr
     assert list(base.iterdir()) == []

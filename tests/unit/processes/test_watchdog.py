@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
+import psutil
 import pytest
 
 from alphaapollo.processes.watchdog import (
@@ -16,7 +17,7 @@ from alphaapollo.processes.watchdog import (
     remove_paths,
     wait_for_exit,
 )
-from tests.processes import wait_until
+from tests.processes import ROOT, is_running, start_process, wait_until
 
 
 def follower(pid: int, paths: list[str], ready, memory: str = "") -> None:
@@ -42,9 +43,8 @@ def start(pid: int, paths: list[str], memory: str = "") -> multiprocessing.Proce
 
 @pytest.fixture
 def leader() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    yield process
-    end(process)
+    with start_process() as process:
+        yield process
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -107,27 +107,18 @@ sys.stdin.read()
 """
 
 
-def test_reaper_ends_only_processes_of_the_run(tmp_path):
+def test_reaper_ends_only_processes_of_the_run_in_spite_of_signals_of_job_systems(tmp_path: Path):
     (tmp_path / "weights").mkdir()
-    command = [sys.executable, "-c", DRIVER, str(tmp_path / "weights")]
-    driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
-    assert driver.stdout is not None
-    ours, others = (int(driver.stdout.readline()) for _ in range(2))
-    driver.kill()
-    driver.wait()
+    with start_process(sys.executable, "-c", DRIVER, str(tmp_path / "weights"), cwd=ROOT) as driver:
+        ours, others = (int(driver.stdout.readline()) for _ in range(2))
+        (reaper,) = (one for one in psutil.Process(driver.pid).children() if one.pid not in (ours, others))
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        mask = sum(1 << (number - 1) for number in numbers)
+        status = Path(f"/proc/{reaper.pid}/status")
+        assert wait_until(lambda: int(status.read_text().split("SigIgn:")[1].split()[0], 16) & mask == mask)
+        for number in numbers:
+            reaper.send_signal(number)
     wait_for_exit(ours)
     assert wait_until(lambda: not (tmp_path / "weights").exists())
-    os.kill(others, signal.SIGKILL)  # it is still there
-
-
-def test_signals_of_job_systems_do_not_end_the_reaper() -> None:
-    driver = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    reaper = subprocess.Popen([sys.executable, "-m", "alphaapollo.processes.watchdog", str(driver.pid), "no-run"])
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    mask = sum(1 << (number - 1) for number in numbers)
-    status = Path(f"/proc/{reaper.pid}/status")
-    assert wait_until(lambda: int(status.read_text().split("SigIgn:")[1].split()[0], 16) & mask == mask)
-    for number in numbers:
-        reaper.send_signal(number)
-    driver.communicate()
-    assert reaper.wait(60) == 0
+    assert is_running(others)
+    os.kill(others, signal.SIGKILL)

@@ -59,17 +59,17 @@ def test_parquet_without_json_and_another_data_source(tmp_path, capsys):
     assert "agreement 100.00%" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("row", "what"),
-    [
-        ({"data_source": "gsm8k"}, "row 0: .*response=None"),
-        ({**ROWS[0], "is_correct": "perhaps"}, "row 0: .*label='perhaps'"),
-        ({**ROWS[0], "is_correct": 2}, "row 0: .*label=2"),
-        ({"chosen": None}, "row 0: .*response=None"),
-        ({**ROWS[0], "response": ["4"]}, r"row 0: .*response=\['4'\]"),
-        ([1], "line 1: not an object"),
-    ],
-)
+BAD_ROWS = [
+    ({"data_source": "gsm8k"}, "row 0: .*response=None"),
+    ({**ROWS[0], "is_correct": "perhaps"}, "row 0: .*label='perhaps'"),
+    ({**ROWS[0], "is_correct": 2}, "row 0: .*label=2"),
+    ({"chosen": None}, "row 0: .*response=None"),
+    ({**ROWS[0], "response": ["4"]}, r"row 0: .*response=\['4'\]"),
+    ([1], "line 1: not an object"),
+]
+
+
+@pytest.mark.parametrize(("row", "what"), BAD_ROWS)
 def test_bad_rows_are_named(tmp_path, row, what):
     with pytest.raises(ValueError, match=what):
         read_labelled_answers(write_rows(tmp_path / "rows.jsonl", [row]))
@@ -84,16 +84,16 @@ def test_unreadable_files_are_one_line(tmp_path, text, what):
     assert error.startswith("error: ") and what in error
 
 
-@pytest.mark.parametrize(
-    ("row", "args", "what"),
-    [
-        ({**ROWS[0], "ground_truth": None}, [], "1 of 1 prompts have no ground truth"),
-        ({**ROWS[0], "data_source": "poems"}, [], "data_source 'poems'"),
-        (ROWS[0], ["reward.timeou=3"], "reward.timeou (got 3): unknown key"),
-        (ROWS[0], ["--data_source", "rubric"], "reward.judge.model"),
-        ({"prompt": "?", "chosen": "a", "rejected": "b"}, [], "reward.judge.model"),
-    ],
-)
+BAD_SETTINGS = [
+    ({**ROWS[0], "ground_truth": None}, [], "1 of 1 prompts have no ground truth"),
+    ({**ROWS[0], "data_source": "poems"}, [], "data_source 'poems'"),
+    (ROWS[0], ["reward.timeou=3"], "reward.timeou (got 3): unknown key"),
+    (ROWS[0], ["--data_source", "rubric"], "reward.judge.model"),
+    ({"prompt": "?", "chosen": "a", "rejected": "b"}, [], "reward.judge.model"),
+]
+
+
+@pytest.mark.parametrize(("row", "args", "what"), BAD_SETTINGS)
 def test_invalid_settings_are_one_line(tmp_path, row, args, what):
     error = call(write_rows(tmp_path / "rows.jsonl", [row]), *args)
     assert error.startswith("error: ") and what in error

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,43 +15,44 @@ def test_any_single_number_is_a_reward(number):
     assert type(convert_to_score(number).reward) is float
 
 
-def test_a_dict_has_a_total_or_is_summed():
-    assert convert_to_score({"reward": 0.7, "accuracy": 1, "format": 0}) == Score(0.7, {"accuracy": 1.0, "format": 0.0})
-    assert convert_to_score({"accuracy": 1.0, "format": 0.5}) == Score(1.5, {"accuracy": 1.0, "format": 0.5})
+FAILED = Score(0.5, outcome=Outcome.GRADER_FAILED, reason="the judge is away")
+WRONG_FORMAT = Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number")
 
 
-def test_score_is_returned_unchanged():
-    score = Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number")
-    assert convert_to_score(score) == score
+RESULTS = [
+    ({"reward": 0.7, "accuracy": 1, "format": 0}, Score(0.7, {"accuracy": 1.0, "format": 0.0})),
+    ({"accuracy": 1.0, "format": 0.5}, Score(1.5, {"accuracy": 1.0, "format": 0.5})),  # summed
+    (WRONG_FORMAT, WRONG_FORMAT),
+    (FAILED, replace(FAILED, reward=pytest.approx(math.nan, nan_ok=True))),
+]
 
 
-def test_score_may_report_a_failure():
-    score = convert_to_score(Score(0.5, outcome=Outcome.GRADER_FAILED, reason="the judge is away"))
-    assert math.isnan(score.reward)
-    assert (score.outcome, score.reason) == (Outcome.GRADER_FAILED, "the judge is away")
+@pytest.mark.parametrize(("result", "score"), RESULTS)
+def test_dicts_and_scores(result, score):
+    assert convert_to_score(result) == score
 
 
-@pytest.mark.parametrize(
-    ("result", "what"),
-    [
-        (None, "the reward is a NoneType"),
-        ("1.0", "the reward is a str"),
-        ([1.0, 0.0], "the reward is a list of length 2"),
-        ([1.0], "the reward is a list of length 1"),
-        (np.array([1.0, 2.0]), "the reward is a ndarray of length 2"),
-        ({"accuracy": "high"}, "component 'accuracy' is a str"),
-        ({}, "empty dict"),
-        (1j, "the reward is a complex"),
-        (math.nan, "the reward is nan"),
-        (math.inf, "the reward is inf"),
-        (-1e30, r"-1e\+30.* from -1e\+09 to 1e\+09"),
-        (10**400, "the reward is 1000"),
-        ({"accuracy": math.nan}, "component 'accuracy' is nan"),
-        ({"reward": math.nan, "accuracy": 1}, "the reward is nan"),
-        (Score(math.nan), "the reward is nan"),
-        (SimpleNamespace(item=lambda: "x"), "the reward is a str"),
-    ],
-)
+REJECTED = [
+    (None, "the reward is a NoneType"),
+    ("1.0", "the reward is a str"),
+    ([1.0, 0.0], "the reward is a list of length 2"),
+    ([1.0], "the reward is a list of length 1"),
+    (np.array([1.0, 2.0]), "the reward is a ndarray of length 2"),
+    ({"accuracy": "high"}, "component 'accuracy' is a str"),
+    ({}, "empty dict"),
+    (1j, "the reward is a complex"),
+    (math.nan, "the reward is nan"),
+    (math.inf, "the reward is inf"),
+    (-1e30, r"-1e\+30.* from -1e\+09 to 1e\+09"),
+    (10**400, "the reward is 1000"),
+    ({"accuracy": math.nan}, "component 'accuracy' is nan"),
+    ({"reward": math.nan, "accuracy": 1}, "the reward is nan"),
+    (Score(math.nan), "the reward is nan"),
+    (SimpleNamespace(item=lambda: "x"), "the reward is a str"),
+]
+
+
+@pytest.mark.parametrize(("result", "what"), REJECTED)
 def test_other_results_are_rejected_with_a_reason(result, what):
     with pytest.raises((TypeError, ValueError), match=what):
         convert_to_score(result)

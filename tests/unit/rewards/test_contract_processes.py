@@ -1,33 +1,28 @@
 """Reward functions of other frameworks in grader processes: async calls, faults, reward servers."""
 
-import asyncio
 import http.server
 import json
 import threading
 
 import pytest
 
-from alphaapollo.config.schema import CustomRewardFunction, Reward
-from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.config.schema import Reward
 from alphaapollo.types import Outcome, Score
 from tests.builders import make_completion, make_turn
+from tests.unit.rewards.grading import open_graders
 from tests.unit.rewards.test_contracts import PROMPT
 
 
-def grade(tmp_path, source, texts, timeout=30.0, turns=(), **fields):
-    """Grade texts at the same time in a grader process."""
-    path = tmp_path / "reward.py"
-    path.write_text(source)
+@pytest.fixture
+def grade(tmp_path):
+    """Function that grades texts at the same time in a new grader process."""
 
-    async def main():
-        client = RewardClient(Reward(timeout=timeout), CustomRewardFunction(path=str(path), **fields))
-        await client.start()
-        try:
-            return await asyncio.gather(*(client.score(PROMPT, text, turns) for text in texts))
-        finally:
-            await client.close()
+    def grade(source, texts, timeout=30.0, name="compute_score", **turns):
+        (tmp_path / "reward.py").write_text(source)
+        with open_graders(Reward(timeout=timeout), tmp_path / "reward.py", name) as graders:
+            return graders.score(PROMPT, texts, **turns)
 
-    return asyncio.run(main())
+    return grade
 
 
 MEETING = '''
@@ -41,15 +36,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info):
     await enough.wait()
     return float(solution_str)
 '''
-
-
-def test_calls_of_an_async_function_overlap(tmp_path):
-    scores = grade(tmp_path, MEETING, map(str, range(20)))
-    assert [score.reward for score in scores] == [*range(20)]
-
-
-def test_functions_that_are_async_are_awaited_together(tmp_path):
-    source = """
+TOGETHER = """
 import asyncio
 met = asyncio.Event()
 async def first(completions, **kwargs):
@@ -59,7 +46,23 @@ async def second(completions, **kwargs):
     met.set()
     return [2.0]
 """
-    assert grade(tmp_path, source, ["x"], name=["first", "second"])[0].reward == 3.0
+STEPS = """
+def compute_score(completion_ids, trainer_state, **kwargs):
+    return [100 * trainer_state.global_step + sum(completion_ids[0])]
+"""
+
+
+def test_calls_of_an_async_function_overlap(grade):
+    assert [score.reward for score in grade(MEETING, map(str, range(20)))] == [*range(20)]
+
+
+def test_functions_that_are_async_are_awaited_together(grade):
+    assert grade(TOGETHER, ["x"], name=["first", "second"])[0].reward == 3.0
+
+
+def test_tokens_and_steps_arrive_in_the_grader_process(grade):
+    turn = make_turn(make_completion([3, 4], version=2))
+    assert grade(STEPS, ["x"], turns=[turn])[0].reward == 207.0
 
 
 FAULTS = """
@@ -77,39 +80,21 @@ async def compute_score(prompt, completion):
 """
 
 
-@pytest.mark.parametrize(("fault", "what"), [("hang", "within 0.5 s"), ("raise", "KeyError: 'k'")])
-def test_faults_of_an_async_function_concern_one_completion(tmp_path, fault, what):
-    failed, right = grade(tmp_path, FAULTS, [fault, "1"], timeout=0.5)
-    assert failed.outcome is Outcome.GRADER_FAILED and what in failed.reason and right == Score(1.0)
+def test_faults_of_an_async_function_concern_one_completion(tmp_path):
+    """A process that is blocked or dies is replaced."""
+    (tmp_path / "reward.py").write_text(FAULTS)
+    with open_graders(Reward(timeout=0.5), tmp_path / "reward.py", "compute_score") as graders:
+        hung, raised, right = graders.score(PROMPT, ["hang", "raise", "1"])
+        (blocked,), (after_block,), (died,), (after_end,) = (
+            graders.score(PROMPT, [text]) for text in ("block", "1", "die", "1")
+        )
+    assert right == after_block == after_end == Score(1.0)
+    faults = ((hung, "within 0.5 s"), (raised, "KeyError: 'k'"), (blocked, "within 0.5 s"), (died, "exit code 3"))
+    for failed, what in faults:
+        assert failed.outcome is Outcome.GRADER_FAILED and what in failed.reason
 
 
-@pytest.mark.parametrize(("fault", "what"), [("block", "within 0.5 s"), ("die", "exit code 3")])
-def test_a_process_that_is_blocked_or_dies_is_replaced(tmp_path, fault, what):
-    path = tmp_path / "reward.py"
-    path.write_text(FAULTS)
-
-    async def main():
-        client = RewardClient(Reward(timeout=0.5), CustomRewardFunction(path=str(path)))
-        await client.start()
-        try:
-            return [await client.score(PROMPT, text) for text in (fault, "1")]
-        finally:
-            await client.close()
-
-    failed, right = asyncio.run(main())
-    assert failed.outcome is Outcome.GRADER_FAILED and what in failed.reason and right == Score(1.0)
-
-
-def test_tokens_and_steps_arrive_in_the_grader_process(tmp_path):
-    source = """
-def compute_score(completion_ids, trainer_state, **kwargs):
-    return [100 * trainer_state.global_step + sum(completion_ids[0])]
-"""
-    turn = make_turn(make_completion([3, 4], version=2))
-    assert grade(tmp_path, source, ["x"], turns=[turn])[0].reward == 207.0
-
-
-def test_a_reward_server(tmp_path):
+def test_a_reward_server():
     asked = []
 
     class Server(http.server.BaseHTTPRequestHandler):
@@ -125,34 +110,18 @@ def test_a_reward_server(tmp_path):
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    custom = CustomRewardFunction(path=f"http://127.0.0.1:{server.server_port}/get_reward")
-
-    async def main():
-        client = RewardClient(Reward(timeout=30), custom)
-        await client.start()
-        try:
-            return await client.score(PROMPT, "4")
-        finally:
-            await client.close()
-
-    assert asyncio.run(main()) == Score(0.5, {"accuracy": 1.0, "a": 2.0})
+    with open_graders(Reward(timeout=30), f"http://127.0.0.1:{server.server_port}/get_reward") as graders:
+        assert graders.score(PROMPT, ["4"]) == [Score(0.5, {"accuracy": 1.0, "a": 2.0})]
     assert asked == [{"query": ["?4"], "prompts": ["?"], "labels": ["4"]}]
     server.shutdown()
 
 
 def test_a_metric_that_the_algorithm_needs_must_be_finite(tmp_path):
-    path = tmp_path / "reward.py"
-    path.write_text("def compute_score(prompt, completion):\n    return {'reward': 1.0, 'format': float('nan')}")
-
-    async def main(needed):
-        client = RewardClient(Reward(), CustomRewardFunction(path=str(path)))
-        client.fails_incomplete = needed
-        await client.start()
-        try:
-            return await client.score(PROMPT, "4")
-        finally:
-            await client.close()
-
-    assert asyncio.run(main(False)).skipped_components == ("format",)
-    failed = asyncio.run(main(True))
+    source = "def compute_score(prompt, completion):\n    return {'reward': 1.0, 'format': float('nan')}"
+    (tmp_path / "reward.py").write_text(source)
+    with open_graders(path=tmp_path / "reward.py", name="compute_score") as graders:
+        (incomplete,) = graders.score(PROMPT, ["4"])
+        graders.client.fails_incomplete = True
+        (failed,) = graders.score(PROMPT, ["4"])
+    assert incomplete.skipped_components == ("format",)
     assert failed.outcome is Outcome.GRADER_FAILED and "format" in failed.reason

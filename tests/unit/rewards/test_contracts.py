@@ -36,50 +36,11 @@ def call(loaded, prompt=PROMPT, text="4", **fields):
     return convert_to_score(asyncio.run(wait()) if loaded.is_async else result)
 
 
-VERL = """
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    assert (data_source, extra_info["index"]) == ("openai/gsm8k", 7)
-    return 1.0 if solution_str == ground_truth else 0.0
-"""
-VERL_DICT = """
-def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return {"score": 0.5, "acc": solution_str == ground_truth, "pred": solution_str, "length": len(solution_str)}
-"""
-VERL_ASYNC = """
-import asyncio
-async def compute_score(data_source, solution_str, ground_truth, extra_info):
-    await asyncio.sleep(0)
-    return {"score": 1.0, "acc": True}
-"""
-VERL_KWARGS = """
-def compute_score(data_source, solution_str, ground_truth, extra_info, scale, names=()):
-    return scale * (solution_str == ground_truth) + len(names)
-"""
-VERL_BATCH = """
-def compute_score(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
-    return [{"score": float(s == g), "acc": 1.0} for s, g in zip(solution_strs, ground_truths)]
-"""
-TRL_FORMAT = """
-import re
-def compute_score(completions, **kwargs):
-    contents = [completion[0]["content"] for completion in completions]
-    return [1.0 if re.match(r"^4$", content) else 0.0 for content in contents]
-"""
 TRL_COLUMNS = """
 def compute_score(prompts, completions, completion_ids, trainer_state, task, ground_truth, solution, **kwargs):
     assert prompts[0][-1]["content"] == "?" and kwargs["index"] == [7] and kwargs["data_source"] == ["openai/gsm8k"]
     assert completion_ids == [[5, 6]] and (trainer_state.global_step, trainer_state.max_steps) == (3, 10)
     return [1.0 if t == "math" and g == s == "4" else None for t, g, s in zip(task, ground_truth, solution)]
-"""
-TRL_IDS = """
-def compute_score(completion_ids, **kwargs):
-    return [float(len(ids)) for ids in completion_ids]
-"""
-TRL_ASYNC = """
-import asyncio
-async def compute_score(prompts, completions, **kwargs):
-    await asyncio.sleep(0.0)
-    return [1.0 if completion else 0.0 for completion in completions]
 """
 TRL_LOG = """
 def compute_score(completions, ground_truth, log_extra=None, log_metric=None, **kwargs):
@@ -95,11 +56,6 @@ def compute_score(queries, prompts, labels, **kwargs):
     assert prompts == ["user: ?\\n"]
     reward = torch.tensor([float(answer == label) for answer, label in zip(answers, labels)])
     return {"rewards": reward, "scores": reward, "extra_logs": {"dummy": reward, "mean": reward.mean(), "name": ["x"]}}
-"""
-OPENRLHF_TENSOR = """
-import torch
-def compute_score(queries, prompts, labels):
-    return torch.tensor([2.0])
 """
 SWIFT = """
 from typing import List
@@ -130,76 +86,87 @@ orms["compute_score"] = Remote
 """
 
 
-@pytest.mark.parametrize(
-    ("source", "score", "fields"),
-    [
-        (VERL, Score(1.0), {}),
-        (VERL_DICT, Score(0.5, {"accuracy": 1.0, "length": 1.0}), {}),
-        (VERL_ASYNC, Score(1.0, {"accuracy": 1.0}), {}),
-        (VERL_KWARGS, Score(4.0), {"reward_kwargs": {"scale": 3.0, "names": ["a"]}}),
-        (VERL_BATCH, Score(1.0, {"accuracy": 1.0}), {}),
-        (TRL_FORMAT, Score(1.0), {}),
-        (TRL_COLUMNS, Score(1.0), {}),
-        (TRL_IDS, Score(2.0), {}),
-        (TRL_ASYNC, Score(1.0), {}),
-        (TRL_LOG, Score(1.0, {"size": 2.0, "accuracy": 1.0}, reason="golden: 4"), {}),
-        (OPENRLHF, Score(1.0, {"accuracy": 1.0, "dummy": 1.0, "mean": 1.0}), {}),
-        (OPENRLHF_TENSOR, Score(2.0), {}),
-        (SWIFT, Score(1.0), {}),
-        (SWIFT_STATE, Score(0.3), {}),
-        (SWIFT_ASYNC, Score(1.0), {}),
-    ],
-)
-def test_functions_run_unchanged(tmp_path, source, score, fields):
-    assert call(load(tmp_path, source, **fields)) == score
+DOCUMENTED = [
+    (TRL_COLUMNS, Score(1.0), ("task",)),
+    (TRL_LOG, Score(1.0, {"size": 2.0, "accuracy": 1.0}, reason="golden: 4"), ()),
+    (OPENRLHF, Score(1.0, {"accuracy": 1.0, "dummy": 1.0, "mean": 1.0}), ()),
+    (SWIFT, Score(1.0), ()),
+    (SWIFT_STATE, Score(0.3), ()),
+    (SWIFT_ASYNC, Score(1.0), ()),
+]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "value"),
-    [
-        ("data_source, solution_str", "float((data_source, solution_str) == ('openai/gsm8k', '4'))"),
-        ("ground_truth, solution_str, method='strict'", "float(solution_str == ground_truth)"),
-        ("solution_str, **kwargs", "float(kwargs['extra_info']['index'] == 7 and len(kwargs) == 3)"),
-        ("*, solution_str", "float(solution_str == '4')"),
-        ("completions, **kwargs", "[float(c[0]['content'] == a) for c, a in zip(completions, kwargs['answer'])]"),
-        ("prompts, completions, index", "[float(p[0]['content'] == '?' and i == 7) for p, i in zip(prompts, index)]"),
-        ("completions, reward_model", "[float(reward_model[0]['ground_truth'] == '4')]"),
-        ("completions, other", "[float(other == [None])]"),
-    ],
-)
-def test_parameters_in_any_order_and_subset(tmp_path, parameters, value):
-    assert call(load(tmp_path, f"def compute_score({parameters}):\n    return {value}")) == Score(1.0)
+@pytest.mark.parametrize(("source", "score", "columns"), DOCUMENTED)
+def test_functions_run_unchanged(tmp_path, source, score, columns):
+    loaded = load(tmp_path, source)
+    assert (call(loaded), loaded.columns) == (score, columns)
+
+
+VERL = "data_source, solution_str, ground_truth, extra_info"
+VERL_BATCH = "data_sources, solution_strs, ground_truths, extra_infos, **kwargs"
+VERL_DICT = "{'score': 0.5, 'acc': solution_str == ground_truth, 'pred': solution_str, 'length': len(solution_str)}"
+RIGHT = Score(1.0, {"accuracy": 1.0})
+FUNCTIONS = [  # parameters, returned value, score
+    (f"{VERL}=None", "float((data_source, solution_str, extra_info['index']) == ('openai/gsm8k', '4', 7))", Score(1.0)),
+    (f"{VERL}=None, **kwargs", VERL_DICT, Score(0.5, {"accuracy": 1.0, "length": 1.0})),
+    (VERL, "{'score': await asyncio.sleep(0, 1.0), 'acc': True}", RIGHT),
+    (f"{VERL}, scale, names=()", "scale * (solution_str == ground_truth) + len(names)", Score(4.0)),
+    (VERL_BATCH, "[{'score': 1.0, 'acc': s == g} for s, g in zip(solution_strs, ground_truths)]", RIGHT),
+    ("data_source, solution_str", "float((data_source, solution_str) == ('openai/gsm8k', '4'))", Score(1.0)),
+    ("ground_truth, solution_str, method='strict'", "float(solution_str == ground_truth)", Score(1.0)),
+    ("solution_str, **kwargs", "float(kwargs['extra_info']['index'] == 7 and len(kwargs) == 3)", Score(1.0)),
+    ("*, solution_str", "float(solution_str == '4')", Score(1.0)),
+    ("completion_ids, **kwargs", "[float(len(ids)) for ids in completion_ids]", Score(2.0)),
+    ("prompts, completions, **kwargs", "[await asyncio.sleep(0, 1.0) for completion in completions]", Score(1.0)),
+    ("completions, **kwargs", "[float(completions[0][0]['content'] == kwargs['answer'][0])]", Score(1.0)),
+    ("prompts, completions, index", "[float(prompts[0][0]['content'] == '?' and index == [7])]", Score(1.0)),
+    ("completions, reward_model", "[float(reward_model[0]['ground_truth'] == '4')]", Score(1.0)),
+    ("completions, other", "[float(other == [None])]", Score(1.0)),
+    ("queries, prompts, labels", "__import__('torch').tensor([2.0])", Score(2.0)),
+]
+
+
+@pytest.mark.parametrize(("parameters", "value", "score"), FUNCTIONS)
+def test_parameters_in_any_order_and_subset(tmp_path, parameters, value, score):
+    kwargs = {"reward_kwargs": {"scale": 3.0, "names": ["a"]}} if "scale" in parameters else {}
+    is_async = "async " if "await" in value else ""
+    source = f"import asyncio\n{is_async}def compute_score({parameters}):\n    return {value}"
+    loaded = load(tmp_path, source, **kwargs)
+    columns = tuple(name for name in parameters.split(", ") if name in ("index", "other"))
+    assert (call(loaded), loaded.columns) == (score, columns)
 
 
 VALUES = [["Paris", "paris"], {"target": ["a"]}, False, 12, 0.5, Decimal("1.5"), date(2024, 2, 1), b"14", [[1, 2]]]
 
 
-@pytest.mark.parametrize("truth", VALUES, ids=repr)
+TRUTH_ARGUMENTS = [
+    ("solution_str, ground_truth", "float(ground_truth == {!r})"),
+    ("completions, ground_truth, **kwargs", "[float(ground_truth == [{!r}])]"),
+    ("completions, solution, **kwargs", "[float(solution == [{!r}])]"),
+    ("queries, prompts, labels", "[float(labels == [{!r}])]"),
+    ("prompt, completion", "float(prompt.ground_truth == {!r})"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "value"), TRUTH_ARGUMENTS)
+def test_functions_get_the_value_of_the_file(tmp_path, parameters, value):
+    head = f"import datetime\nfrom decimal import Decimal\ndef compute_score({parameters}):\n    return "
+    for number, truth in enumerate(VALUES):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert call(load(folder, head + value.format(truth)), replace(PROMPT, ground_truth=truth)) == Score(1.0)
+
+
 @pytest.mark.parametrize(
-    "source",
+    ("parameters", "value", "change"),
     [
-        "def compute_score(solution_str, ground_truth):\n    return float(ground_truth == {!r})",
-        "def compute_score(completions, ground_truth, **kwargs):\n    return [float(ground_truth == [{!r}])]",
-        "def compute_score(completions, solution, **kwargs):\n    return [float(solution == [{!r}])]",
-        "def compute_score(queries, prompts, labels):\n    return [float(labels == [{!r}])]",
-        "def compute_score(prompt, completion):\n    return float(prompt.ground_truth == {!r})",
+        ("completions, answer, **kwargs", "[float(answer == ['#### 4'])]", {"extra_info": {"answer": "#### 4"}}),
+        ("completions, **kwargs", "[float(completions == ['4'])]", {"content": "?"}),  # texts for a text prompt
     ],
 )
-def test_functions_get_the_value_of_the_file(tmp_path, source, truth):
-    head = "from datetime import date\nimport datetime\nfrom decimal import Decimal\n"
-    assert call(load(tmp_path, head + source.format(truth)), replace(PROMPT, ground_truth=truth)) == Score(1.0)
-
-
-def test_columns_of_the_file_come_before_the_ground_truth(tmp_path):
-    loaded = load(
-        tmp_path, "def compute_score(completions, answer, **kwargs):\n    return [float(answer == ['#### 4'])]"
-    )
-    assert call(loaded, replace(PROMPT, extra_info={"answer": "#### 4"})) == Score(1.0)
-
-
-def test_texts_for_a_text_prompt(tmp_path):
-    loaded = load(tmp_path, "def compute_score(completions, **kwargs):\n    return [float(completions == ['4'])]")
-    assert call(loaded, replace(PROMPT, content="?")) == Score(1.0)
+def test_columns_come_before_the_ground_truth_and_texts_are_texts(tmp_path, parameters, value, change):
+    loaded = load(tmp_path, f"def compute_score({parameters}):\n    return {value}")
+    assert call(loaded, replace(PROMPT, **change)) == Score(1.0)
 
 
 TWO = """
@@ -214,15 +181,15 @@ def compute_score(data_source, solution_str):
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "weights", "task", "score"),
-    [
-        (["math_reward", "length"], [], "math", Score(2.0, {"math_reward": 1.0, "length": 1.0})),
-        (["math_reward", "length"], [1.0, 0.5], "math", Score(1.5, {"math_reward": 1.0, "length": 1.0})),
-        (["math_reward", "code_reward"], [], "code", Score(-1.0, {"code_reward": -1.0})),
-        (["compute_score", "length"], [2, 1], "x", Score(2.0, {"compute_score": 0.5, "accuracy": 1.0, "length": 1.0})),
-    ],
-)
+SEVERAL = [
+    (["math_reward", "length"], [], "math", Score(2.0, {"math_reward": 1.0, "length": 1.0})),
+    (["math_reward", "length"], [1.0, 0.5], "math", Score(1.5, {"math_reward": 1.0, "length": 1.0})),
+    (["math_reward", "code_reward"], [], "code", Score(-1.0, {"code_reward": -1.0})),
+    (["compute_score", "length"], [2, 1], "x", Score(2.0, {"compute_score": 0.5, "accuracy": 1.0, "length": 1.0})),
+]
+
+
+@pytest.mark.parametrize(("name", "weights", "task", "score"), SEVERAL)
 def test_several_functions_are_added(tmp_path, name, weights, task, score):
     assert call(load(tmp_path, TWO, name, weights=weights), replace(PROMPT, extra_info={"task": task})) == score
 
@@ -237,59 +204,51 @@ def test_one_weight_for_each_name():
         build_config(Config, {"custom_reward_function": {"path": "x.py", "name": ["f", "g"], "weights": [1.0]}})
 
 
-@pytest.mark.parametrize(
-    ("source", "what"),
-    [
-        ("def compute_score(solution_str, tokenizer): return 1.0", "'tokenizer'"),
-        ("def compute_score(solution_str, /): return 1.0", "'solution_str' .*positional only"),
-        ("def compute_score(queries, tokens): return 1.0", "'tokens'"),
-        ("def compute_score(prompt, completion, ground_truth): return 1.0", "'ground_truth'"),
-        (
-            "class compute_score:\n    def __init__(self, size): pass\n    def __call__(self, completions): pass",
-            "'size'",
-        ),
-    ],
-)
+UNAVAILABLE = [
+    ("def compute_score(solution_str, tokenizer): return 1.0", "'tokenizer'"),
+    ("def compute_score(solution_str, /): return 1.0", "'solution_str' .*positional only"),
+    ("def compute_score(queries, tokens): return 1.0", "'tokens'"),
+    ("def compute_score(prompt, completion, ground_truth): return 1.0", "'ground_truth'"),
+    ("class compute_score:\n def __init__(self, size): pass\n def __call__(self, completions): pass", "'size'"),
+]
+
+
+@pytest.mark.parametrize(("source", "what"), UNAVAILABLE)
 def test_unavailable_arguments_are_rejected(tmp_path, source, what):
     with pytest.raises(ValueError, match=rf"\.name: .*reward\.py: compute_score.*{what}"):
         load(tmp_path, source)
 
 
-@pytest.mark.parametrize(("source", "columns"), [(TRL_COLUMNS, ("task",)), (SWIFT, ()), (VERL, ())])
-def test_required_columns(tmp_path, source, columns):
-    assert load(tmp_path, source).columns == columns
+NO_REWARDS = [
+    ("completions", "1.0", TypeError),
+    ("completions", "[1.0, 0.0]", ValueError),
+    ("completions", "[]", ValueError),
+    ("completions", "[None]", TypeError),
+    ("completions", "[float('nan')]", ValueError),
+    ("completions", "'1'", TypeError),
+    ("completions", "{'a': 1}", TypeError),
+    ("queries, prompts, labels", "{'scores': [1.0]}", KeyError),
+    ("solution_str", "{'score': None}", TypeError),
+    ("solution_str", "{'score': float('nan'), 'acc': 1}", ValueError),
+    ("solution_str", "None", TypeError),
+]
 
 
-@pytest.mark.parametrize(
-    ("contract", "value", "error"),
-    [
-        ("completions", "1.0", TypeError),
-        ("completions", "[1.0, 0.0]", ValueError),
-        ("completions", "[]", ValueError),
-        ("completions", "[None]", TypeError),
-        ("completions", "[float('nan')]", ValueError),
-        ("completions", "'1'", TypeError),
-        ("completions", "{'a': 1}", TypeError),
-        ("queries, prompts, labels", "{'scores': [1.0]}", KeyError),
-        ("solution_str", "{'score': None}", TypeError),
-        ("solution_str", "{'score': float('nan'), 'acc': 1}", ValueError),
-        ("solution_str", "None", TypeError),
-    ],
-)
+@pytest.mark.parametrize(("contract", "value", "error"), NO_REWARDS)
 def test_results_that_are_no_reward_are_failures(tmp_path, contract, value, error):
     with pytest.raises(error):
         call(load(tmp_path, f"def compute_score({contract}):\n    return {value}"))
 
 
-@pytest.mark.parametrize(
-    ("result", "score", "skipped"),
-    [
-        ({"reward": 1, "a": math.nan, "b": 2}, Score(1.0, {"b": 2.0}), ("a",)),
-        ({"reward": 1, "a": math.inf}, Score(1.0), ("a",)),
-        (Score(1.0, {"a": math.nan}), Score(1.0), ("a",)),
-        (convert_verl_result({"score": 1, "acc": np.float32("nan")}), Score(1.0), ("accuracy",)),
-    ],
-)
+INCOMPLETE = [
+    ({"reward": 1, "a": math.nan, "b": 2}, Score(1.0, {"b": 2.0}), ("a",)),
+    ({"reward": 1, "a": math.inf}, Score(1.0), ("a",)),
+    (Score(1.0, {"a": math.nan}), Score(1.0), ("a",)),
+    (convert_verl_result({"score": 1, "acc": np.float32("nan")}), Score(1.0), ("accuracy",)),
+]
+
+
+@pytest.mark.parametrize(("result", "score", "skipped"), INCOMPLETE)
 def test_a_metric_that_is_not_finite_is_left_out_and_counted(result, score, skipped):
     found = convert_to_score(result)
     assert replace(found, skipped_components=()) == score and found.skipped_components == skipped

@@ -1,66 +1,47 @@
-"""The work of graders, extractors and judge parsers is linear in the length of the text, also for hostile texts."""
+"""The time of graders, extractors and judge parsers is linear in the length of the text, also for hostile texts."""
 
 import contextlib
-import itertools
+import gc
+import time
 
 import pytest
 
-from alphaapollo.evaluation import estimates
-from alphaapollo.evolving import roles
-from alphaapollo.rewards import answers, components, judges, short_answers
-from alphaapollo.rewards.components import COMPONENTS
-from alphaapollo.rewards.judges import JUDGES
+from alphaapollo.evaluation.estimates import extract_answer
+from alphaapollo.evolving.roles import VERDICT, is_last_choice, strip_markup
+from alphaapollo.rewards.answers import find_answer_tag
+from alphaapollo.rewards.components import COMPONENTS, load_components
+from alphaapollo.rewards.judges import JUDGES, read_criteria, read_score, read_winner, remove_thoughts
 from alphaapollo.rewards.math import grader as math_grader
-from alphaapollo.rewards.math import latex
 from alphaapollo.rewards.registry import GRADERS, load_grader
 from alphaapollo.tools.sandbox import SandboxUnavailableError
 from alphaapollo.types import Prompt
-from tests.unit.rewards.backtracking import count_steps
-from tests.unit.rewards.work_counter import WorkCounter
 
 try:
     from alphaapollo.rewards.code import grader as code_grader
 except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
-
+WORDS = r"<answer> </answer> <answer></answer> </think> ``` \boxed{ { } #### 1 1, \frac{1 ** \(".split()  # noqa: SIM905
+PHRASES = ["The answer is A. ", "The answer is a dog ", "x = 5 or ", "a the ", "SCORE\n", "\\boxed ", "```py\n``` "]
 # (start, repeated part, end)
 TEXTS = [
+    *(("", part, "") for part in WORDS + PHRASES),
     ("The answer is", " ", "!"),
     ("The answer is", "\t\n", "!"),
-    ("", "The answer is A. ", ""),
-    ("", "The answer is a dog ", ""),
     ("", "answer: option ", "9"),
-    ("", "<answer>", ""),
-    ("", "</answer>", ""),
-    ("", "<answer></answer>", ""),
     ("", "<think>", "</think>"),
-    ("", "</think>", ""),
     ("Here:\n```python\ndef f(): return 1\n```\nso ```", "x", ""),
-    ("", "```", ""),
     ("", "``` ", "\n"),
     ("```python\n", "\n ", "``"),
-    ("", "```py\n``` ", ""),
-    ("", "\\boxed{", ""),
     ("", "\\boxed{1} ", "x"),
     ("\\boxed{1}", " ", "\\boxed{2"),
-    ("", "\\boxed ", ""),
     ("\\boxed", "\n", "{"),
-    ("", "{", ""),
-    ("", "}", ""),
-    ("", "####", ""),
     ("#### ", "\n", ""),
     ("5*10^", " ", "x"),
     ("", "5*10^ ", "x"),
-    ("", "1", ""),
-    ("", "1,", ""),
     ("", "1 000 ", "0000"),
-    ("", "\\frac{1", ""),
     ("", "2024-01-01 ", "="),
     ("x =", " ", "y z, a b or"),
-    ("", "x = 5 or ", ""),
-    ("", "**", ""),
-    ("", "SCORE\n", ""),
     ("", "\n", "SCORE: x"),
     ("SCORE", ":", "x"),
     ("WINNER", "=-", "x"),
@@ -68,36 +49,31 @@ TEXTS = [
     ("SCORE: ", "1.", "x"),
     ('{"1": ', "1", ""),
     ("", "$", "a"),
-    ("", "\\(", ""),
     ("", "\\begin{a}\\end{", "\n"),
-    ("", "a the ", ""),
     ("", "`", "a"),
 ]
 
-JUDGE_PARSERS = {
-    "judge": judges.read_score,
-    "pairwise": judges.read_winner,
-    "rubric": lambda reply: judges.read_criteria(reply, ["1"]),
-    "thoughts": judges.remove_thoughts,
-    "verdict": lambda reply: roles.is_last_choice(roles.VERDICT, reply, "right"),
-    "markup": roles.strip_markup,
-}
+
+def grading(function, source="", truth=None):
+    return lambda text: function(Prompt(0, source, "?", truth), text)
+
+
 TRUTHS = {"gsm8k": "5", "multiple_choice": "A", "math": "5", "exact": "5", "search": "5", "search_f1": "5"}
 READERS = {
-    **{name: lambda text, name=name: load_grader(name)(Prompt(0, name, "?", TRUTHS[name]), text) for name in TRUTHS},
-    **JUDGE_PARSERS,
+    **{name: grading(load_grader(name), name, truth) for name, truth in TRUTHS.items()},
+    **{name: grading(function) for name, function in load_components(COMPONENTS.names()).items()},
+    "judge": read_score,
+    "pairwise": read_winner,
+    "rubric": lambda reply: read_criteria(reply, ["1"]),
+    "thoughts": remove_thoughts,
+    "verdict": lambda reply: is_last_choice(VERDICT, reply, "right"),
+    "markup": strip_markup,
     "code": code_grader.extract_code,
-    "evaluation": estimates.extract_answer,
-    "format": lambda text: components.score_format(Prompt(0, "", "?"), text),
-    "format_opened": lambda text: components.score_format_without_opening_tag(Prompt(0, "", "?"), text),
-    "language": lambda text: components.score_language(Prompt(0, "", "?"), text),
-    "repetition": lambda text: components.score_distinct_ngrams(Prompt(0, "", "?"), text),
-    "reasoning_gym": answers.find_answer_tag,
+    "evaluation": extract_answer,
+    "reasoning_gym": find_answer_tag,
 }
-CODE = [answers, code_grader, components, estimates, judges, latex, math_grader, roles, short_answers]
 SHORT, LONG = 10_000, 100_000  # characters
-BOUND = 2_500  # characters; a pattern that never reads more takes constant time
-STEPS_PER_CHARACTER = 60
+BOUND = 2_500  # characters that math-verify and sympy get, of a text of any length
 
 
 def make_text(start: str, part: str, end: str, length: int) -> str:
@@ -105,45 +81,34 @@ def make_text(start: str, part: str, end: str, length: int) -> str:
     return start + (part * (middle // len(part) + 1))[:middle] + end
 
 
-def read(name: str):
-    def call(text: str) -> None:
-        with contextlib.suppress(ValueError, RecursionError):  # no verdict; JSON that is too deep
-            READERS[name](text)
+def measure(name: str, text: str) -> float:
+    """CPU seconds of this thread, which do not depend on other processes."""
+    start = time.thread_time()
+    with contextlib.suppress(ValueError, RecursionError):  # no verdict; JSON that is too deep
+        READERS[name](text)
+    return time.thread_time() - start
 
-    return call
+
+def is_linear(name: str, text: tuple[str, str, str]) -> bool:
+    """Whether ten times the text takes about ten times as long. Quadratic work takes a hundred times as long."""
+    for _ in range(3):
+        short, long = (measure(name, make_text(*text, length)) for length in (SHORT, LONG))
+        if long < 20 * short + 0.02 or long > 2:
+            return long < 20 * short + 0.02
+    return False
 
 
 def test_every_grader_and_component_is_measured():
     assert {*GRADERS, *COMPONENTS.names(), *JUDGES} <= READERS.keys()
 
 
-@pytest.fixture(scope="module")
-def counter():
-    return WorkCounter(CODE)
-
-
 @pytest.mark.parametrize("name", READERS)
-def test_work_is_linear_in_the_length(name, counter, monkeypatch):
-    handed = []
-    if name == "math":  # math-verify and sympy are measured by the length of what they get
-        parse = math_grader.parse
-        monkeypatch.setattr(
-            math_grader, "parse", lambda text, *args, **kw: handed.append(text) or parse(text, *args, **kw)
-        )
-    with counter.count_patterns():
-        for text in TEXTS:
-            short, long = (counter.measure(read(name), make_text(*text, length)) for length in (SHORT, LONG))
-            assert long <= 10.5 * short + 5 * BOUND, text
+def test_time_is_linear_in_the_length(name, monkeypatch):
+    handed, parse = [], math_grader.parse
+    monkeypatch.setattr(math_grader, "parse", lambda text, *args, **kw: handed.append(text) or parse(text, *args, **kw))
+    gc.disable()
+    try:
+        assert [text for text in TEXTS if not is_linear(name, text)] == []
+    finally:
+        gc.enable()
     assert max(map(len, handed), default=0) <= BOUND
-
-
-def test_patterns_that_read_whole_texts_take_linear_time(counter):
-    """Each pattern that reads more than BOUND characters, on a text of BOUND characters."""
-    with counter.count_patterns():
-        for name, text in itertools.product(READERS, TEXTS):
-            counter.measure(read(name), make_text(*text, 2 * BOUND))
-    patterns = [key for key, length in counter.longest.items() if length > BOUND]
-    assert len(patterns) > 15
-    limit = STEPS_PER_CHARACTER * BOUND
-    for (pattern, only_at_start), text in itertools.product(patterns, TEXTS):
-        assert count_steps(pattern, make_text(*text, BOUND), only_at_start, limit) < limit, (pattern, text)

@@ -1,5 +1,6 @@
-"""Check docs/rewards.md against the code."""
+"""Check docs/rewards.md and docs/reward_functions.md against the code."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from alphaapollo.config.build import build_config
 from alphaapollo.config.schema import Config, CustomRewardFunction, Reward
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.components import COMPONENTS, add_component_rewards, check_component_names
-from alphaapollo.rewards.custom import load_reward_function
+from alphaapollo.rewards.custom import OPENRLHF, TRL_NAMES, VERL, VERL_BATCH, load_reward_function
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.judges import JUDGES, compute_rubric_score
 from alphaapollo.rewards.registry import GRADERS
@@ -43,22 +44,37 @@ def test_the_tables_are_complete():
     assert table == [(name, tuple(patterns.split())) for name, patterns in GRADERS.items()]
 
 
+def test_the_page_of_reward_functions_names_all_arguments():
+    for name in (*VERL.names, *VERL_BATCH.names, *OPENRLHF.names, *TRL_NAMES):
+        assert f"`{name}`" in FUNCTIONS or name == "completions_ids", name
+
+
+EMPTY = Episode("", [EpisodeTurn("")])
 TURNS = [EpisodeTurn("2+2", [{"role": "tool", "content": "4"}]), EpisodeTurn("so 4")]
+COUNTS = {"name": ["correct", "short"], "weights": [1, 0.1]}
 
 
-@pytest.mark.parametrize(
-    ("code", "answer", "score"),
-    [
-        (examples("python")[0], "4" * 1000, Score(1.075, {"accuracy": 1.0, "short": 0.75})),
-        (examples("python", FUNCTIONS)[1], Episode("so 4", TURNS), Score(0.9, {"accuracy": 1.0, "calls": 1.0})),
-    ],
-)
-def test_the_functions_of_a_completion_and_of_a_trajectory_work(tmp_path, code, answer, score):
+EXAMPLES = [
+    (examples("python")[0], {}, "4" * 1000, Score(1.075, {"accuracy": 1.0, "short": 0.75})),
+    (examples("python", FUNCTIONS)[0], {}, EMPTY, Score(1.0, {"accuracy": 1.0})),
+    (examples("python", FUNCTIONS)[1], {}, Episode("so 4", TURNS), Score(0.9, {"accuracy": 1.0, "calls": 1.0})),
+    (examples("python", FUNCTIONS)[2], COUNTS, EMPTY, Score(1.1, {"correct": 1.0, "short": 1.0})),
+]
+
+
+@pytest.mark.parametrize(("code", "custom", "answer", "score"), EXAMPLES)
+def test_the_functions_of_the_pages_work(tmp_path, code, custom, answer, score):
     path = tmp_path / "reward.py"
     path.write_text(code)
-    check_reward_function(Reward(), CustomRewardFunction(path=str(path)))
-    function = load_reward_function(CustomRewardFunction(path=str(path))).function
-    assert convert_to_score(function(Prompt(0, "", "?", "4"), answer)) == score
+    loaded = load_reward_function(CustomRewardFunction(path=str(path), **custom))
+    truth = answer.text[-1:] if isinstance(answer, Episode) else "4"
+    prompt = Prompt(0, "", [{"role": "user", "content": "?"}], truth, {"answer": ""})
+
+    async def call():
+        result = loaded.function(prompt, answer)
+        return await result if loaded.is_async else result
+
+    assert convert_to_score(asyncio.run(call())) == score
 
 
 def test_the_component_works(tmp_path):

@@ -1,148 +1,51 @@
-"""Episodes with a scripted engine. Token ids are small numbers, and text is these numbers separated by spaces."""
+"""Episodes with a scripted engine: what the engine receives, what is trained, and how episodes end."""
 
 import asyncio
 import math
-from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments.base import Observation, StepResult
-from alphaapollo.rollout.context import AppendContext
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask
 from alphaapollo.runs.rollout_log import make_trajectory_record
-from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, StopReason, Trajectory, Turn
-
-STOP = 9
-PROMPT = Prompt(3, "exact", "1 2")
-
-
-class Numbers:
-    """Renderer for numbers: "1 2" has the tokens [1, 2]. A delta ends an open turn with STOP."""
-
-    def encode_prompt(self, content: list[Message] | str) -> list[int]:
-        text = content if isinstance(content, str) else content[-1]["content"]
-        return [int(word) for word in text.split()]
-
-    def encode_observation(self, messages: list[Message], last_sampled_token: int | None = None) -> list[int]:
-        return [STOP] * (last_sampled_token != STOP) + self.encode_prompt(messages)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return " ".join(str(token) for token in token_ids if token != STOP)
+from alphaapollo.types import (
+    EpisodeEnd,
+    Message,
+    Outcome,
+    Prompt,
+    Sampling,
+    Score,
+    StopReason,
+)
+from alphaapollo.utils.seeds import derive_seed
+from tests.unit.rollout.episode_kit import PROMPT, STOP, Environment, done, play, play_group, show
 
 
-class Environment:
-    """Environment that answers each action with the next of `replies`, or raises it if it is an exception."""
-
-    def __init__(self, *replies: object, first: object = "1 2"):
-        self.replies = list(replies)
-        self.first = first
-        self.actions: list[str] = []
-        self.closed = False
-
-    async def reset(self, prompt: Prompt) -> object:
-        return self._say(self.first)
-
-    async def step(self, action: str) -> object:
-        self.actions.append(action)
-        return self._say(self.replies.pop(0))
-
-    async def close(self) -> None:
-        self.closed = True
-
-    def _say(self, reply: object) -> object:
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-
-def answers(*scripted: list[int]):
-    """Engine that gives these answers in turn and records its requests."""
-    asked: list[tuple[list[int], Sampling]] = []
-
-    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
-        asked.append((list(token_ids), sampling))
-        return scripted[len(asked) - 1]
-
-    return FakeEngine(10, script=script), asked
-
-
-def show(text: str, **others: object) -> StepResult:
-    return StepResult(Observation([Message(role="user", content=text)]), **others)
-
-
-def done(reward: float) -> StepResult:
-    return StepResult(done=True, score=Score(reward))
-
-
-def make_runner(engine, limits: EpisodeLimits, grade=None) -> EpisodeRunner:
-    renderer = Numbers()
-    return EpisodeRunner(
-        engine,
-        renderer.decode,
-        lambda *_: AppendContext(renderer.encode_prompt, renderer.encode_observation, lambda content: ()),
-        limits,
-        grade,
-        decode_raw=lambda ids: "".join(f"<{token}>" for token in ids),
-    )
-
-
-def play(
-    engine,
-    *environments,
-    max_tokens: int = 20,
-    turns: int = 5,
-    seconds: float = 5.0,
-    per_turn: int | None = None,
-    limit_reward: float | None = None,
-    grade=None,
-    runner=asyncio.run,
-) -> Trajectory:
-    left = list(environments)
-    task = EpisodeTask(
-        PROMPT,
-        sample_index=1,
-        make_environment=lambda _: left.pop(0),
-        sampling=Sampling(max_tokens, stop_token_ids=(STOP,)),
-        derive_turn_seed=lambda turn: 100 + turn,
-        name="t",
-    )
-    return runner(make_runner(engine, EpisodeLimits(turns, seconds, per_turn, limit_reward), grade).run(task))
-
-
-def test_one_turn():
-    engine, asked = answers([5, STOP])
+def test_the_second_turn_appends_the_observation():
     first = [Message(role="user", content="1 2")]
-    environment = Environment(done(0.5), first=Observation(first))
-    trajectory = play(engine, environment)
-    assert trajectory.first_observation == first
+    reply = show("7 8", reward=0.25, valid=False, info={"tool": "x"})
+    environment = Environment(reply, done(0.5), first=Observation(first))
+    trajectory, asked = play([[5, STOP], [6]], environment)
+    # the second request: prompt 2 + action 2 + observation 2 tokens; 20 - 2 - 2 are left for its answer
+    assert asked == [
+        ([1, 2], Sampling(20, seed=100, stop_token_ids=(STOP,))),
+        ([1, 2, 5, STOP, 7, 8], Sampling(16, seed=101, stop_token_ids=(STOP,))),
+    ]
+    assert environment.actions == ["5", "6"] and environment.closed
     assert (trajectory.end, trajectory.score) == (EpisodeEnd.DONE, Score(0.5))
-    assert (trajectory.prompt_id, trajectory.sample, trajectory.num_tokens) == (3, 1, 2)
-    assert environment.actions == ["5"] and environment.closed
-    assert asked == [([1, 2], Sampling(20, seed=100, stop_token_ids=(STOP,)))]
-    (row,) = trajectory.rows
-    assert row.token_ids == [1, 2, 5, STOP]
-    assert row.action_mask == [0, 0, 1, 1]
-    assert row.logprobs == [0.0, 0.0, -1.0, -1.0]
-    assert row.turn_ends == [3] and row.response_start == 2
-
-
-def test_second_turn_appends_the_observation():
-    engine, asked = answers([5, STOP], [6])
-    trajectory = play(engine, Environment(show("7 8", reward=0.25, valid=False, info={"tool": "x"}), done(1.0)))
-    # the second request: prompt 2 + action 2 + delta 2 tokens; 20 - 2 - 2 are left for its answer; a seed of its own
-    assert asked[1] == ([1, 2, 5, STOP, 7, 8], Sampling(16, seed=101, stop_token_ids=(STOP,)))
-    first, second = trajectory.turns
-    assert (first.context_ids, first.text, first.reward, first.valid) == ([1, 2], "5", 0.25, False)
-    assert first.info == {"tool": "x"}
-    assert (first.observation, second.observation) == ([{"role": "user", "content": "7 8"}], None)
-    assert (second.context_ids, second.text) == ([7, 8], "6")
+    assert (trajectory.prompt_id, trajectory.sample, trajectory.num_tokens) == (3, 1, 3)
+    assert trajectory.first_observation == first
+    one, two = trajectory.turns
+    assert (one.context_ids, one.text, one.reward, one.valid) == ([1, 2], "5", 0.25, False)
+    assert (one.info, one.observation) == ({"tool": "x"}, [{"role": "user", "content": "7 8"}])
+    assert (two.context_ids, two.text, two.observation) == ([7, 8], "6", None)
     (row,) = trajectory.rows
     assert row.token_ids == [1, 2, 5, STOP, 7, 8, 6]
     assert row.action_mask == [0, 0, 1, 1, 0, 0, 1]
     assert row.logprobs == [0.0, 0.0, -1.0, -1.0, 0.0, 0.0, -1.0]
-    assert row.turn_ends == [3, 6]
+    assert row.turn_ends == [3, 6] and row.response_start == 2
 
 
 @pytest.mark.parametrize(
@@ -156,8 +59,7 @@ def test_second_turn_appends_the_observation():
     ids=["over the limit", "fits", "over the turn's limit", "action before the turn's limit"],
 )
 def test_truncated_answer_is_scored(answer, limits, kept_chars, sampled, truncated):
-    engine, _ = answers(answer)
-    trajectory = play(engine, Environment(StepResult(done=True, score=Score(1.0), kept_chars=kept_chars)), **limits)
+    trajectory, _ = play([answer], Environment(replace(done(1.0), kept_chars=kept_chars)), **limits)
     assert trajectory.end is (EpisodeEnd.TOKEN_LIMIT if truncated else EpisodeEnd.DONE)
     assert trajectory.truncated is truncated and trajectory.score == Score(1.0)
     completion = trajectory.turns[0].completion
@@ -165,64 +67,74 @@ def test_truncated_answer_is_scored(answer, limits, kept_chars, sampled, truncat
     assert not truncated or completion.stop_reason is StopReason.LENGTH
 
 
-@pytest.mark.parametrize("max_tokens", [2, 3, 4])  # nothing left; no room for the delta; none for an answer after it
-def test_budget_counts_observations(max_tokens):
-    engine, asked = answers([5, STOP], [6])
-    trajectory = play(engine, Environment(show("7 8"), done(1.0)), max_tokens=max_tokens)
-    assert trajectory.end is EpisodeEnd.TOKEN_LIMIT and len(asked) == 1
-    assert trajectory.rows[0].token_ids == [1, 2, 5, STOP]
-    assert trajectory.score == Score(0.0, reason="no answer before the token limit")
+LIMITS = [
+    ({"turns": 2}, EpisodeEnd.TURN_LIMIT, 2),
+    ({"max_tokens": 2}, EpisodeEnd.TOKEN_LIMIT, 1),  # nothing is left
+    ({"max_tokens": 3}, EpisodeEnd.TOKEN_LIMIT, 1),  # no room for the observation
+    ({"max_tokens": 4}, EpisodeEnd.TOKEN_LIMIT, 1),  # none for an answer after it
+]
 
 
-def test_turn_limit():
-    engine, asked = answers([5], [6], [7])
-    trajectory = play(engine, Environment(show("1"), show("1"), show("1")), turns=2)
-    assert trajectory.end is EpisodeEnd.TURN_LIMIT and len(asked) == 2
-    assert trajectory.score == Score(0.0, reason="no answer before the turn limit")
-
-
-@pytest.mark.parametrize(
-    ("limits", "end"),
-    [({"turns": 1}, EpisodeEnd.TURN_LIMIT), ({"max_tokens": 2}, EpisodeEnd.TOKEN_LIMIT)],
-)
-def test_a_graded_episode_without_an_answer_is_graded_as_an_empty_one(limits, end):
-    """The empty text is graded, so that the score has all reward components."""
+@pytest.mark.parametrize(("limits", "end", "requests"), LIMITS)
+def test_an_episode_without_an_answer_ends_at_a_limit(limits, end, requests):
+    """With a grader the empty text is graded, so that the score has all reward components; env.limit_reward replaces
+    the grade."""
     graded = []
 
-    async def grade(prompt: Prompt, text: str, turns: Sequence[Turn]) -> Score:
-        graded.append((prompt, text, [(turn.text, turn.observation) for turn in turns]))
+    async def grade(prompt, text, turns):
+        graded.append((prompt, text, [turn.text for turn in turns]))
         return Score(-1.0, {"accuracy": 0.0, "format": -1.0}, Outcome.WRONG_FORMAT, "nothing there")
 
-    engine, _ = answers([5, STOP])
-    trajectory = play(engine, Environment(show("7 8")), grade=grade, **limits)
-    reason = f"no answer before the {end.replace('_', ' ')}: nothing there"
-    assert trajectory.end is end
-    assert graded == [(PROMPT, "", [("5", [{"role": "user", "content": "7 8"}])])]
-    assert trajectory.score == Score(-1.0, {"accuracy": 0.0, "format": -1.0}, Outcome.WRONG_FORMAT, reason)
+    def reach(**settings):
+        trajectory, asked = play([[5, STOP], [6]], Environment(show("7 8"), show("1")), **limits, **settings)
+        assert trajectory.end is end and len(asked) == requests
+        assert trajectory.rows[0].token_ids[:4] == [1, 2, 5, STOP]
+        return trajectory.score
 
-
-@pytest.mark.parametrize("is_graded", [False, True])
-def test_a_limit_has_the_configured_reward(is_graded):
-    async def grade(prompt: Prompt, text: str, turns: Sequence[Turn]) -> Score:
-        raise AssertionError("an episode without an answer is not graded")
-
-    engine, _ = answers([5, STOP])
-    trajectory = play(engine, Environment(show("7 8")), turns=1, limit_reward=-1.0, grade=grade if is_graded else None)
-    score = trajectory.score
-    assert (score.reward, score.accuracy, score.component("format")) == (-1.0, 0.0, 0.0)
+    reason = f"no answer before the {end.replace('_', ' ')}"
+    assert reach() == Score(0.0, reason=reason)
+    components = {"accuracy": 0.0, "format": -1.0}
+    assert reach(grade=grade) == Score(-1.0, components, Outcome.WRONG_FORMAT, f"{reason}: nothing there")
+    assert graded == [(PROMPT, "", ["5", "6"][:requests])]
+    for score in (reach(limit_reward=-1.0), reach(limit_reward=-1.0, grade=grade)):
+        assert (score.reward, score.accuracy, score.component("format")) == (-1.0, 0.0, 0.0)
+    assert len(graded) == 1
 
 
 def test_done_without_a_score_has_only_turn_rewards():
-    engine, _ = answers([5])
-    trajectory = play(engine, Environment(StepResult(done=True, reward=0.5)))
+    trajectory, _ = play([[5]], Environment(StepResult(done=True, reward=0.5)))
     assert trajectory.score == Score(0.0, reason="the environment returned no score")
     assert trajectory.turns[0].reward == 0.5
 
 
+@pytest.mark.parametrize(("kept_chars", "kept"), [(1, [5]), (3, [5, 6]), (2, [5, 6]), (0, [5]), (99, [5, 6, 7, STOP])])
+def test_tokens_after_the_action_are_removed(kept_chars, kept):
+    trajectory, asked = play([[5, 6, 7, STOP], [8]], Environment(show("1", kept_chars=kept_chars), done(1.0)))
+    turn = trajectory.turns[0]
+    assert turn.completion.token_ids == kept and len(turn.completion.logprobs) == len(kept)
+    assert turn.text == " ".join(str(token) for token in kept if token != STOP)
+    closed = [] if kept[-1] == STOP else [STOP]
+    assert asked[1][0] == [1, 2, *kept, *closed, 1]  # the next prompt has the kept tokens
+    assert asked[1][1].max_tokens == 20 - len(kept) - len(closed) - 1
+
+
+def test_a_turn_at_its_own_limit_shows_special_tokens():
+    trajectory, asked = play([[4, 4, 4], [5, STOP]], Environment(show("7"), done(1.0)), per_turn=2)
+    assert [sampling.max_tokens for _, sampling in asked] == [2, 2]
+    assert trajectory.turns[0].completion.stop_reason is StopReason.LENGTH
+    assert trajectory.end is EpisodeEnd.DONE and not trajectory.truncated
+    assert [(turn.text, turn.raw_text) for turn in trajectory.turns] == [("4 4", "<4><4>"), ("5", "")]
+    record = make_trajectory_record(1, PROMPT, trajectory)
+    assert record["text"] == "<4><4>\n\n5"
+    assert [turn.get("raw_text") for turn in record["turns"]] == ["<4><4>", None]
+
+
+# failing environments
+
+
 def test_failing_environment_is_replaced_once_with_the_same_seeds():
-    engine, asked = answers([5], [6], [5], [6])
     broken = Environment(show("7"), RuntimeError("socket closed"))
-    trajectory = play(engine, broken, Environment(show("7"), done(1.0)))
+    trajectory, asked = play([[5], [6], [5], [6]], broken, Environment(show("7"), done(1.0)))
     assert trajectory.end is EpisodeEnd.DONE and trajectory.score == Score(1.0)
     assert len(trajectory.turns) == 2 and broken.closed
     assert asked[0] == asked[2] and asked[1] == asked[3]  # same contexts, same seeds
@@ -255,34 +167,26 @@ def test_failing_environment_is_replaced_once_with_the_same_seeds():
     ids=str,
 )
 def test_an_environment_that_fails_twice_is_masked_with_a_reason(reply, facts):
-    engine, _ = answers([5], [5])
-    trajectory = play(engine, Environment(reply), Environment(reply))
+    trajectory, _ = play([[5], [5]], Environment(reply), Environment(reply))
     assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED
     assert trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED and math.isnan(trajectory.score.reward)
     assert all(fact in trajectory.score.reason for fact in [*facts, "attempt 2 of 2"]), trajectory.score.reason
     assert trajectory.rows[0].token_ids == [1, 2, 5]  # what was sampled stays for the log
 
 
-@pytest.mark.parametrize("first", [RuntimeError("no tool"), 7, Observation(["1 2"]), Observation("1 2")])
-def test_environment_that_cannot_reset(first):
-    engine, asked = answers()
-    trajectory = play(engine, Environment(first=first), Environment(first=first))
+@pytest.mark.parametrize("first", [RuntimeError("no tool"), 7, Observation(["1 2"]), Observation("1 2"), None])
+def test_environment_that_cannot_be_made_or_reset(first):
+    environments = [] if first is None else [Environment(first=first), Environment(first=first)]
+    trajectory, asked = play([], *environments)  # without an environment, making one raises IndexError
     assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED and asked == []
     assert trajectory.turns == [] and trajectory.rows == [] and trajectory.first_observation is None
-
-
-def test_an_environment_that_cannot_be_made():
-    def make(turns):
-        raise KeyError("game")
-
-    engine, _ = answers()
-    runner = make_runner(engine, EpisodeLimits(1, 5.0))
-    task = EpisodeTask(PROMPT, 0, make, Sampling(4), lambda turn: 0, "t")
-    trajectory = asyncio.run(runner.run(task))
-    assert all(fact in trajectory.score.reason for fact in ("KeyError: 'game'", "attempt 2 of 2"))
+    assert "attempt 2 of 2" in trajectory.score.reason
+    assert first is not None or "IndexError" in trajectory.score.reason
 
 
 class Sync:
+    """Environment with sync methods."""
+
     def __init__(self, error: BaseException):
         self.error = error
 
@@ -298,21 +202,19 @@ class Sync:
 
 @pytest.mark.parametrize("error", [KeyError("x"), StopIteration(), SystemExit(3)])
 def test_exception_of_a_sync_environment_is_an_environment_failure(error):
-    engine, _ = answers([5], [5])
-    trajectory = play(engine, Sync(error), Sync(error))
+    trajectory, _ = play([[5], [5]], Sync(error), Sync(error))
     assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED
     assert trajectory.score.reason.startswith("Sync.step: ")
 
 
-@pytest.mark.parametrize(
-    ("missing", "end"), [("reset", "environment_failed"), ("step", "environment_failed"), ("close", "done")]
-)
-def test_an_environment_without_a_method_does_not_end_the_run(monkeypatch, missing, end):
+@pytest.mark.parametrize("missing", ["reset", "step", "close"])
+def test_an_environment_without_a_method_does_not_end_the_run(monkeypatch, missing):
     monkeypatch.delattr(Environment, missing)
-    engine, _ = answers([5], [5])
-    trajectory = play(engine, Environment(done(1.0)), Environment(done(1.0)))
-    assert trajectory.end == end
-    if end == "environment_failed":
+    trajectory, _ = play([[5], [5]], Environment(done(1.0)), Environment(done(1.0)))
+    if missing == "close":
+        assert trajectory.score == Score(1.0)
+    else:
+        assert trajectory.end is EpisodeEnd.ENVIRONMENT_FAILED
         assert f"no attribute '{missing}' (attempt 2 of 2)" in trajectory.score.reason
 
 
@@ -327,40 +229,47 @@ def test_engine_error_is_not_an_environment_failure():
     assert environment.closed
 
 
-def test_result_is_kept_when_closing_fails():
-    class Stubborn(Environment):
-        async def close(self) -> None:
-            raise OSError("busy")
-
-    engine, _ = answers([5])
-    assert play(engine, Stubborn(done(1.0))).score == Score(1.0)
+# groups
 
 
-@pytest.mark.parametrize(("kept_chars", "kept"), [(1, [5]), (3, [5, 6]), (2, [5, 6]), (0, [5]), (99, [5, 6, 7, STOP])])
-def test_tokens_after_the_action_are_removed(kept_chars, kept):
-    engine, asked = answers([5, 6, 7, STOP], [8])
-    trajectory = play(engine, Environment(show("1", kept_chars=kept_chars), done(1.0)))
-    turn = trajectory.turns[0]
-    assert turn.completion.token_ids == kept and len(turn.completion.logprobs) == len(kept)
-    assert turn.text == " ".join(str(token) for token in kept if token != STOP)
-    closed = [] if kept[-1] == STOP else [STOP]
-    assert asked[1][0] == [1, 2, *kept, *closed, 1]  # the next prompt has the kept tokens
-    assert asked[1][1].max_tokens == 20 - len(kept) - len(closed) - 1
+def test_samples_are_in_order_and_differ():
+    group = play_group(FakeEngine(100))
+    assert group.prompt.id == 17 and group.baseline is None
+    assert [trajectory.sample for trajectory in group.trajectories] == [0, 1, 2, 3]
+    assert len({tuple(trajectory.rows[0].token_ids) for trajectory in group.trajectories}) == 4
+    assert all(one.score.reward == one.turns[0].completion.token_ids[0] for one in group.trajectories)
 
 
-def test_turn_has_its_own_limit():
-    engine, asked = answers([5, 6, 7], [8])
-    trajectory = play(engine, Environment(show("1"), done(1.0)), per_turn=2)
-    assert [sampling.max_tokens for _, sampling in asked] == [2, 2]
-    assert trajectory.turns[0].completion.stop_reason is StopReason.LENGTH
-    assert trajectory.end is EpisodeEnd.DONE and not trajectory.truncated
+def test_seeds_and_the_greedy_baseline():
+    """A seed depends on run, purpose, position, prompt, sample and turn. The baseline is an additional episode."""
+    asked: list[Sampling] = []
+
+    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
+        asked.append(sampling)
+        return [1]
+
+    group = play_group(FakeEngine(100, script=script), greedy_baseline=True)
+    assert [trajectory.sample for trajectory in group.trajectories] == [0, 1, 2, 3]
+    assert group.baseline is not None and group.baseline.sample == 4
+    assert [sampling.temperature for sampling in asked] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert [sampling.seed for sampling in asked[:4]] == [derive_seed(42, "rollout", 5, 17, i, 0) for i in range(4)]
+    play_group(FakeEngine(100, script=script), stream_position=0, validate=True)
+    assert [sampling.seed for sampling in asked[5:]] == [derive_seed(42, "validate", 0, 17, i, 0) for i in range(4)]
 
 
-def test_a_truncated_turn_shows_special_tokens():
-    engine, _ = answers([4, 4, 4, 4, 4, 4], [5, STOP])
-    truncated = play(engine, Environment(show("7"), done(1.0)), per_turn=2)
-    shown = [(turn.text, turn.raw_text) for turn in truncated.turns]
-    assert shown == [("4 4", "<4><4>"), ("5", "")]
-    record = make_trajectory_record(1, PROMPT, truncated)
-    assert record["text"] == "<4><4>\n\n5"
-    assert [turn.get("raw_text") for turn in record["turns"]] == ["<4><4>", None]
+def test_engine_error_cancels_the_other_episodes():
+    cancelled = []
+
+    class Failing(FakeEngine):
+        async def generate(self, token_ids, sampling, request_id, images=()):
+            if request_id == "rollout.5.17.2.0":
+                raise EngineError("dead")
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(request_id)
+                raise
+
+    with pytest.raises(EngineError, match="dead"):
+        play_group(Failing(10))
+    assert len(cancelled) == 3

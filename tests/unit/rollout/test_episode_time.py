@@ -1,6 +1,8 @@
-"""Time limits of episodes."""
+"""Time limits of episodes, sync environments and weights that change."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -8,11 +10,11 @@ import pytest
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import StepResult
 from alphaapollo.processes.time_limit import exclude_from_time_limit
-from alphaapollo.rollout.episode import EpisodeLimits, EpisodeTask
-from alphaapollo.types import EpisodeEnd, Prompt, Sampling, Score, Trajectory
+from alphaapollo.types import EpisodeEnd, Score
 from scripts.simulation.timed_engine import TimedFakeEngine
 from tests.unit import virtual_time
-from tests.unit.rollout.test_episode import PROMPT, STOP, Environment, done, make_runner, play, show
+from tests.unit.rollout.episode_kit import STOP, Environment, done, play, play_group, show
+from tests.unit.rollout.test_episode import Sync
 
 
 class Waiting(Environment):
@@ -29,38 +31,20 @@ class Waiting(Environment):
 def test_time_limit_counts_environment_time_only(seconds, end):
     """Neither the engine (with its own queue) nor the wait for a grader counts: 2 turns of 3 s are 6 s."""
     engine = TimedFakeEngine(10, script=lambda *_: [5, STOP], seconds_per_token=400.0)
-    trajectory = play(engine, Waiting(show("7"), done(1.0)), seconds=seconds, runner=virtual_time.run)
+    trajectory, _ = play(engine, Waiting(show("7"), done(1.0)), seconds=seconds, run=virtual_time.run)
     assert trajectory.end is end and len(trajectory.turns) == 2
-
-
-class Meeting:
-    def __init__(self, meeting: threading.Barrier):
-        self.meeting = meeting
-
-    def reset(self, prompt: Prompt) -> str:
-        return "1 2"
-
-    def step(self, action: str) -> StepResult:
-        self.meeting.wait(20)  # until all are here
-        return done(1.0)
-
-    def close(self) -> None:
-        pass
 
 
 def test_sync_environments_do_not_block_each_other():
     meeting = threading.Barrier(4)
 
-    def make(_: object) -> Meeting:
-        return Meeting(meeting)
+    class Meeting(Sync):
+        def step(self, action: str) -> StepResult:
+            meeting.wait(20)  # until all are here
+            return done(1.0)
 
-    async def run() -> list[Trajectory]:
-        engine = FakeEngine(10, script=lambda *_: [5, STOP])
-        runner = make_runner(engine, EpisodeLimits(1, 30.0))
-        tasks = [EpisodeTask(PROMPT, i, make, Sampling(4), lambda turn: 0, f"t{i}") for i in range(4)]
-        return await asyncio.gather(*map(runner.run, tasks))
-
-    assert all(trajectory.score == Score(1.0) for trajectory in asyncio.run(run()))
+    group = play_group(FakeEngine(10, script=lambda *_: [5, STOP]), lambda _: Meeting(KeyError()))
+    assert [trajectory.score for trajectory in group.trajectories] == [Score(1.0)] * 4
 
 
 def test_each_turn_has_the_version_that_sampled_it():
@@ -74,15 +58,42 @@ def test_each_turn_has_the_version_that_sampled_it():
             await engine.confirm_weights(version)
             await engine.resume()
 
-    def both(episode):
-        async def play_both():
-            changing = asyncio.create_task(change_weights())
-            trajectory = await episode
-            await changing
-            return trajectory
+    async def run(episode):
+        return (await asyncio.gather(episode, change_weights()))[0]
 
-        return virtual_time.run(play_both())
-
-    trajectory = play(engine, Waiting(show("7"), done(1.0)), seconds=7.0, runner=both)
+    waiting = Waiting(show("7"), done(1.0))
+    trajectory, _ = play(engine, waiting, seconds=7.0, run=lambda episode: virtual_time.run(run(episode)))
     assert [turn.completion.weight_versions for turn in trajectory.turns] == [[(0, 3)], [(1, 1), (2, 2)]]
     assert trajectory.rows[0].weight_versions == [(0, 3), (1, 1), (2, 2)]
+
+
+HANGING = """
+import asyncio, time
+from alphaapollo.rollout.episode import EnvironmentCaller
+from alphaapollo.processes.time_limit import TimeLimit
+
+class Game:
+    def reset(self, prompt):
+        time.sleep(3600 if prompt == "hang" else 0)
+        return prompt + "!"
+
+async def run():
+    caller = EnvironmentCaller(max_threads=2)
+
+    def call(prompt):
+        return asyncio.create_task(caller.call(TimeLimit(60.0), Game(), "reset", prompt))
+
+    hanging = [call("hang") for _ in range(4)]
+    await asyncio.wait(hanging, timeout=0.1)
+    for task in hanging:
+        task.cancel()
+    print(await asyncio.gather(*map(call, "ab")))
+
+asyncio.run(run())
+"""
+
+
+def test_hanging_call_blocks_neither_other_calls_nor_the_exit():
+    """Two at a time: four calls hang and are given up; then two others have their turns, and the process ends."""
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "['a!', 'b!']\n"

@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import SelfTeacher
-from alphaapollo.rollout.self_teacher import (
-    TeacherPromptWriter,
-    add_context,
-    check_demonstrations,
-    choose_context,
-)
+from alphaapollo.rollout import self_teacher
 from alphaapollo.types import LONGER_PROMPT, Message, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_group as group
 from tests.unit.trainer.samples import trajectory
@@ -33,7 +28,7 @@ def attempt(sample: int, reward: float, text: str = "", reason: str = "", seen: 
 
 
 def contexts(of: TrajectoryGroup, config: SelfTeacher = FEEDBACK) -> list[str | None]:
-    return [choose_context(of, one, config)[0] or None for one in of.trajectories]
+    return [self_teacher.choose_context(of, one, config)[0] or None for one in of.trajectories]
 
 
 def test_a_trajectory_reads_the_first_other_success() -> None:
@@ -74,10 +69,10 @@ def test_templates_need_question_and_context() -> None:
 def test_the_last_user_message_gets_the_context() -> None:
     chat = [Message(role=role, content=role[0]) for role in ("system", "query", "assistant")]
     chat[1] = Message(role="user", content="q")
-    longer = add_context(chat, "c", "{question}+{context}")
+    longer = self_teacher.add_context(chat, "c", "{question}+{context}")
     assert [message["content"] for message in longer] == ["s", "q+c", "a"]
     assert chat[1]["content"] == "q"
-    assert add_context("text", "c", "{question}+{context}") == "text+c"
+    assert self_teacher.add_context("text", "c", "{question}+{context}") == "text+c"
 
 
 def test_rows_get_prompts_within_the_limit() -> None:
@@ -88,7 +83,7 @@ def test_rows_get_prompts_within_the_limit() -> None:
 
     for limit, expected in ((14, "2+2=?|answer 1"), (13, "")):
         samples = group(attempt(0, 0.0), attempt(1, 1.0))
-        TeacherPromptWriter(FEEDBACK, encode, limit).add_prompts(samples)
+        self_teacher.TeacherPromptWriter(FEEDBACK, encode, limit).add_prompts(samples)
         rows = [one.rows[0] for one in samples.trajectories]
         assert "".join(map(chr, rows[0].columns.get(LONGER_PROMPT, []))) == expected
         assert not rows[1].columns  # no other success, and no feedback
@@ -96,6 +91,6 @@ def test_rows_get_prompts_within_the_limit() -> None:
 
 def test_a_missing_demonstration_is_named() -> None:
     prompts = [Prompt(3, "test", "text", extra_info={"demonstration": "4"}), Prompt(5, "test", "text")]
-    check_demonstrations(prompts[:1], "demonstration")
+    self_teacher.check_demonstrations(prompts[:1], "demonstration")
     with pytest.raises(ValueError, match=r"demonstration.* row 5 has None"):
-        check_demonstrations(prompts, "demonstration")
+        self_teacher.check_demonstrations(prompts, "demonstration")

@@ -9,21 +9,11 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.rollout.suites import (
-    FILES,
-    ModelServer,
-    Suite,
-    SuiteScore,
-    check_suites,
-    make_inspect_command,
-    make_lm_eval_command,
-    read_inspect_scores,
-    read_suite_results,
-    run_suite,
-)
+from alphaapollo.rollout import suites
+from alphaapollo.rollout.suites import Suite, SuiteScore
 from tests.processes import is_running, wait_until
 
-SERVER = ModelServer("http://127.0.0.1:9/v1", "secret", "policy", "models/tiny", 512)
+SERVER = suites.ModelServer("http://127.0.0.1:9/v1", "secret", "policy", "models/tiny", 512)
 LM_EVAL = {
     "results": {
         "gsm8k": {
@@ -74,18 +64,18 @@ def test_other_text_is_refused(text: str) -> None:
 def test_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "sums.py").touch()
     script = """[ "$2" = "import inspect_ai; import os; assert os.path.isfile('sums.py')" ]"""
-    check_suites([make_suite(tmp_path, script, "inspect:sums.py@sums")])
+    suites.check_suites([make_suite(tmp_path, script, "inspect:sums.py@sums")])
     with pytest.raises(ValueError, match=r"'inspect:products\.py@sums'"):
-        check_suites([make_suite(tmp_path, script, "inspect:products.py@sums")])
+        suites.check_suites([make_suite(tmp_path, script, "inspect:products.py@sums")])
 
 
 def test_scores_of_inspect(tmp_path: Path) -> None:
     folder = write(tmp_path / "one", "log.json", INSPECT)
-    assert list(read_inspect_scores(folder)) == [SuiteScore("sums", "accuracy", 0.25, 0.125, 4)]
+    assert list(suites.read_inspect_scores(folder)) == [SuiteScore("sums", "accuracy", 0.25, 0.125, 4)]
     several = json.loads(json.dumps(INSPECT))
     several["results"]["scores"].append({"name": "f1", "scored_samples": 5, "metrics": {"mean": {"value": 0.5}}})
     folder = write(tmp_path / "two", "log.json", several)
-    assert [(score.metric, score.rows) for score in read_inspect_scores(folder)] == [
+    assert [(score.metric, score.rows) for score in suites.read_inspect_scores(folder)] == [
         ("match/accuracy", 4),
         ("f1/mean", 5),
     ]
@@ -97,13 +87,13 @@ def test_scores_of_inspect(tmp_path: Path) -> None:
 )
 def test_failed_inspect_run_has_its_reason(tmp_path: Path, log: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        list(read_inspect_scores(write(tmp_path, "log.json", INSPECT | log | {"results": None})))
+        list(suites.read_inspect_scores(write(tmp_path, "log.json", INSPECT | log | {"results": None})))
 
 
 def test_commands_send_requests_to_the_server() -> None:
-    words = make_lm_eval_command(SERVER, "gsm8k", Path("out"))
+    words = suites.make_lm_eval_command(SERVER, "gsm8k", Path("out"))
     assert "base_url=http://127.0.0.1:9/v1/completions" in words and "max_length=512" in words
-    words = make_inspect_command(SERVER, "sums.py@hard", Path("out"))
+    words = suites.make_inspect_command(SERVER, "sums.py@hard", Path("out"))
     assert "openai-api/alphaapollo/policy" in words and "http://127.0.0.1:9/v1" in words
 
 
@@ -117,14 +107,14 @@ def make_suite(folder: Path, script: str, text: str = "lm-eval:gsm8k", timeout: 
 
 def run(tmp_path: Path, *arguments: Any, **options: Any) -> Any:
     suite = make_suite(tmp_path, *arguments, **options)
-    result = asyncio.run(run_suite(suite, SERVER, tmp_path / "run/suites/step_3/gsm8k"))
-    assert read_suite_results(tmp_path / "run") == [result]
+    result = asyncio.run(suites.run_suite(suite, SERVER, tmp_path / "run/suites/step_3/gsm8k"))
+    assert suites.read_suite_results(tmp_path / "run") == [result]
     return result
 
 
 def test_result_is_written(tmp_path: Path) -> None:
     (tmp_path / "results_1.json").write_text(json.dumps(LM_EVAL))
-    files = tmp_path / "run/suites/step_3/gsm8k" / FILES
+    files = tmp_path / "run/suites/step_3/gsm8k" / suites.FILES
     result = run(tmp_path, f'echo "key $OPENAI_API_KEY"; cp results_1.json {files}')
     assert (result.name, result.model, result.error) == ("gsm8k", "step_3", "")
     assert result.scores == [
@@ -155,25 +145,25 @@ def test_result_is_written(tmp_path: Path) -> None:
     ],
 )
 def test_failure_has_a_reason_and_no_score(tmp_path: Path, script: str, reason: str) -> None:
-    result = run(tmp_path, script.replace("FILES", str(tmp_path / "run/suites/step_3/gsm8k" / FILES)))
+    result = run(tmp_path, script.replace("FILES", str(tmp_path / "run/suites/step_3/gsm8k" / suites.FILES)))
     assert reason in result.error and "log.txt" in result.error
     assert result.scores == [] and result.metrics == {"val/suite/gsm8k/failed": 1.0}
 
 
 def test_suite_that_hangs_is_ended_with_its_processes(tmp_path: Path) -> None:
-    result = run(tmp_path, "sleep 1000 & echo $! > pid; wait", timeout=3.0)
-    assert "it did not end within 3 s" in result.error
+    result = run(tmp_path, "sleep 1000 & echo $! > pid; wait", timeout=1.0)
+    assert "it did not end within 1 s" in result.error
     child = int((tmp_path / "pid").read_text())
     assert wait_until(lambda: not is_running(child)), "the suite's process still runs"
 
 
 def test_missing_python_and_package_and_equal_names_are_errors(tmp_path: Path) -> None:
     suite = Suite("lm-eval:gsm8k", str(tmp_path / "nothing"), 60.0, tmp_path)
-    assert "No such file" in asyncio.run(run_suite(suite, SERVER, tmp_path / "run/suites/model/gsm8k")).error
+    assert "No such file" in asyncio.run(suites.run_suite(suite, SERVER, tmp_path / "run/suites/model/gsm8k")).error
     with pytest.raises(ValueError, match="package lm-eval"):
-        check_suites([Suite("lm-eval:gsm8k", "/bin/false")])
+        suites.check_suites([Suite("lm-eval:gsm8k", "/bin/false")])
     with pytest.raises(ValueError, match="two suites are named gsm8k"):
-        check_suites([Suite(text, "/bin/true") for text in ("lm-eval:gsm8k", "lm-eval:gsm8k --num_fewshot 5")])
+        suites.check_suites([Suite(text, "/bin/true") for text in ("lm-eval:gsm8k", "lm-eval:gsm8k --num_fewshot 5")])
 
 
 def test_name_that_lm_eval_does_not_know_is_an_error(tmp_path: Path) -> None:
@@ -185,7 +175,7 @@ def test_name_that_lm_eval_does_not_know_is_an_error(tmp_path: Path) -> None:
     )
     known = ("sums", "more --include_path own", "more --include_path=own", "a.yaml", "sums_*", "own")
     for task in known:
-        check_suites([make_suite(tmp_path, script, f"lm-eval:{task}")])
+        suites.check_suites([make_suite(tmp_path, script, f"lm-eval:{task}")])
     for task in ("sum", "more", "own_tasks --include_path own"):
         with pytest.raises(ValueError, match=f"'lm-eval:{task}"):
-            check_suites([make_suite(tmp_path, script, f"lm-eval:{task}")])
+            suites.check_suites([make_suite(tmp_path, script, f"lm-eval:{task}")])

@@ -21,8 +21,8 @@ ADD = schema("add", a="integer", note="string")
 ONE = call("add", a=1)
 
 
-def reader(parser, template=None, tools=(ADD,)):
-    tokenizer = tokenizer_of() if template is None else tokenizer_of(template)
+def reader(parser, *template, tools=(ADD,)):
+    tokenizer = tokenizer_of(*template)
     tokenizer.response_template = None if parser else RESPONSE_TEMPLATE
     return make_tool_call_parser(parser, ToolRenderer(tokenizer, list(tools)))
 

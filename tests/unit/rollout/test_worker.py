@@ -1,55 +1,32 @@
 """The worker with a real tokenizer, real graders and the fake engine."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import pytest
 
 import alphaapollo.rollout.worker as rollout_worker
 from alphaapollo.config.schema import Judge, Reward
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.processes.time_limit import TimeLimit
-from alphaapollo.types import (
-    EpisodeEnd,
-    GroupRequest,
-    Message,
-    Outcome,
-    Prompt,
-    Sampling,
-    Score,
-    TrajectoryGroup,
-)
+from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Score, TrajectoryGroup
+from alphaapollo.utils.user_module import load_user_module
 from tests.unit import virtual_time
+from tests.unit.environments.episode_helpers import EXAMPLES, game
 from tests.unit.rollout.test_images import SMALL
-from tests.unit.rollout.worker_kit import generate, make_worker, write_model
+from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker
 from tests.vision.models import make as make_vision_model
 
 CHAT = [Message(role="user", content="2+2=?")]
 PROMPT = Prompt(3, "exact", CHAT, ground_truth="4")
-
-
 LIMITS = {"max_prompt_length": 64, "max_response_length": 16}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
 def test_the_policy_judges_itself_with_its_current_weights(folder):
-    tokenizer = load_tokenizer(str(folder))
-    judged = []
-
-    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
-        text = tokenizer.decode(token_ids)
-        if "Judge an answer" in text:
-            judged.append((text, sampling))
-        answer = "SCORE: 0.75" if "Judge an answer" in text else "4"
-        return [*tokenizer.encode(answer, add_special_tokens=False), *sampling.stop_token_ids]
-
-    reward = Reward(judge=Judge(backend="policy", max_tokens=20))
-    worker = make_worker(folder, FakeEngine(272, script=script), reward=reward, **LIMITS)
+    engine = TextEngine(folder, lambda text: "SCORE: 0.75" if "Judge an answer" in text else "4")
+    worker = make_worker(folder, engine, reward=Reward(judge=Judge(backend="policy", max_tokens=20)), **LIMITS)
     request = GroupRequest(replace(PROMPT, data_source="judge"), 2, Sampling(16, seed=1), stream_position=0)
 
     async def play() -> list[TrajectoryGroup]:
@@ -64,26 +41,22 @@ def test_the_policy_judges_itself_with_its_current_weights(folder):
     for group in asyncio.run(play()):
         assert [one.score for one in group.trajectories] == [Score(0.75, {"accuracy": 1.0})] * 2
         assert sum(one.score.judge_usage.cached for one in group.trajectories) == 1
-    assert len(judged) == 2 and judged[0] == judged[1]
-    text, sampling = judged[0]
+    first, second = (request for request in engine.requests if "Judge an answer" in request[0])
+    assert first == second
+    text, sampling = first
     assert "<answer>\n4\n</answer>" in text and sampling.max_tokens == 20 and sampling.temperature == 0
 
 
 def test_a_chat_is_rendered_answered_and_graded(folder):
-    asked = []
-
-    def script(token_ids: list[int], sampling: Sampling) -> list[int]:
-        asked.append((token_ids, sampling))
-        return [*four, *sampling.stop_token_ids]
-
-    worker = make_worker(folder, FakeEngine(272, script=script), **LIMITS)
-    renderer = Renderer(load_tokenizer(str(folder)))
-    four = renderer.encode(["4"])[0]
+    engine = TextEngine(folder, lambda text: "4")
+    worker = make_worker(folder, engine, **LIMITS)
     (group,) = generate(worker, GroupRequest(PROMPT, 2, Sampling(16, seed=1), stream_position=0))
     assert [trajectory.score for trajectory in group.trajectories] == [Score(1.0, {"accuracy": 1.0})] * 2
     (turn,) = group.trajectories[0].turns
-    assert turn.text == "4" and turn.context_ids == renderer.encode_prompt(CHAT) == asked[0][0]
-    assert asked[0][1].stop_token_ids == renderer.eos_token_ids
+    assert turn.text == "4" and turn.context_ids == engine.renderer.encode_prompt(CHAT)
+    text, sampling = engine.requests[0]
+    assert text == engine.renderer.decode(turn.context_ids)
+    assert sampling.stop_token_ids == engine.renderer.eos_token_ids
     assert worker.get_memory_metrics()["memory/rollout_gib"] > 0.01
 
 
@@ -95,18 +68,18 @@ def test_fake_engine_is_selected_by_name_and_has_no_weights(folder):
 
 def test_long_prompt_is_truncated_or_masked(folder):
     request = GroupRequest(PROMPT, 1, Sampling(16), stream_position=0)
-    (group,) = generate(make_worker(folder, **LIMITS | {"max_prompt_length": 5}, truncation="left"), request)
+    limits = LIMITS | {"max_prompt_length": 5}
+    (group,) = generate(make_worker(folder, **limits, truncation="left"), request)
     assert len(group.trajectories[0].turns[0].context_ids) == 5
-    (group,) = generate(make_worker(folder, **LIMITS | {"max_prompt_length": 5}), request)
+    (group,) = generate(make_worker(folder, **limits), request)
     (trajectory,) = group.trajectories
     assert trajectory.end is EpisodeEnd.PROMPT_LIMIT and trajectory.score.outcome is Outcome.ENVIRONMENT_FAILED
     assert "data.max_prompt_length=5" in trajectory.score.reason
 
 
 def test_a_missing_tokenizer_is_named(tmp_path):
-    worker = make_worker(tmp_path, FakeEngine(10))
     with pytest.raises(ValueError, match="has no tokenizer"):
-        generate(worker)
+        generate(make_worker(tmp_path, FakeEngine(10)))
 
 
 def test_the_engine_imports_its_libraries_before_the_tokenizer_is_loaded(folder, monkeypatch):
@@ -147,9 +120,52 @@ def test_pause_does_not_count_in_environment_time_limits(folder):
 def test_worker_of_a_vision_language_model_prepares_images(tmp_path):
     make_vision_model("qwen3_vl", tmp_path / "model")
     content = [Message(role="user", content="<image> How many?", images=[SMALL])]
-    engine = FakeEngine(256, max_tokens=4)
-    worker = make_worker(tmp_path / "model", engine, **LIMITS)
+    worker = make_worker(tmp_path / "model", FakeEngine(256, max_tokens=4), **LIMITS)
     (group,) = generate(worker, GroupRequest(Prompt(3, "exact", content, "4"), 2, Sampling(8), stream_position=0))
     first, second = (trajectory.rows[0].images for trajectory in group.trajectories)
     assert first == second and first[0].num_placeholders == 4  # 32 x 32 pixels
     assert worker._services.sees_images
+
+
+# games
+
+
+CHATTER = " or <answer>0</answer> then?"
+
+
+def guess(shown: str) -> str:
+    low, high = 1, 100
+    for number, answer in re.findall(r"(\d+)\D+?(higher|lower)", shown):
+        low, high = (int(number) + 1, high) if answer == "higher" else (low, int(number) - 1)
+    return str((low + high) // 2)
+
+
+def walk(shown: str) -> str:
+    """First move of a shortest path through the last grid in the text."""
+    rows = re.findall(r"(?m)^[.#AG]{5}$", shown)[-5:]
+    cells = {(row, column): rows[row][column] for row in range(5) for column in range(5)}
+    here, goal = (next(cell for cell, mark in cells.items() if mark == sought) for sought in "AG")
+    environment = load_user_module(str(EXAMPLES / "grid_world" / "environment.py"), "env.custom_module")
+    return environment.find_shortest_paths({cell for cell, mark in cells.items() if mark != "#"}, here)[goal][0]
+
+
+@pytest.mark.parametrize("context", ["append", "memory"])
+@pytest.mark.parametrize(
+    ("name", "player", "reward"),
+    [("guessing_game", guess, 1.0), ("grid_world", walk, 1.0), ("guessing_game", lambda shown: "101", 0.0)],
+)
+def test_only_a_player_that_reads_observations_wins(folder, name, player, reward, context):
+    engine = TextEngine(folder, lambda shown: f"<answer>{player(shown)}</answer>{CHATTER}")
+    env = game(name, 10, context=context, history_length=9)
+    prompts = [Prompt(id, "text", [Message(role="user", content="...")]) for id in range(8)]
+    requests = [GroupRequest(prompt, 2, Sampling(1600), stream_position=0) for prompt in prompts]
+    worker = make_worker(folder, engine, env, max_prompt_length=400, max_response_length=1600)
+    for group in generate(worker, *requests):
+        one, other = group.trajectories
+        assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]  # same instance, same player
+        for trajectory in group.trajectories:
+            assert trajectory.end is EpisodeEnd.DONE and trajectory.score.reward == reward
+            assert reward or len(trajectory.turns) == 10
+            assert len(trajectory.rows) == (1 if context == "append" else len(trajectory.turns))
+            for turn in trajectory.turns:
+                assert turn.valid and turn.text.endswith("</answer>") and CHATTER not in turn.text

@@ -1,14 +1,17 @@
-"""Rollout workers on a CPU: their set-up, and groups from start to close."""
+"""Rollout workers on a CPU: their set-up, an engine that answers with texts, and groups from start to close."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout
+from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
-from alphaapollo.types import GroupRequest, TrajectoryGroup
+from alphaapollo.types import GroupRequest, Sampling, TrajectoryGroup
 from examples.quickstart.make_task import make_tokenizer
 
 
@@ -17,6 +20,21 @@ def write_model(folder: Path) -> Path:
     make_tokenizer(folder)
     (folder / "config.json").write_text('{"vocab_size": 272}')
     return folder
+
+
+class TextEngine(FakeEngine):
+    """Engine that answers with `answer(text of the prompt)`, and records the requests."""
+
+    def __init__(self, model: Path, answer: Callable[[str], str]):
+        self.renderer = Renderer(load_tokenizer(str(model)))
+        self.requests: list[tuple[str, Sampling]] = []
+        self._answer = answer
+        super().__init__(300, script=self._write)
+
+    def _write(self, token_ids: list[int], sampling: Sampling) -> list[int]:
+        text = self.renderer.decode(token_ids)
+        self.requests.append((text, sampling))
+        return [*self.renderer.encode([self._answer(text)])[0], *sampling.stop_token_ids]
 
 
 def make_worker(

@@ -24,24 +24,24 @@ def write(checkpoints: CheckpointFolder, step: int, validation: dict[str, float]
 def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, keep=None)
     assert checkpoints.list_completed() == []
-    write(checkpoints, 1)
-    write(checkpoints, 2)
+    for step in (1, 2):
+        write(checkpoints, step)
     checkpoints.begin_checkpoint(3)  # killed while writing
+    (tmp_path / "step_000004").touch()  # no folder
     found = checkpoints.list_completed()
     assert [folder.name for folder in found] == ["step_000001", "step_000002"]
     assert Progress.read(found[-1]) == Progress(2, 20, 0.5)
-
-
-def test_older_ones_are_removed(tmp_path: Path) -> None:
-    checkpoints = CheckpointFolder(tmp_path, keep=2)
-    for step in (1, 2, 3):
-        write(checkpoints, step)
-    assert [folder.name for folder in checkpoints.list_completed()] == ["step_000002", "step_000003"]
+    for name in ("progress.json", "manifest.json"):  # a part of a checkpoint is a damaged one
+        (found[0] / name).unlink()
+    assert checkpoints.list_completed() == found
+    (found[1] / "stale").touch()
+    assert not (write(checkpoints, 2) / "stale").exists(), "writing a step again replaces it"
 
 
 @pytest.mark.parametrize(
     ("metric", "values", "kept"),
     [
+        ("", [0.5, 0.9, 0.8, 0.7, 0.6], [4, 5]),
         ("val/accuracy", [0.5, 0.9, 0.8, 0.7, 0.6], [2, 4, 5]),
         ("val/accuracy", [0.5, 0.9, 0.9, 0.7, 0.6], [3, 4, 5]),  # of equal ones the newest
         ("val/accuracy", [0.5, 0.6, 0.7, 0.8, 0.9], [4, 5]),
@@ -55,10 +55,8 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
     tmp_path: Path, metric: str, values: list[float | None], kept: list[int]
 ) -> None:
     for step, value in enumerate(values, start=1):  # a new object each time, as after a resume
-        write(
-            CheckpointFolder(tmp_path, 2, metric), step, {} if value is None else {metric: value, "val/reward": -step}
-        )
-    checkpoints = CheckpointFolder(tmp_path, 2, metric)
+        checkpoints = CheckpointFolder(tmp_path, 2, metric or None)
+        write(checkpoints, step, {} if value is None else {metric: value, "val/reward": -step})
     assert checkpoints.list_completed() == [tmp_path / f"step_{step:06d}" for step in kept]
 
 
@@ -116,52 +114,28 @@ def test_checkpoint_is_synced_to_disk_before_its_rename(tmp_path: Path, monkeypa
     assert synced == [Path(".writing_step_000001") / name for name in names] + [Path(".")]
 
 
-def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
-    checkpoints = CheckpointFolder(tmp_path, keep=None)
-    (write(checkpoints, 1) / "stale").touch()
-    assert not (write(checkpoints, 1) / "stale").exists()
-
-
-def test_bytes_that_change_are_named_file_by_file(tmp_path: Path) -> None:
-    checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
-    assert find_damage(checkpoint) == []
-    weights = checkpoint / "policy/weights"
-    weights.write_bytes(bytes([weights.read_bytes()[0] ^ 1]))
-    assert find_damage(checkpoint) == ["policy/weights has changed"]
-    weights.write_text("")
-    (checkpoint / "progress.json").unlink()
-    assert find_damage(checkpoint) == [
-        "policy/weights has 0 bytes of 1",
-        "progress.json cannot be read (No such file or directory)",
-    ]
-
-
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("files", "damage"),
     [
-        ('{"policy/weights": 3', "cannot be read"),
-        ("[]", "cannot be read"),
-        ("", "cannot be read"),
-        ("{}", "is empty"),
-        (None, "cannot be read"),
+        ({}, []),
+        ({"policy/weights": "0"}, ["policy/weights has changed"]),
+        (
+            {"policy/weights": "", "progress.json": None},
+            ["policy/weights has 0 bytes of 1", "progress.json cannot be read (No such file or directory)"],
+        ),
+        *(({"manifest.json": text}, ["manifest.json cannot be read"]) for text in ('{"policy": 3', "[]", "", None)),
+        ({"manifest.json": "{}"}, ["manifest.json is empty"]),
+        ({"manifest.json": None, "progress.json": None}, ["manifest.json cannot be read"]),
     ],
 )
-def test_empty_manifest_is_damage(tmp_path: Path, text: str | None, says: str) -> None:
+def test_damage_is_named_file_by_file(tmp_path: Path, files: dict[str, str | None], damage: list[str]) -> None:
     checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
-    if text is None:
-        (checkpoint / "manifest.json").unlink()
-    else:
-        (checkpoint / "manifest.json").write_text(text)
-    assert find_damage(checkpoint)[0].startswith(f"manifest.json {says}")
-
-
-def test_what_is_left_of_a_checkpoint_is_one_that_is_damaged(tmp_path: Path) -> None:
-    checkpoints = CheckpointFolder(tmp_path, keep=None)
-    checkpoint = write(checkpoints, 1)
-    (checkpoint / "progress.json").unlink()
-    (checkpoint / "manifest.json").unlink()
-    (tmp_path / "step_000002").touch()  # no folder
-    assert checkpoints.list_completed() == [checkpoint] and "manifest.json cannot be read" in find_damage(checkpoint)[0]
+    for name, text in files.items():
+        (checkpoint / name).unlink()
+        if text is not None:
+            (checkpoint / name).write_text(text)
+    messages = find_damage(checkpoint)
+    assert len(messages) == len(damage) and all(map(str.startswith, messages, damage)), messages
 
 
 def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

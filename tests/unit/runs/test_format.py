@@ -1,33 +1,31 @@
-"""The format of run folders, checkpoints and recordings: written at their creation, upgraded or refused when read."""
+"""The format of run folders, checkpoints and recordings: written, refused if it is newer, and read if it is older."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from alphaapollo import __version__
-from alphaapollo.cli.show import find_samples_file
+from alphaapollo.cli.show import find_samples_file, print_samples
 from alphaapollo.config.load import save_config
-from alphaapollo.config.schema import Config, EvalConfig, ExportConfig, GenerationConfig
+from alphaapollo.config.schema import EvalConfig, ExportConfig, GenerationConfig
 from alphaapollo.evolving.export import export_training_rows
+from alphaapollo.evolving.pool import Pool
 from alphaapollo.launch.export_checkpoint import prepare_export
-from alphaapollo.runs.checkpoint_folder import (
-    FORMAT,
-    CheckpointFolder,
-    check_format,
-    find_damage,
-    write_format,
-    write_progress,
-)
+from alphaapollo.runs.checkpoint_folder import FORMAT, check_format, find_damage, write_format
 from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
-from alphaapollo.runs.run_history import RunPlan
-from alphaapollo.runs.run_model import find_newest_model
+from alphaapollo.runs.run_model import find_newest_model, make_generation_config_values
+from alphaapollo.trainer.main_export import main as export
 from alphaapollo.trainer.replay.record import read_recording
+from alphaapollo.viewer.index import RunIndex
 from alphaapollo.viewer.report import make_report
-from alphaapollo.viewer.run_folders import read_run_state
+from alphaapollo.viewer.run_folders import find_kind, read_run_state
+from tests.old_runs.make import ARCHIVES, RUNS, unpack
+from tests.unit.run_folders import make_config, train
 
 
 def set_format(folder: Path, number: int, version: str = "9.8.7") -> None:
@@ -35,18 +33,8 @@ def set_format(folder: Path, number: int, version: str = "9.8.7") -> None:
     (folder / "format.json").write_text(json.dumps({"format": number, "version": version}))
 
 
-def make_run(out: Path) -> tuple[Config, Path]:
-    """Make the folder of a run with a checkpoint. Returns its configuration and the checkpoint."""
-    config = Config(trainer={"output_dir": str(out), "project_name": "p", "experiment_name": "run"})  # type: ignore[arg-type]
-    find_start_point(config).prepare_folder(config, RunPlan({}))
-    checkpoints = CheckpointFolder(config.trainer.folder / "checkpoints", keep=None)
-    writing = checkpoints.begin_checkpoint(2)
-    write_progress(writing, {"step": 2})
-    return config, checkpoints.complete_checkpoint(writing)
-
-
 def test_new_run_folders_and_checkpoints_have_the_format(tmp_path: Path) -> None:
-    config, checkpoint = make_run(tmp_path)
+    checkpoint = train(config := make_config(tmp_path), 2)
     for folder in (config.trainer.folder, checkpoint):
         assert json.loads((folder / "format.json").read_text()) == {"format": FORMAT, "version": __version__}
     (checkpoint / "format.json").write_text("{")
@@ -55,19 +43,13 @@ def test_new_run_folders_and_checkpoints_have_the_format(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("where", ["run", "checkpoint"])
 def test_a_newer_format_is_refused_by_training_and_export(tmp_path: Path, where: str) -> None:
-    config, checkpoint = make_run(tmp_path)
+    checkpoint = train(config := make_config(tmp_path), 2)
     newer = checkpoint if where == "checkpoint" else config.trainer.folder
     set_format(newer, FORMAT + 1)
-    path = config.model_copy(
-        update={
-            "trainer": config.trainer.model_copy(
-                update={"resume_mode": "resume_path", "resume_from_path": str(checkpoint), "experiment_name": "other"}
-            )
-        }
-    )
+    source = {"resume_mode": "resume_path", "resume_from_path": str(checkpoint), "experiment_name": "other"}
     for read in (
         lambda: find_start_point(config),
-        lambda: find_start_point(path),
+        lambda: find_start_point(make_config(tmp_path, trainer=source)),
         lambda: find_newest_model(config.trainer.folder),
         lambda: prepare_export(ExportConfig(checkpoint=str(checkpoint))),
     ):
@@ -77,13 +59,8 @@ def test_a_newer_format_is_refused_by_training_and_export(tmp_path: Path, where:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "generate": lambda folder: find_inference_start(
-        GenerationConfig(trainer={"output_dir": str(folder.parents[1])}),
-        "results.jsonl",  # type: ignore[arg-type]
-    ),
-    "eval": lambda folder: check_folder_belongs_to_command(
-        EvalConfig(trainer={"output_dir": str(folder.parents[1]), "experiment_name": "generation"})  # type: ignore[arg-type]
-    ),
+    "generate": lambda folder: find_inference_start(make_config(folder.parents[1], GenerationConfig), "results.jsonl"),
+    "eval": lambda folder: check_folder_belongs_to_command(make_config(folder.parents[1], EvalConfig)),
     "samples": lambda folder: find_samples_file(folder, None, False),
     "report": lambda folder: make_report([folder]),
     "pool": lambda folder: export_training_rows(folder, folder / "out", "truth", 1),
@@ -93,7 +70,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_every_reader_refuses_a_newer_format(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "alphaapollo/generation"
+    folder = tmp_path / "p/run"
     set_format(folder, FORMAT + 1)
     save_config(GenerationConfig(), folder / "config.yaml")
     with pytest.raises(ValueError, match=rf"{folder} has format {FORMAT + 1}, .* 9\.8\.7"):
@@ -107,3 +84,52 @@ def test_a_folder_without_a_number_is_read_and_not_changed(tmp_path: Path) -> No
     write_format(tmp_path)
     check_format(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["format.json"]
+
+
+KINDS = {"rl": "RL", "sft": "SFT", "generation": "evaluation", "evolution": "evolution"}
+
+
+@pytest.fixture(params=ARCHIVES, ids=lambda path: path.name)
+def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with unpack(request.param, tmp_path) as folder:
+        yield folder
+
+
+def test_the_viewer_reads_the_runs(runs: Path, tmp_path: Path) -> None:
+    index = RunIndex(runs, tmp_path / "index.sqlite")
+    with closing(index.connect()) as database:
+        index.update(database)
+        count = (
+            "SELECT (SELECT count(*) FROM metrics), (SELECT count(*) FROM trajectories), (SELECT count(*) FROM pool)"
+        )
+        metrics, trajectories, records = database.execute(count).fetchone()
+        assert database.execute("SELECT sum(damaged) FROM files").fetchone()[0] == 0
+    assert metrics > 100 and trajectories == 8 + 4 + 4 and records == 4
+    for name in RUNS:
+        assert (find_kind(runs / name), read_run_state(runs / name).name) == (KINDS[name], "finished")
+        report = make_report([runs / name]).decode()
+        assert "damaged" not in report and "is missing" not in report
+
+
+def test_samples_checkpoints_recordings_and_pools_are_read(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("rl", "generation"):
+        assert print_samples([str(runs / name)]) == 0
+    assert capsys.readouterr().out.count("sample 1") >= 4
+    recording, pool = runs / "rl/recorded/step_000002", runs / "evolution"
+    if (recording / "groups.msgpack").is_file():  # formats before 2
+        with pytest.raises(ValueError, match="Only alphaapollo"):
+            read_recording(recording)
+        with pytest.raises(ValueError, match="use the version that wrote it"):
+            Pool(pool)
+    else:
+        inputs, outcome = read_recording(recording)
+        assert inputs.step == 2 and len(inputs.groups) == 2 and outcome is not None
+        assert len(Pool(pool).candidates) == 2
+    newest = find_newest_model(runs / "rl")  # what chat, serve and eval read
+    assert newest.source is not None and make_generation_config_values(newest)["rollout"]["name"] == "fake"
+
+
+def test_checkpoints_are_exported(runs: Path) -> None:
+    for name in ("rl", "sft"):
+        assert export([f"checkpoint={runs / name}"]) == 0
+        assert "README.md" in {file.name for file in (runs / name / "exported/step_000002").iterdir()}

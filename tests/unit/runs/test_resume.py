@@ -3,207 +3,182 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from alphaapollo.config.keys import format_value
+from alphaapollo.config.keys import format_value, get_value
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.runs.checkpoint_folder import CheckpointFolder, write_progress
 from alphaapollo.runs.resume import StartPoint, find_start_point, format_completed_run_message, resume_hint
 from alphaapollo.runs.run_history import RunPlan, read_run_plan
+from tests.unit.run_folders import change_keys, log_steps, make_config, train
+
+DECAY = "actor_rollout_ref.actor.optim.weight_decay"
 
 
-def configured(out: Path, **sections: dict[str, Any]) -> Config:
-    trainer = {"output_dir": str(out), "project_name": "p", "experiment_name": "run"} | sections.pop("trainer", {})
-    return Config(trainer=trainer, data={"train_files": "a.parquet"} | sections.pop("data", {}), **sections)
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return make_config(tmp_path, data={"train_files": "a.parquet"})
 
 
-def start_of(config: Config | SftConfig) -> StartPoint:
-    return find_start_point(config)
+@pytest.fixture
+def run(config: Config) -> Path:
+    return config.trainer.folder
 
 
-def train(config: Config | SftConfig, step: int) -> Path:
-    """Make the folder of a run that reached iteration `step`: configuration, metrics, a checkpoint."""
-    folder = config.trainer.folder
-    start_of(config).prepare_folder(config, RunPlan({}))
-    log(folder, *range(step + 1))
-    checkpoints = CheckpointFolder(folder / "checkpoints", keep=None)
-    writing = checkpoints.begin_checkpoint(step)
-    (writing / "weights").write_text(str(step))
-    write_progress(writing, {"step": step})
-    return checkpoints.complete_checkpoint(writing)
+def read_configs(run: Path) -> dict[str, Any]:
+    return {file.name: yaml.safe_load(file.read_text()) for file in run.glob("*.yaml")}
 
 
-def log(folder: Path, *steps: int) -> None:
-    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in steps))
+def resume_from(config: Config, checkpoint: Path, **keys: Any) -> Config:
+    path = {"resume_mode": "resume_path", "resume_from_path": str(checkpoint)} | keys
+    return change_keys(config, {f"trainer.{key}": value for key, value in path.items()})
 
 
-def saved(folder: Path) -> dict[str, Any]:
-    return {file.name: yaml.safe_load(file.read_text()) for file in folder.glob("*.yaml")}
-
-
-def test_a_new_run_notes_its_configuration(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    start = start_of(config)
-    assert start == StartPoint(config.trainer.folder) and start.describe() == []
-    assert not config.trainer.folder.exists(), "nothing is touched before the run starts"
+def test_a_new_run_notes_its_configuration(config: Config, run: Path) -> None:
+    start = find_start_point(config)
+    assert start == StartPoint(run) and start.describe() == []
+    assert "no checkpoint was written" in resume_hint(run)
+    assert not run.exists(), "nothing is touched before the run starts"
     assert start.prepare_folder(config, RunPlan({})) is None
-    assert saved(config.trainer.folder) == {"config.yaml": config.model_dump(mode="json")}
+    assert read_configs(run) == {"config.yaml": config.model_dump(mode="json")}
+    assert find_start_point(config) == StartPoint(run), "a start that failed leaves nothing of worth"
 
 
-def test_same_configuration_resumes_without_changes(tmp_path: Path) -> None:
-    config = configured(tmp_path)
+def test_same_configuration_resumes_without_changes(config: Config, run: Path) -> None:
     checkpoint = train(config, 20)
-    start = start_of(config)
-    assert start == StartPoint(config.trainer.folder, checkpoint, 20, last_logged_step=20)
+    unfinished = checkpoint.with_name(".writing_step_000040")
+    unfinished.mkdir()
+    start = find_start_point(config)
+    assert start == StartPoint(run, checkpoint, 20, last_logged_step=20)
     assert start.describe() == [f"resumes from {checkpoint}."]
+    assert resume_hint(run).endswith(f"resumes from {checkpoint}")
     start.prepare_folder(config, RunPlan({}))
-    assert saved(config.trainer.folder).keys() == {"config.yaml"}
+    assert read_configs(run).keys() == {"config.yaml"} and checkpoint.exists() and not unfinished.exists()
+    log_steps(run, *range(30))  # a kill, or a checkpoint that is gone
+    assert find_start_point(config).describe() == [f"resumes from {checkpoint}; iterations 21 to 29 are repeated."]
 
 
-def test_changes_are_reported_and_every_configuration_is_saved(tmp_path: Path) -> None:
-    first = configured(tmp_path)
-    train(first, 2)
-    second = configured(tmp_path, actor_rollout_ref={"actor": {"optim": {"weight_decay": 0.5}}})
-    start = start_of(second)
-    decay = "actor_rollout_ref.actor.optim.weight_decay"
-    assert [line.split(": ")[1:] for line in start.describe()[1:]] == [[decay, "0.01 -> 0.5", "applied"]]
+def test_changes_are_reported_and_every_configuration_is_saved(config: Config, run: Path) -> None:
+    train(config, 2)
+    second = change_keys(config, {DECAY: 0.5})
+    changes = find_start_point(second).describe()[1:]
+    assert [line.split(": ")[1:] for line in changes] == [[DECAY, "0.01 -> 0.5", "applied"]]
     train(second, 4)
-    third = configured(tmp_path, data={"seed": 3}, trainer={"val_before_train": False})
-    changes = [line.split(" (")[0].split(": ")[1:] for line in start_of(third).describe()[1:]]
-    assert changes == [
+    third = change_keys(config, {"data.seed": 3, "trainer.val_before_train": False})
+    changes = find_start_point(third).describe()[1:]
+    assert [line.split(" (")[0].split(": ")[1:] for line in changes] == [
         ["data.seed", "0 -> 3", "applied"],
-        [decay, "0.5 -> 0.01", "applied"],
+        [DECAY, "0.5 -> 0.01", "applied"],
         ["trainer.val_before_train", "true -> false", "kept"],
     ]
     train(third, 6)
-    assert saved(third.trainer.folder) == {
-        "config.yaml": first.model_dump(mode="json"),
-        "config.1.yaml": second.model_dump(mode="json"),
-        "config.2.yaml": third.model_dump(mode="json"),
-    }
+    saved = {"config.yaml": config, "config.1.yaml": second, "config.2.yaml": third}
+    assert read_configs(run) == {name: one.model_dump(mode="json") for name, one in saved.items()}
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("fixed", "applied"), ("adaptive", "kept")])
-def test_only_a_moving_kl_controller_keeps_its_coefficient(tmp_path: Path, kind: str, verdict: str) -> None:
-    train(configured(tmp_path, algorithm={"kl_ctrl": {"type": kind, "kl_coef": 0.1}}), 2)
-    (change,) = start_of(configured(tmp_path, algorithm={"kl_ctrl": {"type": kind, "kl_coef": 0.2}})).config_changes
-    assert (change.key, change.verdict) == ("algorithm.kl_ctrl.kl_coef", verdict)
+def test_only_a_moving_kl_controller_keeps_its_coefficient(config: Config, kind: str, verdict: str) -> None:
+    key = "algorithm.kl_ctrl.kl_coef"
+    before = change_keys(config, {"algorithm.kl_ctrl.type": kind, key: 0.1})
+    train(before, 2)
+    (change,) = find_start_point(change_keys(before, {key: 0.2})).config_changes
+    assert (change.key, change.verdict) == (key, verdict)
 
 
-IDENTITY = (  # some of the keys: tests/unit/config/test_changes.py lists all
-    *("actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_rank", "critic.model.path", "data.train_files"),
-    *("algorithm.adv_estimator", "actor_rollout_ref.actor.policy_loss.loss_mode", "env.env_name"),
-    "env.reasoning_gym.tasks",
-)
+IDENTITY = {  # some of the keys: tests/unit/config/test_changes.py lists all
+    "actor_rollout_ref.model.path": "other",
+    "actor_rollout_ref.model.lora_rank": 8,
+    "critic.model.path": "other",
+    "data.train_files": "other",
+    "algorithm.adv_estimator": "other",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "other",
+    "env.env_name": "other",
+    "env.reasoning_gym.tasks": ["other"],
+}
 
 
 @pytest.mark.parametrize("key", IDENTITY)
-def test_another_run_is_refused_with_differences_and_fix(tmp_path: Path, key: str) -> None:
-    config = configured(tmp_path)
+def test_another_run_is_refused_with_differences_and_fix(config: Config, tmp_path: Path, key: str) -> None:
     checkpoint = train(config, 2)
-    values = config.model_dump(mode="json")
-    *parts, name = key.split(".")
-    section = values
-    for part in parts:
-        section = section[part]
-    new = {"lora_rank": 8, "tasks": ["other"]}.get(name, "other")
-    old, section[name] = section[name], new
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(ValueError) as error:
-        start_of(Config.model_validate(values))
+        find_start_point(change_keys(config, {key: IDENTITY[key]}))
+    difference = f"{key}={format_value(get_value(config, key))} (now {format_value(IDENTITY[key])})"
     fixes = ("another trainer.experiment_name", "resume_mode=disable", f"trainer.resume_from_path={checkpoint}")
-    for fact in (f"{key}={format_value(old)} (now {format_value(new)})", *fixes):
-        assert fact in str(error.value)
+    assert [fact for fact in (difference, *fixes) if fact not in str(error.value)] == []
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_requested_checkpoint_of_another_run_is_used(tmp_path: Path) -> None:
-    checkpoint = train(configured(tmp_path), 2)
-    trainer = {"experiment_name": "second", "resume_mode": "resume_path", "resume_from_path": str(checkpoint)}
-    config = configured(tmp_path, data={"train_files": "b.parquet"}, trainer=trainer)
-    start = start_of(config)
+def test_requested_checkpoint_of_another_run_is_used(config: Config) -> None:
+    checkpoint = train(config, 2)
+    other = resume_from(change_keys(config, {"data.train_files": "b.parquet"}), checkpoint, experiment_name="second")
+    start = find_start_point(other)
     assert (start.checkpoint, start.step, start.replaces_previous_run) == (checkpoint, 2, False)
     assert [(one.key, one.verdict) for one in start.config_changes] == [("data.train_files", "applied")]
-    start.prepare_folder(config, RunPlan({}))
-    assert saved(config.trainer.folder).keys() == {"config.yaml"}
+    start.prepare_folder(other, RunPlan({}))
+    assert read_configs(other.trainer.folder).keys() == {"config.yaml"}
+    with pytest.raises(ValueError, match=r"elsewhere' .*step_000002"):
+        find_start_point(resume_from(config, Path("elsewhere")))
 
 
-def test_path_without_checkpoint_lists_existing_ones(tmp_path: Path) -> None:
-    train(configured(tmp_path), 4)
-    trainer = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "elsewhere")}
-    with pytest.raises(ValueError, match=r"elsewhere' .*step_000004"):
-        start_of(configured(tmp_path, trainer=trainer))
-
-
-def test_a_run_without_a_checkpoint_is_moved_aside(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    folder = config.trainer.folder
-    start_of(config).prepare_folder(config, RunPlan({}))
-    assert start_of(config) == StartPoint(folder), "a start that failed leaves nothing of worth"
-    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-    start = start_of(config)
+def test_a_run_without_a_checkpoint_is_moved_aside(config: Config, run: Path) -> None:
+    find_start_point(config).prepare_folder(config, RunPlan({}))
+    log_steps(run, 1)
+    start = find_start_point(config)
     (line,) = start.describe()
-    assert start.replaces_previous_run and "from scratch" in line and str(folder) in line
-    assert start.prepare_folder(config, RunPlan({})) == folder.with_name("run.1")
-    assert (folder.with_name("run.1") / "metrics.jsonl").exists()
-    assert {file.name for file in folder.iterdir()} == {"config.yaml", "format.json", "plan.json"}
-
-
-def test_interrupted_run_prints_its_resume_checkpoint(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    assert "no checkpoint was written" in resume_hint(config.trainer.folder)
-    checkpoint = train(config, 2)
-    assert resume_hint(config.trainer.folder).endswith(f"resumes from {checkpoint}")
-
-
-def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
-    config = configured(tmp_path)
+    assert start.replaces_previous_run and "from scratch" in line and str(run) in line
+    moved = start.prepare_folder(config, RunPlan({"iterations": "8"}))
+    assert moved == run.with_name("run.1") and (moved / "metrics.jsonl").exists()
+    assert (read_run_plan(moved), read_run_plan(run)) == (RunPlan({}), RunPlan({"iterations": "8"}))
+    assert {file.name for file in run.iterdir()} == {"config.yaml", "format.json", "plan.json"}
     train(config, 2)
-    sft = SftConfig(trainer={"output_dir": str(tmp_path), "project_name": "p", "experiment_name": "run"})
+    assert find_start_point(change_keys(config, {"trainer.resume_mode": "disable"})) == start
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("config.yaml", "a: [", r"config\.yaml cannot be read .*expected the node content.*experiment_name"),
+        ("config.yaml", "7", r"config\.yaml cannot be read .*no configuration.*experiment_name"),
+        ("metrics.jsonl", None, r"Is a directory.*metrics\.jsonl"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(config: Config, run: Path, name: str, text: str | None, says: str) -> None:
+    train(config, 2)
+    (run / name).unlink()
+    if text is None:
+        (run / name).mkdir()
+    else:
+        (run / name).write_text(text)
+    with pytest.raises((ValueError, OSError), match=says):
+        find_start_point(config)
+
+
+def test_the_folder_of_another_command_is_refused(config: Config, tmp_path: Path) -> None:
+    train(config, 2)
     with pytest.raises(ValueError, match=r"main_ppo run\. .*experiment_name"):
-        find_start_point(sft)
+        find_start_point(make_config(tmp_path, SftConfig))
 
 
-@pytest.mark.parametrize(("text", "says"), [("a: [", "expected the node content"), ("7", "no configuration")])
-def test_a_damaged_configuration_is_reported(tmp_path: Path, text: str, says: str) -> None:
-    config = configured(tmp_path)
-    train(config, 2)
-    (config.trainer.folder / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=rf"config\.yaml cannot be read .*{says}.*experiment_name"):
-        start_of(config)
-
-
-def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(tmp_path: Path) -> None:
-    config = configured(tmp_path)
+def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(config: Config, run: Path) -> None:
     checkpoint = train(config, 2)
-    assert not start_of(config).has_exported_model()
-    model = config.trainer.folder / "model"
-    model.mkdir()
+    assert not find_start_point(config).has_exported_model()
+    (run / "model").mkdir()
     os.utime(checkpoint / "progress.json", (100, 100))
     for written, exported in ((99, False), (100, True), (101, True)):
-        os.utime(model, (written, written))
-        assert start_of(config).has_exported_model() is exported
+        os.utime(run / "model", (written, written))
+        assert find_start_point(config).has_exported_model() is exported
     assert "all 2 iterations are done" in format_completed_run_message(2)
 
 
-def test_what_interrupted_saves_have_left_is_swept_up(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    checkpoint = train(config, 20)
-    left = checkpoint.with_name(".writing_step_000040")
-    left.mkdir()
-    start_of(config).prepare_folder(config, RunPlan({}))
-    assert checkpoint.exists() and not left.exists()
-
-
-def test_damaged_checkpoint_is_named_and_skipped(tmp_path: Path) -> None:
-    config = configured(tmp_path)
+def test_damaged_checkpoint_is_named_and_skipped(config: Config) -> None:
     older, newer = train(config, 20), train(config, 40)
     (newer / "weights").write_text("41")
-    start = start_of(config)
+    start = find_start_point(config)
     assert (start.checkpoint, start.step) == (older, 20)
     skipped, resumes, aside = start.describe()
     assert skipped.endswith(f"{newer}: weights has changed.") and aside.endswith(": step_000040.")
@@ -213,78 +188,47 @@ def test_damaged_checkpoint_is_named_and_skipped(tmp_path: Path) -> None:
     newer.with_name("aside_step_000040").rename(newer)
     (older / "weights").unlink()
     with pytest.raises(ValueError, match=r"40: weights has changed; .*weights cannot"):
-        start_of(config)
-    asked = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(newer)})
+        find_start_point(config)
     with pytest.raises(ValueError, match=r"step_000040: weights has changed\."):
-        start_of(asked)
+        find_start_point(resume_from(config, newer))
 
 
-def test_reached_iteration_is_reported(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    checkpoint = train(config, 4)
-    assert start_of(config).describe() == [f"resumes from {checkpoint}."]
-    log(config.trainer.folder, *range(10))  # a kill, or a checkpoint that is gone
-    (line,) = start_of(config).describe()
-    assert str(checkpoint) in line and "iterations 5 to 9 " in line
+def remove(*names: str) -> Callable[[Path], Path]:
+    def remove_files(checkpoint: Path) -> Path:
+        for name in names:
+            (checkpoint / name).unlink()
+        return checkpoint
 
-
-def test_metrics_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    train(config, 4)
-    metrics = config.trainer.folder / "metrics.jsonl"
-    metrics.unlink()
-    metrics.mkdir()
-    with pytest.raises(OSError, match=r"Is a directory.*metrics\.jsonl"):
-        start_of(config)
+    return remove_files
 
 
 @pytest.mark.parametrize(
-    ("gone", "says"),
+    ("damage", "says"),
     [
-        (("manifest.json",), "manifest.json cannot be read"),
-        (("progress.json",), "progress.json cannot be read (No such file or directory)"),
-        (("weights", "manifest.json", "progress.json"), "manifest.json cannot be read"),
+        (remove("manifest.json"), "manifest.json cannot be read"),
+        (remove("progress.json"), "progress.json cannot be read (No such file or directory)"),
+        (remove("weights", "manifest.json", "progress.json"), "manifest.json cannot be read"),
+        (lambda checkpoint: checkpoint.rename(checkpoint.with_name("step_000100")), "it is of iteration 40"),
     ],
 )
-def test_checkpoint_without_manifest_is_skipped(tmp_path: Path, gone: tuple[str, ...], says: str) -> None:
-    config = configured(tmp_path)
-    older, newer = train(config, 20), train(config, 40)
-    for name in gone:
-        (newer / name).unlink()
-    start = start_of(config)
+def test_every_damage_of_a_checkpoint_is_found(config: Config, damage: Callable[[Path], Path], says: str) -> None:
+    older, newer = train(config, 20), damage(train(config, 40))
+    start = find_start_point(config)
     assert start.checkpoint == older
     assert f"{newer}: {says}" in start.describe()[0]
 
 
-def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(tmp_path: Path) -> None:
+def test_later_checkpoints_are_set_aside_by_a_start_that_goes_back(config: Config) -> None:
     """Otherwise a start after a kill would resume from old files."""
-    config = configured(tmp_path)
     checkpoint, later = train(config, 20), train(config, 40)
-    back = configured(tmp_path, trainer={"resume_mode": "resume_path", "resume_from_path": str(checkpoint)})
-    start = start_of(back)
+    back = resume_from(config, checkpoint)
+    start = find_start_point(back)
     assert start.describe()[1].endswith(" aside: step_000040.")
     start.prepare_folder(back, RunPlan({}))
-    assert checkpoint.exists() and not later.exists() and later.with_name("aside_step_000040").is_dir()
-    assert start_of(config).checkpoint == checkpoint
-    again = train(config, 40)
-    start_of(back).prepare_folder(back, RunPlan({}))
-    assert not again.exists() and again.with_name("aside_step_000040.1").is_dir()
-    assert again.with_name("aside_step_000040").is_dir(), "what was set aside before stays"
-
-
-def test_checkpoint_with_the_name_of_another_iteration_is_skipped(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    checkpoint, later = train(config, 20), train(config, 40)
-    renamed = later.rename(later.with_name("step_000100"))
-    start = start_of(config)
-    assert start.checkpoint == checkpoint
-    assert str(renamed) in start.describe()[0] and "iteration 40" in start.describe()[0]
-
-
-def test_the_plan_is_written_into_the_new_folder_of_a_run(tmp_path: Path) -> None:
-    config = configured(tmp_path)
-    train(config, 2)
-    again = configured(tmp_path, trainer={"resume_mode": "disable"})
-    moved = start_of(again).prepare_folder(again, RunPlan({"iterations": "8"}))
-    assert moved and read_run_plan(moved) == RunPlan({})
-    assert read_run_plan(config.trainer.folder) == RunPlan({"iterations": "8"})
+    aside = later.with_name("aside_step_000040")
+    assert checkpoint.exists() and not later.exists() and aside.is_dir()
+    assert find_start_point(config).checkpoint == checkpoint
+    train(config, 40)
+    find_start_point(back).prepare_folder(back, RunPlan({}))
+    assert not later.exists() and later.with_name("aside_step_000040.1").is_dir()
+    assert aside.is_dir(), "what was set aside before stays"

@@ -1,3 +1,7 @@
+"""Logged trajectories, and their images, which are files."""
+
+from __future__ import annotations
+
 import json
 from concurrent.futures import wait
 from dataclasses import replace
@@ -6,9 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaapollo.runs.rollout_log import RolloutLog, format_trajectory_lines
+from alphaapollo.data.prompts import load_prompts
+from alphaapollo.evaluation.generation import FinishedResults, open_results_writer, read_finished_results
+from alphaapollo.evaluation.metrics import convert_to_sample_result, merge_repeated_prompts
+from alphaapollo.observability.terminal import get_last_message
+from alphaapollo.runs.rollout_log import RolloutLog, format_trajectory_lines, name_image, save_image
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_completion, make_trajectory, make_turn
+from tests.unit.rollout.test_images import SMALL, WIDE
 
 PROMPT = Prompt(17, "openai/gsm8k", [{"role": "user", "content": "7+7=?"}], "14")
 
@@ -35,6 +44,10 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
+def format_lines(*trajectories: Trajectory) -> list[dict]:
+    return [json.loads(line) for line in format_trajectory_lines(1, group(*trajectories))]
+
+
 def test_line_contains_the_complete_trajectory(tmp_path: Path):
     log = RolloutLog(tmp_path)
     log.write(12, group(trajectory(0), trajectory(1)))
@@ -47,61 +60,35 @@ def test_line_contains_the_complete_trajectory(tmp_path: Path):
     turn |= {"stop_reason": "stop", "weight_version": 3, "reward": 0.0, "valid": True, "info": {"tool": 0.5}}
     row = {"ids": [1, 2, 7, 7], "mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.25, -0.25]}
     row |= {"first_turn": 0, "weight_versions": [[3, 2]]}
-    assert first == {
-        "step": 12,
-        "prompt_id": 17,
-        "sample": 0,
-        "data_source": "openai/gsm8k",
-        "prompt": [{"role": "user", "content": "7+7=?"}],
-        "row_prompt": None,
-        "ground_truth": "14",
-        "text": "14",
-        "reward": 1.0,
-        "components": {"accuracy": 1.0},
-        "outcome": "scored",
-        "reason": "",
-        "end": "done",
-        "stop_reason": "stop",
-        "weight_version": 3,
-        "seconds": 0.5,
-        "turns": [turn],
-        "rows": [row],
-    }
+    line = {"step": 12, "prompt_id": 17, "sample": 0, "data_source": "openai/gsm8k", "ground_truth": "14"}
+    line |= {"prompt": [{"role": "user", "content": "7+7=?"}], "row_prompt": None, "turns": [turn], "rows": [row]}
+    line |= {"text": "14", "reward": 1.0, "components": {"accuracy": 1.0}, "outcome": "scored", "reason": ""}
+    assert first == line | {"end": "done", "stop_reason": "stop", "weight_version": 3, "seconds": 0.5}
 
 
-def test_turn_contains_the_observation():
+def test_observations_are_logged():
     played = trajectory()
+    played.first_observation = [{"role": "user", "content": "Guess a number."}]
     played.turns.insert(0, replace(played.turns[0], observation=[{"role": "tool", "content": "24.0\n"}]))
-    (line,) = map(json.loads, format_trajectory_lines(1, group(played)))
+    (line,) = format_lines(played)
     assert [turn["observation"] for turn in line["turns"]] == [[{"role": "tool", "content": "24.0\n"}], None]
+    assert (line["prompt"], line["row_prompt"]) == (played.first_observation, PROMPT.content)
 
 
 def test_failure_without_reward_or_turns_is_logged():
     failed = trajectory(score=Score(float("nan"), {"x": float("inf")}, Outcome.GRADER_FAILED, "time-out"))
     no_score = Score(float("nan"), outcome=Outcome.ENVIRONMENT_FAILED)
-    dead = Trajectory(17, 1, [], [], no_score, EpisodeEnd.ENVIRONMENT_FAILED)
-    first, second = map(json.loads, format_trajectory_lines(1, group(failed, dead)))
+    first, second = format_lines(failed, Trajectory(17, 1, [], [], no_score, EpisodeEnd.ENVIRONMENT_FAILED))
     assert (first["reward"], first["components"]) == (None, {"x": None})
     assert (first["outcome"], first["reason"]) == ("grader_failed", "time-out")
     assert (second["end"], second["stop_reason"], second["turns"]) == ("environment_failed", None, [])
 
 
-def test_prompt_is_the_first_observation():
-    asked = trajectory()
-    asked.first_observation = [{"role": "user", "content": "Guess a number."}]
-    (line,) = map(json.loads, format_trajectory_lines(1, group(asked)))
-    assert (line["prompt"], line["row_prompt"]) == (asked.first_observation, PROMPT.content)
-
-
-def test_lone_surrogate_is_written(tmp_path: Path):
-    write(tmp_path, trajectory(score=Score(0.0, reason="\ud800 é 😀")))
-    assert read(tmp_path / "step_000001.jsonl")[0]["reason"] == "\ud800 é 😀"
-
-
 def test_a_step_written_again_after_a_resume_replaces_the_old_one(tmp_path: Path):
     for sample in (0, 1):
-        write(tmp_path, trajectory(sample))
-    assert [line["sample"] for line in read(tmp_path / "step_000001.jsonl")] == [1]
+        write(tmp_path, trajectory(sample, Score(0.0, reason="\ud800 é 😀")))  # a surrogate, too
+    (line,) = read(tmp_path / "step_000001.jsonl")
+    assert (line["sample"], line["reason"]) == (1, "\ud800 é 😀")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -128,23 +115,73 @@ def test_numbers_of_a_row_are_read_back_as_they_were():
     values = [-1e-7, -1.0 / 3, -1234567.125, 0.0, -0.0, -5e-324, float("nan"), float("-inf")]
     played = make_trajectory(make_turn(make_completion([7] * len(values), values)), prompt_id=17)
     (row,) = played.rows
-    (line,) = map(json.loads, format_trajectory_lines(1, group(played)))
+    (line,) = format_lines(played)
     assert line["rows"][0]["ids"] == row.token_ids and line["rows"][0]["mask"] == row.action_mask
     assert [repr(one) for one in line["rows"][0]["logprobs"]] == [repr(one) for one in row.logprobs[:-2]] + ["None"] * 2
 
 
-def test_secrets_are_redacted(tmp_path, monkeypatch):
+def test_lines_that_others_write_have_no_secrets(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SOME_API_KEY", "canary-7f3a91c2d4")
     failed = Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="401: canary-7f3a91c2d4 is no key")
-    write(tmp_path, trajectory(score=failed))
-    (line,) = read(tmp_path / "step_000001.jsonl")
+    (line,) = format_lines(trajectory(score=failed))
     assert line["reason"] == "401: $SOME_API_KEY is no key"
-    assert "canary" not in "".join(format_trajectory_lines(1, group(trajectory(score=failed))))  # what others write
 
 
-def test_secrets_with_quotes_and_line_breaks_are_redacted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PRIVATE_KEY", secret := 'BEGIN "KEY"\nabcdef')
-    played = trajectory(score=Score(0.0, reason=secret))
-    played.turns[0].info["object"] = ValueError(secret)
-    (line,) = map(json.loads, format_trajectory_lines(1, group(played)))
-    assert line["reason"] == line["turns"][0]["info"]["object"] == "$PRIVATE_KEY"
+IMAGE_PROMPT = Prompt(0, "s", [{"role": "user", "content": "<image> How many?", "images": [SMALL]}], "2", {"index": 0})
+
+
+def make_image_group(first_observation: list | None = None) -> TrajectoryGroup:
+    samples = [replace(trajectory(number), prompt_id=0, first_observation=first_observation) for number in range(2)]
+    for sample in samples:
+        sample.turns[0].observation = [{"role": "user", "content": "<image>", "images": [WIDE]}]
+        sample.turns[0].info = {"frame": WIDE}
+    return TrajectoryGroup(IMAGE_PROMPT, samples)
+
+
+def test_images_of_rollouts_are_files_and_written_once(tmp_path: Path) -> None:
+    source = tmp_path / "data.png"
+    source.write_bytes(SMALL)
+    seen = [{"role": "user", "content": "<image> See?", "images": [str(source)]}]
+    log = RolloutLog(tmp_path / "rollouts")
+    log.write(1, [make_image_group(), make_image_group(seen)])
+    log.write(2, [make_image_group()])
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "rollouts/step_000001.jsonl").read_bytes().splitlines()]
+    small, wide = lines[0]["prompt"][0]["images"][0], lines[0]["turns"][0]["observation"][0]["images"][0]
+    assert small == name_image(SMALL) and small.startswith("images/") and small.endswith(".png")
+    assert (tmp_path / "rollouts" / small).read_bytes() == SMALL
+    assert (tmp_path / "rollouts" / wide).read_bytes() == WIDE
+    assert len([*(tmp_path / "rollouts/images").iterdir()]) == 2  # of three groups with two samples each
+    assert lines[2]["prompt"][0]["images"] == lines[2]["row_prompt"][0]["images"] == [small]  # a path and its bytes
+    assert lines[0]["turns"][0]["info"] == {"frame": f"{len(WIDE)} bytes"}
+    assert IMAGE_PROMPT.content[0]["images"] == [SMALL]  # unchanged
+
+
+def test_a_file_that_is_gone_is_logged_with_its_path(tmp_path: Path) -> None:
+    assert save_image(tmp_path, "/no/such/image.png") == "/no/such/image.png" and not [*tmp_path.iterdir()]
+    assert name_image(b"no image").endswith(".bin")
+
+
+def test_results_with_images_are_resumed_and_are_a_data_file(tmp_path: Path) -> None:
+    path = tmp_path / "run/results.jsonl"
+    with open_results_writer(path, FinishedResults()) as write:
+        write(make_image_group())
+    assert read_finished_results(path, {0: IMAGE_PROMPT}, 2).problem_ids == {0}
+    prompts = load_prompts(str(path), "prompt")
+    (encoded_image,) = prompts[0].content[0]["images"]
+    assert Path(encoded_image).read_bytes() == SMALL and prompts[0].ground_truth == "2"
+
+
+def test_prompts_that_differ_in_their_images_are_different_problems() -> None:
+    other = replace(IMAGE_PROMPT, id=1, content=[{**IMAGE_PROMPT.content[0], "images": [WIDE]}])
+    repeated = replace(IMAGE_PROMPT, id=2)
+    results = [convert_to_sample_result(one, trajectory()) for one in (IMAGE_PROMPT, other, repeated)]
+    results = [replace(result, problem_id=number) for number, result in enumerate(results)]
+    merged = merge_repeated_prompts(results, [IMAGE_PROMPT, other, repeated])
+    assert [one.problem_id for one in merged] == [0, 1, 0]
+
+
+def test_a_terminal_shows_the_names_of_images() -> None:
+    assert get_last_message(IMAGE_PROMPT.content) == "[image] How many?"
+    logged = [{**IMAGE_PROMPT.content[0], "images": ["images/a.png"]}]
+    assert get_last_message(logged) == "[image images/a.png] How many?"

@@ -10,6 +10,7 @@ import pytest
 from alphaapollo.config.build import build_config
 from alphaapollo.config.check import list_model_paths
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.keys import merge_maps
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.runs.checkpoint_folder import write_progress
@@ -77,9 +78,14 @@ def test_a_models_folder_knows_its_run(tmp_path: Path) -> None:
     assert find_newest_model(elsewhere).run_folder == elsewhere
 
 
-def test_run_without_a_model_suggests_a_command(tmp_path: Path) -> None:
+def test_a_run_without_a_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no model and no complete checkpoint yet. A run writes"):
         find_newest_model(tmp_path)
+    with pytest.raises(ValueError, match=r"gone is not a folder"):
+        find_newest_model(tmp_path / "gone")
+    save_config(SftConfig(), tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match=r"^model\.path="):
+        resolve_model_paths(SftConfig(model={"path": str(tmp_path)}))
 
 
 def test_an_adapter_is_merged_once_for_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,21 +102,17 @@ def test_an_adapter_is_merged_once_for_its_content(tmp_path: Path, monkeypatch: 
     assert find_newest_model(alone).run_folder == find_newest_model(alone).model_folder
 
 
+ROLE = {"model": {"path": "PATH"}}
+TEACHER = {"models": {"one": {"path": "PATH"}}, "by_source": {"*": "one"}}
+
+
 @pytest.mark.parametrize(
     ("schema", "values", "keys"),
     [
-        (SftConfig, {"model": {"path": "PATH"}}, ["model.path"]),
-        (GenerationConfig, {"model": {"path": "PATH"}}, ["model.path"]),
-        (
-            Config,
-            {"actor_rollout_ref": {"model": {"path": "PATH"}}, "critic": {"model": {"path": "PATH"}}},
-            ["actor_rollout_ref.model.path", "critic.model.path"],
-        ),
-        (
-            Config,
-            {"teacher": {"models": {"one": {"path": "PATH"}}, "by_source": {"*": "one"}}},
-            ["teacher.models.one.path"],
-        ),
+        (SftConfig, ROLE, ["model.path"]),
+        (GenerationConfig, ROLE, ["model.path"]),
+        (Config, {"actor_rollout_ref": ROLE, "critic": ROLE}, ["actor_rollout_ref.model.path", "critic.model.path"]),
+        (Config, {"teacher": TEACHER}, ["teacher.models.one.path"]),
         (EvolvingConfig, {"models": {"policy": {"path": "PATH"}}}, ["models.policy.path"]),
     ],
 )
@@ -128,37 +130,21 @@ def test_every_command_takes_what_the_product_writes(tmp_path: Path, monkeypatch
     assert found == dict.fromkeys(keys, expected)
 
 
-def test_a_run_without_a_model_is_an_error_with_its_key(tmp_path: Path) -> None:
-    save_config(SftConfig(), tmp_path / "config.yaml")
-    with pytest.raises(ConfigError, match=r"^model\.path="):
-        resolve_model_paths(SftConfig(model={"path": str(tmp_path)}))
-
-
-def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"gone is not a folder"):
-        find_newest_model(tmp_path / "gone")
-
-
-def played(tmp_path: Path, config: Any) -> GenerationConfig:
-    save_config(config, tmp_path / "config.yaml")
-    own = tmp_path / "model"
-    if not own.is_dir():
-        model(own)
-    return build_config(
-        GenerationConfig, GenerationConfig().model_dump(mode="json") | merged(find_newest_model(tmp_path))
-    )
-
-
-def merged(newest: RunModel) -> dict[str, Any]:
-    defaults = GenerationConfig().model_dump(mode="json")
-    return {name: defaults[name] | values for name, values in make_generation_config_values(newest).items()}
+def configure_generation(folder: Path, config: Any) -> GenerationConfig:
+    """Configuration of an evaluation of the model of a run with the configuration `config`."""
+    save_config(config, folder / "config.yaml")
+    newest = RunModel(folder, model(folder / "model"))
+    assert find_newest_model(folder) == newest
+    values = GenerationConfig().model_dump(mode="json")
+    merge_maps(values, make_generation_config_values(newest))
+    return build_config(GenerationConfig, values)
 
 
 def test_it_plays_as_in_its_run(tmp_path: Path) -> None:
     role = {"model": {"path": "base", "lora_rank": 8}, "rollout": {"temperature": 0.7, "num_engines": 4}}
     role["rollout"]["gpu_memory_utilization"] = 0.4
     env = {"env_name": "informal_math", "max_steps": 5}
-    config = played(tmp_path, Config(actor_rollout_ref=role, env=env, data={"max_response_length": 99}))
+    config = configure_generation(tmp_path, Config(actor_rollout_ref=role, env=env, data={"max_response_length": 99}))
     assert (config.model.path, config.model.lora_rank) == (str(tmp_path / "model"), 0)
     assert (config.rollout.temperature, config.rollout.num_engines) == (0.7, 1)
     assert config.rollout.gpu_memory_utilization == 0.9  # no trainer beside it
@@ -167,6 +153,5 @@ def test_it_plays_as_in_its_run(tmp_path: Path) -> None:
 
 
 def test_a_fine_tuned_model_plays_in_single_turns(tmp_path: Path) -> None:
-    config = played(tmp_path, SftConfig(model={"path": "base", "trust_remote_code": True}))
-    assert config.model.trust_remote_code
-    assert config.env.env_name == "single_turn"
+    config = configure_generation(tmp_path, SftConfig(model={"path": "base", "trust_remote_code": True}))
+    assert config.model.trust_remote_code and config.env.env_name == "single_turn"

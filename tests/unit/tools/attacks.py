@@ -12,15 +12,14 @@ import os
 import socket
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from alphaapollo.tools.sandbox import Sandbox
+from alphaapollo.tools.sandbox import Sandbox, SandboxResult, SandboxStatus
 
 TIMEOUT = 15.0
 SECRET = "hunter2-secret"
@@ -218,16 +217,7 @@ ATTACKS: dict[str, Attack] = {
 NEEDS_ITS_LAYER = {"many_files"}  # 300 MB on a real disk
 
 
-@dataclass(frozen=True)
-class Outcome:
-    status: str
-    stdout: str
-    stderr: str
-    seconds: float
-    reason: str = ""
-
-
-def attack_all(sandbox: Sandbox) -> dict[str, Outcome]:
+def attack_all(sandbox: Sandbox) -> dict[str, SandboxResult]:
     """Run every attack, four at a time, with files and sockets outside as targets."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as tcp, socket.socket(socket.AF_UNIX) as unix:
         os.chmod(folder, 0o755)
@@ -241,29 +231,27 @@ def attack_all(sandbox: Sandbox) -> dict[str, Outcome]:
         os.chmod(f"{folder}/socket", 0o777)
         prelude = PRELUDE % (str(canary), f"{folder}/socket", tcp.getsockname()[1], os.getpid())
 
-        def run(name: str) -> Outcome:
+        def run(name: str) -> SandboxResult:
             attack = ATTACKS[name]
             if name in NEEDS_ITS_LAYER and attack.layer not in sandbox.mode:
-                return Outcome("ok", "ESCAPED (not tried)", "", 0.0)
+                return SandboxResult(SandboxStatus.OK, "ESCAPED (not tried)", "", 0.0, "")
             result = sandbox.run(prelude + attack.code, timeout=attack.timeout, memory_mb=512)
-            out, err = result.stdout[-2000:], result.stderr[-2000:]
-            return Outcome(result.status.value, out, err, result.seconds, result.reason)
+            return replace(result, stdout=result.stdout[-2000:], stderr=result.stderr[-2000:])
 
         sandbox.run(f"x = input()\nassert x == {SECRET!r}", stdin=SECRET)
         os.environ["SECRET_TOKEN"] = SECRET
         with ThreadPoolExecutor(4) as threads:
             outcomes = dict(zip(ATTACKS, threads.map(run, ATTACKS), strict=True))
         intact = canary.read_text() == SECRET and canary.stat().st_mode & 0o777 == 0o666 and canary.stat().st_mtime > 1
-        outcomes["outside"] = Outcome("ok" if intact and not Path("/tmp/escaped").exists() else "error", "", "", 0.0)
-        started = time.monotonic()
-        after = sandbox.run("import numpy\nprint(numpy.sum([20, 22]))")
-        outcomes["afterwards"] = Outcome(after.status.value, after.stdout, after.stderr, time.monotonic() - started)
+        status = SandboxStatus.OK if intact and not Path("/tmp/escaped").exists() else SandboxStatus.ERROR
+        outcomes["outside"] = SandboxResult(status, "", "", 0.0, "")
+        outcomes["afterwards"] = sandbox.run("import numpy\nprint(numpy.sum([20, 22]))")
         return outcomes
 
 
 def main() -> None:
     with Sandbox(without=json.loads(sys.argv[1]), max_concurrent=4) as sandbox:
-        outcomes = {name: vars(outcome) for name, outcome in attack_all(sandbox).items()}
+        outcomes = {name: asdict(outcome) for name, outcome in attack_all(sandbox).items()}
         print(json.dumps({"mode": sandbox.mode, "missing": sandbox.missing, "uid": os.getuid(), "outcomes": outcomes}))
 
 

@@ -59,16 +59,16 @@ def test_results() -> None:
     assert call(divide, {"a": 1, "b": 0}) == ToolResult("ZeroDivisionError: division by zero", ToolStatus.ERROR)
 
 
-def test_async_function_with_session_and_model() -> None:
-    class Point(BaseModel):
-        x: int
+class Point(BaseModel):
+    x: int
 
+
+def test_async_function_with_session_and_model() -> None:
     async def count(point: Point, session: Session) -> ToolResult:
         """Count."""
         session.state["count"] = session.state.get("count", 0) + point.x
         return ToolResult(str(session.state["count"]), ToolStatus.OK, score=0.5)
 
-    globals()["Point"] = Point  # where annotations are looked up
     assert list(FunctionTool(count).parameters["properties"]) == ["point"]
     session = Session()
     call(count, {"point": {"x": 2}}, session)
@@ -107,7 +107,8 @@ def test_registered_tool(monkeypatch: pytest.MonkeyPatch) -> None:
         make_tools(["double"], {"double": {"speed": 1}})
 
 
-def test_settings_are_converted_to_the_types_of_the_signature() -> None:
+def test_settings_are_converted_to_the_types_of_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "_entries", dict(tools._entries))
     given = {}
 
     @tools.register("with_settings")
@@ -115,10 +116,7 @@ def test_settings_are_converted_to_the_types_of_the_signature() -> None:
         given.update(path=path, size=size, free=free)
         return FunctionTool(search)
 
-    try:
-        make_tools(["with_settings"], {"with_settings": {"path": 2024, "size": "3", "free": "x"}})
-        assert given == {"path": "2024", "size": 3, "free": "x"}
-        with pytest.raises(ValueError, match=r"env\.tool_settings\.with_settings\.path"):
-            make_tools(["with_settings"], {})
-    finally:
-        tools._entries.pop("with_settings")
+    make_tools(["with_settings"], {"with_settings": {"path": 2024, "size": "3", "free": "x"}})
+    assert given == {"path": "2024", "size": 3, "free": "x"}
+    with pytest.raises(ValueError, match=r"env\.tool_settings\.with_settings\.path"):
+        make_tools(["with_settings"], {})

@@ -10,7 +10,7 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools import python_code
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
 from alphaapollo.tools.python_code import PythonCode, format_result
-from alphaapollo.tools.sandbox import Sandbox, SandboxResult, SandboxStatus
+from alphaapollo.tools.sandbox import Sandbox, SandboxResult, SandboxStatus, SandboxUnavailableError
 from alphaapollo.tools.toolbox import ToolBox
 
 
@@ -35,24 +35,20 @@ def test_output_and_last_value() -> None:
     assert (result.text, result.status, result.score) == ("a\n42", ToolStatus.OK, None)
 
 
-def test_keep_state() -> None:
+def test_keep_state(sandbox: Sandbox) -> None:
     results = call(PythonCode(), "x = 1", "x")
     assert results[1].status is ToolStatus.ERROR and "NameError: name 'x' is not defined" in results[1].text
     results = call(PythonCode(keep_state=True), "x = 1", "x + 1")
     assert (results[1].text, results[1].status) == ("2", ToolStatus.OK)
     assert "kept" in PythonCode(keep_state=True).description
+    assert not sandbox._sessions  # the end of an episode ends them
 
 
 def test_timeout_and_restart() -> None:
-    tool = PythonCode(timeout=2.0, keep_state=True)
+    tool = PythonCode(timeout=0.5, keep_state=True)
     _, slow, after = call(tool, "x = 1", "print('begun')\nwhile True: pass", "2")
-    assert (slow.text, slow.status) == ("begun\n[stopped after 2 s]", ToolStatus.TIMEOUT)
+    assert (slow.text, slow.status) == ("begun\n[stopped after 0.5 s]", ToolStatus.TIMEOUT)
     assert "restarted" in after.text and after.text.endswith("\n2")
-
-
-def test_closing_the_session_ends_the_sandbox_session(sandbox: Sandbox) -> None:
-    call(PythonCode(keep_state=True), "x = 1")
-    assert not sandbox._sessions
 
 
 @pytest.mark.parametrize(
@@ -69,7 +65,11 @@ def test_format_result(status: SandboxStatus, out: str, err: str, reason: str, t
 
 
 def test_unavailable_sandbox_is_a_tool_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_code, "get_default_sandbox", lambda: Sandbox(without=["seccomp"]))
+    def start(sandbox: Sandbox) -> None:
+        raise SandboxUnavailableError("no seccomp filter")
+
+    monkeypatch.setattr(python_code, "get_default_sandbox", Sandbox)
+    monkeypatch.setattr(Sandbox, "_start_most_isolated_zygote", start)
     with pytest.raises(ToolFailedError, match="no seccomp filter"):
         call(PythonCode(), "1")
 

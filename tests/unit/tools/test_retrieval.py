@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from alphaapollo.config.schema.env import ToolLimits
+from alphaapollo.tools import retrieval
 from alphaapollo.tools.base import Session, ToolResult, ToolStatus, make_tools
-from alphaapollo.tools.retrieval import (
-    PASSAGE_CHARACTERS,
-    LocalRag,
-    Passage,
-    build_index,
-    split_passages,
-    tokenize,
-)
 from alphaapollo.tools.toolbox import ToolBox
 
-ROOT = Path(__file__).resolve().parents[3]
 CORPUS = {
     "sympy/solvers/ode.md": "# Differential equations\n\n`dsolve(eq, func)` solves a differential equation.\n",
     "sympy/matrices.rst": "Matrices\n========\n\nM.eigenvals() returns the eigenvalues with multiplicity.\n",
@@ -41,7 +32,7 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "corpus" / name).write_text(text, encoding="utf-8")
     (folder / "corpus" / "sympy" / "latin.txt").write_bytes(b"\xff\xfe\xe4")
-    report = build_index(folder / "corpus", folder / "index")
+    report = retrieval.build_index(folder / "corpus", folder / "index")
     assert report["geometry"] == (1, {})
     assert report["sympy"] == (3, {"not one of .md .markdown .rst .txt .py .pyi .jsonl": 1, "not UTF-8": 1})
     return folder / "index"
@@ -59,13 +50,13 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_best_passage(index_folder: Path, repo_name: str, query: str, path: str) -> None:
-    hits = LocalRag(index_folder).query(repo_name, query, 3)
+    hits = retrieval.LocalRag(index_folder).query(repo_name, query, 3)
     assert hits[0][0].path == path
     assert [score for _, score in hits] == sorted((score for _, score in hits), reverse=True)
 
 
 def test_repositories_are_separate_and_queries_may_have_no_hits(index_folder: Path) -> None:
-    index = LocalRag(index_folder)
+    index = retrieval.LocalRag(index_folder)
     assert index.repo_names == ["geometry", "sympy"]
     assert index.query("geometry", "eigenvalues", 3) == []
     for query in ("", "the of and", "zzz", "!?"):
@@ -75,7 +66,7 @@ def test_repositories_are_separate_and_queries_may_have_no_hits(index_folder: Pa
 
 
 def call(index: Path, arguments: str) -> ToolResult:
-    return asyncio.run(ToolBox([LocalRag(str(index))], ToolLimits()).call("local_rag", arguments, Session()))
+    return asyncio.run(ToolBox([retrieval.LocalRag(str(index))], ToolLimits()).call("local_rag", arguments, Session()))
 
 
 def test_tool_call(index_folder: Path) -> None:
@@ -101,32 +92,28 @@ def test_invalid_calls(index_folder: Path, arguments: str, status: str, text: st
     assert result.status == status and re.search(text, result.text)
 
 
-def test_error_for_a_missing_index_has_the_command(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"tools\.retrieval build .*none"):
-        make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path / "none")}})
-
-
-@pytest.mark.parametrize("manifest", ["{", "[]", "{}"])
-def test_corrupt_index(tmp_path: Path, manifest: str) -> None:
-    (tmp_path / "index.json").write_text(manifest)
-    with pytest.raises(ValueError, match="no index of documents"):
+@pytest.mark.parametrize("manifest", ["", "{", "[]", "{}"])
+def test_error_for_a_missing_or_corrupt_index_has_the_command(tmp_path: Path, manifest: str) -> None:
+    if manifest:
+        (tmp_path / "index.json").write_text(manifest)
+    with pytest.raises(ValueError, match=r"no index of documents.*tools\.retrieval build "):
         make_tools(["local_rag"], {"local_rag": {"index": str(tmp_path)}})
 
 
-def test_command(tmp_path: Path) -> None:
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.md").write_text("Bananas are yellow.")
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "alphaapollo.tools.retrieval", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["retrieval", *arguments])
+        return retrieval.main(), *capsys.readouterr()
 
     out = str(tmp_path / "index")
     for _ in range(2):  # the second replaces the first
-        assert run("build", str(tmp_path / "notes"), "--out", out).stdout == "notes: 1 passages\n"
-    assert run("query", out, "notes", "yellow").stdout == "[a.md:1]\nBananas are yellow.\n"
-    missing = run("query", str(tmp_path / "none"), "notes", "yellow")
-    assert missing.returncode == 2 and missing.stderr.startswith("error: no index of documents at")
+        assert run("build", str(tmp_path / "notes"), "--out", out) == (0, "notes: 1 passages\n", "")
+    assert run("query", out, "notes", "yellow") == (0, "[a.md:1]\nBananas are yellow.\n", "")
+    code, _, error = run("query", str(tmp_path / "none"), "notes", "yellow")
+    assert code == 2 and error.startswith("error: no index of documents at")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "notes"]
 
 
@@ -144,7 +131,7 @@ def test_invalid_arguments_of_build(tmp_path: Path, docs: str, out: str, fact: s
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("x")
     with pytest.raises(ValueError, match=fact):
-        build_index(tmp_path / docs, tmp_path / out)
+        retrieval.build_index(tmp_path / docs, tmp_path / out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pdf", "text"]
 
 
@@ -154,23 +141,29 @@ def test_lines_of_a_jsonl_file_are_passages(tmp_path: Path) -> None:
     (folder / "a.jsonl").write_text(
         '{"id": "0", "contents": "Apples\\nred"}\n{"id": "1", "contents": "Bananas\\nyellow"}\n'
     )
-    assert build_index(folder, tmp_path / "index") == {"corpus": (2, {})}
+    assert retrieval.build_index(folder, tmp_path / "index") == {"corpus": (2, {})}
     result = call(tmp_path / "index", '{"query": "yellow"}')  # the only repository needs no name
     assert (result.status, result.text) == (ToolStatus.OK, "[a.jsonl:2]\nBananas\nyellow")
     (folder / "a.jsonl").write_text('{"contents": "Apples"}\n{"text": "Bananas"}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl:2: not a passage\. Write"):
-        build_index(folder, tmp_path / "index")
+        retrieval.build_index(folder, tmp_path / "index")
 
 
 def test_tokenize() -> None:
-    assert tokenize("Use the BlockMatrix.from_list") == ["blockmatrix", "block", "matrix", "from_list", "list"]
-    assert tokenize("HTTPServer2 x² Größe") == ["httpserver2", "http", "server", "2", "x²", "größe"]
+    assert retrieval.tokenize("Use the BlockMatrix.from_list") == [
+        "blockmatrix",
+        "block",
+        "matrix",
+        "from_list",
+        "list",
+    ]
+    assert retrieval.tokenize("HTTPServer2 x² Größe") == ["httpserver2", "http", "server", "2", "x²", "größe"]
 
 
 def test_split_passages() -> None:
-    assert list(split_passages("a", "")) == list(split_passages("a", "\n \n")) == []
-    assert list(split_passages("a", "\n\none\ntwo\n")) == [Passage("a", 3, "one\ntwo")]
+    assert list(retrieval.split_passages("a", "")) == list(retrieval.split_passages("a", "\n \n")) == []
+    assert list(retrieval.split_passages("a", "\n\none\ntwo\n")) == [retrieval.Passage("a", 3, "one\ntwo")]
     block = "x" * 99 + "\n"
-    parts = list(split_passages("a", block * 10 + "\n" + block * 10 + "\n" + block * 40))
+    parts = list(retrieval.split_passages("a", block * 10 + "\n" + block * 10 + "\n" + block * 40))
     assert [part.line for part in parts] == [1, 12, 23, 38, 53]
-    assert all(len(part.text) <= PASSAGE_CHARACTERS for part in parts)
+    assert all(len(part.text) <= retrieval.PASSAGE_CHARACTERS for part in parts)

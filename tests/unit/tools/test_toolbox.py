@@ -82,13 +82,10 @@ def test_lone_surrogates_do_not_reach_tokenizers_and_logs() -> None:
     assert call(box(), "\ud800", "{}").status is ToolStatus.REFUSED
 
 
-def test_timeout() -> None:
+def test_limits_of_time_and_output() -> None:
     result = call(box(timeout=0.05), "sleep", {"seconds": 30})
     assert (result.text, result.status) == ("sleep: no answer within 0.05 s", ToolStatus.TIMEOUT)
     assert result.seconds < 5
-
-
-def test_long_answers_are_cut() -> None:
     text = call(box(max_output=6), "repeat", {"text": "ab", "times": 10}).text
     assert text == "aba\n... [14 characters cut] ...\nbab"
     assert cut_middle("abcd", 4) == "abcd"

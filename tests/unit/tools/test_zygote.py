@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from alphaapollo.tools.sandbox import Sandbox, child
-from alphaapollo.tools.sandbox.zygote import Zygote
+from alphaapollo.tools.sandbox.zygote import SUSPENDED_BYTES, Zygote, has_more_files
 from tests.processes import wait_until
 
 
@@ -49,21 +49,22 @@ def test_session_continues_its_threads(sandbox: Sandbox) -> None:
     sandbox.end_session("g")
 
 
-def test_unresponsive_session_does_not_affect_other_runs() -> None:
+def test_unresponsive_session_does_not_affect_other_runs(sandbox: Sandbox) -> None:
     stubborn = "import os, time\nwhile True:\n    os.write(3, b'D\\0')\n    time.sleep(0.001)"
-    with Sandbox(max_concurrent=2) as sandbox:
-        sandbox.run(stubborn, session="g", timeout=2)
-        for _ in range(500):  # more than its socket buffers
-            sandbox.run("pass", session="g", timeout=0.5)
-        assert sandbox._zygote is not None and not sandbox._zygote.has_ended
-        assert sandbox.run("print(1)").stdout == "1\n"
+    zygote = sandbox._zygote
+    sandbox.run(stubborn, session="g", timeout=2)
+    for _ in range(500):  # more than its socket buffers
+        sandbox.run("pass", session="g", timeout=0.5)
+    assert sandbox.run("print(1)").stdout == "1\n"
+    assert sandbox._zygote is zygote is not None and not zygote.has_ended
+    sandbox.end_session("g")
 
 
-def test_process_name_with_invalid_utf8() -> None:
+def test_process_name_with_invalid_utf8(sandbox: Sandbox) -> None:
     named = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'\\xff) R 1', 0, 0, 0)\ntime.sleep(1)\nprint('named')"
-    with Sandbox(max_concurrent=2) as sandbox:
-        assert sandbox.run(named).stdout == "named\n"
-        assert sandbox._zygote is not None and not sandbox._zygote.has_ended
+    zygote = sandbox._zygote
+    assert sandbox.run(named).stdout == "named\n"
+    assert sandbox._zygote is zygote is not None and not zygote.has_ended
 
 
 def test_threads_below_the_limit_work(sandbox: Sandbox) -> None:
@@ -106,3 +107,44 @@ def test_failed_fork_fails_only_its_run(name: str, tmp_path: Path, monkeypatch: 
         assert "no more to be had" in json.loads(notice.recv(4096))["stop_reason"]
     os.close(null)
     assert not list(tmp_path.iterdir())
+
+
+MANY_FILES = """
+import itertools, os
+for folder in itertools.count():
+    os.mkdir(str(folder), 0o300)
+    for number in range(1000):
+        open(f"{folder}/{number}", "w").close()
+"""
+
+
+def test_files_are_counted_at_any_depth(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for number in range(5):
+        (tmp_path / "a" / "b" / str(number)).touch()
+    (tmp_path / "link").symlink_to("/usr")
+    assert has_more_files(str(tmp_path), 7) and not has_more_files(str(tmp_path), 8)
+
+
+def test_a_snippet_cannot_make_many_files(sandbox: Sandbox) -> None:
+    result = sandbox.run(MANY_FILES, timeout=30)
+    assert result.status == "error" and "10000 files" in result.reason, result
+    assert sandbox.run("open('one', 'w').close()").status == "ok"
+
+
+def test_folders_of_snippets_have_random_names(sandbox: Sandbox) -> None:
+    names = [sandbox.run("import os; print(os.path.basename(os.getcwd()))").stdout.strip() for _ in range(2)]
+    assert len({*names}) == 2 and all(len(name) == 32 for name in names)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) > 4, reason="needs too much memory on a machine with more CPUs")
+def test_suspended_sessions_share_a_limit_of_memory(sandbox: Sandbox) -> None:
+    names = [f"s{number}" for number in range(SUSPENDED_BYTES // (400 << 20) + 2)]
+    for name in names:
+        assert sandbox.run("x = bytearray(400 << 20)", session=name).status == "ok"
+    found = [sandbox.run("'x' in globals()", session=name, echo=True) for name in reversed(names)]
+    for name in names:
+        sandbox.end_session(name)
+    is_kept = [result.stdout == "True\n" for result in found]
+    assert is_kept[:2] == [True, True] and not is_kept[-1], "the oldest sessions end first"
+    assert [result.restarted for result in found] == [not kept for kept in is_kept]

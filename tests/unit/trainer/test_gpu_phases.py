@@ -17,18 +17,18 @@ from alphaapollo.config.schema import Config, Data
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.launch.session import BackgroundCheckpointWriter
-from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer.lifecycle import initialize_run
 from alphaapollo.trainer.loop import train, train_async
-from alphaapollo.trainer.progress import Progress, TrainingGoal
+from alphaapollo.trainer.progress import TrainingGoal
 from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
-from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
+from alphaapollo.types import GroupRequest, Prompt, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.verification import Probe
+from tests.unit.trainer.fakes import make_plan, make_run_state
 from tests.unit.trainer.samples import group, trajectory
 
 
@@ -185,76 +185,44 @@ class Tokenizer:
     max_length = None
 
 
-class Profiler:
-    async def start_step(self, step: int | None, timer: Any) -> None: ...
-
-
-class Log:
-    def log(self, step: int, metrics: Any) -> None: ...
-
-    def write(self, *arguments: Any) -> None: ...
-
-    def write_trained_rows(self, *arguments: Any) -> None: ...
-
-    def log_samples(self, *arguments: Any) -> None: ...
-
-
 def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = False, **config: Any) -> Any:
     """One iteration over one prompt, with a validation, a checkpoint and optionally a reset of the reference."""
     whole = Config.model_validate(
         {
-            "data": {"train_batch_size": 1, "val_files": "given"},
+            "data": {"train_batch_size": 1, "val_files": "given", "shuffle": False},
             "env": {"rollout": {"n": 2}},
             "algorithm": {"adv_estimator": "gae" if critic else "grpo", "use_kl_in_reward": True, **config},
             "trainer": {"test_freq": 1, "save_freq": 1},
         }
     )
+    ranks: Any = {role: LocalRanks(Trainer(role, gpu)) for role in ("policy", "critic", "scorer")}
     workers = SimpleNamespace(
-        policy=PolicyGroup(LocalRanks(Trainer("policy", gpu))),  # type: ignore[arg-type]
-        critic=CriticGroup(LocalRanks(Trainer("critic", gpu))) if critic else None,  # type: ignore[arg-type]
-        reward_model=RewardModelGroup(LocalRanks(Trainer("scorer", gpu))) if reward_model else None,  # type: ignore[arg-type]
+        policy=PolicyGroup(ranks["policy"]),
+        critic=CriticGroup(ranks["critic"]) if critic else None,
+        reward_model=RewardModelGroup(ranks["scorer"]) if reward_model else None,
         engines=EngineGroup(LocalRanks(Engine(gpu)), 4),  # type: ignore[arg-type]
     )
-    plan: Any = SimpleNamespace(
-        placement=SimpleNamespace(data_parallel_size=1, sequence_parallel=1, num_gpus=1),
-        padded=False,
-        max_tokens=16_384,
-        needs_old_logprobs=True,
-        uses_rollout_logprobs=False,
-        sampling=Sampling(8),
-        greedy_baseline=False,
-        uses_shared_prompts=True,
-        skips_rows_without_advantage=False,
-    )
+    placement = SimpleNamespace(data_parallel_size=1, sequence_parallel=1, num_gpus=1)
+    plan = make_plan(placement=placement, uses_shared_prompts=True)
     reward = None
     if workers.reward_model:
         parts = workers.reward_model, workers.engines, Tokenizer()
         reward = RewardModelScorer(whole, plan, *parts, is_only_reward=False)  # type: ignore[arg-type]
-    return SimpleNamespace(
-        config=whole,
-        workers=workers,
+    return make_run_state(
+        whole,
+        [Prompt(0, "test", "text")],
+        workers,
         plan=plan,
         weights=WeightPublisher(workers.policy, workers.engines, Probe([1, 2]), 0.1),
-        prompts=[Prompt(0, "test", "text")],
-        val_prompts=[Prompt(0, "test", "text")],
-        goal=TrainingGoal(1),
-        sampler=PromptSampler(range(1), Data(shuffle=False)),
         learn=learn,
         metric_sources=[reward] if reward else [],
-        progress=Progress(),
         checkpoint_writer=BackgroundCheckpointWriter(
             CheckpointFolder(folder, 1),
             {"policy": workers.policy} | ({"critic": workers.critic} if critic else {}),
             print,
             workers.engines.release_kv_cache_temporarily,
         ),
-        tracker=Log(),
-        rollout_log=Log(),
-        console=Console(),
-        profiler=Profiler(),
         reward_model_scorer=reward,
-        column_dtype="float32",
-        uses_shared_prompts=False,
     )
 
 

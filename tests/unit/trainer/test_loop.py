@@ -10,18 +10,17 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Config, Data, ReferenceReset
+from alphaapollo.config.schema import Config, ReferenceReset
 from alphaapollo.evaluation.validation import ValidationResult
 from alphaapollo.launch.session import BackgroundCheckpointWriter
-from alphaapollo.observability.console import Console
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.loop import should_reset_reference
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import CollectedGroups
-from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import UpdateResult
 from tests.unit.metric_names import undocumented
+from tests.unit.trainer.fakes import Checkpoints, make_run_state
 from tests.unit.trainer.samples import group, trajectory
 
 
@@ -41,45 +40,6 @@ class Role:
         return 1.0
 
 
-class Weights:
-    async def publish(self, version: int) -> dict[str, float]:
-        return {"sync/probe_gap": 0.0}
-
-
-class Profiler:
-    async def start_step(self, step: int | None, timer: Any) -> None: ...
-
-
-class Log:
-    def __init__(self) -> None:
-        self.lines: list[dict[str, float]] = []
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self.lines.append({"step": step, **metrics})
-
-    def write(self, step: int, groups: Any) -> None:
-        pass
-
-
-class FakeCheckpoints:
-    """A checkpoint is complete at the next iteration."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.whole: list[float] = []
-
-    def mark_models_inconsistent(self) -> None: ...
-
-    def mark_models_consistent(self, progress: Progress) -> None: ...
-
-    async def save(self, progress: Progress) -> None:
-        self.steps.append(progress.step)
-        self.whole.append(1.5)
-
-    def pop_metrics(self) -> dict[str, float]:
-        return {"checkpoint/write_seconds": self.whole.pop()} if self.whole else {}
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Ten prompts, two passes in batches of 4; an iteration consumes two batches, as with dynamic sampling."""
@@ -92,28 +52,24 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def learn(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
         return UpdateResult({"actor/entropy": 0.5}, 0.0, trained_tokens=100)
 
+    async def publish(version: int) -> dict[str, float]:
+        return {"sync/probe_gap": 0.0}
+
     monkeypatch.setattr(loop, "collect_groups", collect)
-    writer = FakeCheckpoints()
-    return SimpleNamespace(
-        config=Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
-        plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0)),
-        workers=SimpleNamespace(
-            policy=Role(rss_gib=2.0),
-            critic=None,
-            reward_model=Role(rss_gib=1.0),
-            engines=Role(**{"memory/engine_gib": 3.0}),
-        ),
-        weights=Weights(),
-        prompts=range(10),
-        sampler=PromptSampler(range(10), Data(seed=0)),
+    writer = Checkpoints()
+    workers = SimpleNamespace(
+        policy=Role(rss_gib=2.0),
+        critic=None,
+        reward_model=Role(rss_gib=1.0),
+        engines=Role(**{"memory/engine_gib": 3.0}),
+    )
+    return make_run_state(
+        Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
+        range(10),
+        workers,
+        weights=SimpleNamespace(publish=publish),
         learn=learn,
         goal=TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4),
-        progress=Progress(),
-        tracker=Log(),
-        rollout_log=Log(),
-        console=Console(),
-        profiler=Profiler(),
-        reward_model_scorer=None,
         checkpoint_writer=writer,
         metric_sources=[writer],
     )
@@ -122,15 +78,14 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_last_epoch_ends_the_run(run: Any) -> None:
     asyncio.run(loop.train(run))
     assert [line["step"] for line in run.tracker.lines] == [1, 2, 3]
-    assert run.checkpoint_writer.steps == [2, 3]  # every second iteration, and the last
+    assert [*run.checkpoint_writer.saved] == [2, 3]  # every second iteration, and the last
 
 
 def test_a_resumed_run_ends_at_the_same_iteration(run: Any) -> None:
     run.progress = replace(run.progress, step=2, prompts_consumed=16)
-    asyncio.run(loop.train(run))
-    assert [line["step"] for line in run.tracker.lines] == [3] and run.checkpoint_writer.steps == [3]
-    asyncio.run(loop.train(run))  # all done: nothing happens
-    assert len(run.tracker.lines) == 1
+    for _ in range(2):  # the second time, all is done
+        asyncio.run(loop.train(run))
+        assert [line["step"] for line in run.tracker.lines] == [3] and [*run.checkpoint_writer.saved] == [3]
 
 
 def test_every_iteration_logs_progress_and_memory(run: Any) -> None:
@@ -210,24 +165,21 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(
     assert Progress.read(tmp_path / "step_000003").validation == {"val/accuracy": 0.7}
 
 
-def test_the_reference_is_reset_on_schedule() -> None:
-    progress = Progress()
-    due = [should_reset_reference(ReferenceReset(every=2), progress, step, None) for step in (1, 2, 3, 4)]
-    assert due == [False, True, False, True]
-    assert progress.reference_resets == 2
-
-
-def test_the_reference_is_reset_when_validation_stagnates() -> None:
-    progress, config = Progress(), ReferenceReset(patience=2)
-    accuracies = [0.5, 0.5, 0.6, 0.6, 0.55, None, 0.6, 0.6, 0.7]
-    due = [
-        should_reset_reference(config, progress, step, accuracy) for step, accuracy in enumerate(accuracies, start=1)
-    ]
-    # without gain: .5 | .6 (the second), .55 -> reset | .6, .6 -> reset | .7 gains
-    assert due == [False, False, False, False, True, False, False, True, False]
-    assert (progress.best_accuracy, progress.validations_without_gain, progress.reference_resets) == (0.7, 0, 2)
-
-
-def test_the_reference_is_not_reset_by_default() -> None:
-    progress = Progress()
-    assert not any(should_reset_reference(ReferenceReset(), progress, step, 0.5) for step in range(1, 20))
+@pytest.mark.parametrize(
+    ("settings", "accuracies", "due", "resets"),
+    [
+        ({}, [0.5] * 9, [], 0),
+        ({"every": 2}, [None] * 4, [2, 4], 2),
+        # without gain: .5 | .6 (the second), .55 -> reset | .6, .6 -> reset | .7 gains
+        ({"patience": 2}, [0.5, 0.5, 0.6, 0.6, 0.55, None, 0.6, 0.6, 0.7], [5, 8], 2),
+    ],
+)
+def test_the_reference_is_reset_on_schedule_or_when_validation_stagnates(
+    settings: dict[str, int], accuracies: list[float | None], due: list[int], resets: int
+) -> None:
+    progress, config = Progress(), ReferenceReset(**settings)
+    steps = enumerate(accuracies, start=1)
+    assert [step for step, accuracy in steps if should_reset_reference(config, progress, step, accuracy)] == due
+    assert progress.reference_resets == resets
+    if "patience" in settings:
+        assert (progress.best_accuracy, progress.validations_without_gain) == (0.7, 0)

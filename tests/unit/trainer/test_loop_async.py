@@ -6,22 +6,21 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from alphaapollo.config.schema import Config
-from alphaapollo.observability.console import Console
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.progress import CurriculumState, Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import COUNTED, compute_staleness_metrics, take_stream_positions
-from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import UpdateResult
-from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Sampling, Trajectory, TrajectoryGroup
+from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Trajectory, TrajectoryGroup
 from tests.unit import virtual_time
 from tests.unit.metric_names import undocumented
+from tests.unit.trainer.fakes import make_run_state
 from tests.unit.trainer.samples import group, trajectory
 
 SIZE, PROMPTS = 3, 50
@@ -66,33 +65,7 @@ class Engines:
         self.calls += ["pause"] * pauses_requests + ["sleep"]
 
 
-class Log:
-    def __init__(self) -> None:
-        self.lines: list[dict[str, float]] = []
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:
-        self.lines.append({"step": step, **metrics})
-
-    def write(self, step: int, groups: Any) -> None: ...
-
-
-class Saving:
-    def __init__(self) -> None:
-        self.saved: dict[int, dict[str, Any]] = {}
-
-    async def save(self, progress: Progress) -> None:
-        self.saved[progress.step] = asdict(progress)
-
-    def pop_metrics(self) -> dict[str, float]:
-        return {}
-
-    def mark_models_inconsistent(self) -> None: ...
-
-    def mark_models_consistent(self, progress: Progress) -> None: ...
-
-
 def make_run(
-    monkeypatch: pytest.MonkeyPatch,
     steps: int = 12,
     staleness: int = 2,
     mode: str = "separate",
@@ -102,7 +75,7 @@ def make_run(
     epochs: int | None = None,
     sampler: str = "uniform",
 ) -> Any:
-    """An update takes two seconds; `run.trained` has the draws of each iteration, `run.saved` the checkpoints."""
+    """An update takes two seconds; `run.trained` has the draws of each iteration."""
     settings = {
         "data": {"train_batch_size": SIZE, "sampler": sampler},
         "trainer": {"save_freq": 2, "test_freq": -1, "async_mode": mode, "max_staleness": staleness},
@@ -122,35 +95,33 @@ def make_run(
         engines.version = version
         return {}
 
-    async def start_step(step: int | None, timer: Any) -> None: ...
-
-    saving, prompts = Saving(), [Prompt(index, "test", "text") for index in range(PROMPTS)]
-    sampler = PromptSampler(prompts, config.data, 0)
-    return SimpleNamespace(
-        config=config,
-        plan=SimpleNamespace(placement=SimpleNamespace(num_gpus=0), sampling=Sampling(8), greedy_baseline=False),
-        workers=SimpleNamespace(
-            policy=SimpleNamespace(memory_metrics={}),
-            critic=None,
-            reward_model=None,
-            engines=engines,
-        ),
-        weights=SimpleNamespace(publish=publish),
-        prompts=prompts,
-        sampler=sampler,
-        learn=learn,
-        metric_sources=[sampler],
-        goal=TrainingGoal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
-        progress=Progress(),
-        tracker=Log(),
-        rollout_log=Log(),
-        console=Console(),
-        profiler=SimpleNamespace(start_step=start_step),
-        reward_model_scorer=None,
-        trained={},
-        checkpoint_writer=saving,
-        saved=saving.saved,
+    prompts = [Prompt(index, "test", "text") for index in range(PROMPTS)]
+    workers = SimpleNamespace(
+        policy=SimpleNamespace(memory_metrics={}), critic=None, reward_model=None, engines=engines
     )
+    run = make_run_state(
+        config,
+        prompts,
+        workers,
+        weights=SimpleNamespace(publish=publish),
+        learn=learn,
+        goal=TrainingGoal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
+        trained={},
+    )
+    run.metric_sources = [run.sampler]
+    return run
+
+
+def train(run: Any) -> Any:
+    virtual_time.run(loop.train_async(run))
+    return run
+
+
+def get_saved(run: Any) -> dict[str, Any]:
+    """Progress of the checkpoint of a run that dies in iteration 7."""
+    with pytest.raises(Killed):
+        train(run)
+    return run.checkpoint_writer.saved[6]
 
 
 def draws_of(groups: list[TrajectoryGroup]) -> list[int]:
@@ -160,11 +131,8 @@ def draws_of(groups: list[TrajectoryGroup]) -> list[int]:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("staleness", [1, 2, 4])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_staleness_is_bounded_and_every_prompt_is_used_once(
-    monkeypatch: pytest.MonkeyPatch, seed: int, staleness: int, dynamic: bool
-) -> None:
-    run = make_run(monkeypatch, staleness=staleness, seed=seed, dynamic=dynamic)
-    virtual_time.run(loop.train_async(run))
+def test_staleness_is_bounded_and_every_prompt_is_used_once(seed: int, staleness: int, dynamic: bool) -> None:
+    run = train(make_run(staleness=staleness, seed=seed, dynamic=dynamic))
     assert sorted(run.trained) == list(range(1, 13))
     for step, groups in run.trained.items():
         assert len(groups) == SIZE and draws_of(groups) == sorted(draws_of(groups))
@@ -175,13 +143,11 @@ def test_staleness_is_bounded_and_every_prompt_is_used_once(
     assert sorted(run.workers.engines.played) == list(range(run.progress.prompts_consumed))  # each once
     assert run.progress.unfinished == []
     assert max(line["staleness/max"] for line in run.tracker.lines) > 0  # it runs ahead
+    check_counts(run, dynamic)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_the_counts_add_up(monkeypatch: pytest.MonkeyPatch, seed: int, dynamic: bool) -> None:
-    run = make_run(monkeypatch, seed=seed, dynamic=dynamic)
-    virtual_time.run(loop.train_async(run))
+def check_counts(run: Any, dynamic: bool) -> None:
+    """Every group that was started is trained on, dropped or carried to the next iteration."""
     carried, ready, total = 0.0, 0.0, dict.fromkeys(COUNTED, 0.0)
     for line in run.tracker.lines:
         gone = line["async/trained"] + line["async/dropped_failed"] + line["async/dropped_no_signal"]
@@ -196,17 +162,15 @@ def test_the_counts_add_up(monkeypatch: pytest.MonkeyPatch, seed: int, dynamic: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_resumed_run_generates_every_prompt_once(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    run = make_run(monkeypatch, seed=seed, die_at=7)
-    with pytest.raises(Killed):
-        virtual_time.run(loop.train_async(run))
-    saved = run.saved[6]
+def test_a_resumed_run_generates_every_prompt_once(seed: int) -> None:
+    run = make_run(seed=seed, die_at=7)
+    saved = get_saved(run)
     kept = [draw for step in range(1, 7) for draw in draws_of(run.trained[step])]
     assert saved["unfinished"] and not set(kept) & set(saved["unfinished"])
-    resumed = make_run(monkeypatch, seed=seed)
+    resumed = make_run(seed=seed)
     resumed.progress = Progress(**saved | {"unfinished": list(saved["unfinished"])})
     resumed.workers.engines.version = 6
-    virtual_time.run(loop.train_async(resumed))
+    train(resumed)
     after = [draw for groups in resumed.trained.values() for draw in draws_of(groups)]
     assert sorted(resumed.trained) == list(range(7, 13)) and not set(after) & set(kept)
     dropped = sum(line["async/dropped_failed"] for line in [*run.tracker.lines[:6], *resumed.tracker.lines])
@@ -218,61 +182,45 @@ def test_a_resumed_run_generates_every_prompt_once(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_resumed_run_generates_the_prompts_that_were_in_flight(
-    monkeypatch: pytest.MonkeyPatch, dynamic: bool
-) -> None:
-    run = make_run(monkeypatch, die_at=7, sampler="frontier", dynamic=dynamic)
-    with pytest.raises(Killed):
-        virtual_time.run(loop.train_async(run))
-    saved = run.saved[6]
+def test_a_resumed_run_generates_the_prompts_that_were_in_flight(dynamic: bool) -> None:
+    run = make_run(die_at=7, sampler="frontier", dynamic=dynamic)
+    saved = get_saved(run)
     drawn, first = saved["curriculum"]["drawn"], run.workers.engines.prompts
     assert drawn and drawn == {position: first[position] for position in saved["unfinished"]}
     assert len(set(drawn.values())) == len(drawn)
-    resumed = make_run(monkeypatch, sampler="frontier", dynamic=dynamic)
+    resumed = make_run(sampler="frontier", dynamic=dynamic)
     resumed.progress = Progress(**saved | {"curriculum": CurriculumState(**saved["curriculum"])})
     resumed.workers.engines.version = 6
-    virtual_time.run(loop.train_async(resumed))
+    train(resumed)
     assert drawn.items() <= resumed.workers.engines.prompts.items()
     assert resumed.progress.curriculum.drawn == {}
     assert undocumented(name for line in resumed.tracker.lines for name in line) == []
 
 
-def test_the_last_epoch_leaves_no_started_prompt_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(monkeypatch, epochs=1)
-    virtual_time.run(loop.train_async(run))
+def test_the_last_epoch_leaves_no_started_prompt_unused() -> None:
+    run = train(make_run(epochs=1))
     assert run.progress.prompts_consumed == 48 and run.progress.unfinished == []  # 16 batches of 50 prompts
     dropped = sum(line["async/dropped_failed"] for line in run.tracker.lines)
     assert sum(map(len, run.trained.values())) == 48 - dropped
     assert len(run.tracker.lines) <= 16
 
 
-def test_only_carry_mode_pauses_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    for mode, calls in (("carry", ["pause", "sleep"] * 2), ("separate", [])):
-        run = make_run(monkeypatch, steps=2, mode=mode)
-        virtual_time.run(loop.train_async(run))
-        assert run.workers.engines.calls == calls
+@pytest.mark.parametrize(("mode", "calls"), [("carry", ["pause", "sleep"] * 2), ("separate", [])])
+def test_only_carry_mode_pauses_before_the_update(mode: str, calls: list[str]) -> None:
+    assert train(make_run(steps=2, mode=mode)).workers.engines.calls == calls
 
 
-def test_only_failures_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(monkeypatch)
-
+@pytest.mark.parametrize("dies", [False, True])
+def test_only_failures_or_an_engine_that_dies_end_the_run(dies: bool) -> None:
     async def play(request: GroupRequest) -> TrajectoryGroup:
+        if dies:
+            raise Killed
         return group(trajectory(0, math.nan, 1, Outcome.GRADER_FAILED))
 
+    run = make_run()
     run.workers.engines.generate_group = play
-    with pytest.raises(ValueError, match=r"all \d+ trajectories .*failed"):
-        virtual_time.run(loop.train_async(run))
-
-
-def test_an_engine_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(monkeypatch)
-
-    async def play(request: GroupRequest) -> TrajectoryGroup:
-        raise Killed
-
-    run.workers.engines.generate_group = play
-    with pytest.raises(Killed):
-        virtual_time.run(loop.train_async(run))
+    with pytest.raises(Killed if dies else ValueError, match=None if dies else r"all \d+ trajectories .*failed"):
+        train(run)
 
 
 def test_the_synchronous_loop_takes_unfinished_prompts_first() -> None:
@@ -293,15 +241,15 @@ def test_staleness_counts_weight_versions() -> None:
     assert Row([1], [1], [0.0], [0]).weight_versions == []
 
 
-def test_the_reward_model_scores_when_a_batch_may_be_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reward_model_scores_when_a_batch_may_be_complete() -> None:
     """Not for each group: on shared GPUs each phase costs the engines their caches."""
-    run = make_run(monkeypatch, steps=4, staleness=1, mode="carry")
+    run = make_run(steps=4, staleness=1, mode="carry")
     scored: list[int] = []
 
     async def score_groups(groups: Any) -> None:
         scored.append(len(list(groups)))
 
     run.reward_model_scorer = SimpleNamespace(score_groups=score_groups, pop_metrics=dict)
-    virtual_time.run(loop.train_async(run))
+    train(run)
     assert sum(scored) == sum(line["async/finished"] for line in run.tracker.lines)
     assert scored[0] == SIZE and len(scored) < 0.6 * sum(scored)

@@ -11,12 +11,16 @@ import pytest
 
 from alphaapollo.config.schema import Actor
 from alphaapollo.trainer.metrics import compute_batch_metrics, compute_rollout_metrics, compute_speed_metrics
-from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Prompt, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Prompt, Trajectory, TrajectoryGroup
 from tests.unit.trainer.samples import build, credit_of, group, played, trajectory
 
 
 def measured(*groups: TrajectoryGroup, kept: int | None = None) -> dict[str, float]:
     return compute_rollout_metrics(groups, groups[:kept], rounds=1, generation_seconds=2.0)
+
+
+def select(metrics: dict[str, float], prefix: str) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name.startswith(prefix)}
 
 
 def test_lengths_and_their_quantiles() -> None:
@@ -70,8 +74,7 @@ def test_group_shares() -> None:
         group(lost, lost),
     ]
     metrics = measured(*groups, kept=4)
-    own = {name: value for name, value in metrics.items() if name.startswith("groups/")}
-    assert own == {
+    assert select(metrics, "groups/") == {
         "groups/all_right": 1 / 5,
         "groups/all_wrong": 2 / 5,
         "groups/mixed": 1 / 5,
@@ -92,9 +95,9 @@ def test_judgements_of_all_trajectories() -> None:
     samples = [trajectory(number, 1.0, 1) for number in range(3)]
     for sample, usage in zip(samples, [JudgeUsage(2, 1, 0.5), JudgeUsage(2, 0, 1.5), JudgeUsage()], strict=True):
         sample.score = replace(sample.score, judge_usage=usage)
-    found = {name: value for name, value in measured(group(*samples)).items() if name.startswith("judge/")}
-    assert found == {"judge/judgements": 4, "judge/cache_hit_rate": 0.25, "judge/seconds": 0.5}
-    assert not any(name.startswith("judge/") for name in measured(group(samples[2])))
+    expected = {"judge/judgements": 4, "judge/cache_hit_rate": 0.25, "judge/seconds": 0.5}
+    assert select(measured(group(*samples)), "judge/") == expected
+    assert not select(measured(group(samples[2])), "judge/")
 
 
 def test_several_data_sources_have_metrics_of_their_own() -> None:
@@ -103,8 +106,7 @@ def test_several_data_sources_have_metrics_of_their_own() -> None:
 
     failed = trajectory(1, math.nan, 6, Outcome.GRADER_FAILED)
     both = measured(of("a/b", trajectory(0, 1.0, 2), failed), of("c", trajectory(0, 0.0, 4)))
-    own = {name: value for name, value in both.items() if name.startswith("source/")}
-    assert own == {
+    assert select(both, "source/") == {
         "source/a/b/reward": 1.0,
         "source/a/b/accuracy": 1.0,
         "source/a/b/length": 4.0,
@@ -112,19 +114,16 @@ def test_several_data_sources_have_metrics_of_their_own() -> None:
         "source/c/accuracy": 0.0,
         "source/c/length": 4.0,
     }
-    assert not any(name.startswith("source/") for name in measured(of("c", trajectory(0, 0.0, 4))))
+    assert not select(measured(of("c", trajectory(0, 0.0, 4))), "source/")
 
 
 def test_cached_tokens_are_a_share_of_prompt_tokens() -> None:
     """Two turns, each of 2 tokens and an action of 1: prompts of 2 and 5 tokens, of which 0 and 3 were cached."""
     episode = played([0.0, 0.0], score=trajectory(0, 1.0, 1).score)
     assert episode.prompt_lengths == [2, 5]
-    episode.turns[1] = _cached(episode.turns[1], 3)
+    last = episode.turns[1]
+    episode.turns[1] = replace(last, completion=replace(last.completion, num_cached_tokens=3))
     assert measured(group(episode))["rollout/prompt_tokens_cached"] == 3 / 7
-
-
-def _cached(turn: Turn, count: int) -> Turn:
-    return replace(turn, completion=replace(turn.completion, num_cached_tokens=count))
 
 
 def test_tool_calls() -> None:
@@ -180,15 +179,8 @@ def test_layout_metrics() -> None:
         "batch/padding": 0.0,
         "batch/rank_imbalance": 0.0,
     }
-    cells = sum(
-        len(micro) * layout.rank_batches[0].rows.lengths[micro].max()
-        for step in layout.rank_batches[0].mini_batches
-        for micro in step.micro_batches
-    )
-    assert cells == 2 * 6 + 2 * 4
-    assert compute_batch_metrics(layout, padded=True, num_excluded_trajectories=0, num_trained_trajectories=4)[
-        "batch/padding"
-    ] == pytest.approx(1 - 18 / 20)
+    cells = 2 * 6 + 2 * 4  # for 18 tokens
+    assert compute_batch_metrics(layout, True, 0, 4)["batch/padding"] == pytest.approx(1 - 18 / cells)
     two = build(groups, actor, num_ranks=2).layout
     loads = sorted(int(np.sum(rank.rows.lengths)) for rank in two.rank_batches)
     assert compute_batch_metrics(two, False, 0, 4)["batch/rank_imbalance"] == pytest.approx(loads[-1] / 9 - 1)

@@ -1,13 +1,24 @@
+"""Reports of a process about its calls, its helper processes and its stacks."""
+
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
+import stat
 import sys
-import time
 from pathlib import Path
 
-from alphaapollo.utils.heartbeat import ActiveCall, Heartbeat, list_descendants, read_process
+import pytest
+
+from alphaapollo.utils.heartbeat import (
+    ActiveCall,
+    Heartbeat,
+    ProcessStatus,
+    dump_stacks,
+    list_descendants,
+    read_process,
+)
+from tests.processes import start_process, wait_until
 
 
 def test_calls_of_one_name_are_merged_and_each_counts_twice() -> None:
@@ -39,35 +50,51 @@ def test_other_counts_and_helper_processes_are_included() -> None:
 
 def test_a_stopped_grandchild_is_found_and_named_by_its_command() -> None:
     script = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'timeit', '-n', '1', 'input()'])"
-    child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
-    try:
-        end = time.monotonic() + 30
-        while not (found := list_descendants(child.pid)) or read_process(found[0]).name != "timeit":  # type: ignore[union-attr]
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        os.kill(found[0], signal.SIGSTOP)
-        while not (process := read_process(found[0], is_required=False)).is_stopped:  # type: ignore[union-attr]
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        assert process is not None and process.name == "timeit" and not process.is_required
-        assert found[0] in list_descendants(os.getpid())
-        os.kill(found[0], signal.SIGKILL)
-    finally:
-        child.kill()
-        child.communicate()
+
+    def find_timeit(parent: int) -> ProcessStatus | None:
+        found = [read_process(pid, is_required=False) for pid in list_descendants(parent)]
+        return next((one for one in found if one and one.name == "timeit"), None)
+
+    with start_process(sys.executable, "-c", script) as child:
+        assert wait_until(lambda: find_timeit(child.pid) is not None)
+        process = find_timeit(child.pid)
+        assert process and not process.is_required and process.pid in list_descendants(os.getpid())
+        os.kill(process.pid, signal.SIGSTOP)
+        assert wait_until(lambda: (now := read_process(process.pid)) is not None and now.is_stopped)
+        os.kill(process.pid, signal.SIGKILL)
     assert read_process(child.pid) is None
 
 
 def test_a_process_name_may_have_any_bytes() -> None:
     code = "open('/proc/self/comm', 'wb').write(b'\\xff) R 1 (\\xc3'); input()"
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-    try:
-        comm, end = Path(f"/proc/{child.pid}/comm"), time.monotonic() + 30
-        while b"\xff" not in comm.read_bytes():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+    with start_process(sys.executable, "-c", code) as child:
+        assert wait_until(lambda: b"\xff" in Path(f"/proc/{child.pid}/comm").read_bytes())
         assert child.pid in list_descendants(os.getpid())
         assert child.pid in [process.pid for process in Heartbeat().make_report().processes]
-    finally:
-        child.kill()
-        child.communicate()
+
+
+def test_this_process_has_stacks_without_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    text = dump_stacks([os.getpid(), 1])
+    assert "test_this_process_has_stacks_without_py_spy" in text
+    assert "--- process 1\nno stack: py-spy" in text and "test_heartbeat.py" in text
+
+
+def test_missing_permission_of_py_spy_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "py-spy"
+    program.write_text("#!/bin/sh\necho Permission denied >&2\nexit 1\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert "py-spy failed: Permission denied" in dump_stacks([1])
+
+
+def test_py_spy_sees_into_a_process_that_is_stopped() -> None:
+    if "no stack" in dump_stacks([os.getpid()]) or not Path(sys.executable).with_name("py-spy").exists():
+        pytest.skip("needs py-spy, and the right to trace")
+    script = "def waits():\n    print(flush=True)\n    input()\nwaits()"
+    with start_process(sys.executable, "-c", script) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.send_signal(signal.SIGSTOP)
+        assert "waits (<string>:" in dump_stacks([child.pid])

@@ -63,21 +63,19 @@ def test_errors_are_redacted(capsys: pytest.CaptureFixture[str]) -> None:
     assert CANARY not in said and said.count("$SOME_API_KEY") == 2
 
 
-@pytest.mark.parametrize("name", ["PGPASSWORD", "GITHUB_PAT", "HFTOKEN", "OPENAI_KEY2", "MYSQL_PWD", "DB_PASS"])
+SECRETS = ["PGPASSWORD", "GITHUB_PAT", "HFTOKEN", "OPENAI_KEY2", "MYSQL_PWD", "DB_PASS", "AWS_SECRET_ACCESS_KEY"]
+
+
+@pytest.mark.parametrize("name", SECRETS)
 def test_names_of_secrets(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "other-" + CANARY)
-    assert find_secret_variables()["other-" + CANARY] == name
+    monkeypatch.setenv(name, "/wJalrXUtnFEMI/K7MDENG")  # only existing paths are no secrets
+    assert redact("/wJalrXUtnFEMI/K7MDENG") == f"${name}"
 
 
 @pytest.mark.parametrize("name", ["MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY", "PATTERN"])
 def test_names_of_other_variables(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "an ordinary value")
     assert "an ordinary value" not in find_secret_variables()
-
-
-def test_only_existing_paths_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "/wJalrXUtnFEMI/K7MDENG")
-    assert redact("/wJalrXUtnFEMI/K7MDENG") == "$AWS_SECRET_ACCESS_KEY"
 
 
 def test_secret_with_the_beginning_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

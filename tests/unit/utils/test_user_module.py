@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -7,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.utils.user_module import load_user_module, load_user_object
+from tests.processes import run_python
 
 KEY = "env.custom_module"
 
@@ -17,16 +17,12 @@ def write(folder: Path, text: str, name: str = "mine.py") -> str:
     return str(path)
 
 
-def test_file_named_by_several_keys_is_imported_once(tmp_path: Path):
-    path = write(tmp_path, "things = []")
-    load_user_module(path, KEY).things.append(1)
-    assert load_user_module(path, "reward.custom_module").things == [1]
-
-
-def test_files_of_one_name_are_different_modules(tmp_path: Path):
+def test_a_file_is_imported_once_by_its_path(tmp_path: Path):
     (tmp_path / "other").mkdir()
-    one, other = write(tmp_path, "x = 1"), write(tmp_path / "other", "x = 2")
-    assert (load_user_module(one, KEY).x, load_user_module(other, KEY).x) == (1, 2)
+    one, other = write(tmp_path, "things = [1]"), write(tmp_path / "other", "things = [2]")
+    load_user_module(one, KEY).things.append(3)
+    assert load_user_module(one, "reward.custom_module").things == [1, 3]
+    assert load_user_module(other, KEY).things == [2], "a file of the same name is another module"
 
 
 def test_it_may_import_its_neighbours_but_they_shadow_nothing(tmp_path: Path):
@@ -35,24 +31,19 @@ def test_it_may_import_its_neighbours_but_they_shadow_nothing(tmp_path: Path):
     assert load_user_module(write(tmp_path, "import json, a_neighbour"), KEY).a_neighbour.value == 7
 
 
-def test_a_file_that_is_edited_within_a_second_is_loaded_as_edited(tmp_path: Path):
+def test_a_file_that_is_edited_within_a_second_is_loaded_as_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In a process that writes bytecode, with the same size and the same time of change before and after."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     mine, neighbour = Path(write(tmp_path, "import near\nx = 1")), Path(write(tmp_path, "y = 1", "near.py"))
     command = "from alphaapollo.utils.user_module import load_user_module\n"
-    command += "m = load_user_module({!r}, 'k'); print(m.x, m.near.y)"
-
-    def load() -> str:
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        words = [sys.executable, "-c", command.format(str(mine))]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
-
+    command += f"m = load_user_module({str(mine)!r}, 'k'); print(m.x, m.near.y)"
     times = mine.stat().st_atime_ns, mine.stat().st_mtime_ns
     for value in (1, 2):
         mine.write_text(f"import near\nx = {value}", encoding="utf-8")
         neighbour.write_text(f"y = {value}", encoding="utf-8")
         for path in (mine, neighbour):
             os.utime(path, ns=times)
-        assert load() == f"{value} {value}\n"
+        assert run_python("-c", command).stdout == f"{value} {value}\n"
 
 
 def test_second_thread_waits_for_the_complete_import(tmp_path: Path):

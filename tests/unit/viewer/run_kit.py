@@ -36,6 +36,14 @@ HOSTILE = (
     '<script>document.title="hacked"</script><img src=x onerror=alert(1)>{{ 7 * 7 }}"\'><style>*{display:none}</style>'
 )
 
+MISSING = "/runs/9"
+PAGES = (  # of the runs of `write_every_kind`, and one that does not exist
+    *("/", "/runs/1", "/runs/1/health", "/runs/1/step/1", "/runs/1/step/1?view=samples", "/runs/1/step/1/0"),
+    *("/runs/1/step/1/1?with=step/1/0", "/compare?run=1&run=2", MISSING, "/?by=sweep", "/runs/1/samples?text=7"),
+    *("/runs/1/config", "/runs/3", "/runs/3/examples", "/runs/4", "/runs/4/results/0", "/runs/4/results/0/1"),
+    *("/runs/5", "/runs/5/problems", "/runs/5/problems/17", "/runs/6/examples"),
+)
+
 
 def make_trajectory(prompt: int, sample: int, text: str, reward: float) -> Trajectory:
     turn = make_turn(make_completion([5, 6, 7], [-0.1, -0.2, -0.3], version=3), [1, 2], text)
@@ -102,10 +110,15 @@ def write_config(folder: Path, **sections: object) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(sections))
 
 
-def write_evaluation(folder: Path, text: str = "14") -> Path:
-    """Write the evaluation of two problems with two samples each; one of the four is wrong."""
+def write_evaluation(folder: Path, text: str = "14", num_problems: int = 2) -> Path:
+    """Write the evaluation of problems with two samples each; one of all samples is wrong."""
     write_config(folder, rollout={})
-    groups = [make_group(0, (text, 1.0), (text, 1.0)), make_group(1, (text, 1.0), ("15", 0.0))]
+    questions = [f"What is 7 + 7? ({number})" for number in range(num_problems)]
+    right = (text, 1.0)
+    groups = [
+        make_group(number, right, ("15", 0.0) if number == 1 else right, question=question)
+        for number, question in enumerate(questions)
+    ]
     with open_results_writer(folder / "results.jsonl", FinishedResults()) as write:
         for group in groups:
             write(group)
@@ -146,3 +159,13 @@ def write_example_run(folder: Path, text: str = "14", is_pair: bool = False, cou
         rows.append(msgspec.structs.replace(row, label=label if is_pair else "", ref_logp=-1.5 * (number + 1)))
     write_examples(folder, [LoggedExample(rows if is_pair else rows[:1], "sums")] * count)
     return folder
+
+
+def write_every_kind(root: Path, text: str) -> None:
+    """Write a run of each kind with samples that contain `text`; run 2 has other ones. Numbers are those of names."""
+    write_run(root / "first", text=text)
+    write_run(root / "second", seed=1)
+    write_example_run(root / "third_sft", text)
+    write_evaluation(root / "third_val", text)
+    write_evolution(root / "three", text)
+    write_example_run(root / "two_answers", text, is_pair=True)

@@ -15,35 +15,17 @@ from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.run_history import JsonlTracker, RunStatus, write_run_status
 from alphaapollo.viewer.app import make_app, make_server
 from alphaapollo.viewer.report import make_report
-from tests.unit.viewer.run_kit import (
-    HOSTILE,
-    update_index,
-    write_evaluation,
-    write_evolution,
-    write_example_run,
-    write_run,
-)
+from tests.unit.viewer.run_kit import HOSTILE, PAGES, update_index, write_every_kind
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (e.g. apt-get install chromium)")
-PAGES = (
-    *("/", "/runs/1", "/runs/1/health", "/runs/1/step/1", "/runs/1/step/1?view=samples", "/runs/1/step/1/0"),
-    *("/compare?run=1&run=2", "/runs/9", "/?by=sweep", "/runs/1/samples?text=7", "/runs/1/config"),
-    *("/runs/3", "/runs/3/examples", "/runs/4", "/runs/4/results/0", "/runs/4/results/0/1"),
-    *("/runs/5", "/runs/5/problems", "/runs/5/problems/17", "/runs/6/examples"),
-)  # of runs in the order of their names
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """Address of a viewer, and its folder."""
     root = tmp_path_factory.mktemp("viewer") / "outputs"
-    write_run(root / "first", text=HOSTILE)
-    write_run(root / "second", seed=1)
-    write_example_run(root / "third_sft", HOSTILE)
-    write_evaluation(root / "third_val", HOSTILE)
-    write_evolution(root / "three", HOSTILE)
-    write_example_run(root / "two_answers", HOSTILE, is_pair=True)
+    write_every_kind(root, HOSTILE)
     server = make_server(make_app(update_index(root), ["127.0.0.1"]), port=0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -62,6 +44,13 @@ def browser() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    page = browser.new_page()
+    yield page
+    page.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1920, "light"), (1280, "light"), (390, "dark")])
@@ -89,8 +78,7 @@ def test_pages_are_accessible_and_fit_the_screen(
     assert [error for error in errors if "404 (Not Found)" not in error] == []
 
 
-def test_curves_are_drawn_and_hostile_samples_do_nothing(browser: Any, address: tuple[str, Path]) -> None:
-    page = browser.new_page()
+def test_curves_are_drawn_and_hostile_samples_do_nothing(page: Any, address: tuple[str, Path]) -> None:
     requests, dialogs = [], []
     page.on("request", lambda request: requests.append(request.url))
     page.on("dialog", lambda dialog: dialogs.append(dialog.message))
@@ -101,11 +89,9 @@ def test_curves_are_drawn_and_hostile_samples_do_nothing(browser: Any, address: 
     assert "hacked" not in page.title() and not dialogs
     assert HOSTILE in page.inner_text(".message.assistant")
     assert all(url.startswith((address[0], "data:")) for url in requests)
-    page.close()
 
 
-def test_tokens_by_keyboard(browser: Any, address: tuple[str, Path]) -> None:
-    page = browser.new_page()
+def test_tokens_by_keyboard(page: Any, address: tuple[str, Path]) -> None:
     page.goto(f"{address[0]}/runs/2/step/1/0")
     page.focus(".tokens")
     for _ in range(3):
@@ -115,11 +101,9 @@ def test_tokens_by_keyboard(browser: Any, address: tuple[str, Path]) -> None:
     page.focus("#show-thoughts")
     page.keyboard.press("Space")
     assert not page.is_visible(".thought")
-    page.close()
 
 
-def test_from_the_list_of_runs_to_a_sample_by_keyboard(browser: Any, address: tuple[str, Path]) -> None:
-    page = browser.new_page()
+def test_from_the_list_of_runs_to_a_sample_by_keyboard(page: Any, address: tuple[str, Path]) -> None:
     page.goto(address[0])
     groups = "?view=samples&prompt_id=17&data_source=sums"
     for target in ("/runs/2", "/runs/2/step/3", groups, "/runs/2/step/3/1"):
@@ -130,11 +114,9 @@ def test_from_the_list_of_runs_to_a_sample_by_keyboard(browser: Any, address: tu
         with page.expect_navigation():
             page.keyboard.press("Enter")
         assert page.url.endswith(target)
-    page.close()
 
 
-def test_keys_open_rows_and_move_between_samples_and_iterations(browser: Any, address: tuple[str, Path]) -> None:
-    page = browser.new_page()
+def test_keys_open_rows_and_move_between_samples_and_iterations(page: Any, address: tuple[str, Path]) -> None:
     page.goto(f"{address[0]}/runs/2/step/2")
     for key in ("j", "Enter"):
         page.keyboard.press(key)
@@ -153,11 +135,9 @@ def test_keys_open_rows_and_move_between_samples_and_iterations(browser: Any, ad
     page.keyboard.type("7")
     page.keyboard.press("?")
     assert page.input_value("input[type=search]") == "7?" and not page.is_visible("#keys")
-    page.close()
 
 
-def test_notes_are_saved_and_the_configuration_is_searched(browser: Any, address: tuple[str, Path]) -> None:
-    page = browser.new_page()
+def test_notes_are_saved_and_the_configuration_is_searched(page: Any, address: tuple[str, Path]) -> None:
     page.goto(f"{address[0]}/runs/2")
     page.fill("input[name=tags]", "best")
     page.press("input[name=tags]", "Enter")
@@ -166,11 +146,9 @@ def test_notes_are_saved_and_the_configuration_is_searched(browser: Any, address
     assert page.is_visible("text=best")
     page.fill("input[type=search]", "seed")
     assert page.is_visible("text=trainer.seed") and not page.is_visible("text=model.path")
-    page.close()
 
 
-def test_an_open_page_follows_the_run(browser: Any, address: tuple[str, Path]) -> None:
-    page = browser.new_page()
+def test_an_open_page_follows_the_run(page: Any, address: tuple[str, Path]) -> None:
     page.goto(address[0])
     page.get_by_text("live", exact=True).wait_for()
     JsonlTracker(address[1] / "second/metrics.jsonl", 3).log(7, {"timing/step": 1.0})
@@ -191,7 +169,6 @@ def test_an_open_page_follows_the_run(browser: Any, address: tuple[str, Path]) -
         write_run_status(address[1] / "second", RunStatus("update", "policy 0", pid=os.getpid()))
         page.get_by_text("update policy 0").wait_for(timeout=20_000)
     page.get_by_text("update policy 0").wait_for(timeout=20_000, state="detached")
-    page.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

@@ -5,13 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alphaapollo.viewer.curves import Curve, average_over_seeds, smooth, thin_out
+from alphaapollo.viewer.curves import Curve, average_over_seeds, thin_out
 from alphaapollo.viewer.samples import choose_colors, compare_texts, split_into_parts
 
 THOUGHTS = [
     *("<thinking>a</thinking>", "<reasoning>a</reasoning>", "<seed:think>a</seed:think>"),
     *("[THINK]a[/THINK]", "◁think▷a◁/think▷"),
 ]
+
+HARMONY = (
+    "<|channel|>analysis<|message|>a<|end|>",
+    "<|start|>assistant<|channel|>final<|message|>14",
+)
+CALL, RESPONSE = "<python_code>7 + 7</python_code>", "<tool_response>14</tool_response>"
+JSON_CALL = '<tool_call>{"x": 1}</tool_call>'
 
 
 def test_thinned_curve_keeps_peaks() -> None:
@@ -23,19 +30,13 @@ def test_thinned_curve_keeps_peaks() -> None:
     assert (thin.values.max(), thin.values.min()) == (5, -5)
 
 
-def test_smoothing_without_bias_at_the_start() -> None:
-    assert smooth(np.array([4.0, 4.0, 4.0]), 0.9).tolist() == pytest.approx([4.0, 4.0, 4.0])
-    assert smooth(np.array([1.0, 3.0]), 0.5)[1] == pytest.approx((0.25 * 1 + 0.5 * 3) / 0.75)
-
-
 def test_seeds_are_averaged_where_all_have_values() -> None:
     first = Curve("a", np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 9.0]))
     second = Curve("b", np.array([1.0, 2.0]), np.array([3.0, 2.0]))
     mean = average_over_seeds("both", [first, second])
     assert (mean.steps.tolist(), mean.values.tolist()) == ([1.0, 2.0], [2.0, 2.0])
-    assert mean.band[:, 2].tolist() == pytest.approx(
-        [2 + 12.706 * 1.0, 2.0], rel=1e-3
-    )  # t(0.975, 1) * sqrt(2) / sqrt(2)
+    # t(0.975, 1) * sqrt(2) / sqrt(2) = 12.706
+    assert mean.band[:, 2].tolist() == pytest.approx([2 + 12.706, 2.0], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -43,31 +44,16 @@ def test_seeds_are_averaged_where_all_have_values() -> None:
     [
         ("begun in the prompt</think>14", [("thought", "begun in the prompt</think>"), ("text", "14")]),
         *((f"{thought}14", [("thought", thought), ("text", "14")]) for thought in THOUGHTS),
-        (
-            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>14",
-            [
-                ("thought", "<|channel|>analysis<|message|>a<|end|>"),
-                ("text", "<|start|>assistant<|channel|>final<|message|>14"),
-            ],
-        ),
+        (f"{HARMONY[0]}{HARMONY[1]}", [("thought", HARMONY[0]), ("text", HARMONY[1])]),
         ("analysis7 and 7assistantfinal14", [("thought", "analysis7 and 7"), ("text", "assistantfinal14")]),
         ("analysis of the sum", [("text", "analysis of the sum")]),
         (
-            "<python_code>7 + 7</python_code><tool_response>14</tool_response> <answer>14</answer>",
-            [
-                ("tool", "<python_code>7 + 7</python_code>"),
-                ("tool", "<tool_response>14</tool_response>"),
-                ("answer", "<answer>14</answer>"),
-            ],
+            f"{CALL}{RESPONSE} <answer>14</answer>",
+            [("tool", CALL), ("tool", RESPONSE), ("answer", "<answer>14</answer>")],
         ),
         ("a <b>bold</b> text", [("text", "a <b>bold</b> text")]),
-        (
-            'a<tool_call>{"x": 1}</tool_call>b<think>never ends',
-            [
-                *[("text", "a"), ("tool", '<tool_call>{"x": 1}</tool_call>')],
-                *[("text", "b"), ("thought", "<think>never ends")],
-            ],
-        ),
+        (f"a{CALL}b<think>never", [("text", "a"), ("tool", CALL), ("text", "b"), ("thought", "<think>never")]),
+        (f"{JSON_CALL}b", [("tool", JSON_CALL), ("text", "b")]),
     ],
 )
 def test_parts_of_a_text(text: str, parts: list[tuple[str, str]]) -> None:

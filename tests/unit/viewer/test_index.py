@@ -42,13 +42,17 @@ def ask(tmp_path: Path) -> Ask:
     return ask
 
 
+@pytest.fixture
+def run(ask: Ask, tmp_path: Path) -> Path:
+    return write_run(tmp_path / "outputs/project/first")
+
+
 def add_line(run: Path, **metrics: float) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(metrics) + "\n")
 
 
-def test_metrics_and_trajectories_of_a_run(ask: Ask, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "outputs/project/first")
+def test_metrics_and_trajectories_of_a_run(ask: Ask, run: Path) -> None:
     assert ask("SELECT step, value FROM metrics WHERE name = 'critic/score/mean'") == [(1, 0.1), (2, 0.2), (3, 0.3)]
     columns = "kind, step, line, prompt_id, sample, data_source, reward, tokens, turns, outcome, end, stop_reason"
     assert ask(f"SELECT {columns} FROM trajectories WHERE step = 2") == [
@@ -58,10 +62,11 @@ def test_metrics_and_trajectories_of_a_run(ask: Ask, tmp_path: Path) -> None:
     content = (run / "rollouts/step_000001.jsonl").read_bytes()
     for offset, size, sample in ask("SELECT offset, bytes, sample FROM trajectories WHERE step = 1"):
         assert json.loads(content[offset : offset + size])["sample"] == sample
+    assert parse_file_name("rollouts/val_greedy_000012.jsonl") == ("val_greedy", 12)
+    assert parse_file_name("results.jsonl") == ("results", 0)
 
 
-def test_appended_and_incomplete_lines(ask: Ask, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "outputs/first")
+def test_appended_and_incomplete_lines(ask: Ask, run: Path) -> None:
     count = "SELECT count(*) FROM metrics WHERE name = 'x/y'"
     assert ask(count) == [(0,)]
     add_line(run, step=4, **{"x/y": 1.0})
@@ -73,8 +78,7 @@ def test_appended_and_incomplete_lines(ask: Ask, tmp_path: Path) -> None:
     assert ask("SELECT step, value FROM metrics WHERE name = 'x/y'") == [(4, 1.0), (5, 2.0)]
 
 
-def test_resumed_run_replaces_its_later_iterations(ask: Ask, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "outputs/first")
+def test_resumed_run_replaces_its_later_iterations(ask: Ask, run: Path) -> None:
     assert ask("SELECT max(step) FROM metrics") == [(3,)]
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "new").write_text(lines[0] + lines[1].replace("0.2", "0.9"))
@@ -82,8 +86,7 @@ def test_resumed_run_replaces_its_later_iterations(ask: Ask, tmp_path: Path) -> 
     assert ask("SELECT step, value FROM metrics WHERE name = 'critic/score/mean'") == [(1, 0.1), (2, 0.9)]
 
 
-def test_damaged_lines_are_counted_and_skipped(ask: Ask, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "outputs/first")
+def test_damaged_lines_are_counted_and_skipped(ask: Ask, run: Path) -> None:
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'not json\n{"step": "four"}\n\xff\xfe\n[1]\n')
     path = run / "rollouts/step_000001.jsonl"
@@ -95,8 +98,7 @@ def test_damaged_lines_are_counted_and_skipped(ask: Ask, tmp_path: Path) -> None
     assert ask("SELECT line FROM trajectories WHERE step = 1") == [(1,), (2,)]
 
 
-def test_removed_runs_are_forgotten_and_moved_ones_are_found(ask: Ask, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "outputs/first")
+def test_removed_runs_are_forgotten_and_moved_ones_are_found(ask: Ask, run: Path, tmp_path: Path) -> None:
     assert len(ask("SELECT * FROM runs")) == 1
     run.rename(tmp_path / "outputs/second")
     assert ask("SELECT path FROM runs") == [(str(tmp_path / "outputs/second"),)]
@@ -105,16 +107,10 @@ def test_removed_runs_are_forgotten_and_moved_ones_are_found(ask: Ask, tmp_path:
     assert ask("SELECT count(*) FROM trajectories") == [(0,)]
 
 
-def test_warnings_are_those_of_the_run(ask: Ask, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "outputs/first")
+def test_warnings_are_those_of_the_run(ask: Ask, run: Path) -> None:
     add_line(run, step=4, **{"val/failed": 0.5})
     ((step, text),) = ask("SELECT step, text FROM warnings")
     assert step == 4 and text.startswith("step 4: 50% ")
-
-
-def test_file_names() -> None:
-    assert parse_file_name("rollouts/val_greedy_000012.jsonl") == ("val_greedy", 12)
-    assert parse_file_name("results.jsonl") == ("results", 0)
 
 
 TRAJECTORY = (

@@ -1,4 +1,4 @@
-"""Pages of evaluations, evolutions and fine-tuning runs."""
+"""Pages of evaluations, evolutions and fine-tuning runs, and of images."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from alphaapollo.runs.rollout_log import name_image
 from alphaapollo.runs.run_history import JsonlTracker
 from alphaapollo.viewer.app import make_app
+from alphaapollo.viewer.samples import Token, join_equal_tokens
+from tests.unit.rollout.test_images import SMALL, WIDE
 from tests.unit.viewer.run_kit import (
     HOSTILE,
+    MISSING,
+    PAGES,
+    make_group,
     update_index,
     write_evaluation,
+    write_every_kind,
     write_evolution,
     write_example_run,
+    write_groups,
     write_run,
 )
 
@@ -72,7 +80,9 @@ def test_evolution(read: Read, tmp_path: Path, is_complete: bool) -> None:
     cells = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", problems)]
     assert cells == ["17", "2", "1", "0", "2", "2"]
     page = read("/runs/1/problems/17")
-    assert page.index("p17.r1.b0.i0") < page.index("p17.r0.b0.i0"), "the chosen solution is first"
+    solutions = [page.index(f"Solution p17.r{number}.b0.i0") for number in (1, 0)]
+    assert solutions == sorted(solutions), "the chosen solution is first"
+    assert ">chosen<" in page[slice(*solutions)] or not is_complete
     assert "What is 7 + 7?" in page and "vote against" in page and "14 report 1" in page and "of the majority" in page
     assert ("<dt>ground truth</dt>" in page) == is_complete
     assert "right: because" in page and "2 for, 0 against" in page
@@ -96,20 +106,21 @@ def test_pairs_side_by_side(read: Read, tmp_path: Path) -> None:
     assert "reference model</dt><dd>1.500</dd>" in page
 
 
-def test_hostile_texts_are_escaped(read: Read, tmp_path: Path) -> None:
-    write_evaluation(tmp_path / "outputs/a", HOSTILE)
-    write_evolution(tmp_path / "outputs/b", HOSTILE)
-    write_example_run(tmp_path / "outputs/c", HOSTILE)
-    write_example_run(tmp_path / "outputs/d", HOSTILE, is_pair=True)
-    for path in ("/runs/1/results/0", "/runs/2", "/runs/2/problems/17", "/runs/3/examples", "/runs/4/examples"):
-        page = read(path)
-        assert "<script>document" not in page and "<img src=x" not in page and "<style>" not in page
+@pytest.fixture(scope="module")
+def hostile_client(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    root = tmp_path_factory.mktemp("hostile") / "outputs"
+    write_every_kind(root, HOSTILE)
+    return TestClient(make_app(update_index(root), ["testserver"]))
 
 
-def test_the_chosen_solution_is_the_first(read: Read, tmp_path: Path) -> None:
-    write_evolution(tmp_path / "outputs/evolve")
-    page = read("/runs/1/problems/17")
-    assert page.index("Solution p17.r1.b0.i0") < page.index(">chosen<") < page.index("Solution p17.r0.b0.i0")
+@pytest.mark.parametrize("path", PAGES)
+def test_nothing_that_a_model_writes_becomes_part_of_a_page(hostile_client: TestClient, path: str) -> None:
+    response = hostile_client.get(path)
+    assert response.status_code == (404 if path == MISSING else 200)
+    for markup in ("<script>document", "<img src=x", "<style>"):
+        assert markup not in response.text
+    policy = response.headers["content-security-policy"]
+    assert "script-src 'self';" in policy and "default-src 'none'" in policy and "unsafe" not in policy
 
 
 def test_damaged_pool(read: Read, tmp_path: Path) -> None:
@@ -118,3 +129,51 @@ def test_damaged_pool(read: Read, tmp_path: Path) -> None:
         file.write(b'not json\n{"kind": "candidate", "key": "x"}\n{"kind": "call", "key": "p17.r0"}\n{"kind": "verd')
     assert "2 damaged lines" in read("/runs/1")
     assert read("/runs/1/problems").count("/problems/17") == 1
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> TestClient:
+    root = tmp_path / "outputs"
+    folder = write_run(root / "first", steps=0)
+    group = make_group(17, ("15", 1.0))
+    group.prompt.content[1] |= {"content": "<image> How many?", "images": [SMALL]}
+    group.trajectories[0].turns[0].observation = [{"role": "tool", "content": "<image>", "images": [WIDE]}]
+    write_groups(folder, 1, [group])
+    (root / "secret.png").write_bytes(SMALL)
+    (folder / "rollouts/images/secret.png").write_bytes(SMALL)
+    second = write_evaluation(root / "second")
+    (second / "images").mkdir()
+    (second / name_image(WIDE)).write_bytes(WIDE)
+    return TestClient(make_app(update_index(root), ["testserver"]))
+
+
+def test_thumbnails_open_the_image(client: TestClient) -> None:
+    page = client.get("/runs/1/step/1/0").text
+    for encoded_image in (SMALL, WIDE):
+        address = f"/runs/1/images/{name_image(encoded_image).removeprefix('images/')}"
+        assert f'<a class="image" href="{address}"><img src="{address}" alt="image 1 of this message"' in page
+        response = client.get(address)
+        assert response.content == encoded_image and response.headers["content-type"] == "image/png"
+        assert "img-src 'self'" in response.headers["content-security-policy"]
+        assert response.headers["x-content-type-options"] == "nosniff"
+    assert client.get(f"/runs/2/images/{Path(name_image(WIDE)).name}").content == WIDE
+
+
+@pytest.mark.parametrize(
+    "name", ["secret.png", "..%2F..%2F..%2Fsecret.png", "%2e%2e%2fimages", "0" * 32 + ".png", "a%00.png"]
+)
+def test_only_images_of_the_log_are_served(client: TestClient, name: str) -> None:
+    assert client.get(f"/runs/1/images/{name}").status_code == 404
+    assert client.get(f"/runs/7/images/{name_image(SMALL).removeprefix('images/')}").status_code == 404
+
+
+def test_placeholders_of_an_image_are_one_token() -> None:
+    tokens = [Token("a", 1, False), *[Token("<|image_pad|>", 5, False)] * 64, *[Token("b", 2, True)] * 9]
+    joined = list(join_equal_tokens(tokens))
+    assert [token.text for token in joined] == ["a", "<|image_pad|> x 64 ", *["b"] * 9]
+
+
+def test_link_to_a_file_outside_of_the_run_is_not_served(client: TestClient, tmp_path: Path) -> None:
+    name = f"{'a' * 32}.png"
+    (tmp_path / "outputs/first/rollouts/images" / name).symlink_to(tmp_path / "outputs/secret.png")
+    assert client.get(f"/runs/1/images/{name}").status_code == 404

@@ -10,7 +10,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from html import unescape
 from pathlib import Path
 
@@ -27,13 +27,26 @@ from alphaapollo.viewer.index import RunIndex
 from tests.unit.viewer.run_kit import HOSTILE, make_group, update_index, write_groups, write_run, write_suite_results
 
 
-@pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    monkeypatch.setattr("alphaapollo.viewer.sample_pages.SEARCH_SECONDS", 60.0)
-    root = tmp_path / "outputs"
+@contextmanager
+def serve(root: Path) -> Iterator[TestClient]:
+    """Viewer of two runs in the folder `root`."""
     write_run(root / "first")
     write_run(root / "second", seed=1, text=HOSTILE)
     with TestClient(make_app(update_index(root), ["testserver"])) as client:
+        yield client
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    monkeypatch.setattr("alphaapollo.viewer.sample_pages.SEARCH_SECONDS", 60.0)
+    with serve(tmp_path / "outputs") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """Viewer for tests that change neither runs nor notes."""
+    with serve(tmp_path_factory.mktemp("viewer") / "outputs") as client:
         yield client
 
 
@@ -43,10 +56,26 @@ def read(client: TestClient, path: str) -> str:
     return re.sub(r"\s+", " ", response.text)
 
 
-def test_list_of_runs(client: TestClient) -> None:
-    page = read(client, "/")
-    assert 'href="/runs/1">first</a>' in page and 'href="/runs/2">second</a>' in page
-    assert "3 of 9" in page and "critic/score/mean</span> 0.300" in page
+@pytest.mark.parametrize(
+    ("path", "facts"),
+    [
+        ("/", ['href="/runs/2">second</a>', 'href="/runs/1">first</a>', "3 of 9", "critic/score/mean</span> 0.300"]),
+        ("/?by=sweep", ['<th title="trainer.seed">trainer.seed</th>', '<td class="n best">1.300</td><td>1</td>']),
+        ("/?by=sweep", [">second<", ">first<"]),
+        ("/runs/1", ["/curves?metric=critic/score/mean", 'href="/runs/1/step/3">step 3</a>']),
+        ("/runs/1", ["<dt>critic/score/mean</dt><dd>0.300<small>first 0.100</small>", "<dt>iterations</dt><dd>9</dd>"]),
+        ("/runs/1", ["best sample", "&lt;think&gt;7, 7&lt;/think&gt;14", "worst sample"]),
+        (
+            "/runs/1",
+            ["Planned memory of a GPU of 80 GiB", '<td class="n">2.50</td><td>kv cache 1.50, engine weights 1'],
+        ),
+        ("/runs/1/health", ["mixed 0.500"]),
+        ("/runs/1/step/2/1?with=step/2/0", ["<del>", "<ins>15</ins>"]),
+        ("/compare?run=1&run=2", ["1 keys differ", "trainer.seed", '<td class="wide differs">1</td>']),
+    ],
+)
+def test_facts_of_a_page_in_their_order(shared: TestClient, path: str, facts: list[str]) -> None:
+    assert re.search(".*".join(map(re.escape, facts)), read(shared, path))
 
 
 def test_filter_hidden_runs_and_notes(client: TestClient, tmp_path: Path) -> None:
@@ -71,22 +100,6 @@ def test_filter_hidden_runs_and_notes(client: TestClient, tmp_path: Path) -> Non
     assert ids == {"first": 1, "second": 2, "a": 3}, "addresses stay valid after a new start"
 
 
-def test_runs_of_a_folder_with_the_keys_that_differ(client: TestClient) -> None:
-    page = read(client, "/?by=sweep")
-    assert '<th title="trainer.seed">trainer.seed</th>' in page and page.index(">second<") < page.index(">first<")
-    assert '<td class="n best">1.300</td><td>1</td>' in page
-
-
-def test_page_of_a_run(client: TestClient) -> None:
-    page = read(client, "/runs/1")
-    assert "/curves?metric=critic/score/mean" in page
-    assert 'href="/runs/1/step/3">step 3</a>' in page
-    assert "<dt>critic/score/mean</dt><dd>0.300<small>first 0.100</small>" in page
-    assert "best sample" in page and "worst sample" in page and "&lt;think&gt;7, 7&lt;/think&gt;14" in page
-    assert "<dt>iterations</dt><dd>9</dd>" in page and "Planned memory of a GPU of 80 GiB" in page
-    assert '<td class="n">2.50</td><td>kv cache 1.50, engine weights 1.00</td>' in page
-
-
 def test_page_of_a_run_shows_its_evaluation_suites(client: TestClient, tmp_path: Path) -> None:
     write_suite_results(tmp_path / "outputs/first")
     page = read(client, "/runs/1")
@@ -95,9 +108,9 @@ def test_page_of_a_run_shows_its_evaluation_suites(client: TestClient, tmp_path:
     assert "failed: it did not end within 9 s &lt;b&gt;" in page
 
 
-def test_iteration_is_sorted_and_filtered(client: TestClient) -> None:
+def test_iteration_is_sorted_and_filtered(shared: TestClient) -> None:
     def list_samples(query: str) -> list[str]:
-        return re.findall(r'data-src="/runs/1/step/2/(\d+)/conversation"', read(client, f"/runs/1/step/2{query}"))
+        return re.findall(r'data-src="/runs/1/step/2/(\d+)/conversation"', read(shared, f"/runs/1/step/2{query}"))
 
     assert list_samples("?prompt_id=17") == ["0", "1"] and list_samples("?prompt_id=18") == []
     for query, found in {
@@ -114,28 +127,19 @@ def test_iteration_is_sorted_and_filtered(client: TestClient) -> None:
         "&text=nowhere": "",
     }.items():
         assert list_samples(f"?view=samples{query}") == [*found], query
-    page = read(client, "/runs/1/step/2?view=samples")
+    page = read(shared, "/runs/1/step/2?view=samples")
     (first, second) = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in page.split("<tr>")[2:]]
-    texts = [re.sub("<.*?>", "", cell) for cell in first]
-    assert texts == [
-        "",
-        "trained",
-        "What is 7 + 7?",
-        "&lt;think&gt;7, 7&lt;/think&gt;14",
-        " 1",
-        "0.500",
-        "3",
-        "stop",
-        "17.0",
-    ]
+    answer = "&lt;think&gt;7, 7&lt;/think&gt;14"
+    cells = ["", "trained", "What is 7 + 7?", answer, " 1", "0.500", "3", "stop", "17.0"]
+    assert [re.sub("<.*?>", "", cell) for cell in first] == cells
     assert "not trained" in second[1] and second[3] == "15" and second[5] == "-"
 
 
-def test_rows_open_their_conversation_and_their_samples(client: TestClient) -> None:
-    page = read(client, "/runs/1/step/2/0/conversation")
+def test_rows_open_their_conversation_and_their_samples(shared: TestClient) -> None:
+    page = read(shared, "/runs/1/step/2/0/conversation")
     assert "<html" not in page and '<pre class="thought">&lt;think&gt;7, 7' in page and "What is 7 + 7?" in page
-    (address,) = re.findall(r'data-src="(/runs/1/step/2/rows[^"]*)"', read(client, "/runs/1/step/2"))
-    page = read(client, unescape(address))
+    (address,) = re.findall(r'data-src="(/runs/1/step/2/rows[^"]*)"', read(shared, "/runs/1/step/2"))
+    page = read(shared, unescape(address))
     assert "<html" not in page and page.count("/conversation") == 2
 
 
@@ -198,8 +202,8 @@ def test_groups_of_an_iteration(client: TestClient, tmp_path: Path) -> None:
     assert list_groups("?where=reward&is=equal+to&number=0.25") == ["18"]
 
 
-def test_trajectory_shows_conversation_and_tokens(client: TestClient) -> None:
-    page = read(client, "/runs/1/step/2/0")
+def test_trajectory_shows_conversation_and_tokens(shared: TestClient) -> None:
+    page = read(shared, "/runs/1/step/2/0")
     assert '<pre class="thought">&lt;think&gt;7, 7&lt;/think&gt;</pre><pre class="text">14</pre>' in page
     assert "What is 7 + 7?" in page and "because" in page
     facts = re.findall(r'<span class="([^"]*)" data-facts="([^"]*)">', page)
@@ -216,17 +220,6 @@ def test_validation_samples_have_no_values_of_the_trainer(tmp_path: Path) -> Non
     assert " ".join(facts[3].split()) == "3 token 6 engine -0.200 trainer - difference - advantage - weights 3"
 
 
-def test_difference_of_two_samples(client: TestClient) -> None:
-    page = read(client, "/runs/1/step/2/1?with=step/2/0")
-    assert "<ins>15</ins>" in page and "<del>" in page
-
-
-def test_health_and_comparison(client: TestClient) -> None:
-    assert "mixed 0.500" in read(client, "/runs/1/health")
-    page = read(client, "/compare?run=1&run=2")
-    assert "1 keys differ" in page and "trainer.seed" in page and '<td class="wide differs">1</td>' in page
-
-
 def test_comparison_shows_files_of_other_content(client: TestClient, tmp_path: Path) -> None:
     for name, digest in (("first", "1a"), ("second", "2b")):
         inputs = {"data.train_files": [("train.jsonl", digest)], "data.val_files": [("val.jsonl", "3c")]}
@@ -236,34 +229,29 @@ def test_comparison_shows_files_of_other_content(client: TestClient, tmp_path: P
     assert '<td class="wide">1a</td><td class="wide differs">2b</td>' in page
 
 
-def test_curves(client: TestClient) -> None:
-    (line,) = client.get("/curves?metric=critic/score/mean&run=1").json()
+def test_curves(shared: TestClient) -> None:
+    (line,) = shared.get("/curves?metric=critic/score/mean&run=1").json()
     assert (line["x"], line["y"], line["name"]) == ([1, 2, 3], [0.1, 0.2, 0.3], "first")
-    band, mean = client.get("/curves?metric=critic/score/mean&run=1&run=2&seeds=1").json()
+    band, mean = shared.get("/curves?metric=critic/score/mean&run=1&run=2&seeds=1").json()
     assert mean["y"] == pytest.approx([0.6, 0.7, 0.8])
     assert band["y"][0] == pytest.approx(0.6 + 12.706 * 0.5, rel=1e-3)  # t(0.975, 1) * standard error of 0.1 and 1.1
-    points, smooth = client.get("/curves?metric=critic/score/mean&run=1&smooth=0.5").json()
+    points, smooth = shared.get("/curves?metric=critic/score/mean&run=1&smooth=0.5").json()
     assert points["mode"] == "markers" and smooth["y"][1] == pytest.approx(0.1 / 3 + 0.2 * 2 / 3)
     assert points["y"] == [0.1, 0.2, 0.3]
 
 
-def test_rewards_of_a_prompt_by_iteration(client: TestClient) -> None:
-    points, mean = client.get("/curves?run=1&prompt=17&source=sums").json()
+def test_rewards_of_a_prompt_by_iteration(shared: TestClient) -> None:
+    points, mean = shared.get("/curves?run=1&prompt=17&source=sums").json()
     assert (points["x"], points["y"]) == ([1, 1, 2, 2, 3, 3], [1.0, 0.0] * 3)
     assert (mean["x"], mean["y"], mean["name"]) == ([1, 2, 3], [0.5] * 3, "training")
-    assert "/curves?run=1&amp;prompt=17" in read(client, "/runs/1/step/2/0")
-    assert client.get("/curves?run=1&prompt=18&source=sums").json() == []
+    assert "/curves?run=1&amp;prompt=17" in read(shared, "/runs/1/step/2/0")
+    assert shared.get("/curves?run=1&prompt=18&source=sums").json() == []
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/runs/2", "/runs/2/step/1", "/runs/2/step/1/0", "/runs/2/step/1/1?with=step/1/0"]
+TOO_LARGE = (
+    *(f"/runs/{10**23}", f"/runs/{'1' * 5000}", f"/runs/1/step/2?page={10**20}"),
+    *(f"/curves?run={10**23}", f"/events?run={10**23}"),
 )
-def test_nothing_that_a_model_writes_becomes_part_of_a_page(client: TestClient, path: str) -> None:
-    response = client.get(path)
-    assert "<script>document" not in response.text and "<img src=x" not in response.text
-    assert "<style>" not in response.text
-    policy = response.headers["content-security-policy"]
-    assert "script-src 'self';" in policy and "default-src 'none'" in policy and "unsafe" not in policy
 
 
 @pytest.mark.parametrize(
@@ -277,29 +265,51 @@ def test_nothing_that_a_model_writes_becomes_part_of_a_page(client: TestClient, 
         ("/runs/1/step/1/0?with=x", "not enough values"),
         ("/compare", "Choose runs"),
         ("/nothing", "Not Found"),
+        *((path, "") for path in TOO_LARGE),
     ],
 )
-def test_errors_are_pages(client: TestClient, path: str, text: str) -> None:
-    response = client.get(path)
+def test_errors_are_pages(shared: TestClient, path: str, text: str) -> None:
+    response = shared.get(path)
     assert response.status_code == 404 and text in response.text
 
 
-def test_other_host_names_are_refused(client: TestClient) -> None:
-    assert client.get("/", headers={"host": "evil.example"}).status_code == 400
+def test_other_host_names_are_refused(shared: TestClient) -> None:
+    assert shared.get("/", headers={"host": "evil.example"}).status_code == 400
 
 
-def test_damaged_and_half_written_folders(client: TestClient, tmp_path: Path) -> None:
-    broken = tmp_path / "outputs/first"
-    (broken / "config.yaml").write_text("a: [1,")
-    (broken / "history.jsonl").write_text('{"command": ')
-    (broken / "plan.json").write_text('{"settings": ')
-    (broken / "rollouts/trained_000002.npz").write_bytes(b"PK")
-    (broken / "rollouts/step_000001.jsonl").write_text("{}")
-    assert "unknown" in read(client, "/")
-    assert read(client, "/runs/1")
-    assert "trained_000002.npz cannot be read" in read(client, "/runs/1/step/2")
-    assert "trained_000002.npz cannot be read" in read(client, "/runs/1/step/2/1")
-    (broken / "rollouts/step_000003.jsonl").unlink()
+LOCK = "../.first.lock"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("config.yaml", text) for text in ("a: [1,", "model: text", "actor_rollout_ref: text", "[" * 5000)),
+        ("config.yaml", "actor_rollout_ref: {model: {path: [1]}}"),
+        ("summary.json", '{"all": 3}'),
+        ("format.json", '{"format": 1e999, "version": ""}'),
+        *(("history.jsonl", text) for text in ('{"command": ', "[" * 100_000)),
+        ("plan.json", '{"settings": '),
+        *((LOCK, text) for text in ("[1]", '"text"', '{"pid": [1]}', '{"pid": 1e400}', '{"pid": "x"}')),
+    ],
+)
+def test_damaged_file_of_a_run(client: TestClient, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "outputs/first/metrics.jsonl").unlink()
+    host = f'{{"host": "{socket.gethostname()}", ' if name == LOCK else "{"
+    (tmp_path / "outputs/first" / name).write_text(text.replace("{", host, 1))
+    assert 'href="/runs/2"' in read(client, "/")
+    if name != "format.json":
+        assert read(client, "/runs/1") and read(client, "/runs/1/step/2/0")
+
+
+def test_damaged_rollouts_of_an_unknown_kind(client: TestClient, tmp_path: Path) -> None:
+    rollouts = tmp_path / "outputs/first/rollouts"
+    (rollouts.parent / "config.yaml").write_text("a: [1,")
+    (rollouts / "trained_000002.npz").write_bytes(b"PK")
+    (rollouts / "step_000001.jsonl").write_text("{}")
+    assert read(client, "/runs/1") and "unknown" in read(client, "/")
+    for path in ("/runs/1/step/2", "/runs/1/step/2/1"):
+        assert "trained_000002.npz cannot be read" in read(client, path)
+    (rollouts / "step_000003.jsonl").unlink()
     page = client.get("/runs/1/step/3/0").text
     assert "cannot be read" in page or "no sample 0" in page
 
@@ -347,46 +357,6 @@ def test_new_iterations_reach_an_open_page(client: TestClient, tmp_path: Path) -
     while "step 4" not in client.get("/runs/1").text:
         assert time.monotonic() < deadline, "iteration 4 did not appear"
         time.sleep(0.1)
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        f"/runs/{10**23}",
-        f"/runs/{'1' * 5000}",
-        f"/runs/1/step/2?page={10**20}",
-        f"/curves?run={10**23}",
-        f"/events?run={10**23}",
-    ],
-)
-def test_numbers_that_are_too_large_are_not_found(client: TestClient, address: str) -> None:
-    assert client.get(address).status_code == 404
-
-
-@pytest.mark.parametrize("lock", ["[1]", '"text"', '{"pid": [1]}', '{"pid": 1e400}', '{"pid": "x"}'])
-def test_damaged_lock_file(client: TestClient, tmp_path: Path, lock: str) -> None:
-    (tmp_path / "outputs/.first.lock").write_text(lock.replace("{", f'{{"host": "{socket.gethostname()}", '))
-    assert read(client, "/") and read(client, "/runs/1")
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("config.yaml", "model: text"),
-        ("config.yaml", "actor_rollout_ref: text"),
-        ("config.yaml", "actor_rollout_ref: {model: {path: [1]}}"),
-        ("config.yaml", "[" * 5000),
-        ("summary.json", '{"all": 3}'),
-        ("format.json", '{"format": 1e999, "version": ""}'),
-        ("history.jsonl", "[" * 100_000),
-    ],
-)
-def test_damaged_file_of_one_run(client: TestClient, tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / "outputs/first/metrics.jsonl").unlink()
-    (tmp_path / "outputs/first" / name).write_text(text)
-    assert 'href="/runs/2"' in read(client, "/")
-    if name == "config.yaml":
-        assert read(client, "/runs/1/step/2/0")
 
 
 def test_problem_of_the_index_and_unread_files_are_shown(tmp_path: Path) -> None:

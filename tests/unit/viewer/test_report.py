@@ -16,10 +16,17 @@ import yaml
 from alphaapollo.cli.main import main
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.input_digests import digest_file
-from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.runs.run_history import JsonlTracker, RunPlan, record_in_history, write_run_plan
 from alphaapollo.viewer.report import choose_evenly, format_value, make_block, make_code, make_report
-from tests.unit.viewer.run_kit import HOSTILE, make_group, write_groups, write_run, write_suite_results
+from tests.unit.viewer.run_kit import (
+    HOSTILE,
+    make_group,
+    write_evaluation,
+    write_evolution,
+    write_groups,
+    write_run,
+    write_suite_results,
+)
 
 HOSTILE_TEXTS = [
     HOSTILE,
@@ -69,12 +76,16 @@ def read_html(content: bytes) -> tuple[str, set[str], dict[str, str]]:
     return " ".join("".join(texts).split()), names, attributes
 
 
-def test_run(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "first")
-    write_validations(folder, [0, 0, 0, 0, 1], [1, 1, 1, 1, 1])
-    with record_in_history(folder):
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "first")
+
+
+def test_run(run: Path) -> None:
+    write_validations(run, [0, 0, 0, 0, 1], [1, 1, 1, 1, 1])
+    with record_in_history(run):
         pass
-    text, names, attributes = read_html(make_report([folder]))
+    text, names, attributes = read_html(make_report([run]))
     assert "first: RL, finished, 3 of 9" in text
     # of 5 prompts: no resample of 2.5 % of the probability has only the last prompt: (1/5)^5 = 0.03 %
     for fact in ("rose from 0.2 [0, 0.6] to 1 [1, 1]:", "0.8 [0.4, 1]"):
@@ -84,14 +95,13 @@ def test_run(tmp_path: Path) -> None:
     assert {"img", "table", "pre", "h1", "h2", "h3"} <= names and "script" not in names
     assert attributes["img src"].startswith("data:image/svg+xml;base64,")
     assert "val/accuracy by iteration: first" in attributes["img alt"]
-    assert make_report([folder]) == make_report([folder])
+    assert make_report([run]) == make_report([run])
 
 
-def test_change_within_chance_is_called_unclear(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "first")
-    write_validations(folder, [0, 0, 1], [1, 1, 1])
+def test_change_within_chance_is_called_unclear(run: Path) -> None:
+    write_validations(run, [0, 0, 1], [1, 1, 1])
     # A resample has only the unchanged prompt with probability 1/27 = 3.7 % > 2.5 %, so the interval contains 0.
-    assert "not clearly change from 0.3333 [0, 1] to 1" in (text := report(folder)) and "0.6667 [0, 1]" in text
+    assert "not clearly change from 0.3333 [0, 1] to 1" in (text := report(run)) and "0.6667 [0, 1]" in text
 
 
 def test_bands_over_prompts_of_training(tmp_path: Path) -> None:
@@ -101,11 +111,10 @@ def test_bands_over_prompts_of_training(tmp_path: Path) -> None:
     assert "| `critic/score/mean` | 0.1 [0.3, 0.7] | 1 |" in report(folder)
 
 
-def test_equal_prompts_are_one_problem_without_interval(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "first")
+def test_equal_prompts_are_one_problem_without_interval(run: Path) -> None:
     for step, reward in ((0, 0.25), (3, 0.75)):
-        write_groups(folder, step, [make_group(number, ("a", reward)) for number in range(4)], "val")
-    assert "from 0.25 to 0.75: a difference of 0.5 " in report(folder)
+        write_groups(run, step, [make_group(number, ("a", reward)) for number in range(4)], "val")
+    assert "from 0.25 to 0.75: a difference of 0.5 " in report(run)
 
 
 def test_seeds_have_an_interval_and_groups_a_difference(tmp_path: Path) -> None:
@@ -170,101 +179,84 @@ def test_values_in_a_line() -> None:
     assert make_block("\x00") == "<pre><code>(empty)\n</code></pre>"
 
 
-def test_samples_from_the_worst_to_the_best_change(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "first")
+def test_samples_from_the_worst_to_the_best_change(run: Path) -> None:
     for step in (0, 5):
         groups = [make_group(at, ("x", 1.0 if step and at > 6 else 0.5)) for at in range(18)]
         groups[3] = make_group(3, ("lost", 0.1 if step else 0.9))
-        write_groups(folder, step, groups, "val")
-    titles = re.findall(r"### \d+\. Prompt (\d+) of sums: (\w+)", text := report(folder))
+        write_groups(run, step, groups, "val")
+    titles = re.findall(r"### \d+\. Prompt (\d+) of sums: (\w+)", text := report(run))
     assert len(titles) == 10 and titles[0] == ("3", "worse") and titles[-1] == ("17", "improved")
-    assert text == report(folder)
+    assert text == report(run)
     assert choose_evenly(list("abc"), 10) == ["a", "b", "c"] and choose_evenly([], 3) == []
 
 
-def test_training_samples_without_validation(tmp_path: Path) -> None:
-    text = report(write_run(tmp_path / "first"))  # prompt 17 at iterations 1, 2 and 3
+def test_training_samples_without_validation_and_evaluation_suites(run: Path) -> None:
+    write_suite_results(run)
+    text = report(run)  # prompt 17 at iterations 1, 2 and 3
     assert "### 1. Prompt 17 of sums: unchanged" in text and "Iteration 1, reward 1" in text and "Iteration 3," in text
-
-
-def test_evaluation_suites_of_a_run(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "first")
-    write_suite_results(folder)
-    text = report(folder)
     assert "| lm-eval:gsm8k, step_20 | gsm8k exact_match | 0.25 | 4 |" in text
     assert "inspect:sums.py, model failed" in text
 
 
 def test_evaluation_that_goes_on_or_has_ended(tmp_path: Path) -> None:
-    folder = tmp_path / "evaluation"
-    folder.mkdir()
-    (folder / "config.yaml").write_text("rollout: {}\n")
-    groups = [make_group(at, ("x", float(at % 2)), ("y", 1.0), question=f"question {at}") for at in range(12)]
-    (folder / "results.jsonl").write_text("".join(format_trajectory_lines(0, groups)) + '{"half a line')
+    folder = write_evaluation(tmp_path / "evaluation", num_problems=12)
+    (folder / "summary.json").rename(tmp_path / "summary.json")
+    with (folder / "results.jsonl").open("a") as file:
+        file.write('{"half a line')
     text = report(folder)
-    assert "`evaluation`: evaluation, ended. " in text and text.count("\n### ") == 10
+    assert "`evaluation`: evaluation, ended. " in text and text.count("\n### ") == 10 and "avg@2" not in text
     (folder / "results.jsonl").unlink()
-    mean = {"value": 0.25, "low": 0.125, "high": 0.5, "problems": 7}
-    fields = {"data_source": "s", "problems": 7, "samples": 7, "outcomes": {}, "ends": {}, "failed": 0}
-    (folder / "summary.json").write_text(json.dumps({"by_data_source": {"s": fields | {"figures": {"avg@1": mean}}}}))
+    (tmp_path / "summary.json").rename(folder / "summary.json")
     text = report(folder)
-    assert "* `avg@1` is 0.25 [0.125, 0.5] over 7 prompts of s" in text
-    assert "| s | avg@1 | 0.25 [0.125, 0.5] | 7 |" in text
+    # One of 12 problems has 0.5 instead of 1: 11.5 / 12. A resample has it at most 3 times with 98 %: 10.5 / 12.
+    assert "* `avg@2` is 0.9583 [0.875, 1] over 12 prompts of sums" in text
+    assert "| sums | avg@2 | 0.9583 [0.875, 1] | 12 |" in text
     (folder / "summary.json").write_text('{"by_data_source": {"s": 3}}')
-    assert "avg@1" not in report(folder)
+    assert "avg@2" not in report(folder)
 
 
 def test_evolution_has_its_intervals_and_solutions(tmp_path: Path) -> None:
-    folder = tmp_path / "evolution"
+    folder = write_evolution(tmp_path / "evolution")
+    for name, content in (("18", '{"problem": 5'), ("19", '{"problem": 6, "candidates": [{"key": 3}]}')):
+        (folder / f"problems/0000{name}.json").write_text(content)
+    (folder / "metrics.jsonl").unlink()
     tracker = JsonlTracker(folder / "metrics.jsonl", 0)
     for number, value in ((1, 0.25), (2, 0.5)):
         bounds = {"accuracy/chosen/low": value - 0.125, "accuracy/chosen/high": value + 0.125}
         tracker.log(number, {"accuracy/chosen": value, "cost/tokens": 600.0} | bounds)
     tracker.close()
-    (folder / "config.yaml").write_text("models: {}\n")
-    (folder / "problems").mkdir()
-    candidates = [
-        {"key": "p4.r0.b0.i0", "solution": "it is 13", "right": False, "failure": ""},
-        {"key": "p4.r1.b0.i0", "solution": "it is 14", "right": True, "failure": ""},
-    ]
-    problem = {"problem": 4, "data_source": "sums", "prompt": "7 + 7?", "ground_truth": "14", "chosen": "p4.r1.b0.i0"}
-    (folder / "problems/000004.json").write_text(json.dumps(problem | {"candidates": candidates}))
-    (folder / "problems/000005.json").write_text('{"problem": 5')
-    (folder / "problems/000006.json").write_text(json.dumps(problem | {"candidates": [{"key": 3}]}))
     text = report(folder)
     assert "| `accuracy/chosen` | 0.25 [0.125, 0.375] | 1 | 0.5 [0.375, 0.625] | 2 |" in text
-    assert "### 1. Prompt 4 of sums: improved" in text and "it is 13" in text and "it is 14" in text
+    assert "### 1. Prompt 17 of sums: improved" in text
+    assert re.search(r"Iteration 0, reward 0:\n`15\n`\nIteration 1, reward 1:\n`14\n`", text)
     assert "| tokens of model calls | 1,200 |" in text
 
 
-def test_failed_and_running_runs(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "first")
-    with pytest.raises(RuntimeError), record_in_history(folder):
+def test_failed_and_running_runs(run: Path) -> None:
+    with pytest.raises(RuntimeError), record_in_history(run):
         raise RuntimeError("no <memory> left")
-    assert "failed (no <memory> left)" in report(folder)
-    with lock_folder(folder):
-        assert "`first`: RL, running (process " in report(folder)
+    assert "failed (no <memory> left)" in report(run)
+    with lock_folder(run):
+        assert "`first`: RL, running (process " in report(run)
 
 
-def test_failed_samples_are_counted_by_reason(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "first")
-    lines = [json.loads(line) for line in (folder / "rollouts/step_000003.jsonl").read_text().splitlines()]
+def test_failed_samples_are_counted_by_reason(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "rollouts/step_000003.jsonl").read_text().splitlines()]
     lines[0] |= {"outcome": "grader_failed", "reason": "no server", "reward": None}
-    (folder / "rollouts/step_000003.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = report(folder)
+    (run / "rollouts/step_000003.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = report(run)
     assert "| training, grader_failed: no server | 1 |" in text and "sums: without reward" in text
     assert "Iteration 3, no reward (no server)" in text
 
 
-def test_damaged_folder_is_shown_with_its_gaps(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "first")
-    (folder / "config.yaml").write_text("actor_rollout_ref:\ntrainer:\n")
-    (folder / "metrics.jsonl").write_bytes(b'{"step": 1, "val/accuracy": 0.5}\nnot json\n\xff\n{"step": 2, "val/acc')
-    (folder / "rollouts/step_000002.jsonl").write_bytes(b'{"prompt_id": 1}\n[]\n3\n\xff\xfe\n')
-    (folder / "rollouts/val_000001.jsonl").write_bytes(b"")
-    (folder / "plan.json").write_text('{"settings": [1]')
-    (folder / "history.jsonl").write_text("{}\n")
-    text = report(folder)
+def test_damaged_folder_is_shown_with_its_gaps(run: Path) -> None:
+    (run / "config.yaml").write_text("actor_rollout_ref:\ntrainer:\n")
+    (run / "metrics.jsonl").write_bytes(b'{"step": 1, "val/accuracy": 0.5}\nnot json\n\xff\n{"step": 2, "val/acc')
+    (run / "rollouts/step_000002.jsonl").write_bytes(b'{"prompt_id": 1}\n[]\n3\n\xff\xfe\n')
+    (run / "rollouts/val_000001.jsonl").write_bytes(b"")
+    (run / "plan.json").write_text('{"settings": [1]')
+    (run / "history.jsonl").write_text("{}\n")
+    text = report(run)
     assert "metrics.jsonl has 2 damaged lines" in text and "step_000002.jsonl has 4 damaged lines" in text
 
 
@@ -309,10 +301,9 @@ def test_inputs_are_compared_by_their_content(tmp_path: Path) -> None:
     assert "data.train_files (content)" in texts[2] and "model.path (content)" not in texts[2]
 
 
-def test_changes_between_the_starts_of_a_run(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "first")
-    (folder / "config.1.yaml").write_text("actor_rollout_ref: {model: {path: m}}\ntrainer: {seed: 0}\n")
-    (folder / "config.2.yaml").write_text("actor_rollout_ref: {model: {path: m}}\ntrainer: {seed: 5}\n")
-    text = report(folder)
+def test_changes_between_the_starts_of_a_run(run: Path) -> None:
+    (run / "config.1.yaml").write_text("actor_rollout_ref: {model: {path: m}}\ntrainer: {seed: 0}\n")
+    (run / "config.2.yaml").write_text("actor_rollout_ref: {model: {path: m}}\ntrainer: {seed: 5}\n")
+    text = report(run)
     assert "| `trainer.total_training_steps` | config.1.yaml | `9` | `-` |" in text
     assert "| `trainer.seed` | config.2.yaml | `0` | `5` |" in text

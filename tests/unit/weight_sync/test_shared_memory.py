@@ -1,4 +1,14 @@
+"""Buckets of weights, and the files in which they and adapters are sent."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -7,7 +17,59 @@ from safetensors.torch import load_file
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync import shared_memory
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.shared_memory import SharedMemorySender
+from alphaapollo.weight_sync.shared_memory import (
+    SharedAdapterSender,
+    SharedMemorySender,
+    make_buckets,
+    prefetch_buckets,
+)
+
+
+def test_buckets_are_cast_and_complete() -> None:
+    tensors = {"a": torch.ones(4), "b": torch.ones(2, 3).t()}
+    (part,) = make_buckets(tensors.items(), torch.bfloat16)
+    assert list(part) == ["a", "b"] and all(
+        one.dtype == torch.bfloat16 and one.is_contiguous() for one in part.values()
+    )
+
+
+def test_a_bucket_ends_with_the_tensor_that_reaches_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 8)  # two numbers
+    parts = list(make_buckets(((str(index), torch.zeros(1)) for index in range(5)), torch.float32))
+    assert [len(part) for part in parts] == [2, 2, 1]
+
+
+def test_next_bucket_is_gathered_while_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Stream:
+        numbers = itertools.count(1)
+
+        def wait_stream(self, other: Any) -> None:
+            calls.append(f"after {other}")
+
+        def record_event(self) -> Any:
+            number = next(self.numbers)
+            return SimpleNamespace(synchronize=lambda: calls.append(f"whole {number}"))
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the step")
+    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 1)
+
+    def gather() -> Iterator[tuple[str, torch.Tensor]]:
+        for number in (1, 2, 3):
+            calls.append(f"gather {number}")
+            yield str(number), torch.ones(1)
+
+    for part in prefetch_buckets(make_buckets(gather(), torch.float32)):
+        calls.append(f"send {' '.join(part)}")
+    assert calls == [
+        "after the step",
+        *("gather 1", "gather 2", "whole 1", "send 1"),
+        *("gather 3", "whole 2", "send 2"),
+        *("whole 3", "send 3"),
+    ]
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -64,3 +126,28 @@ def test_full_shared_memory_error_has_a_fix(tmp_path, monkeypatch):
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(ValueError, match=r"No space left.*0\.00 GiB"):
         SharedMemorySender(tmp_path / "w", torch.float32).send(tensors().items(), version=1)
+
+
+LAYER = "base_model.model.model.layers.0.self_attn"
+
+
+def adapter() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    names = {f"{LAYER}.{name}.lora_{part}.weight" for name in ("q_proj", "v_proj") for part in "AB"}
+    return {name: torch.randn((4, 6) if ".lora_A." in name else (6, 4)) for name in sorted(names)}
+
+
+def test_sent_folder_is_a_peft_adapter_with_scale_one(tmp_path: Path) -> None:
+    sender = SharedAdapterSender(tmp_path / "w", torch.bfloat16)
+    sender.send(adapter().items(), version=1)
+    update = sender.send(adapter().items(), version=2)
+    assert update is not None and update.version == 2
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["v2"]
+    read = load_file(tmp_path / "w" / update.folder / "adapter_model.safetensors")
+    assert read.keys() == adapter().keys()
+    assert all(torch.equal(read[name], tensor.bfloat16()) for name, tensor in adapter().items())
+    assert update.digest == format_digest(compute_joint_digest(read.values()))
+    config = json.loads((tmp_path / "w" / update.folder / "adapter_config.json").read_text())
+    assert config["lora_alpha"] == config["r"] == 4 and config["target_modules"] == ["q_proj", "v_proj"]
+    sender.release_sent_weights()
+    assert not (tmp_path / "w").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.config.resolve import resolve_model
 from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.own_loop.rows import RowReader, distribute, make_row, split_by_row
@@ -21,7 +20,7 @@ from alphaapollo.types import Row
 from alphaapollo.workers.accumulation import LossRequest, accumulate, cross_entropy, take_step
 from tests.unit.tiny import VOCABULARY, run_ranks
 from tests.unit.workers import training
-from tests.unit.workers.test_lora import train_by_hand
+from tests.unit.workers.layouts import run_on_ranks
 from tests.unit.workers.training import Case
 
 TEMPERATURE, NUM_ROWS, DENOMINATOR = 0.9, 6, 7.5
@@ -60,10 +59,6 @@ Found = dict[str, tuple[float, np.ndarray, dict[str, np.ndarray]]]
 """Loss, log-probs of all rows and gradients, by loss and split."""
 
 
-def resolve_float64(model: Any, device: Any, *rest: Any) -> Any:
-    return resolve_model(model, device).model_copy(update={"dtype": "float64"})
-
-
 def gradients_of(worker: Any) -> dict[str, np.ndarray]:
     named = worker.policy.named_parameters()
     return {name: full_tensor(p.grad).numpy().copy() for name, p in named if p.grad is not None}
@@ -74,14 +69,9 @@ def accumulate_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> F
     plan: Any = SimpleNamespace(
         placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=case.max_tokens, padded=True
     )
-    with ExitStack() as stack:
-        stack.enter_context(Float64Mode())
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(training, "resolve_model", resolve_float64)
-        worker = training.make_worker(case, rank, num_ranks, address)
-        stack.callback(worker.close)
+    with Float64Mode(), closing(training.make_worker(case, rank, num_ranks, address)) as worker:
         if case.lora_rank:
-            train_by_hand(worker.policy)
+            training.train_by_hand(worker.policy)
         for name, loss in LOSSES.items():
             for split, calls in SPLITS.items():
                 total, logprobs = 0.0, np.zeros((NUM_ROWS, 12))
@@ -117,7 +107,9 @@ def plain_gradients(folder: Path, lora_rank: int) -> Found:
         layers = {name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
         targets = sorted(layers - {"lm_head"})
         inject_adapter_in_model(LoraConfig(r=lora_rank, lora_alpha=16, target_modules=targets), model)
-        train_plain_by_hand(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(is_adapter_parameter(name))
+        training.train_by_hand(torch.nn.ModuleDict({"model": model}))
     found: Found = {}
     for name, _ in LOSSES.items():
         model.zero_grad()
@@ -147,25 +139,14 @@ def plain_gradients(folder: Path, lora_rank: int) -> Found:
     return found
 
 
-def train_plain_by_hand(model: Any) -> None:
-    """The adapters of `train_by_hand`, in peft's model."""
-    import zlib
-
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(is_adapter_parameter(name))
-        if is_adapter_parameter(name):
-            generator = torch.Generator().manual_seed(zlib.crc32(f"model.{name}".encode()))
-            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-
-
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_equals_plain_transformers_on_one_and_two_ranks(model_folder: Any, lora_rank: int) -> None:
     folder = model_folder("qwen3")
-    case = Case(str(folder), lora_rank=lora_rank, max_tokens=20)
+    case = Case(str(folder), lora_rank=lora_rank, max_tokens=20, dtype="float64")
     with Float64Mode():
         expected = plain_gradients(folder, lora_rank)
     for ranks in (1, 2):
-        for found in run_ranks(accumulate_on_rank, ranks, case, timeout=200):
+        for found in run_on_ranks(accumulate_on_rank, ranks, case):
             assert found.keys() == {f"{name}, {split}" for name in LOSSES for split in SPLITS}
             for label, (loss, logprobs, gradients) in found.items():
                 own_loss_value, own_logprobs, own_gradients = expected[label.partition(",")[0]]

@@ -29,7 +29,7 @@ def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folde
 
     worker = make_worker(case, rank, num_ranks, address, saves_in_background=True)
     batch = make_batch(case, num_ranks)
-    columns = make_columns(case, batch, rank, ref=True)
+    columns = make_columns(case, batch, rank)
     worker.load_batch(batch.rank_batches[rank])
     at_once = CheckpointWriter(in_background=False)
     for name in ("first", "second"):

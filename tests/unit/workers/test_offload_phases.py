@@ -37,7 +37,7 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
         found[f"old {step}"] = worker.compute_log_probs()
         found[f"ref {step}"] = worker.compute_log_probs("reference")
         worker.offload()
-        found[f"metrics {step}"] = worker.update(make_columns(case, batch, rank, old=step == 2, ref=True))
+        found[f"metrics {step}"] = worker.update(make_columns(case, batch, rank, old=step == 2))
         worker.offload()
         found[f"probe {step}"] = worker.compute_probe_log_probs([3, 4, 5, 6])
         worker.send_weights(step)

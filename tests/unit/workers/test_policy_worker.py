@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import Config, RolloutCorrection
-from alphaapollo.models.sharding import local_tensor
+from alphaapollo.config.schema import RolloutCorrection
 from tests.unit.tiny import run_ranks
 from tests.unit.workers import training
 from tests.unit.workers.training import Case
@@ -68,55 +65,27 @@ def test_metrics_by_hand(start):
     np.testing.assert_array_equal(worker.get_old_log_probs(), np.zeros_like(columns.advantages))
 
 
-def test_the_error_of_a_bad_step_suggests_valid_keys(start):
-    worker, columns = start()
-    before = training.parameters(worker)
-    with pytest.raises(FloatingPointError, match=r"policy.* nan at optimizer step 1;") as error:
-        worker.update(replace(columns, advantages=np.full_like(columns.advantages, np.nan)))
-    training.assert_close(training.parameters(worker), before, atol=0, rtol=0)
-    keys = re.findall(r"[a-z_.]+=[\w.-]+", str(error.value))
-    assert keys == ["data.seed=1000", "trainer.on_bad_step=skip", "actor_rollout_ref.actor.optim.lr=1e-07"]
-    config = load_config(Config, "ppo", keys)
-    assert (config.data.seed, config.trainer.on_bad_step) == (1000, "skip")
-
-
-def test_non_finite_weights_are_not_saved_or_exported(start, tmp_path: Path):
-    worker, _ = start()
-    (*_, (name, parameter)) = worker.policy.named_parameters()
-    local_tensor(parameter.data).view(-1)[3] = np.inf
-    for write in (worker.save, worker.export):
-        with pytest.raises(FloatingPointError, match=rf"1 of the policy.*{name}"):
-            write(str(tmp_path / "saved"))
-    assert not (tmp_path / "saved").exists()
-
-
 def test_bad_steps_are_skipped_up_to_a_limit(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    worker, columns = start()
-    before, bad = training.parameters(worker), replace(columns, advantages=np.full_like(columns.advantages, np.nan))
-    metrics = worker.update(bad, skip_bad_step=True)
-    assert metrics["actor/steps_skipped"] == metrics["actor/optimizer_steps"] == 1
-    assert worker.state.num_steps == 0
-    training.assert_close(training.parameters(worker), before, atol=0, rtol=0)
-    metrics = worker.update(columns, skip_bad_step=True)
-    assert metrics["actor/steps_skipped"] == 0 and worker.state.num_steps == 1
-    assert np.isfinite(metrics["actor/grad_norm"]), "nothing is left of the bad gradients"
+    """test_resume.py has single bad steps. A checkpoint does not reset the count."""
     monkeypatch.setattr("alphaapollo.models.train_state.MAX_SKIPPED_STEPS", 3)
+    worker, columns = start()
+    bad = replace(columns, advantages=np.full_like(columns.advantages, np.nan))
+    worker.update(bad, skip_bad_step=True)
+    worker.update(columns, skip_bad_step=True)
     worker.update(bad, skip_bad_step=True)
     worker.save(str(tmp_path / "saved"))
     worker, _ = start()
-    worker.load(str(tmp_path / "saved"))  # which does not reset the count
-    worker.update(bad, skip_bad_step=True)
+    worker.load(str(tmp_path / "saved"))
+    metrics = worker.update(bad, skip_bad_step=True)
+    assert metrics["actor/steps_skipped"] == metrics["actor/optimizer_steps"] == 1
     with pytest.raises(FloatingPointError, match="at optimizer step 2, 3 times in a row"):
         worker.update(bad, skip_bad_step=True)
 
 
-@pytest.mark.parametrize("family", ["", "qwen3_vl"])
-def test_the_reference_changes_only_by_a_reset_which_resets_the_optimizer(start, vision_folder, tmp_path, family: str):
+@pytest.mark.parametrize("case", [Case("qwen3"), Case("qwen3_vl", images=True, num_rows=5, freeze_vision=False)])
+def test_the_reference_changes_only_by_a_reset_which_resets_the_optimizer(start, case: Case):
     """A trained vision tower is a part of the reference."""
-    images = {"num_rows": 5, "images": True, "freeze_vision": False}
-    fields = {"needs_reference": True, "actor": {"optim": {"name": "muon"}}}  # Muon and AdamW
-    case = Case(str(vision_folder(family)), **images) if family else "qwen3"
-    worker, columns = start(case, **fields)
+    worker, columns = start(case, needs_reference=True, actor={"optim": {"name": "muon"}})  # Muon and AdamW
     before = worker.compute_log_probs("reference")
     np.testing.assert_allclose(before, worker.compute_log_probs(), atol=1e-6)
     training.scale_weights(worker.policy, 1.2)
@@ -128,11 +97,6 @@ def test_the_reference_changes_only_by_a_reset_which_resets_the_optimizer(start,
     after = worker.compute_log_probs("reference")
     assert np.abs(after - before).max() > 1e-3
     np.testing.assert_array_equal(after, worker.compute_log_probs())
-
-    worker.save(str(tmp_path / "saved"))
-    resumed, _ = start(case, **fields)
-    resumed.load(str(tmp_path / "saved"))
-    np.testing.assert_array_equal(resumed.compute_log_probs("reference"), after)
 
 
 def test_correction_weights_only_the_policy_term(start):
@@ -154,24 +118,6 @@ def test_correction_weights_only_the_policy_term(start):
     assert metrics["mask"]["actor/pg_loss"] == 0.0
     assert metrics["mask"]["actor/correction_dropped"] == 1.0
     assert metrics["mask"]["actor/entropy"] == metrics["none"]["actor/entropy"]
-
-
-def test_checkpoint_resumes_bit_for_bit(start, tmp_path: Path):
-    worker, columns = start(actor=FAST, mini_batch_size=5)
-    metrics = worker.update(columns)
-    assert worker.state.num_steps == 2 and metrics["actor/lr"] == pytest.approx(1e-2)  # after two steps of warm-up
-    worker.save(str(tmp_path / "saved"))
-    drawn = torch.rand(3).tolist(), np.random.rand()
-    worker.update(columns)
-
-    resumed, _ = start(actor=FAST, mini_batch_size=5)
-    torch.manual_seed(99)
-    np.random.seed(99)
-    resumed.load(str(tmp_path / "saved"))
-    assert resumed.state.num_steps == 2
-    assert (torch.rand(3).tolist(), np.random.rand()) == drawn
-    resumed.update(columns)
-    training.assert_close(training.parameters(resumed), training.parameters(worker), atol=0, rtol=0)
 
 
 def train_and_save(rank: int, num_ranks: int, address: str, case: Case, load: str, save: str) -> dict[str, np.ndarray]:
@@ -216,7 +162,7 @@ def test_checkpoint_and_export_across_numbers_of_ranks(model_folder, tmp_path: P
 
 def test_bfloat16_computes_with_float32_masters(start, tmp_path: Path):
     fields = {"dtype": "bfloat16", "needs_reference": True, "actor": FAST | {"use_kl_loss": True}}
-    worker, columns = start("llama", ref=True, **fields)
+    worker, columns = start("llama", **fields)
     before, ref = worker.compute_log_probs(), worker.compute_log_probs("reference")
     assert np.abs(before - ref).max() < 0.1
     worker.update(columns)
@@ -241,3 +187,14 @@ def test_memory_of_the_process(start):
     worker, _ = start()
     metrics = worker.get_memory_metrics()
     assert 0.05 < metrics["rss_gib"] <= metrics["rss_peak_gib"] * 1.1 < 50
+
+
+def test_the_entropy_is_computed_only_if_it_is_used(start):
+    for settings, measures, is_computed in (
+        ({}, True, True),
+        ({}, False, False),
+        ({"entropy_coeff": 0.1}, False, True),
+    ):
+        worker, columns = start(actor=settings)
+        metrics = worker.update(columns, measures_entropy=measures)
+        assert ("actor/entropy" in metrics) is is_computed and "actor/pg_loss" in metrics

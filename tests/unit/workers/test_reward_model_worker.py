@@ -1,67 +1,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from alphaapollo.batching.batch import BatchLayout
-from alphaapollo.batching.packing import build_batch_layout
-from alphaapollo.config.resolve import resolve_model
-from alphaapollo.config.schema import FrozenFsdp, Model
-from alphaapollo.models import sharding
+from alphaapollo.config.schema import Model
 from alphaapollo.models.load import load_reward_model
 from alphaapollo.types import Row
-from alphaapollo.workers.critic import RewardModelWorker
-from alphaapollo.workers.process_group import RankPlacement
-from tests.unit.tiny import run_ranks, save_scorer, some_rows
-from tests.unit.workers.training import call_for_each
-
-TEXTS = [row.token_ids for row in some_rows(9)]
+from tests.unit.tiny import save_scorer
+from tests.unit.workers.layouts import compute
+from tests.unit.workers.training import Case, make_batch, make_rows
 
 
-@pytest.fixture(scope="session")
-def scorer_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Folders of tiny reward models as transformers saves them."""
-    made: dict[tuple[str, str], Path] = {}
-
-    def folder(name: str, kind: str = "SequenceClassification") -> Path:
-        if (name, kind) not in made:
-            made[name, kind] = save_scorer(name, tmp_path_factory.mktemp(name), kind)
-        return made[name, kind]
-
-    return folder
-
-
-def one_batch(num_ranks: int, max_tokens: int, padded: bool) -> BatchLayout:
-    rows = [Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [len(ids) - 1]) for ids in TEXTS]
-    return build_batch_layout(rows, list(range(len(rows))), num_ranks, len(rows), max_tokens, padded, 0, False)
-
-
-def scores(rank: int, num_ranks: int, address: str, layout: tuple[str, int, int], folder: str) -> np.ndarray:
-    """Scores in a layout: attention, tokens of a micro-batch, ranks that share every sequence."""
-    sharding.MIN_UNIT = 0
-    attention, max_tokens, shared = layout
-    model = resolve_model(Model(path=folder, attention=attention), "cpu")
-    worker = RewardModelWorker(model, FrozenFsdp(), RankPlacement(rank, num_ranks, address, "cpu", 1, shared))
-    batch = one_batch(num_ranks // shared, max_tokens, worker.builder.padded)
-    found = worker.compute_scores(batch.rank_batches[rank // shared])
-    worker.close()
-    return found
-
-
-def by_transformers(folder: Path) -> np.ndarray:
+def by_transformers(folder: str, rows: Sequence[Row]) -> np.ndarray:
     """Scores of single texts by the saved model."""
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-    is_token = json.loads((folder / "config.json").read_text())["architectures"][0].endswith("ForTokenClassification")
+    is_token = json.loads(Path(folder, "config.json").read_text())["architectures"][0].endswith(
+        "ForTokenClassification"
+    )
     auto = AutoModelForTokenClassification if is_token else AutoModelForSequenceClassification
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
-        return np.array([model(torch.tensor([ids])).logits.flatten()[-1].item() for ids in TEXTS])
+        return np.array([model(torch.tensor([row.token_ids])).logits.flatten()[-1].item() for row in rows])
 
 
 @pytest.mark.parametrize(
@@ -75,23 +40,12 @@ def by_transformers(folder: Path) -> np.ndarray:
     ],
 )
 def test_scores_are_those_of_transformers(scorer_folder, name: str, kind: str, attention: str, max_tokens: int) -> None:
-    folder = scorer_folder(name, kind)
-    column = scores(0, 1, "", (attention, max_tokens, 1), str(folder))
-    expected = by_transformers(folder)
+    case = Case(str(scorer_folder(name, kind)), role="reward_model", attention=attention, max_tokens=max_tokens)
+    (found,) = compute(0, 1, "", [case])
+    expected = by_transformers(case.folder, make_rows(case))
     assert expected.std() > 0.01  # they tell the texts apart
-    ours = one_batch(1, max_tokens, attention == "padded").join_columns([column])
+    ours = make_batch(case).join_columns([found.columns["scores"]])
     np.testing.assert_allclose(ours, expected, atol=1e-5)
-
-
-def test_two_ranks_give_the_same_scores(scorer_folder) -> None:
-    """Nine texts in micro-batches of at most 100 tokens; one rank sometimes computes a dummy. Then with sequence
-    parallelism, padded and packed."""
-    folder, layouts = scorer_folder("qwen3"), [("padded", 100, 1), ("padded", 100, 2), ("sdpa", 100, 2)]
-    expected, ranks = by_transformers(folder), run_ranks(call_for_each, 2, scores, layouts, str(folder))
-    np.testing.assert_allclose(one_batch(2, 100, True).join_columns([rank[0] for rank in ranks]), expected, atol=1e-5)
-    for rank in ranks:
-        for padded, column in zip((True, False), rank[1:], strict=True):
-            np.testing.assert_allclose(one_batch(1, 100, padded).join_columns([column]), expected, atol=1e-5)
 
 
 def test_other_models_are_errors(model_folder, tmp_path: Path) -> None:

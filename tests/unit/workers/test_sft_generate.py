@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import eval_frame
 
-from alphaapollo.models import load
 from alphaapollo.types import Completion, Sampling, SamplingRequest, StopReason
-from tests.unit.tiny import run_ranks, some_rows
-from tests.unit.workers.test_sft_worker import SftCase, make_worker, rank_batch
-from tests.unit.workers.training import load_plain
+from tests.unit.workers.layouts import run_on_ranks
+from tests.unit.workers.test_sft_worker import SFT
+from tests.unit.workers.training import Case, load_plain, make_batch, make_worker
 
 PROMPTS = [[5, 9, 2], [7], [30, 31, 32, 33, 34, 35], [11, 4], [40, 12, 13]]
 GREEDY = Sampling(max_tokens=12, temperature=0.0, stop_token_ids=(1,))
@@ -21,18 +23,19 @@ DRAWN = [Sampling(max_tokens=3 + index, top_k=20, seed=index, stop_token_ids=(1,
 
 
 def trained_answers(
-    rank: int, num_ranks: int, address: str, case: SftCase, export: str
+    rank: int, num_ranks: int, address: str, case: Case, export: str
 ) -> tuple[list[Completion], list[Completion], list[Completion], bool]:
     """Greedy and sampled completions of this rank's prompts after a step, those of a prompt that only rank 0 has, and
     whether another step works."""
     worker = make_worker(case, rank, num_ranks, address)
-    worker.step(rank_batch(case, some_rows(6), rank, num_ranks))
+    own, shares = case.share(rank, num_ranks)
+    worker.step(make_batch(case, shares).rank_batches[own])
     mine = range(rank, len(PROMPTS), num_ranks)
     greedy = worker.generate([SamplingRequest(PROMPTS[index], GREEDY) for index in mine], version=7)
     drawn = worker.generate([SamplingRequest(PROMPTS[index], DRAWN[index]) for index in mine], version=7)
     single = worker.generate([] if rank else [SamplingRequest(PROMPTS[0], GREEDY)], version=7)
     worker.export(export)
-    again = worker.step(rank_batch(case, some_rows(6, seed=3), rank, num_ranks))
+    again = worker.step(make_batch(replace(case, row_seed=3), shares).rank_batches[own])
     worker.close()
     return greedy, drawn, single, math.isfinite(again.metrics["grad_norm"])
 
@@ -49,18 +52,18 @@ def sample_greedily(model: Any, token_ids: list[int], sampling: Sampling) -> lis
 @pytest.mark.parametrize(
     ("name", "num_ranks", "fields"),
     [
-        ("qwen3", 1, {"model": {"enable_gradient_checkpointing": True}}),
+        ("qwen3", 1, {"checkpointing": True}),
         ("gemma2", 1, {}),
         ("qwen3_moe", 2, {}),
-        ("llama", 2, {"model": {"lora_rank": 4}, "attention": "sdpa"}),
+        ("llama", 2, {"lora_rank": 4, "attention": "sdpa"}),
         ("qwen3", 2, {"sequence_parallel": 2, "attention": "sdpa"}),
     ],
 )
 def test_completions_equal_those_of_the_exported_model(
-    model_folder, tmp_path: Path, name: str, num_ranks: int, fields: dict[str, Any]
+    locate, tmp_path: Path, name: str, num_ranks: int, fields: dict[str, Any]
 ) -> None:
-    given = (SftCase(str(model_folder(name)), optim={"lr": 0.05}, **fields), str(tmp_path / "model"))
-    parts = [trained_answers(0, 1, "", *given)] if num_ranks == 1 else run_ranks(trained_answers, num_ranks, *given)
+    case = locate(replace(SFT, folder=name, settings={"optim": {"lr": 0.05}, "grad_clip": 0.5}, **fields))
+    parts = run_on_ranks(trained_answers, num_ranks, case, str(tmp_path / "model"))
     exported = load_plain(tmp_path / "model")
     for rank, (greedy, drawn, single, goes_on) in enumerate(parts):
         assert goes_on and [one.token_ids for one in single] == ([] if rank else [greedy[0].token_ids])
@@ -74,13 +77,18 @@ def test_completions_equal_those_of_the_exported_model(
             assert len(one.logprobs) == len(one.token_ids) and max(one.logprobs) < 0.0
 
 
-def test_generation_does_not_compile(model_folder, close_later, monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = []
-    monkeypatch.setattr(load, "COMPILER", lambda graph, inputs: graphs.append(graph) or graph.forward)
-    case = SftCase(str(model_folder("llama")), model={"use_torch_compile": True})
-    worker, batch = close_later(make_worker(case, 0, 1, "")), rank_batch(case, some_rows(4), 0, 1)
-    worker.evaluate(batch)
-    before = len(graphs)
-    assert before and worker.generate([SamplingRequest(PROMPTS[0], DRAWN[0])], version=0)[0].token_ids
-    assert len(graphs) == before
-    worker.evaluate(batch)
+def test_generation_does_not_compile(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled layers, which record torch's stance instead, run as they are."""
+    stances: list[str] = []
+
+    def record_stance(forward: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: (stances.append(eval_frame._stance.stance), forward(*args, **kwargs))[1]
+
+    monkeypatch.setattr(torch, "compile", record_stance)
+    worker, _ = start(SFT, folder="llama", compiles=True)
+    stances.clear()
+    worker.evaluate(worker.batch)
+    assert {*stances} == {"default"}
+    stances.clear()
+    worker.generate([SamplingRequest(PROMPTS[0], DRAWN[0])], version=0)
+    assert {*stances} == {"force_eager"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,16 @@ import pytest
 import torch
 
 from alphaapollo.batching.batch import Columns
-from alphaapollo.config.resolve import resolve_model
 from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.trainer.replay.run import Float64Mode
 from alphaapollo.workers import trust_region
 from alphaapollo.workers.policy import PolicyWorker
-from tests.unit.tiny import VOCABULARY, run_ranks, save_tokenizer
+from tests.unit.tiny import run_ranks
 from tests.unit.workers import training
-from tests.unit.workers.test_lora import train_by_hand
 from tests.unit.workers.training import Case
 
 TEMPERATURE, DELTA, DAMPING = 0.9, 0.01, 2.0
+SIZES: dict[str, Any] = {"num_rows": 4, "mini_batch_size": 4, "max_tokens": 40}
 CG_STEPS = 40  # for a direction that is exact to 1e-6
 TRPO: dict[str, Any] = {"name": "trpo", "delta": DELTA, "cg_damping": DAMPING}
 
@@ -31,41 +30,14 @@ def actor(**optim: Any) -> dict[str, Any]:
     return {"policy_loss": {"loss_mode": "surrogate"}, "optim": TRPO | optim, "grad_clip": 1e9}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers with 1,904 parameters."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=8,
-        intermediate_size=12,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=4,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for parameter in model.parameters():
-        if parameter.ndim >= 2:
-            parameter.data.normal_(std=0.4)
-    path = tmp_path_factory.mktemp("three_layers")
-    model.save_pretrained(path)
-    save_tokenizer(path)
-    return path
-
-
 class DenseTrpo:
     """TRPO's step of a plain model in float64, with the dense Fisher matrix."""
 
-    def __init__(self, folder: Path, worker: PolicyWorker, columns: Columns):
+    def __init__(self, folder: str, worker: PolicyWorker, columns: Columns):
         from transformers import AutoModelForCausalLM
 
         arguments: Any = {"dtype": torch.float64, "attn_implementation": "eager"}
-        self.model = AutoModelForCausalLM.from_pretrained(str(folder), **arguments).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, **arguments).eval()
         self.named = dict(self.model.named_parameters())
         self.rows = list(training.iterate_rows(worker.batch.rows))
         weights, advantages = torch.from_numpy(columns.loss_weights), torch.from_numpy(columns.advantages)
@@ -129,12 +101,8 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-def resolve_float64(model: Any, device: Any) -> Any:
-    return resolve_model(model, device).model_copy(update={"dtype": "float64"})
-
-
 def test_step_equals_that_of_a_dense_fisher_matrix(
-    folder: Path, close_later: Any, monkeypatch: pytest.MonkeyPatch
+    locate: Any, close_later: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
     solve = trust_region.conjugate_gradient
@@ -145,17 +113,16 @@ def test_step_equals_that_of_a_dense_fisher_matrix(
         return direction, curvature
 
     monkeypatch.setattr(trust_region, "conjugate_gradient", record)
-    monkeypatch.setattr(training, "resolve_model", resolve_float64)
     with Float64Mode():
-        case = Case(str(folder), actor=actor(cg_steps=CG_STEPS), num_rows=4, mini_batch_size=4, max_tokens=40)
-        worker = close_later(training.make_worker(case, 0, 1, ""))
-        batch = training.make_batch(case, 1)
+        case = locate(Case("three_layers", actor=actor(cg_steps=CG_STEPS), dtype="float64", **SIZES))
+        worker = close_later(training.make_worker(case))
+        batch = training.make_batch(case)
         assert len(batch.rank_batches[0].mini_batches[0].micro_batches) > 1
         worker.load_batch(batch.rank_batches[0])
-        columns = training.make_columns(case, batch, 0, old=False)
+        columns = training.make_columns(case, batch, old=False)
         before = training.parameters(worker)
         metrics = worker.update(columns)
-        dense = DenseTrpo(folder, worker, columns)
+        dense = DenseTrpo(case.folder, worker, columns)
         direction, step, trials = dense.step()
     order, names = [*dense.named], [name for name, _ in worker.policy.named_parameters()]
     named = {name: part.numpy() for name, part in zip(names, found, strict=True)}
@@ -168,14 +135,12 @@ def test_step_equals_that_of_a_dense_fisher_matrix(
     assert metrics["trpo/kl"] == pytest.approx(float(kl), rel=1e-6) and metrics["trpo/kl"] <= DELTA
 
 
-def step_on_ranks(rank: int, num_ranks: int, address: str, case: Case, exact: bool) -> tuple[Any, Any, Any]:
+def step_on_ranks(rank: int, num_ranks: int, address: str, case: Case) -> tuple[Any, Any, Any]:
     """Weights before and after a step, and metrics."""
-    with pytest.MonkeyPatch.context() as patch, Float64Mode() if exact else nullcontext():
-        if exact:
-            patch.setattr(training, "resolve_model", resolve_float64)
+    with Float64Mode() if case.dtype == "float64" else nullcontext():
         worker = training.make_worker(case, rank, num_ranks, address)
         if case.lora_rank:
-            train_by_hand(worker.policy)  # nonzero adapters
+            training.train_by_hand(worker.policy)  # nonzero adapters
         batch = training.make_batch(case, num_ranks)
         worker.load_batch(batch.rank_batches[rank])
         before = training.parameters(worker)
@@ -186,42 +151,26 @@ def step_on_ranks(rank: int, num_ranks: int, address: str, case: Case, exact: bo
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
-def test_ranks_take_the_same_step(folder: Path, lora_rank: int) -> None:
-    sizes = {"num_rows": 4, "mini_batch_size": 4, "max_tokens": 40}
-    case = Case(str(folder), actor=actor(cg_steps=3), lora_rank=lora_rank, **sizes)
-    before, expected, metrics = step_on_ranks(0, 1, "", case, exact=True)
+def test_ranks_take_the_same_step(locate: Any, lora_rank: int) -> None:
+    case = locate(Case("three_layers", actor=actor(cg_steps=3), lora_rank=lora_rank, dtype="float64", **SIZES))
+    before, expected, metrics = step_on_ranks(0, 1, "", case)
     assert metrics["trpo/rejected"] == 0.0 and 0 < metrics["trpo/kl"] <= DELTA
     changed = {name for name in expected if (expected[name] != before[name]).any()}
     assert changed == {name for name in before if is_adapter_parameter(name) or not lora_rank}
-    for _, found, of_rank in run_ranks(step_on_ranks, 2, case, True, timeout=200):
+    for _, found, of_rank in run_ranks(step_on_ranks, 2, case, timeout=200):
         training.assert_close(found, expected, atol=1e-6, rtol=0)
         assert of_rank == pytest.approx(metrics, rel=1e-6)
 
 
-def test_a_step_that_cannot_improve_is_rejected(folder: Path, close_later: Any) -> None:
+def test_a_step_that_cannot_improve_is_rejected(locate: Any) -> None:
     """Without advantages the loss is constant."""
-    case = Case(str(folder), actor=actor(cg_steps=2), no_advantages=True)
-    before, after, metrics = step_on_ranks(0, 1, "", case, exact=False)
+    case = locate(Case("three_layers", actor=actor(cg_steps=2), no_advantages=True))
+    before, after, metrics = step_on_ranks(0, 1, "", case)
     training.assert_close(after, before, atol=0, rtol=0)
     assert metrics == {"trpo/kl": 0.0, "trpo/improvement": 0.0, "trpo/trials": 0.0, "trpo/rejected": 1.0}
 
 
-def test_float32_steps_meet_the_constraint_and_resume(folder: Path, close_later: Any, tmp_path: Path) -> None:
-    case = Case(str(folder), actor=actor(cg_steps=5), mini_batch_size=5)
-
-    def start() -> tuple[PolicyWorker, Columns]:
-        worker = close_later(training.make_worker(case, 0, 1, ""))
-        batch = training.make_batch(case, 1)
-        worker.load_batch(batch.rank_batches[0])
-        return worker, training.make_columns(case, batch, 0, old=False)
-
-    worker, columns = start()
-    metrics = worker.update(columns)
+def test_float32_steps_meet_the_constraint(start: Any) -> None:
+    worker, columns = start(Case("three_layers", actor=actor(cg_steps=5), mini_batch_size=5))
+    metrics = worker.update(replace(columns, old_logprobs=None))
     assert metrics["actor/optimizer_steps"] == 2.0 and 0 < metrics["trpo/kl"] <= DELTA
-    worker.save(str(tmp_path / "saved"))
-    worker.update(columns)
-    resumed, _ = start()
-    resumed.load(str(tmp_path / "saved"))
-    assert resumed.state.num_steps == 2
-    resumed.update(columns)
-    training.assert_close(training.parameters(resumed), training.parameters(worker), atol=0, rtol=0)

@@ -17,7 +17,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.workers.export import export_checkpoint
 from alphaapollo.workers.policy import PolicyWorker
 from tests.unit.workers.test_policy_worker import FAST
-from tests.unit.workers.training import Case, Recorder, assert_close, iterate_rows, parameters, scale_weights
+from tests.unit.workers.training import Case, Recorder, iterate_rows, parameters, scale_weights
 from tests.vision.models import FAMILIES
 from tests.vision.rows import compute_plain_logprobs, load_plain, load_processor, make_rows_with_images, make_test_image
 
@@ -29,7 +29,7 @@ def start_vision(start, vision_folder) -> Callable[..., tuple[PolicyWorker, Colu
     """Start a worker with rows that have images. Returns it, its columns and its model's folder."""
 
     def start_worker(family: str = "qwen3_vl", sender: Any = None, **fields: Any) -> Any:
-        case = Case(str(vision_folder(family)), num_rows=5, images=True)
+        case = Case(family, num_rows=5, images=True)
         return *start(case, arguments={"sender": sender}, **fields), vision_folder(family)
 
     return start_worker
@@ -57,21 +57,14 @@ def is_tower(name: str) -> bool:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("freeze_vision", [True, False])
-def test_training_and_resume_bit_for_bit(start_vision, tmp_path: Path, family: str, freeze_vision: bool):
-    settings = {"actor": FAST, "mini_batch_size": 3, "freeze_vision": freeze_vision}
-    worker, columns, folder = start_vision(family, **settings)
+def test_a_tower_is_trained_unless_it_is_frozen(start_vision, tmp_path: Path, family: str, freeze_vision: bool):
+    """A checkpoint of either can be exported. test_resume.py continues from it."""
+    worker, columns, folder = start_vision(family, actor=FAST, mini_batch_size=3, freeze_vision=freeze_vision)
     before = parameters(worker)
-    worker.update(columns)
-    worker.save(str(tmp_path / "saved"))
     worker.update(columns)
     changed = {name for name, value in parameters(worker).items() if (value != before[name]).any()}
     assert changed == {name for name in before if not (freeze_vision and is_tower(name))}
-
-    resumed, *_ = start_vision(family, **settings)
-    resumed.load(str(tmp_path / "saved"))
-    resumed.update(columns)
-    assert_close(parameters(resumed), parameters(worker), atol=0, rtol=0)
-
+    worker.save(str(tmp_path / "saved"))
     model, out = resolve_model(Model(path=str(folder), freeze_vision=freeze_vision), "cpu"), str(tmp_path / "exported")
     assert export_checkpoint(str(tmp_path / "saved"), model, torch.float32, out, "merged", "policy") < 1e-5
 

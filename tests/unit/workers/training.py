@@ -1,54 +1,82 @@
-"""Policy workers on small batches, and their gradients as plain tensors."""
+"""Workers of every role on small batches, and what plain transformers computes for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import BatchLayout, Columns, Rows
 from alphaapollo.batching.packing import build_batch_layout
+from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.resolve import resolve_model
-from alphaapollo.config.schema import Actor, Model, Reference, RolloutCorrection, Teacher
+from alphaapollo.config.schema import (
+    Actor,
+    Critic,
+    DpoConfig,
+    FrozenFsdp,
+    Model,
+    Reference,
+    RmConfig,
+    SftConfig,
+    Teacher,
+)
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.models import sharding
+from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.train_state import OptimizerStep
 from alphaapollo.types import LONGER_PROMPT, Row, WeightUpdate
 from alphaapollo.workers.builders import make_teacher_model_sections
+from alphaapollo.workers.critic import CriticWorker, RewardModelWorker
+from alphaapollo.workers.finetuning_worker import SftWorker
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
+from alphaapollo.workers.preference import PreferenceWorker, RewardTrainingWorker
 from alphaapollo.workers.process_group import RankPlacement
 from tests.matrices import join, split
-from tests.unit.tiny import run_ranks, some_rows
+from tests.unit.tiny import some_rows
 from tests.vision.rows import make_rows_with_images
 
-NUM_ROWS = 10
+NUM_ROWS, NUM_STEPS = 10, 10
+
+
+FINETUNING = {
+    "sft": (SftWorker, SftConfig),
+    "preference": (PreferenceWorker, DpoConfig),
+    "reward": (RewardTrainingWorker, RmConfig),
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """Layout and settings of one iteration."""
+    """Model, role, settings and layout of one iteration."""
 
-    folder: str
+    folder: str  # in tables the name of a tiny model, before `Folders.locate`
     actor: dict[str, Any] = field(default_factory=dict)
     attention: str = "padded"
-    dtype: str = "auto"
+    dtype: str = "auto"  # "float64": what a configuration cannot choose; needs Float64Mode
+    role: str = "policy"  # or critic, reward_model (frozen), and those of FINETUNING
+    settings: dict[str, Any] = field(default_factory=dict)  # of another role
     max_tokens: int = 10_000
     num_rows: int = NUM_ROWS
+    row_seed: int = 0
     mini_batch_size: int = NUM_ROWS
     needs_reference: bool = False
     ref: dict[str, Any] = field(default_factory=dict)
     checkpointing: bool = False
+    compiles: bool = False
     use_liger: Any = "auto"
     lora_rank: int = 0
     min_unit: int = 0  # parameters of a layer that FSDP gathers on its own
@@ -56,6 +84,8 @@ class Case:
     order: int | None = None  # seed of a shuffle of the rows
     correction: dict[str, Any] = field(default_factory=dict)
     sequence_parallel: int = 1
+    shares_prompts: bool = False
+    records_old: bool = False  # the update gets no old log-probs, and records its own
     aux: float = 0.0  # weight of the load-balancing loss
     replay: bool = False  # rows come with experts
     device: Device = "cpu"
@@ -66,7 +96,7 @@ class Case:
     contexts: bool = False  # rows have prompts for a self-teacher, except every third one
     no_advantages: bool = False
     freeze_vision: bool = True
-    images: bool = False  # the rows are those of tests/vision/rows.py
+    images: bool = False  # the rows are the first ones of tests/vision/rows.py
 
     def share(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Index of the rank's part of the rows, and the number of parts."""
@@ -77,41 +107,65 @@ class Case:
         rows = np.arange(self.num_rows)
         return rows if self.order is None else np.random.default_rng(self.order).permutation(rows)
 
+    @property
+    def needs_ref_column(self) -> bool:
+        actor = Actor(**self.actor)
+        return actor.use_kl_loss and actor.kl_loss_type != "full"
 
-def make_worker(case: Case, rank: int, num_ranks: int, address: str, **arguments: Any) -> PolicyWorker:
+
+def make_worker(case: Case, rank: int = 0, num_ranks: int = 1, address: str = "", **arguments: Any) -> Any:
+    """Worker of the case's role. arguments: further ones of its class."""
     sharding.MIN_UNIT = case.min_unit
     model = resolve_model(
         Model(
             path=case.folder,
             attention=case.attention,
-            dtype=case.dtype,
+            dtype="auto" if case.dtype == "float64" else case.dtype,
             enable_gradient_checkpointing=case.checkpointing,
             lora_rank=case.lora_rank,
             freeze_vision=case.freeze_vision,
             router_aux_loss_coef=case.aux,
+            use_torch_compile=case.compiles,
             use_liger=case.use_liger,
         ),
         case.device,
     )
+    if case.dtype == "float64":
+        model = model.model_copy(update={"dtype": "float64"})
+    placement = RankPlacement(rank, num_ranks, address, case.device, 1, case.sequence_parallel)
+    if case.role == "policy":
+        return make_policy_worker(case, model, placement, **arguments)
+    if case.role == "critic":
+        return CriticWorker(model, Critic(**case.settings), placement, NUM_STEPS, **{"seed": 0} | arguments)
+    if case.role == "reward_model":
+        return RewardModelWorker(model, FrozenFsdp(), placement)
+    worker_class, config_class = FINETUNING[case.role]
+    return worker_class(config_class(**case.settings), model, placement, NUM_STEPS, **arguments)
+
+
+def make_policy_worker(
+    case: Case, model: Model, placement: RankPlacement, sender: Any = None, **arguments: Any
+) -> PolicyWorker:
     teacher = Teacher(**{"model": {"path": case.teacher_folder}} | case.teacher)
-    sender = arguments.pop("sender", None)
     setup = PolicyWorkerConfig(
         model=model,
         actor=Actor(**case.actor),
         ref=Reference(**case.ref),
         needs_reference=case.needs_reference,
-        optimizer_steps=10,
+        optimizer_steps=NUM_STEPS,
         temperature=0.9,
         teacher=teacher,
         teacher_models=make_teacher_model_sections(model, teacher),
         **arguments,
     )
-    placement = RankPlacement(rank, num_ranks, address, case.device, 1, case.sequence_parallel)
     return PolicyWorker(setup, placement, sender)
 
 
-def make_batch(case: Case, num_ranks: int) -> BatchLayout:
-    rows = make_rows_with_images(Path(case.folder)) if case.images else some_rows(case.num_rows)
+def make_rows(case: Case) -> list[Row]:
+    every = make_rows_with_images(Path(case.folder)) if case.images else some_rows(case.num_rows, case.row_seed)
+    rows = [every[index] for index in range(case.num_rows)]
+    if case.role == "reward_model":
+        rows = [read_at_the_end(row) for row in rows]
     if case.rough:
         rows = [cut_to_one_token(row) if index in (0, 2) else row for index, row in enumerate(rows)]
     if case.replay:
@@ -124,11 +178,20 @@ def make_batch(case: Case, num_ranks: int) -> BatchLayout:
             replace(row, columns={LONGER_PROMPT: prompt} if prompt else {})
             for row, prompt in zip(rows, prompts, strict=True)
         ]
-    rows = [rows[index] for index in case.row_order]
-    padded = case.attention == "padded"
-    return build_batch_layout(
-        rows, list(range(case.num_rows)), num_ranks, case.mini_batch_size, case.max_tokens, padded, 0, False
-    )
+    return [rows[index] for index in case.row_order]
+
+
+def make_batch(case: Case, num_ranks: int = 1) -> BatchLayout:
+    rows, padded = make_rows(case), case.attention == "padded"
+    shared = find_shared_prompts(rows, [0] * len(rows)) if case.shares_prompts else None
+    sizes = num_ranks, case.mini_batch_size, case.max_tokens
+    return build_batch_layout(rows, range(len(rows)), *sizes, padded, shared_prompts=shared, min_sharing_ratio=1.0)
+
+
+def read_at_the_end(row: Row) -> Row:
+    """The row with its last token as response, where a reward model reads its score."""
+    length = len(row.token_ids)
+    return Row(row.token_ids, [0] * (length - 1) + [1], [0.0] * length, [length - 1])
 
 
 def longer_prompt(row: Row, index: int) -> list[int]:
@@ -147,7 +210,7 @@ def some_experts(row: Row, seed: int) -> np.ndarray:
     return generator.random((len(row.token_ids), 2, 4)).argsort(-1)[..., :2].astype(np.uint8)
 
 
-def make_columns(case: Case, batch: BatchLayout, rank: int, old: bool = True, ref: bool = False) -> Columns:
+def make_columns(case: Case, batch: BatchLayout, rank: int = 0, old: bool = True) -> Columns:
     """Columns like the driver's: read-only, with weights over the mini-batch. A row has the same values in any order
     of the rows."""
     generator = np.random.default_rng(1)
@@ -179,7 +242,7 @@ def make_columns(case: Case, batch: BatchLayout, rank: int, old: bool = True, re
         returns=column(1.0),
         values=column(0.5),
         old_logprobs=column(0.5, -4.0) if old else None,
-        ref_logprobs=column(0.5, -4.0) if ref else None,
+        ref_logprobs=column(0.5, -4.0) if case.needs_ref_column else None,
         loss_weights=batch.split_row_values(weights)[rank],
         sequence_weights=batch.split_row_values(per_sequence)[rank],
         value_weights=batch.split_row_values(of_values)[rank],
@@ -241,7 +304,7 @@ def assert_close(
 
 def parameters(worker: Any) -> dict[str, np.ndarray]:
     """Copies of a worker's complete parameters by name."""
-    return {name: full_tensor(p.detach()).numpy().copy() for name, p in worker.state.module.named_parameters()}
+    return {name: full_tensor(p.detach()).clone().numpy() for name, p in worker.state.module.named_parameters()}
 
 
 class Recorder:
@@ -255,7 +318,19 @@ class Recorder:
         pass
 
 
-def scale_weights(model: torch.nn.Module, factor: float) -> None:
+@torch.no_grad()
+def train_by_hand(model: nn.Module) -> None:
+    """Set nonzero adapters, drawn by the parameter's name: the same on any number of ranks, and in peft's model."""
+    for name, parameter in model.named_parameters():
+        if is_adapter_parameter(name):
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            value = (torch.randn(parameter.shape, generator=generator) * 0.2).to(parameter.dtype)
+            if isinstance(parameter, DTensor):
+                value = distribute_tensor(value, parameter.device_mesh, parameter.placements).to_local()
+            local_tensor(parameter).copy_(value)
+
+
+def scale_weights(model: nn.Module, factor: float) -> None:
     """Move the weights away from the reference, the same on all ranks."""
     for parameter in model.parameters():
         local_tensor(parameter.data).mul_(factor)
@@ -276,74 +351,6 @@ def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
     return recorded
 
 
-Gradients = tuple[dict[str, np.ndarray], dict[str, float]]
-"""Gradients of one optimizer step by parameter name, with the update's metrics."""
-
-
-def gradients(rank: int, num_ranks: int, address: str, case: Case) -> Gradients:
-    return gradients_of_losses(rank, num_ranks, address, [case])[0]
-
-
-def gradients_of_losses(rank: int, num_ranks: int, address: str, cases: list[Case]) -> list[Gradients]:
-    """Run cases that differ in loss and layout one after the other with one worker."""
-    worker = make_worker(cases[0], rank, num_ranks, address)
-    scale_weights(worker.policy, 1.1)
-    found = []
-    for case in cases:
-        assert all(
-            getattr(case, name) == getattr(cases[0], name) for name in ("folder", "attention", "needs_reference")
-        )
-        worker.actor, worker.correction = Actor(**case.actor), RolloutCorrection(**case.correction)
-        worker.policy_loss = get_policy_loss(worker.actor.policy_loss.loss_mode)
-        recorded = record_gradients(worker)
-        own, shares = case.share(rank, num_ranks)
-        batch = make_batch(case, shares)
-        worker.load_batch(batch.rank_batches[own])
-        needs_ref_column = worker.actor.use_kl_loss and worker.actor.kl_loss_type != "full"
-        metrics = worker.update(make_columns(case, batch, own, ref=needs_ref_column))
-        found.append((recorded[0], metrics))
-    worker.close()
-    return found
-
-
-def call_for_each(
-    rank: int, num_ranks: int, address: str, function: Callable[..., Any], cases: Sequence[Any], *arguments: Any
-) -> list[Any]:
-    """Results of a function of a rank for several cases, each with its own process group."""
-    return [function(rank, num_ranks, f"{address}_{index}", case, *arguments) for index, case in enumerate(cases)]
-
-
-def alone(case: Case) -> Gradients:
-    """Gradients on one rank in this process, without recomputation."""
-    actor = {key: value for key, value in case.actor.items() if key != "fsdp_config"}
-    return gradients(0, 1, "", replace(case, actor=actor, sequence_parallel=1, checkpointing=False))
-
-
-def assert_same(found: Gradients, expected: Gradients) -> None:
-    assert_close(found[0], expected[0])
-    assert found[1] == pytest.approx(expected[1], rel=1e-5, abs=1e-6)
-
-
-def compare_ranks_with_one(cases: list[Case], num_ranks: int = 2) -> None:
-    """Compare the gradients and metrics of each case on several ranks with those on one."""
-    ranks = run_ranks(call_for_each, num_ranks, gradients, cases, timeout=300)
-    for case, *found in zip(cases, *ranks, strict=True):
-        expected = alone(case)
-        assert max(np.abs(gradient).max() for gradient in expected[0].values()) > 1e-3
-        for own in found:
-            assert_same(own, expected)
-
-
-def check_layouts_compute_the_same(case: Case) -> None:
-    """Micro-batches, packed rows, checkpointing, two ranks, a rank without rows, and sequence parallelism."""
-    expected = alone(case)
-    for other in (replace(case, max_tokens=40, checkpointing=True), replace(case, attention="sdpa", max_tokens=60)):
-        assert_same(gradients(0, 1, "", other), expected)
-    small = replace(case, max_tokens=40)
-    shared = replace(small, sequence_parallel=2)
-    compare_ranks_with_one([small, replace(case, num_rows=1), shared, replace(shared, attention="sdpa")])
-
-
-def gradients_of(plain: torch.nn.Module) -> dict[str, np.ndarray]:
+def gradients_of(plain: nn.Module) -> dict[str, np.ndarray]:
     """Gradients of a plain model, with the names that workers use."""
     return {f"model.{name}": parameter.grad.numpy() for name, parameter in plain.named_parameters()}

@@ -1,9 +1,10 @@
-"""Turn-level GAE and group baselines per turn.
+"""Turn-level GAE, group baselines per turn, and GiGPO.
 
 The two-turn bandit: in turn 1, action 0 ends the episode. Its expected gradients are computed by enumeration.
 """
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -22,10 +23,15 @@ EXACT = [[-0.107422, 0.054479, 0.052943], [0.084394, -0.065667, -0.018727]]
 
 
 def batch_of(
-    rewards: list[list[float]], context: str, values: list[list[float]] | None = None, groups: list[int] | None = None
+    rewards: list[list[float]],
+    context: str,
+    values: list[list[float]] | None = None,
+    groups: list[int] | None = None,
+    anchors: list[int] | None = None,
 ) -> AdvantageInputs:
     """Trajectories with turns of two tokens. The reward of a turn, on the observation after it in append context, and
-    the value at its first token are given; the value at its second token is 9."""
+    the value at its first token are given; the value at its second token is 9. anchors: states that turns start from.
+    """
     width = max(map(len, rewards))
     if context == APPEND:  # two turns without an observation between them are adjacent
         token_rewards, index = torch.zeros(len(rewards), 3 * width).double(), torch.full((len(rewards), 3 * width), -1)
@@ -46,7 +52,7 @@ def batch_of(
     scores = torch.tensor([sum(given) for given in rewards], dtype=torch.float64)[owners]
     group_ids = torch.tensor(groups or [0] * len(rewards))[owners]
     trajectory_ids = torch.tensor([row for row, given in enumerate(rewards) for _ in given])
-    turns = Turns(index, trajectory_ids, torch.arange(len(trajectory_ids)))
+    turns = Turns(index, trajectory_ids, torch.tensor(anchors or range(len(trajectory_ids))))
     return AdvantageInputs(token_rewards, (index >= 0).double(), scores, group_ids, owners, predicted, turns=turns)
 
 
@@ -73,19 +79,39 @@ def test_with_one_token_per_turn_turn_gae_is_gae():
     assert torch.allclose(token.advantages, turn.advantages) and torch.allclose(token.returns, turn.returns)
 
 
+THREE = [[0.0, 1.0], [-0.5, 0.0, 0.0], [0.0]]  # with gamma = 0.5 the returns are 0.5, 1 | -0.5, 0, 0 | 0
+A, B = 1, 2
+STATES = [A, B, A, A, B, A]  # A -> B -> goal, A -> A -> B, A -> C
+# episodes 1, -0.5, 0: mean 1/6, squares about it 25/36 + 16/36 + 1/36 = 7/6, over 2
+EPISODE = [5 / 6, 5 / 6, -2 / 3, -2 / 3, -2 / 3, -1 / 6]
+TURN = [0.5, 0.5, -0.5, 0.0, -0.5, 0.0]  # from A: 0.5, -0.5, 0, 0: mean 0; from B: 1, 0: mean 0.5
+STD_OF_TURN = [math.sqrt(x) for x in (0.5 / 3, 0.5, 0.5 / 3, 0.5 / 3, 0.5, 0.5 / 3)]
+NORMALIZED = [e / math.sqrt(7 / 12) + t / s for e, t, s in zip(EPISODE, TURN, STD_OF_TURN, strict=True)]
+NOT_NORMALIZED = {"norm_adv_by_std_in_grpo": False, "gigpo_step_weight": 2.0}
+
+
 @pytest.mark.parametrize("context", [APPEND, MEMORY])
 @pytest.mark.parametrize(
-    ("baseline", "expected"),
-    [("return_all", [0.75, 1.0, -0.75, -0.5, -0.5, 0.0]), ("return_alive", [0.75, 1.0, -0.75, -1.0, 0.0, 0.0])],
+    ("name", "options", "expected"),
+    [
+        ("turn_group", {"turn_baseline": "return_all"}, [0.75, 1.0, -0.75, -0.5, 0.0, 0.0]),
+        ("turn_group", {"turn_baseline": "return_alive"}, [0.75, 1.0, -0.75, -1.0, 0.0, 0.0]),
+        ("gigpo", NOT_NORMALIZED, [e + 2 * t for e, t in zip(EPISODE, TURN, strict=True)]),
+        ("gigpo", {}, NORMALIZED),
+    ],
 )
-def test_group_baselines(context: str, baseline: str, expected: list[float]):
-    """With gamma = 0.5 the returns are 0.5, 1 | -0.5, 0, 0 | 0. The third turn has no counterpart."""
-    batch = batch_of([[0.0, 1.0], [-0.5, 0.0, 0.0], [0.0]], context)
-    result = get_estimator("turn_group")(batch, Algorithm(gamma=0.5, turn_baseline=baseline))
+def test_baselines_by_hand(context: str, name: str, options: dict, expected: list[float]):
+    batch = batch_of(THREE, context, anchors=STATES)
+    result = get_estimator(name)(batch, Algorithm(gamma=0.5, **options))
     assert per_turn(batch, result.returns) == [0.5, 1.0, -0.5, 0.0, 0.0, 0.0]
-    found = per_turn(batch, result.advantages)
-    assert found[:3] == pytest.approx(expected[:3]) and found[5] == expected[5]
-    assert found[3] == expected[3] and found[4] == 0.0
+    assert per_turn(batch, result.advantages) == pytest.approx(expected, rel=1e-5)
+
+
+def test_gigpo_with_a_weight_of_zero_or_states_that_occur_once_is_grpo():
+    for anchors, weight in ((STATES, 0.0), (None, 1.0)):
+        batch = batch_of(THREE, MEMORY, anchors=anchors)
+        gigpo = get_estimator("gigpo")(batch, Algorithm(gigpo_step_weight=weight))
+        assert torch.equal(gigpo.advantages, get_estimator("grpo")(batch, Algorithm()).advantages)
 
 
 def test_a_turn_that_no_other_trajectory_reaches_keeps_its_return():
@@ -119,14 +145,6 @@ def test_expected_gradient_of_the_bandit_is_exact(context: str, baseline: str):
             for turn in range(int(one.is_turn.sum())):
                 gradient[turn] += weight * next(advantages) * one.scores[turn]
     assert torch.allclose(gradient, torch.tensor(EXACT, dtype=torch.float64), atol=1e-6)
-
-
-@pytest.mark.parametrize(("method", "stop"), [("per_turn_sum", 0.042214), ("per_turn_sum_loo", 0.034960)])
-def test_a_baseline_of_each_turn_reward_pushes_towards_stopping(method: str, stop: float):
-    """verl issue 7244. The exact gradient is negative: continuing earns more than stopping."""
-    results = turn_bandit(LOGITS, REWARDS, STOP, 3, method)
-    assert results["exact_grad"].tolist() == [pytest.approx(row, abs=1e-6) for row in EXACT]
-    assert results["expected_grad"][0, 0].item() == pytest.approx(stop, abs=1e-6)
 
 
 def test_rewards_before_and_between_turns_belong_to_a_turn():

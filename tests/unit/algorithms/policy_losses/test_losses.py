@@ -1,186 +1,149 @@
+"""Registered policy losses: loss, gradient and metrics by hand. The golden vectors test their functions."""
+
+from __future__ import annotations
+
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from alphaapollo.algorithms.policy_losses import (
-    PolicyLossInputs,
-    PolicyLossOutput,
-    get_policy_loss,
-    policy_loss_names,
-    register_policy_loss,
-)
+from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
+from alphaapollo.algorithms.policy_losses.gspo import vespo_weight
+from alphaapollo.algorithms.policy_losses.ppo import binary_kl, is_dropped
 from alphaapollo.config.schema import Actor
-from alphaapollo.config.schema import PolicyLossOptions as Options
 from tests.unit.algorithms.batches import with_choice
 
-
-def inputs(ratios: list[list[float]], advantages: list[list[float]], mask: list[list[int]]) -> PolicyLossInputs:
-    """Old log-probs are -1, with arbitrary values outside the mask."""
-    mask_matrix = torch.tensor(mask, dtype=torch.float64)
-    logp = torch.tensor(ratios, dtype=torch.float64).log() - 1.0
-    garbage = torch.full_like(logp, math.nan)
-    logp = torch.where(mask_matrix > 0, logp, garbage).requires_grad_()
-    old = torch.full_like(logp, -1.0)
-    return PolicyLossInputs(logp, old, torch.tensor(advantages, dtype=torch.float64), mask_matrix)
+Pair = tuple[list[float], list[float]]
+"""Log-probs of a row of tokens, and the old ones."""
 
 
-def evaluate(name: str, batch: PolicyLossInputs, actor: Actor | None = None) -> tuple[list, list, dict[str, float]]:
-    """Loss and gradient of the sum over tokens or rows, and the metrics."""
-    loss = get_policy_loss(name)
-    output = loss(with_choice(batch, loss, actor or Actor()), actor or Actor())
-    counts = batch.mask if loss.level == "token" else batch.mask.amax(1)
-    kept = torch.where(counts > 0, output.loss, 0.0)
-    kept.sum().backward()
+def ratios(*values: float) -> Pair:
+    return [math.log(value) - 1.0 for value in values], [-1.0] * len(values)
+
+
+def probabilities(policy: list[float], engine: list[float]) -> Pair:
+    return [math.log(p) for p in policy], [math.log(p) for p in engine]
+
+
+def make_batch(tokens: Pair, advantages: list[float]) -> PolicyLossInputs:
+    """The row, with a masked token before the others, and an empty row. Masked tokens have NaN as log-prob."""
+    policy, old = ([[math.nan, *row], [math.nan] * (len(row) + 1)] for row in tokens)
+    logp = torch.tensor(policy, dtype=torch.float64, requires_grad=True)
+    matrix = torch.tensor([[0.0, *advantages], [0.0] * (len(advantages) + 1)], dtype=torch.float64)
+    mask = torch.tensor([[0] + [1] * len(advantages), [0] * (len(advantages) + 1)], dtype=torch.float64)
+    return PolicyLossInputs(logp, torch.tensor(old, dtype=torch.float64), matrix, mask)
+
+
+def evaluate(name: str, batch: PolicyLossInputs, options: dict[str, Any]) -> tuple[list[float], list[float], dict]:
+    """Loss of the tokens or of the row, gradient of its sum, and metrics. Masked tokens have neither."""
+    loss, actor = get_policy_loss(name), Actor(**options)
+    output = loss(with_choice(batch, loss, actor), actor)
+    inside = batch.mask > 0 if loss.level == "token" else batch.mask.amax(1) > 0
+    output.loss[inside].sum().backward()
+    assert not batch.logp.grad[batch.mask == 0].any()
     metrics = {key: value.item() for key, value in output.metrics.items()}
-    return kept.tolist(), batch.logp.grad.tolist(), metrics
+    return output.loss[inside].tolist(), batch.logp.grad[batch.mask > 0].tolist(), metrics
 
 
-def test_ppo_by_hand():
-    # ratios above, inside and below the clip, both signs of A
-    batch = inputs([[1.5, 1.1, 0.5], [1.5, 1.1, 0.5]], [[2.0] * 3, [-2.0] * 3], [[1, 1, 1], [1, 1, 0]])
-    loss, gradient, metrics = evaluate("ppo", batch)
-    assert loss == [pytest.approx([-2.4, -2.2, -1.0]), pytest.approx([3.0, 2.2, 0.0])]
-    assert gradient == [pytest.approx([0.0, -2.2, -1.0]), pytest.approx([3.0, 2.2, 0.0])]
-    assert metrics["pg_clipfrac"] == 1.0  # tokens, to be divided by the global count
-
-
-def test_ppo_kl_by_hand():
-    # the penalty r - 1 - log r has the gradient r - 1
-    for coef, given in ((0.5, 0.5), (3.0, None)):
-        batch = inputs([[1.5, 0.5]], [[2.0, -2.0]], [[1, 1]])
-        actor = Actor(policy_loss={"loss_mode": "ppo_kl", "ppo_kl_coef": 3.0})
-        loss, gradient, metrics = evaluate("ppo_kl", replace(batch, kl_coef=given), actor)
-        assert loss == [pytest.approx([-3.0 + coef * (0.5 - math.log(1.5)), 1.0 + coef * (-0.5 - math.log(0.5))])]
-        assert gradient == [pytest.approx([-3.0 + coef * 0.5, 1.0 - coef * 0.5])]
-        assert metrics["policy_kl_coef"] == 2 * coef  # a sum over tokens
-    batch = inputs([[1.5, 0.5]], [[2.0, -2.0]], [[1, 1]])
-    assert evaluate("surrogate", batch)[:2] == ([pytest.approx([-3.0, 1.0])], [pytest.approx([-3.0, 1.0])])
-
-
-def test_clip_higher_and_dual_clip():
-    batch = inputs([[1.27, 1.3, 9.0, 0.1]], [[1.0, 1.0, -1.0, -1.0]], [[1, 1, 1, 1]])
-    actor = Actor(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=3.0)
-    loss, gradient, metrics = evaluate("ppo", batch, actor)
-    assert loss == [pytest.approx([-1.27, -1.28, 3.0, 0.8])]
-    assert gradient == [pytest.approx([-1.27, 0.0, 0.0, 0.0])]
-    assert (metrics["pg_clipfrac"], metrics["pg_clipfrac_lower"]) == (2.0, 1.0)
-
-
-def test_clip_ratio_sets_both_bounds_unless_given():
-    def loss(actor: Actor) -> list[float]:
-        return evaluate("ppo", inputs([[3.0, 0.1]], [[1.0, -1.0]], [[1, 1]]), actor)[0][0]
-
-    assert loss(Actor(clip_ratio=0.5)) == pytest.approx([-1.5, 0.5])
-    assert loss(Actor(clip_ratio=0.5, clip_ratio_high=1.0)) == pytest.approx([-2.0, 0.5])
-    assert loss(Actor(clip_ratio_low=0.3)) == pytest.approx([-1.2, 0.7])
-
-
-def test_gspo_by_hand():
-    # row 0: geometric mean sqrt(4 * 1) = 2, clipped at 1.2; row 1: the same ratio, A < 0; row 2: empty
-    batch = inputs([[4.0, 1.0], [4.0, 1.0], [1.0, 1.0]], [[1.0] * 2, [-1.0] * 2, [1.0] * 2], [[1, 1], [1, 1], [0, 0]])
-    loss, gradient, metrics = evaluate("gspo", batch, Actor(clip_ratio=0.2))
-    assert loss == pytest.approx([-1.2, 2.0, 0.0])
-    assert gradient == [[0.0, 0.0], pytest.approx([1.0, 1.0]), [0.0, 0.0]]
-    assert metrics["pg_clipfrac"] == 1.0
-
-
-def test_gspo_clips_at_the_papers_bounds_by_default():
-    batch = inputs([[1.1, 1.0], [0.9, 1.0]], [[1.0] * 2, [-1.0] * 2], [[1, 0], [1, 0]])
-    assert evaluate("gspo", batch)[0] == pytest.approx([-1.0004, 0.9997])
-
-
-def test_sequence_ppo_takes_the_product():
-    batch = inputs([[4.0, 0.5]], [[-1.0] * 2], [[1, 1]])
-    loss, gradient, _ = evaluate("sequence_ppo", batch)
-    assert loss == pytest.approx([2.0])
-    assert gradient == [pytest.approx([2.0, 2.0])]
-
-
-MASKED = Options(cispo_mask_low=0.2, cispo_mask_high=0.28)
+E, LOG2 = math.e, math.log(2)
+UP, DOWN = 0.25 * math.exp(1.5), 0.125 * math.exp(1.0)  # VESPO: W^k exp(lambda (1 - W)) at W = 1/2
+CLIP_HIGHER = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0}
+UNIFIED_MASK = {"clip_ratio_high": 3.0, "policy_loss": {"cispo_mask_low": 0.2, "cispo_mask_high": 0.28}}
+CAP = {"clip_ratio": 1.0, "clip_ratio_c": 5.0}
+PPO_KL = {"policy_loss": {"loss_mode": "ppo_kl", "ppo_kl_coef": 3.0}}
+# log-probs 0, -1, -2, -1 beside A 2, 0, -2, 0: covariances 2, 0, 2, 0; both high ones are unclipped at ratio 1
+CLIP_COV, KL_COV = {"clip_cov_ratio": 0.25}, {"kl_cov_ratio": 0.25, "ppo_kl_coef": 10.0}
+COVARIED = [0.0, -1.0, -2.0, -1.0]
+TOLD = [-4 / 3, 0.0, 6 / 7, 0.0]  # changes of the probability by 0.1, 0.25, -0.05, -0.25
 
 
 @pytest.mark.parametrize(
-    ("actor", "ratios", "advantages", "gradient"),
+    ("name", "options", "tokens", "advantages", "loss", "gradient", "metrics"),
     [
-        (Actor(), [5.0, 0.01], [1.0, 2.0], [-1.28, -0.02]),  # constant weights, no lower bound
-        (Actor(clip_ratio_low=0.2), [0.5], [1.0], [-0.8]),
-        # the unified mask
-        (Actor(clip_ratio_high=3.0, policy_loss=MASKED), [1.5, 1.5, 0.5, 0.5], [1.0, -1.0] * 2, [0.0, 1.5, -0.5, 0.0]),
+        # ratios above, inside and below the clip, both signs of A; metrics are sums over tokens
+        ("ppo", {}, ratios(1.5, 1.1, 0.5), [2] * 3, [-2.4, -2.2, -1], [0, -2.2, -1], {"pg_clipfrac": 1}),
+        ("ppo", {}, ratios(1.5, 1.1, 0.5), [-2] * 3, [3, 2.2, 1.6], [3, 2.2, 0], {"pg_clipfrac": 1}),
+        ("ppo", CLIP_HIGHER, ratios(1.27, 1.3), [1, 1], [-1.27, -1.28], [-1.27, 0], {"pg_clipfrac": 1}),
+        ("ppo", CLIP_HIGHER, ratios(9, 0.1), [-1, -1], [3, 0.8], [0, 0], {"pg_clipfrac": 1, "pg_clipfrac_lower": 1}),
+        ("ppo", {"clip_ratio": 0.5}, ratios(3, 0.1), [1, -1], [-1.5, 0.5], [0, 0], {}),
+        ("ppo", {"clip_ratio": 0.5, "clip_ratio_high": 1.0}, ratios(3, 0.1), [1, -1], [-2, 0.5], [0, 0], {}),
+        ("ppo", {"clip_ratio_low": 0.3}, ratios(3, 0.1), [1, -1], [-1.2, 0.7], [0, 0], {}),
+        ("ppo", {}, ratios(1, 1), [1, 1], [-1, -1], [-1, -1], {"old_policy_kl": 0}),
+        ("ppo", {}, ratios(2, 2), [1, 1], [-1.2, -1.2], [0, 0], {"old_policy_kl": 2 * (1 - LOG2)}),
+        ("surrogate", {}, ratios(1.5, 0.5), [2, -2], [-3, 1], [-3, 1], {}),
+        # the penalty r - 1 - log r has the gradient r - 1
+        ("ppo_kl", PPO_KL, ratios(1.5), [2], [-3 + 3 * (0.5 - math.log(1.5))], [-3 + 1.5], {"policy_kl_coef": 3}),
+        ("ppo_kl", PPO_KL, ratios(0.5), [-2], [1 + 3 * (LOG2 - 0.5)], [1 - 1.5], {"policy_kl_coef": 3}),
+        # constant weights without a lower bound
+        ("cispo", {}, ratios(E, 1 / E), [1, 2], [0, 4 / E], [-1.28, -2 / E], {}),
+        ("cispo", {"clip_ratio_low": 0.2}, ratios(0.5), [1], [0.8 * (LOG2 + 1)], [-0.8], {}),
+        ("cispo", UNIFIED_MASK, ratios(E, E, 1 / E, 1 / E), [1, -1] * 2, [0, 0, 2 / E, 0], [0, E, -1 / E, 0], {}),
+        ("sapo", {"tau_pos": 2.0, "tau_neg": 4.0}, ratios(1, 1), [1, -1], [-1, 0.5], [-1, 1], {}),  # 2 A / tau
+        ("reinforce", {}, ratios(E, 1), [2, -1], [0, -1], [-2, 1], {}),
+        ("gpg", {}, ratios(E, 1), [2, -1], [0, -1], [-2, 1], {}),
+        # of the two candidates, which come in random order in a run, the first
+        ("clip_cov", {"policy_loss": CLIP_COV}, (COVARIED, COVARIED), [2, 0, -2, 0], [0, 0, 2, 0], [0, 0, 2, 0], {}),
+        # geometric mean sqrt(4 * 1) = 2
+        ("gspo", {"clip_ratio": 0.2}, ratios(4, 1), [1, 1], [-1.2], [0, 0], {"pg_clipfrac": 1}),
+        ("gspo", {"clip_ratio": 0.2}, ratios(4, 1), [-1, -1], [2], [1, 1], {"pg_clipfrac": 0}),
+        ("gspo", {}, ratios(2, 2), [1, 1], [-1.0004], [0, 0], {"old_policy_kl": 1 - LOG2}),  # one row; paper's bounds
+        ("gspo", {}, ratios(0.9), [-1], [0.9997], [0], {}),
+        ("sequence_ppo", {}, ratios(4, 0.5), [-1, -1], [2], [2, 2], {}),  # the product
+        # log-ratios 1 (held at 0.4 where A >= 0) and -1 (held at -0.4 where A < 0)
+        ("gmpo", {}, ratios(E, 1 / E), [1, 1], [-(E**-0.3)], [0, -(E**-0.3) / 2], {"pg_clipfrac": 0.5}),
+        ("gmpo", {}, ratios(E, 1 / E), [-1, -1], [E**0.3], [E**0.3 / 2, 0], {"pg_clipfrac": 0.5}),
+        # the product 1/2, with the kernel of the row's advantage
+        ("vespo", {}, ratios(1, 0.5), [2, 2], [2 * UP, 2 * UP * (1 + LOG2)], [-2 * UP] * 2, {"vespo_weight": 2 * UP}),
+        ("vespo", {}, ratios(0.5, 1), [-2, -2], [-2 * DOWN * (1 + LOG2), -2 * DOWN], [2 * DOWN] * 2, {}),
+        ("vespo", {"policy_loss": {"vespo_positive": (1.0, 0.0)}}, ratios(2), [1], [2 - 2 * LOG2], [-2], {}),
+        # section 4.2 of DPPO's paper: 1e-4 -> 1e-2 is a ratio of 100 and is kept, 0.99 -> 0.80 one of 0.81 and is not
+        ("dppo_tv", {}, probabilities([1e-2], [1e-4]), [1], [-100], [-100], {"pg_clipfrac": 0}),
+        ("dppo_tv", {}, probabilities([0.78], [0.99]), [-1], [0], [0], {"pg_clipfrac": 1, "clip_fraction_low": 1}),
+        # tokens that return to the engine's policy are kept
+        ("dppo_tv", {}, probabilities([0.9, 0.1], [0.3, 0.6]), [1, 1], [0, -1 / 6], [0, -1 / 6], {"pg_clipfrac": 1}),
+        ("dppo_tv", {}, probabilities([0.9, 0.1], [0.3, 0.6]), [-1, -1], [3, 0], [3, 0], {"clip_fraction_high": 0}),
+        ("dppo_tv", CAP, probabilities([0.8, 0.2], [0.1, 0.1]), [1, -2], [-5, 4], [-5, 4], {}),  # a constant weight
+        ("dppo_tv", {}, probabilities([0.4, 0.55, 0.3, 0.1], [0.3, 0.3, 0.35, 0.35]), [1, 1, -1, -1], TOLD, TOLD, {}),
+        ("dppo_kl", {}, probabilities([0.4, 0.55, 0.3, 0.1], [0.3, 0.3, 0.35, 0.35]), [1, 1, -1, -1], TOLD, TOLD, {}),
     ],
 )
-def test_cispo(actor: Actor, ratios: list[float], advantages: list[float], gradient: list[float]):
-    assert evaluate("cispo", inputs([ratios], [advantages], [[1] * len(ratios)]), actor)[1] == [pytest.approx(gradient)]
+def test_loss_and_gradient_by_hand(
+    name: str, options: dict, tokens: Pair, advantages: list[float], loss: list, gradient: list, metrics: dict
+):
+    found = evaluate(name, make_batch(tokens, advantages), options)
+    assert found[0] == pytest.approx(loss, abs=1e-12)
+    assert found[1] == pytest.approx(gradient, abs=1e-12)
+    assert {key: found[2][key] for key in metrics} == pytest.approx(metrics)
 
 
-def test_sapo_by_hand():
-    batch = inputs([[1.0, 1.0]], [[1.0, -1.0]], [[1, 1]])
-    loss, gradient, _ = evaluate("sapo", batch, Actor(tau_pos=2.0, tau_neg=4.0))
-    assert loss == [pytest.approx([-1.0, 0.5])]  # 2 A / tau at ratio 1
-    assert gradient == [pytest.approx([-1.0, 1.0])]
+def test_a_given_coefficient_of_ppo_kl_replaces_that_of_the_config():
+    batch = replace(make_batch(ratios(1.5), [2.0]), kl_coef=0.5)
+    loss, gradient, metrics = evaluate("ppo_kl", batch, PPO_KL)
+    assert loss == pytest.approx([-3.0 + 0.5 * (0.5 - math.log(1.5))])
+    assert gradient == pytest.approx([-3.0 + 0.5 * 0.5]) and metrics["policy_kl_coef"] == 0.5
 
 
-def test_gmpo_clips_in_log_space_on_one_side():
-    # log-ratios 1 (held at 0.4 where A >= 0) and -1 (held at -0.4 where A < 0)
-    ratios = [math.e, 1 / math.e]
-    batch = inputs([ratios, ratios], [[1.0] * 2, [-1.0] * 2], [[1, 1], [1, 1]])
-    loss, gradient, metrics = evaluate("gmpo", batch)
-    assert loss == pytest.approx([-math.exp(-0.3), math.exp(0.3)])
-    assert gradient == [pytest.approx([0.0, -math.exp(-0.3) / 2]), pytest.approx([math.exp(0.3) / 2, 0.0])]
-    assert metrics["pg_clipfrac"] == 1.0  # half the tokens of each of two rows
-
-
-@pytest.mark.parametrize("name", ["reinforce", "gpg"])
-def test_plain_policy_gradient(name: str):
-    _, gradient, _ = evaluate(name, inputs([[3.0, 1.0]], [[2.0, -1.0]], [[1, 1]]))
-    assert gradient == [[-2.0, 1.0]]
-
-
-def test_clip_cov_drops_a_drawn_share():
-    # log-probs 0, -1, -2, -1 beside A 2, 0, -2, 0: covariances 2, 0, 2, 0; both high ones are unclipped at ratio 1
-    logp = torch.tensor([[0.0, -1.0, -2.0, -1.0]], dtype=torch.float64, requires_grad=True)
-    advantages = torch.tensor([[2.0, 0.0, -2.0, 0.0]], dtype=torch.float64)
-    batch = PolicyLossInputs(logp, logp.detach(), advantages, torch.ones(1, 4, dtype=torch.float64))
-    loss, gradient, metrics = evaluate("clip_cov", batch, Actor(policy_loss=Options(clip_cov_ratio=0.25)))
+def test_covariances_select_a_share_of_the_tokens():
+    tokens = (COVARIED, [value - LOG2 for value in COVARIED])
+    loss, gradient, metrics = evaluate("kl_cov", make_batch(tokens, [3, 0, -1, 0]), {"policy_loss": KL_COV})
+    assert loss == pytest.approx([-6.0 + 10.0 * LOG2, 0.0, 2.0, 0.0])
+    assert gradient == pytest.approx([-6.0 + 10.0, 0.0, 2.0, 0.0]) and metrics["kl_cov_fraction"] == 1.0
+    _, _, metrics = evaluate("clip_cov", make_batch((COVARIED, COVARIED), [2, 0, -2, 0]), {"policy_loss": CLIP_COV})
     assert metrics["clip_cov_fraction"] == 1.0
-    assert loss == [[0.0, 0.0, 2.0, 0.0]]  # the first of the two that stand there: they come in random order
-    assert gradient == [[0.0, 0.0, 2.0, 0.0]]
-
-
-def test_kl_cov_penalises_the_top_share():
-    logp = torch.tensor([[0.0, -1.0, -2.0, -1.0]], dtype=torch.float64, requires_grad=True)
-    old = logp.detach() - math.log(2.0)
-    advantages = torch.tensor([[3.0, 0.0, -1.0, 0.0]], dtype=torch.float64)
-    batch = PolicyLossInputs(logp, old, advantages, torch.ones(1, 4, dtype=torch.float64))
-    options = Options(kl_cov_ratio=0.25, ppo_kl_coef=10.0)
-    loss, gradient, metrics = evaluate("kl_cov", batch, Actor(policy_loss=options))
-    assert metrics["kl_cov_fraction"] == 1.0
-    assert loss == [pytest.approx([-6.0 + 10.0 * math.log(2.0), 0.0, 2.0, 0.0])]
-    assert gradient == [pytest.approx([-6.0 + 10.0, 0.0, 2.0, 0.0])]
 
 
 @pytest.mark.parametrize("name", policy_loss_names())
 def test_no_nan_where_everything_is_masked_or_extreme(name: str):
-    masked = inputs([[2.0, 1.0]], [[1.0, 1.0]], [[0, 0]])
-    loss, gradient, metrics = evaluate(name, masked)
-    assert not any(torch.tensor(loss).flatten())
-    assert not torch.tensor(gradient).any()
-    assert all(math.isfinite(value) for value in metrics.values())
+    masked = make_batch(ratios(2.0), [1.0])
+    masked = replace(masked, logp=torch.full_like(masked.logp, math.nan).requires_grad_(), mask=0 * masked.mask)
+    _, _, metrics = evaluate(name, masked, {})
+    assert all(map(math.isfinite, metrics.values()))
     logp = torch.tensor([[-0.0, -800.0]] * 2, requires_grad=True)
     extreme = PolicyLossInputs(logp, logp.detach().flip(1), torch.tensor([[1.0] * 2, [-1.0] * 2]), torch.ones(2, 2))
-    loss, gradient, metrics = evaluate(name, extreme)
-    assert torch.tensor(loss).isfinite().all()
-    assert torch.tensor(gradient).isfinite().all()
-    assert all(math.isfinite(value) for value in metrics.values())
-
-
-def test_old_policy_kl_is_zero_on_policy_and_summed_over_tokens():
-    assert evaluate("ppo", inputs([[1.0, 1.0]], [[1.0] * 2], [[1, 1]]))[2]["old_policy_kl"] == 0.0
-    metrics = evaluate("ppo", inputs([[2.0, 2.0]], [[1.0] * 2], [[1, 1]]))[2]
-    assert metrics["old_policy_kl"] == pytest.approx(2 * (1.0 - math.log(2.0)))
-    metrics = evaluate("gspo", inputs([[2.0, 2.0]], [[1.0] * 2], [[1, 1]]))[2]
-    assert metrics["old_policy_kl"] == pytest.approx(1.0 - math.log(2.0))  # one row
+    loss, gradient, metrics = evaluate(name, extreme, {})
+    assert all(map(math.isfinite, [*loss, *gradient, *metrics.values()]))
 
 
 def test_levels():
@@ -188,12 +151,33 @@ def test_levels():
     assert {name for name in policy_loss_names() if get_policy_loss(name).level == "sequence"} == sequence
 
 
-def test_the_shape_of_a_loss_is_checked():
-    register_policy_loss("row_in_disguise")(lambda batch, config: PolicyLossOutput(batch.logp.sum(1)))
-    with pytest.raises(ValueError, match=r"level=token.* \(1, 2\), but got .*\(1,\)"):
-        get_policy_loss("row_in_disguise")(inputs([[1.0, 1.0]], [[1.0] * 2], [[1, 1]]), Actor())
+@pytest.mark.parametrize(
+    ("pi", "mu", "expected"),
+    [
+        (0.0, math.log(0.5), math.inf),  # "any other token" has become impossible
+        (0.0, 0.0, 0.0),
+        (math.log(0.5), 0.0, LOG2),
+        (0.0, 1e-7, -0.0),  # the engine's log-prob can exceed 0 by a rounding error
+        (-90.0, -1e-3, 89.9),
+    ],
+)
+def test_binary_kl_at_the_ends(pi: float, mu: float, expected: float):
+    kl = binary_kl(torch.tensor(pi, dtype=torch.float64), torch.tensor(mu, dtype=torch.float64))
+    assert kl.item() == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
-def test_unknown_losses_suggest_similar_names():
-    with pytest.raises(ValueError, match=r"'gsop'.*'gspo'"):
-        get_policy_loss("gsop")
+def test_bounds_of_dppo_are_strict_and_separate():
+    d, divergence = torch.tensor([0.1, 0.1, -0.1, -0.1]), torch.tensor([0.2, 0.3, 0.1, 0.2])
+    signs = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    assert is_dropped(d, divergence, signs, low=0.1, high=0.2).tolist() == [False, True, False, True]
+    assert not is_dropped(d, divergence, 0.0 * signs, low=0.0, high=0.0).any()  # A = 0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "positive", "negative"),
+    [(1.0, 1.0, 1.0), (2.0, 0.199, 1.083), (0.5, 1.12, 0.34), (math.exp(700), 0.0, 0.0), (math.exp(-700), 0.0, 0.0)],
+)
+def test_vespo_weights_of_the_paper(ratio: float, positive: float, negative: float):
+    log_w = torch.full((2,), math.log(ratio))
+    weights = vespo_weight(log_w, torch.tensor([1.0, -1.0]), (2.0, 3.0), (3.0, 2.0))
+    assert weights.tolist() == pytest.approx([positive, negative], abs=5e-3)

@@ -7,114 +7,94 @@ import json
 import os
 import pickle
 import subprocess
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from alphaapollo.config.schema import EngineKwargs, Rollout
+from alphaapollo.config.schema import EngineKwargs
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.engines.protocol import EngineSpec
-from alphaapollo.engines.sglang import patches
+from alphaapollo.engines.sglang import patches, settings
 from alphaapollo.engines.sglang.cpu_kernels import hash_murmur3
-from alphaapollo.engines.sglang.patches import (
-    exclude_tokens,
-    ignore_pinning,
-    load_cuda_bucket,
-    seed_requests,
-    select_tensors_for_digest,
-)
-from alphaapollo.engines.sglang.settings import (
-    RESERVED_ARGUMENTS,
-    build_completion,
-    build_environment,
-    build_http_answer,
-    build_server_arguments,
-    find_python,
-    make_sampling_params,
-)
 from alphaapollo.types import Sampling, StopReason
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.sglang_transfer import describe_bucket, flatten_bucket
+from tests.unit.engines.specs import check_items, make_spec
 
 KV_TOKEN_BYTES = 2**20
-needs_sglang = pytest.mark.skipif(not find_python().is_file(), reason="needs the environment of make setup-sglang")
+needs_sglang = pytest.mark.skipif(
+    not settings.find_python().is_file(), reason="needs the environment of make setup-sglang"
+)
 
 
-def spec(**rollout: Any) -> EngineSpec:
-    settings = Rollout(name="sglang", max_num_seqs=256, kv_cache_gib=1.0, **rollout)
-    return EngineSpec(1, "org/model", False, settings, "cpu", "float32", 300, "engine.log", tokenizer_path="org/tok")
+def spec(**keys: Any) -> EngineSpec:
+    return make_spec(**{"name": "sglang", "kv_cache_gib": 1.0, "tokenizer_path": "org/tok"} | keys)
 
 
-def gpu_spec(transport: Any = "ipc", **rollout: Any) -> EngineSpec:
-    settings = Rollout(name="sglang", **{"max_num_seqs": 64, "gpu_memory_utilization": 0.4} | rollout)
-    return EngineSpec(0, "org/model", False, settings, "cuda", "bfloat16", 300, "log", transport=transport, lora_rank=8)
+def gpu_spec(transport: Any = "ipc", **keys: Any) -> EngineSpec:
+    return make_spec("cuda", **{"name": "sglang", "transport": transport, "lora_rank": 8} | keys)
 
 
-def test_server_arguments() -> None:
-    arguments = build_server_arguments(spec(enable_prefix_caching=False), KV_TOKEN_BYTES)
-    assert arguments["max_total_tokens"] == 1024 and arguments["max_running_requests"] == 256
-    assert arguments["context_length"] > 300 and arguments["disable_radix_cache"]
-    assert arguments["skip_tokenizer_init"] and arguments["sampling_backend"] == "pytorch"
-    stops = build_server_arguments(spec(stop="\n"), KV_TOKEN_BYTES)
-    assert stops["tokenizer_path"] == "org/tok" and not stops["skip_tokenizer_init"]
+FCFS = EngineKwargs(sglang={"schedule_policy": "fcfs"})
+FA3 = EngineKwargs(sglang={"attention_backend": "fa3"})
 
 
-def test_user_arguments_are_added_to_reserved_ones() -> None:
-    own = build_server_arguments(spec(engine_kwargs=EngineKwargs(sglang={"schedule_policy": "fcfs"})), KV_TOKEN_BYTES)
-    assert {*own} - RESERVED_ARGUMENTS == {"schedule_policy", "attention_backend"} and own["schedule_policy"] == "fcfs"
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (spec(), {"max_total_tokens": 1024, "max_running_requests": 256, "context_length": 308, "enable_lora": ...}),
+        (spec(), {"skip_tokenizer_init": True, "sampling_backend": "pytorch"}),
+        (spec(enable_prefix_caching=False), {"disable_radix_cache": True}),
+        (spec(stop="\n"), {"tokenizer_path": "org/tok", "skip_tokenizer_init": False}),
+        (spec(engine_kwargs=FCFS), {"schedule_policy": "fcfs"}),
+        (spec(transport="adapter", lora_rank=12), {"enable_lora": True, "max_lora_rank": 12}),
+        (gpu_spec(tensor_model_parallel_size=2), {"tp_size": 2, "mem_fraction_static": 0.5}),
+        (gpu_spec(), {"enable_memory_saver": True, "enable_weights_cpu_backup": False}),
+        (gpu_spec("adapter"), {"enable_weights_cpu_backup": True, "lora_backend": "triton"}),
+        (gpu_spec(colocate=False), {"enable_memory_saver": False}),
+        (gpu_spec(engine_kwargs=FA3), {"attention_backend": "fa3"}),
+    ],
+)
+def test_server_arguments(spec: EngineSpec, expected: dict[str, Any]) -> None:
+    arguments = settings.build_server_arguments(spec, KV_TOKEN_BYTES)
+    check_items(arguments, expected)
+    assert {*arguments} - settings.RESERVED_ARGUMENTS <= {"schedule_policy", "attention_backend"}
 
 
-def test_attention_of_gpus_is_refused_on_a_cpu() -> None:
-    kwargs = EngineKwargs(sglang={"attention_backend": "fa3"})
-    with pytest.raises(ValueError, match=r"engine_kwargs\.sglang\.attention_backend=fa3 .*Remove"):
-        build_server_arguments(spec(engine_kwargs=kwargs), KV_TOKEN_BYTES)
-    assert build_server_arguments(gpu_spec(engine_kwargs=kwargs), 1)["attention_backend"] == "fa3"
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (spec(engine_kwargs=FA3), r"engine_kwargs\.sglang\.attention_backend=fa3 .*Remove"),  # needs a GPU
+        (spec(max_model_len=3000), r"kv_cache_gib=1 .*1024 tokens.*3000|kv_cache_gib=1 .*Set"),
+    ],
+)
+def test_unusable_settings(spec: EngineSpec, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        settings.build_server_arguments(spec, KV_TOKEN_BYTES)
 
 
-def test_arguments_of_gpus() -> None:
-    arguments = build_server_arguments(gpu_spec(gpu_memory_utilization=0.5, tensor_model_parallel_size=2), 1)
-    assert arguments["tp_size"] == 2 and arguments["mem_fraction_static"] == 0.5 and arguments["enable_memory_saver"]
-    assert not arguments["enable_weights_cpu_backup"] and {*arguments} <= RESERVED_ARGUMENTS
-    adapters = build_server_arguments(gpu_spec("adapter", gpu_memory_utilization=0.5), 1)
-    assert adapters["enable_weights_cpu_backup"] and adapters["lora_backend"] == "triton"
-    alone = build_server_arguments(gpu_spec(gpu_memory_utilization=0.5, colocate=False), 1)
-    assert not alone["enable_memory_saver"]
-    assert "SGLANG_USE_CPU_ENGINE" not in build_environment(gpu_spec()) and "OMP_NUM_THREADS" not in alone
+def test_environment_variables() -> None:
+    check_items(settings.build_environment(spec(cpu_threads=3)), {"OMP_NUM_THREADS": "3", "HF_HUB_OFFLINE": ...})
+    check_items(settings.build_environment(gpu_spec()), {"SGLANG_USE_CPU_ENGINE": ..., "OMP_NUM_THREADS": ...})
 
 
 @needs_sglang
 def test_sglang_accepts_the_arguments_of_gpus() -> None:
-    built = [build_server_arguments(gpu_spec(kind, gpu_memory_utilization=0.5), 1) for kind in ("ipc", "adapter")]
+    built = [settings.build_server_arguments(gpu_spec(kind), 1) for kind in ("ipc", "adapter")]
     code = "import json, sys; from sglang.srt.server_args import ServerArgs\n"
     code += "for arguments in json.loads(sys.argv[1]): print(ServerArgs(**arguments).mem_fraction_static)"
-    environment = {**os.environ, **build_environment(spec())}  # without a GPU
-    words = [str(find_python()), "-c", code, json.dumps(built)]
+    environment = {**os.environ, **settings.build_environment(spec())}  # without a GPU
+    words = [str(settings.find_python()), "-c", code, json.dumps(built)]
     done = subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["0.5", "0.5"]
 
 
-def test_cache_that_is_too_small_for_a_sequence_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"kv_cache_gib=1 .*1024 tokens.*3000|kv_cache_gib=1 .*Set"):
-        build_server_arguments(replace(spec(), max_model_len=3000), KV_TOKEN_BYTES)
-
-
-def test_engine_of_adapters_has_one_adapter() -> None:
-    arguments = build_server_arguments(replace(spec(), transport="adapter", lora_rank=12), KV_TOKEN_BYTES)
-    assert arguments["enable_lora"] and arguments["max_lora_rank"] == 12
-    assert {*arguments} <= RESERVED_ARGUMENTS | {"attention_backend"}
-    assert "enable_lora" not in build_server_arguments(spec(), KV_TOKEN_BYTES)
-
-
-def test_environment_variables() -> None:
-    variables = build_environment(spec(cpu_threads=3))
-    assert variables["OMP_NUM_THREADS"] == "3" and "HF_HUB_OFFLINE" not in variables
-
-
 def test_sampling_settings() -> None:
-    params = make_sampling_params(Sampling(5, temperature=0.0, top_k=0, seed=7, stop_token_ids=(2, 3), stop=("x",)))
+    params = settings.make_sampling_params(
+        Sampling(5, temperature=0.0, top_k=0, seed=7, stop_token_ids=(2, 3), stop=("x",))
+    )
     assert params["max_new_tokens"] == 5 and params["top_k"] == -1 and params["sampling_seed"] == 7
     assert params["stop_token_ids"] == [2, 3] and params["stop"] == ["x"]
     assert "ignore_eos" not in params  # SGLang would ignore the stop tokens
@@ -127,11 +107,11 @@ def answer(finish: str, **meta: Any) -> dict[str, Any]:
 
 
 def test_completions() -> None:
-    one = build_completion(answer("stop"))
+    one = settings.build_completion(answer("stop"))
     assert one.token_ids == [4, 5, 6] and one.logprobs == [-0.5, -1.5, -2.5] and one.num_cached_tokens == 2
     assert one.stop_reason is StopReason.STOP and one.weight_versions == [(7, 3)]
     spans = [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 3}]
-    other = build_completion(answer("length", weight_versions=spans))
+    other = settings.build_completion(answer("length", weight_versions=spans))
     assert other.stop_reason is StopReason.LENGTH and other.weight_versions == [(6, 1), (7, 2)]
 
 
@@ -160,7 +140,7 @@ def test_hash_of_seeded_sampling() -> None:
 
 
 def test_requests_keep_their_seeds() -> None:
-    make = seed_requests(lambda batch, size: SimpleNamespace(temperatures=torch.ones(2, 1), size=size))
+    make = patches.seed_requests(lambda batch, size: SimpleNamespace(temperatures=torch.ones(2, 1), size=size))
     requests = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in (5, None)]
     info = make(SimpleNamespace(reqs=requests), 10)
     assert info.sampling_seed.tolist() == [5, 0] and info.size == 10
@@ -184,11 +164,11 @@ def test_digest_of_the_weights_and_of_a_loaded_adapter(monkeypatch: pytest.Monke
 
 
 def test_pinned_memory_is_ignored() -> None:
-    assert ignore_pinning(torch.zeros)(2, pin_memory=True, dtype=torch.int32).tolist() == [0, 0]
+    assert patches.ignore_pinning(torch.zeros)(2, pin_memory=True, dtype=torch.int32).tolist() == [0, 0]
 
 
 def test_excluded_tokens_have_no_probability() -> None:
-    logits = exclude_tokens(lambda: torch.zeros(2, 4), [1, 3])()
+    logits = patches.exclude_tokens(lambda: torch.zeros(2, 4), [1, 3])()
     assert logits.tolist() == [[0.0, EXCLUDED_LOGIT, 0.0, EXCLUDED_LOGIT]] * 2
 
 
@@ -198,16 +178,13 @@ def test_http_answers() -> None:
         "input_token_logprobs": [(None, 1, None), (-0.3, 2, None)],
         "input_top_logprobs": [None, [(-0.2, 8, None)]],
     }
-    one = build_http_answer(answer("stop", **top, **prompt))
+    one = settings.build_http_answer(answer("stop", **top, **prompt))
     assert one.logprobs == [{4: -0.5, 9: -0.1}, {5: -1.5}, {6: -2.5}] and one.stop_string == ""
     assert one.prompt_logprobs == [{2: -0.3, 8: -0.2}]
     ended = answer("stop", input_token_logprobs=[])
     ended["meta_info"]["finish_reason"]["matched"] = "#"
-    assert build_http_answer(ended).stop_string == "#" and build_http_answer(ended).logprobs == [
-        {4: -0.5},
-        {5: -1.5},
-        {6: -2.5},
-    ]
+    one = settings.build_http_answer(ended)
+    assert one.stop_string == "#" and one.logprobs == [{4: -0.5}, {5: -1.5}, {6: -2.5}]
 
 
 def test_buckets_over_cuda_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +200,7 @@ def test_buckets_over_cuda_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: dict[str, torch.Tensor] = {}
     encoded = base64.b64encode(pickle.dumps({**describe_bucket(bucket), "handles": handles})).decode()
     model = SimpleNamespace(load_weights=lambda tensors: loaded.update(tensors))
-    load_cuda_bucket(model, [(encoded, torch.zeros(1))])
+    patches.load_cuda_bucket(model, [(encoded, torch.zeros(1))])
     assert loaded.keys() == bucket.keys() and all(torch.equal(loaded[name], bucket[name]) for name in bucket)
 
 
@@ -249,7 +226,7 @@ def test_tensor_parallel_ranks_share_the_digest() -> None:
     for rank in (0, 1):
         layers = QKVParallelLinear(rank), ColumnParallelLinear(2, 3, bias=False), RowParallelLinear(3, 2)
         model = torch.nn.Sequential(*layers, torch.nn.LayerNorm(2), layers[1])  # the last one is shared
-        counts.append(sum(part.numel() for part in select_tensors_for_digest(model, rank)))
+        counts.append(sum(part.numel() for part in patches.select_tensors_for_digest(model, rank)))
     assert counts == [12 + 6 + 6 + 2 + 4, 4 + 6 + 6]
 
 

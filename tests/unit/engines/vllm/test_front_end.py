@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.http_api import MODEL_NAME, HttpApiSettings
-from alphaapollo.engines.protocol import EngineSpec, HttpAnswer, HttpSampling
+from alphaapollo.engines.protocol import HttpAnswer, HttpSampling
 from alphaapollo.engines.vllm.front_end import RemoteFrontEnd
 from alphaapollo.types import Completion, StopReason
+from tests.unit.engines.specs import make_spec
 from tests.unit.rollout.agents.agents_kit import write_model
 
 
@@ -22,10 +22,10 @@ class Engine:
     """Remote engine that answers with the text "ab#c" at most, and records the requests."""
 
     def __init__(self, folder: Path):
-        rollout = Rollout(name="sglang", max_num_seqs=256)
-        spec = EngineSpec(0, str(folder), False, rollout, "cpu", "float32", 512, str(folder / "log"))
+        own = {"model_path": str(folder), "chat_tokenizer": str(folder), "log_path": str(folder / "log")}
+        spec = make_spec(name="sglang", max_model_len=512, **own)
         self.requests: list[HttpSampling] = []
-        self.front_end = RemoteFrontEnd(EngineSpec(**{**vars(spec), "chat_tokenizer": str(folder)}), self.answer)
+        self.front_end = RemoteFrontEnd(spec, self.answer)
         self.app = self.front_end.build_http_app(HttpApiSettings())
 
     async def answer(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:

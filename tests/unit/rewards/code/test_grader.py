@@ -15,6 +15,7 @@ try:
 except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
+from alphaapollo.rewards.code import grader
 from alphaapollo.rewards.code.grader import extract_code, grade_code, is_same_output
 
 HUMANEVAL = Path(__file__).parents[3] / "data/humaneval.jsonl"
@@ -40,81 +41,84 @@ def test_right_code_passes_as_program_or_continuation():
     assert score("    return x ** 2", fenced=False).reward == 1.0
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("def square(x):\n    return 2 * x", "AssertionError"),
-        ("def square(x):\n    return None", "AssertionError"),
-        ("def square(x):\n    return", "AssertionError"),
-        ("def square(x):\n    raise KeyError(x)", "KeyError"),
-        ("def square(x) return", "SyntaxError"),
-        ("square = 3", "TypeError: 'int' object is not callable"),
-        ("del square", "NameError: the code does not define sq"),
-        ("import nothing_like_it", "ModuleNotFoundError"),
-        ("def square(x):\n    while True: pass", "the code ends with timeout"),
-        ("def square(x):\n    return bytearray(1 << 40)", "MemoryError"),
-        ("def square(x):\n    return square(x)", "RecursionError"),
-    ],
-)
+WRONG_CODE = [
+    ("def square(x):\n    return 2 * x", "AssertionError"),
+    ("def square(x):\n    return None", "AssertionError"),
+    ("def square(x):\n    return", "AssertionError"),
+    ("def square(x):\n    raise KeyError(x)", "KeyError"),
+    ("def square(x) return", "SyntaxError"),
+    ("square = 3", "TypeError: 'int' object is not callable"),
+    ("del square", "NameError: the code does not define sq"),
+    ("import nothing_like_it", "ModuleNotFoundError"),
+    ("def square(x):\n    while True: pass", "the code ends with timeout"),
+    ("def square(x):\n    return bytearray(1 << 40)", "MemoryError"),
+    ("def square(x):\n    return square(x)", "RecursionError"),
+]
+
+
+@pytest.mark.parametrize(("code", "reason"), WRONG_CODE)
 def test_wrong_code_fails_with_a_reason(code, reason):
     result = score(code, {**CHECK, "time_limit": 1})
     assert (result.reward, result.accuracy, result.outcome) == (0.0, 0.0, Outcome.SCORED)
     assert reason in result.reason
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        'print(\'{"passed": true, "why": ""}\')\nimport os\nos._exit(0)',
-        "import sys\nsys.exit(0)",
-        "class E:\n    def __eq__(self, other): return True\ndef square(x): return E()",
-        "class E(int):\n    def __eq__(self, other): return True\ndef square(x): return E(7)",
-        "import builtins\nbuiltins.AssertionError = Exception\ndef square(x): return 0",
-        # walks the frames for expected results, or patches what decides
-        "import sys\ndef square(x):\n    f = sys._getframe()\n    while f.f_back: f = f.f_back\n"
-        "    f.f_globals['run_tests'] = f.f_globals['_run_tests_once'] = lambda *a, **k: ''\n"
-        "    return f.f_globals.get('tests')",
-        "def square(x):\n    return open('/proc/self/cmdline').read()",
-        "import json\njson.dumps = lambda *a, **k: '[]'\ndef square(x): return 4",
-        "import json\njson.dumps = lambda *a, **k: '{\"passed\": true}'\ndef square(x): return 4",
-        "import atexit\natexit.register(lambda: print('\\n[[\"returned\", null, null]]'))\ndef square(x): return 4",
-    ],
-)
+CHEATS = [
+    'print(\'{"passed": true, "why": ""}\')\nimport os\nos._exit(0)',
+    "import sys\nsys.exit(0)",
+    "class E:\n    def __eq__(self, other): return True\ndef square(x): return E()",
+    "class E(int):\n    def __eq__(self, other): return True\ndef square(x): return E(7)",
+    "import builtins\nbuiltins.AssertionError = Exception\ndef square(x): return 0",
+    # walks the frames for expected results, or patches what decides
+    "import sys\ndef square(x):\n    f = sys._getframe()\n    while f.f_back: f = f.f_back\n"
+    "    f.f_globals['run_tests'] = f.f_globals['_run_tests_once'] = lambda *a, **k: ''\n"
+    "    return f.f_globals.get('tests')",
+    "def square(x):\n    return open('/proc/self/cmdline').read()",
+    "import json\njson.dumps = lambda *a, **k: '[]'\ndef square(x): return 4",
+    "import json\njson.dumps = lambda *a, **k: '{\"passed\": true}'\ndef square(x): return 4",
+    "import atexit\natexit.register(lambda: print('\\n[[\"returned\", null, null]]'))\ndef square(x): return 4",
+]
+
+
+@pytest.mark.parametrize("code", CHEATS)
 def test_cheating_earns_nothing(code):
     result = score(code)
     assert (result.reward, result.outcome) == (0.0, Outcome.SCORED), result
 
 
 NESTED, SUM, POWER = "assert f(f(2)) == 16", "assert sum(f(2)) == 4", "assert f(2) ** f(2) == 256"
+SABOTAGE = [
+    ("def f(x):\n    import pandas_nope", ONE_CALL),
+    ("def f(x):\n    return eval('1+')", ONE_CALL),
+    ("import os\nos.write(1, b'\\n' + b'[' * 100000); os._exit(0)", ONE_CALL),
+    ('import os\nos.write(1, b\'["raised", ["SyntaxError", "x"], ["tuple", []]]\\n\'); os._exit(0)', ONE_CALL),
+    ("import os\nos.write(1, b'[\"returned\", ' + b'[' * 900 + b']' * 900 + b', []]\\n'); os._exit(0)", ONE_CALL),
+    ("import os\nos.write(1, b'[\"broken\", ' + b'[' * 900 + b']' * 900 + b', []]\\n'); os._exit(0)", ONE_CALL),
+    ("import os\nos.write(1, b'[3]\\n'); os._exit(0)", ONE_CALL),
+    ("import os\nos.write(1, b'[3]'); os._exit(0)", ONE_CALL),
+    ("import os\nos.write(1, b'x' * 10**8)", ONE_CALL),
+    ('import os\nos.write(2, b\'\\n{"failure": ""}\'); os._exit(0)', ONE_CALL),
+    ("import os\ndef f(x):\n    os._exit(0)", ONE_CALL),
+    ("import os\ndef f(x):\n    os.close(1)", ONE_CALL),
+    ('def f(x):\n    return \'\\n{"failure": ""}\'', "import sys\nprint(f(2), file=sys.stderr)\nassert f(2) == 4"),
+    ("def f(x):\n    return object()", NESTED),
+    ("import os\ndef f(x):\n    return int.from_bytes(os.urandom(4))", NESTED),
+    ("def f(x):\n    return x + 1", "x = 0\nwhile len(str(f(x))) < 5: x = int(str(f(x)))\nassert x == 0"),
+]
+ENDLESS = [
+    ("def f(x):\n    return range(10**12)", SUM),
+    ("def f(x):\n    return 10**9", POWER),
+    ("def f(x):\n    return 1", "while f(2) != 4: pass"),
+]
 
 
-@pytest.mark.parametrize(
-    ("code", "test"),
-    [
-        ("def f(x):\n    import pandas_nope", ONE_CALL),
-        ("def f(x):\n    return eval('1+')", ONE_CALL),
-        ("import os\nos.write(1, b'\\n' + b'[' * 100000); os._exit(0)", ONE_CALL),
-        ('import os\nos.write(1, b\'["raised", ["SyntaxError", "x"], ["tuple", []]]\\n\'); os._exit(0)', ONE_CALL),
-        ("import os\nos.write(1, b'[\"returned\", ' + b'[' * 900 + b']' * 900 + b', []]\\n'); os._exit(0)", ONE_CALL),
-        ("import os\nos.write(1, b'[\"broken\", ' + b'[' * 900 + b']' * 900 + b', []]\\n'); os._exit(0)", ONE_CALL),
-        ("import os\nos.write(1, b'[3]\\n'); os._exit(0)", ONE_CALL),
-        ("import os\nos.write(1, b'[3]'); os._exit(0)", ONE_CALL),
-        ("import os\nos.write(1, b'x' * 10**8)", ONE_CALL),
-        ('import os\nos.write(2, b\'\\n{"failure": ""}\'); os._exit(0)', ONE_CALL),
-        ("import os\ndef f(x):\n    os._exit(0)", ONE_CALL),
-        ("import os\ndef f(x):\n    os.close(1)", ONE_CALL),
-        ('def f(x):\n    return \'\\n{"failure": ""}\'', "import sys\nprint(f(2), file=sys.stderr)\nassert f(2) == 4"),
-        ("def f(x):\n    return object()", NESTED),
-        ("import os\ndef f(x):\n    return int.from_bytes(os.urandom(4))", NESTED),
-        ("def f(x):\n    return range(10**12)", SUM),
-        ("def f(x):\n    return 10**9", POWER),
-        ("def f(x):\n    return 1", "while f(2) != 4: pass"),
-        ("def f(x):\n    return x + 1", "x = 0\nwhile len(str(f(x))) < 5: x = int(str(f(x)))\nassert x == 0"),
-    ],
-)
-def test_answer_cannot_cause_a_grader_failure(code, test):
+@pytest.mark.parametrize(("code", "test"), SABOTAGE + ENDLESS)
+def test_answer_cannot_cause_a_grader_failure(code, test, monkeypatch):
     """A grader failure is excluded from the advantages, so a wrong answer must not cause one."""
-    result = score(code, {"asserts": [test]})
+    is_endless = (code, test) in ENDLESS
+    if is_endless:
+        monkeypatch.setattr(grader, "TESTS_TIMEOUT", 2.0)
+    result = score(code, {"asserts": [test]} | ({"time_limit": 0.5} if is_endless else {}))
     assert (result.reward, result.outcome) == (0.0, Outcome.SCORED), result
     assert result.reason
 
@@ -127,17 +131,17 @@ def test_reason_is_one_short_line():
     assert result.reason == "  " + 498 * "x", result
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("```python\na\n```", "a"),
-        ("```\na\n```\ntext ```py\nb\n```\n```text\nc\n```", "b"),
-        ("```\na\n```\n```\nb\n```", "b"),
-        ("<think>```python\na\n```</think>\n```python\nb\n", "b\n"),
-        ("    return 1", "    return 1"),
-        ("```python\n    return 1\n```", "    return 1"),
-    ],
-)
+BLOCKS = [
+    ("```python\na\n```", "a"),
+    ("```\na\n```\ntext ```py\nb\n```\n```text\nc\n```", "b"),
+    ("```\na\n```\n```\nb\n```", "b"),
+    ("<think>```python\na\n```</think>\n```python\nb\n", "b\n"),
+    ("    return 1", "    return 1"),
+    ("```python\n    return 1\n```", "    return 1"),
+]
+
+
+@pytest.mark.parametrize(("text", "code"), BLOCKS)
 def test_the_last_block_is_the_answer(text, code):
     assert extract_code(text) == code
 
@@ -147,13 +151,10 @@ def test_no_code_is_a_wrong_format(text):
     assert score(text, fenced=False).outcome is Outcome.WRONG_FORMAT
 
 
-def test_asserts():
-    truth = {"asserts": ["assert near(area(1), math.pi)", "assert area(0) == 0"], "setup": SETUP}
-    assert score("def area(r):\n    return math.pi * r * r", truth).reward == 1.0
-    assert score("def area(r):\n    return 3 * r * r", truth).reward == 0.0
-
-
-SETUP = "import math\ndef near(a, b):\n    return abs(a - b) < 1e-9"
+def test_asserts_with_a_setup():
+    setup = "import math\ndef near(a, b):\n    return abs(a - b) < 1e-9"
+    truth = {"asserts": ["assert near(area(1), math.pi)", "assert area(0) == 0"], "setup": setup}
+    assert [score(f"def area(r):\n    return {pi} * r * r", truth).reward for pi in ("math.pi", 3)] == [1.0, 0.0]
 
 
 def test_types_and_in_place_changes_are_preserved():
@@ -174,64 +175,36 @@ def test_types_and_in_place_changes_are_preserved():
     assert score(code, {"asserts": asserts}).reward == 1.0
 
 
-def test_arguments_and_results():
-    truth = {"inputs": [[1, 2], [[1], [2]]], "outputs": [3, [1, 2]], "entry_point": "add"}
-    assert score("def add(a, b):\n    return a + b", truth).reward == 1.0
-    assert score("def add(a, b):\n    return 3", truth).reward == 0.0
-
-
-def test_programs_read_stdin_and_print():
+def test_reasons_of_programs():
     truth = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
-    assert score("a, b = map(int, input().split())\nprint(a + b)", truth).reward == 1.0
     wrong = score("print(3)", truth)
     assert wrong.reward == 0.0 and "test 1: " in wrong.reason and r"'3\n'" in wrong.reason and "'7'" in wrong.reason
     assert "the code ends with error" in score("1 / 0", truth).reason
     assert "timeout" in score("while True: pass", {**truth, "time_limit": 0.5}).reason
 
 
-@pytest.mark.parametrize(
-    ("wanted", "same", "different"),
-    [
-        ("1 2\n3", ["1 2 \n3\n\n", "\n1 2\n\n3"], ["1 2 3"]),
-        ("0.33333", ["0.3333333333"], ["0.33334"]),
-        ("0.5", ["0.50000001"], ["0.51"]),
-        ("10", ["10.0"], ["11"]),
-        ("123456789", [], ["123456700.0"]),  # only a number with a point may be rounded
-        ("123456789.0", ["123456789.1"], []),
-        ("9" * 400, [], ["1.0e999"]),  # both are infinite as floats
-        ("1.5e999", [], ["2.5e999"]),
-        ("1.5", [], ["inf"]),
-        ("10000000000000000000001", [], ["10000000000000000000000.0"]),
-        ("1 2", [], ["1\n2"]),
-        ("a", [], ["A"]),
-        ("", ["\n"], []),
-        ("1", [], [""]),
-    ],
-)
+OUTPUTS = [
+    ("1 2\n3", ["1 2 \n3\n\n", "\n1 2\n\n3"], ["1 2 3"]),
+    ("0.33333", ["0.3333333333"], ["0.33334"]),
+    ("0.5", ["0.50000001"], ["0.51"]),
+    ("10", ["10.0"], ["11"]),
+    ("123456789", [], ["123456700.0"]),  # only a number with a point may be rounded
+    ("123456789.0", ["123456789.1"], []),
+    ("9" * 400, [], ["1.0e999"]),  # both are infinite as floats
+    ("1.5e999", [], ["2.5e999"]),
+    ("1.5", [], ["inf"]),
+    ("10000000000000000000001", [], ["10000000000000000000000.0"]),
+    ("1 2", [], ["1\n2"]),
+    ("a", [], ["A"]),
+    ("", ["\n"], []),
+    ("1", [], [""]),
+]
+
+
+@pytest.mark.parametrize(("wanted", "same", "different"), OUTPUTS)
 def test_outputs(wanted, same, different):
     assert all(is_same_output(wanted, printed) for printed in same)
     assert not any(is_same_output(wanted, printed) for printed in different)
-
-
-@pytest.mark.parametrize(
-    ("truth", "what"),
-    [
-        (None, "do not call the answer"),
-        ([], "no tests"),
-        ({"test": "x"}, "do not call the answer"),
-        ({"asserts": ["assert 1 == 1"]}, "do not call the answer"),
-        ({"asserts": ["assert f("]}, "SyntaxError"),
-        ({"inputs": ["1"], "outputs": []}, "equal lengths, not 1 and 0"),
-        ({"test": "def check(", "entry_point": "f"}, "SyntaxError"),
-        ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "are broken: ModuleNotF"),
-        ({"test": "def check(f): f(lambda: 1)", "entry_point": "f"}, "not plain data"),
-        ({"test": "def check(f): pass", "entry_point": "f"}, "do not call the answer"),
-        ({"asserts": ["1 / 0", "assert f(1)"]}, "ZeroDivisionError"),
-    ],
-)
-def test_broken_tests_raise(truth, what):
-    with pytest.raises(ValueError, match=what):
-        score("def f(x): return x", truth)
 
 
 def test_in_grader_processes():

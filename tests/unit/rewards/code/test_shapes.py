@@ -49,99 +49,76 @@ def pack(value):
     return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(value)))).decode()
 
 
+CODE_CONTESTS = {
+    "public_tests": {"input": ["1 2"], "output": ["3"]},
+    "private_tests": {"input": ["3 4"], "output": ["7"]},
+    "generated_tests": {"input": [], "output": []},
+    "time_limit": {"seconds": 2, "nanos": 0},
+}
+COLUMNS = {"public_test_cases": json.dumps(PROGRAM_CASES[:1]), "private_test_cases": pack(PROGRAM_CASES)}
+NO_FUNCTION = {"testtype": "stdin", "metadata": {"func_name": None}}
+TYPING = "from typing import *\n"
+PROGRAMS = {
+    "apps": STDIN,
+    "apps as JSON": json.dumps(STDIN),
+    "apps as Python": str({**STDIN, "fn_name": None}),
+    "apps, lists of lines": {"inputs": [["1", "2"], ["3", "4"]], "outputs": [["3"], ["7"]]},
+    "apps, lists of words": {"inputs": [[[1, 2]], [[3, 4]]], "outputs": [[3], [7]]},
+    "apps, one test": {"inputs": "3 4\n", "outputs": "7\n"},
+    "apps, numbers": {"inputs": ["1 2", "3 4"], "outputs": [3, 7]},
+    "numpy": {name: np.array(value, dtype=object) for name, value in STDIN.items()},
+    "taco": {"input_output": json.dumps(STDIN), "time_limit": "2.0 seconds"},
+    "nemo": {"unit_tests": STDIN, "problem_id": 3},
+    "code_contests": CODE_CONTESTS,
+    "klear": {"type": "stdin_stdout", "input": ["1 2", "3 4"], "output": ["3", "7"], "fn_name": None},
+    "records": PROGRAM_CASES,
+    "records as texts": [json.dumps(case) for case in PROGRAM_CASES],
+    "records of lists": [STDIN, {"inputs": ["5 6"], "outputs": ["11"]}],
+    "records of lines": [{"input": ["1", "2"], "output": ["3"]}, {"input": ["3 4"], "output": 7}],
+    "records of numpy": np.array(PROGRAM_CASES, dtype=object),
+    "codeforces": {"official_tests": PROGRAM_CASES, "time_limit": 2.0, "memory_limit": 256.0},
+    "deepcoder": [{**case, "type": "stdin_stdout", "fn_name": None} for case in PROGRAM_CASES],
+    "open-r1": {"language": "python", "test_cases": PROGRAM_CASES},
+    "livecodebench, stdin": [case | NO_FUNCTION for case in PROGRAM_CASES],
+    "livecodebench, columns": COLUMNS | {"metadata": "{}"},
+}
+FUNCTIONS = {
+    "livecodebench, call": LIVECODEBENCH,
+    "prime_code": CALLS,
+    "apps, arguments": {"inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]], "fn_name": "add"},
+    "arguments, entry_point": {"inputs": [[1, 2], [[1], [2]]], "outputs": [3, [1, 2]], "entry_point": "add"},
+    "arguments by name": {"inputs": [{"a": 1, "b": 2}], "outputs": [3], "func_name": "add"},
+    "primeintellect": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}],
+    "humaneval": {"test": CHECK, "entry_point": "add", "prompt": "import math\n"},
+    "humaneval+": {"test": f"{CHECK}\ncheck(add)"},
+    "mbpp": {"test_list": ASSERTS, "test_setup_code": "", "challenge_test_list": []},
+    "mbpp+": {"prompt": "Add two numbers.", "test_imports": ["import math"], "test_list": ASSERTS},
+    "acecode": {"test_cases": ASSERTS},
+    "asserts": ASSERTS,
+    "asserts as text": "\n".join(ASSERTS),
+    "kodcode": KODCODE,
+    "kodcode, columns": {"test": KODCODE, "test_info": [{"function_name": "add"}]},
+    "pytest": PYTEST,
+    "unittest": UNITTEST,
+}
+METHODS = {
+    "livecodebench, method": json.dumps(LIVECODEBENCH),
+    "livecodebench, compressed": pack(LIVECODEBENCH),
+    "livecodebench, name in a column": {"private_test_cases": pack(CALL_CASES), "metadata": '{"func_name": "add"}'},
+    "prime_code, method": json.dumps(CALLS),
+    "leetcode": {"test": CHECK, "entry_point": "Solution().add", "prompt": TYPING},
+}
+BODY = {"test": CHECK, "entry_point": "add", "prompt": "import math\ndef add(a, b):\n"}
+NUMBERS_AS_KEYS = {"inputs": [[{"1": 2}]], "outputs": [{"2": 1}], "fn_name": "invert"}
+INVERT = "def invert(d):\n    return {v: k for k, v in d.items()} if 1 in d else None"
 SHAPES = {
-    "apps": (STDIN, SUM, CONSTANT),
-    "apps as JSON": (json.dumps(STDIN), SUM, CONSTANT),
-    "apps as Python": (str({**STDIN, "fn_name": None}), SUM, CONSTANT),
-    "apps, lists of lines": ({"inputs": [["1", "2"], ["3", "4"]], "outputs": [["3"], ["7"]]}, SUM, CONSTANT),
-    "apps, lists of words": ({"inputs": [[[1, 2]], [[3, 4]]], "outputs": [[3], [7]]}, SUM, CONSTANT),
-    "apps, one test": ({"inputs": "3 4\n", "outputs": "7\n"}, SUM, CONSTANT),
-    "apps, numbers": ({"inputs": ["1 2", "3 4"], "outputs": [3, 7]}, SUM, CONSTANT),
-    "numpy": ({name: np.array(value, dtype=object) for name, value in STDIN.items()}, SUM, CONSTANT),
-    "taco": ({"input_output": json.dumps(STDIN), "time_limit": "2.0 seconds"}, SUM, CONSTANT),
-    "nemo": ({"unit_tests": STDIN, "problem_id": 3}, SUM, CONSTANT),
-    "code_contests": (
-        {
-            "public_tests": {"input": ["1 2"], "output": ["3"]},
-            "private_tests": {"input": ["3 4"], "output": ["7"]},
-            "generated_tests": {"input": [], "output": []},
-            "time_limit": {"seconds": 2, "nanos": 0},
-        },
-        SUM,
-        CONSTANT,
-    ),
-    "klear": ({"type": "stdin_stdout", "input": ["1 2", "3 4"], "output": ["3", "7"], "fn_name": None}, SUM, CONSTANT),
-    "records": (PROGRAM_CASES, SUM, CONSTANT),
-    "records as texts": ([json.dumps(case) for case in PROGRAM_CASES], SUM, CONSTANT),
-    "records of lists": ([STDIN, {"inputs": ["5 6"], "outputs": ["11"]}], SUM, CONSTANT),
-    "records of lines": ([{"input": ["1", "2"], "output": ["3"]}, {"input": ["3 4"], "output": 7}], SUM, CONSTANT),
-    "records of numpy": (np.array(PROGRAM_CASES, dtype=object), SUM, CONSTANT),
-    "codeforces": ({"official_tests": PROGRAM_CASES, "time_limit": 2.0, "memory_limit": 256.0}, SUM, CONSTANT),
-    "deepcoder": ([{**case, "type": "stdin_stdout", "fn_name": None} for case in PROGRAM_CASES], SUM, CONSTANT),
-    "open-r1": ({"language": "python", "test_cases": PROGRAM_CASES}, SUM, CONSTANT),
-    "livecodebench, stdin": (
-        [{**case, "testtype": "stdin", "metadata": {"func_name": None}} for case in PROGRAM_CASES],
-        SUM,
-        CONSTANT,
-    ),
-    "livecodebench, columns": (
-        {
-            "public_test_cases": json.dumps(PROGRAM_CASES[:1]),
-            "private_test_cases": pack(PROGRAM_CASES),
-            "metadata": "{}",
-        },
-        SUM,
-        CONSTANT,
-    ),
-    "livecodebench, call": (LIVECODEBENCH, ADD, SUBTRACT),
-    "livecodebench, method": (json.dumps(LIVECODEBENCH), METHOD, WRONG_METHOD),
-    "livecodebench, compressed": (pack(LIVECODEBENCH), METHOD, WRONG_METHOD),
-    "livecodebench, name in a column": (
-        {"private_test_cases": pack(CALL_CASES), "metadata": '{"func_name": "add"}'},
-        METHOD,
-        SUBTRACT,
-    ),
-    "prime_code": (CALLS, ADD, SUBTRACT),
-    "prime_code, method": (json.dumps(CALLS), METHOD, WRONG_METHOD),
-    "apps, arguments": ({"inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]], "fn_name": "add"}, ADD, SUBTRACT),
-    "apps, numbers as keys": (
-        {"inputs": [[{"1": 2}]], "outputs": [{"2": 1}], "fn_name": "invert"},
-        "def invert(d):\n    return {v: k for k, v in d.items()} if 1 in d else None",
-        "def invert(d):\n    return d",
-    ),
-    "arguments by name": ({"inputs": [{"a": 1, "b": 2}], "outputs": [3], "func_name": "add"}, ADD, SUBTRACT),
-    "primeintellect": (
-        [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}],
-        ADD,
-        SUBTRACT,
-    ),
-    "humaneval": ({"test": CHECK, "entry_point": "add", "prompt": "import math\n"}, ADD, SUBTRACT),
-    "humaneval, no docstring": (
-        {"test": CHECK, "entry_point": "add", "prompt": "import math\ndef add(a, b):\n"},
-        "    return a + b",
-        "    return a - b",
-    ),
-    "humaneval+": ({"test": f"{CHECK}\ncheck(add)"}, ADD, SUBTRACT),
-    "leetcode": (
-        {"test": CHECK, "entry_point": "Solution().add", "prompt": "from typing import *"},
-        METHOD,
-        WRONG_METHOD,
-    ),
-    "leetcode, rllm": (
-        {"functional": f"{CHECK}\ncheck(Solution().add)"},
-        f"from typing import *\n{METHOD}",
-        f"from typing import *\n{WRONG_METHOD}",
-    ),
-    "mbpp": ({"test_list": ASSERTS, "test_setup_code": "", "challenge_test_list": []}, ADD, SUBTRACT),
-    "mbpp+": ({"prompt": "Add two numbers.", "test_imports": ["import math"], "test_list": ASSERTS}, ADD, SUBTRACT),
-    "acecode": ({"test_cases": ASSERTS}, ADD, SUBTRACT),
-    "asserts": (ASSERTS, ADD, SUBTRACT),
-    "asserts as text": ("\n".join(ASSERTS), ADD, SUBTRACT),
-    "kodcode": (KODCODE, ADD, SUBTRACT),
-    "kodcode, columns": ({"test": KODCODE, "test_info": [{"function_name": "add"}]}, ADD, SUBTRACT),
-    "pytest": (PYTEST, ADD, SUBTRACT),
+    **{name: (truth, SUM, CONSTANT) for name, truth in PROGRAMS.items()},
+    **{name: (truth, ADD, SUBTRACT) for name, truth in FUNCTIONS.items()},
+    **{name: (truth, METHOD, WRONG_METHOD) for name, truth in METHODS.items()},
+    "leetcode, rllm": ({"functional": f"{CHECK}\ncheck(Solution().add)"}, TYPING + METHOD, TYPING + WRONG_METHOD),
+    "humaneval, no docstring": (BODY, "    return a + b", "    return a - b"),
+    "apps, numbers as keys": (NUMBERS_AS_KEYS, INVERT, "def invert(d):\n    return d"),
     "pytest, only errors": (PYTEST, ADD, "def add(a, b):\n    return int(a) + int(b)"),
-    "unittest": (UNITTEST, ADD, SUBTRACT),
 }
 
 
@@ -150,26 +127,25 @@ def test_right_and_wrong_answers(name):
     truth, right, wrong = SHAPES[name]
     prompt = Prompt(0, "code", "?", truth)
     assert answer_code(prompt) is None
-    codes = (right, f"from __future__ import annotations\n{right}")
-    results = [grade_code(prompt, f"```python\n{code}\n```") for code in codes]
-    assert [(one.reward, one.reason) for one in results] == [(1.0, "")] * 2
-    score = grade_code(prompt, f"```python\n{wrong}\n```")
-    assert (score.reward, score.outcome) == (0.0, Outcome.SCORED)
+    codes = (right, f"from __future__ import annotations\n{right}", wrong)
+    scores = [grade_code(prompt, f"```python\n{code}\n```") for code in codes]
+    assert [(score.reward, score.outcome) for score in scores] == [(reward, Outcome.SCORED) for reward in (1, 1, 0)]
+    assert [bool(score.reason) for score in scores] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("expected", "same", "different"),
-    [
-        ("[1, 2]", ["(1, 2)", "[1, 2]"], ["[2, 1]", "[1]", "1", "{1, 2}"]),
-        ("[[1], [2]]", ["[(1,), (2,)]"], ["[[1, 2]]"]),
-        ('{"1": [2]}', ["{1: (2,)}", "{'1': [2]}"], ["{1: [3]}", "{}"]),
-        ("0.3", ["0.1 + 0.2"], ["0.31", "'0.3'", "None"]),
-        ('"a"', ["'a'"], ["'A'", "['a']"]),
-        ("null", ["None"], ["0", "False"]),
-        ("true", ["True"], ["False", "'true'"]),
-        ("None", ["None"], ["'None'"]),
-    ],
-)
+RESULTS = [
+    ("[1, 2]", ["(1, 2)", "[1, 2]"], ["[2, 1]", "[1]", "1", "{1, 2}"]),
+    ("[[1], [2]]", ["[(1,), (2,)]"], ["[[1, 2]]"]),
+    ('{"1": [2]}', ["{1: (2,)}", "{'1': [2]}"], ["{1: [3]}", "{}"]),
+    ("0.3", ["0.1 + 0.2"], ["0.31", "'0.3'", "None"]),
+    ('"a"', ["'a'"], ["'A'", "['a']"]),
+    ("null", ["None"], ["0", "False"]),
+    ("true", ["True"], ["False", "'true'"]),
+    ("None", ["None"], ["'None'"]),
+]
+
+
+@pytest.mark.parametrize(("expected", "same", "different"), RESULTS)
 def test_results_of_functions(expected, same, different):
     truth = {"inputs": ["0", "1"], "outputs": [expected, "5"], "fn_name": "f"}
     rewards = [
@@ -179,32 +155,44 @@ def test_results_of_functions(expected, same, different):
     assert rewards == [1.0] * len(same) + [0.0] * len(different)
 
 
-@pytest.mark.parametrize(
-    ("truth", "named"),
-    [
-        ({**STDIN, "checker": "x"}, "'checker' is unknown.*fn_name"),
-        ([{"stdin": "1", "stdout": "1"}], "'stdin' is unknown"),
-        ({**STDIN, "language": "cpp"}, "'cpp'"),
-        ({**STDIN, "outputs": ["3"]}, "2 and 1"),
-        ([{**case, "testtype": "functional"} for case in CALL_CASES], "fn_name"),
-        ([{**CALL_CASES[0], "fn_name": "a"}, {**CALL_CASES[1], "fn_name": "b"}], "a, b"),
-        ({**CALLS, "fn_name": "a.b"}, "a.b"),
-        ({**CALLS, "inputs": ["nums = 1", "2"]}, "SyntaxError"),
-        ({**STDIN, "test_list": ASSERTS}, "code and inputs"),
-        ({"inputs": [], "outputs": []}, "no tests"),
-        ("", "no tests"),
-        (None, "no tests"),
-        ("a poem", "SyntaxError"),
-        (3, "is a int"),
-        (base64.b64encode(zlib.compress(pickle.dumps({"a": "b", "c": "d"}))).decode(), "pickled string"),
-        ({**STDIN, "time_limit": ""}, "ValueError"),
-        ("eJ" + "A" * 30, "error: Error"),
-        ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "ModuleNotFoundError"),
-    ],
-)
-def test_unreadable_tests_are_refused_at_the_start(truth, named):
-    with pytest.raises(ValueError, match=named):
-        answer_code(Prompt(0, "code", "?", truth))
+BROKEN = [
+    ({**STDIN, "checker": "x"}, "'checker' is unknown.*fn_name"),
+    ([{"stdin": "1", "stdout": "1"}], "'stdin' is unknown"),
+    ({**STDIN, "language": "cpp"}, "'cpp'"),
+    ({**STDIN, "outputs": ["3"]}, "2 and 1"),
+    ({"inputs": ["1"], "outputs": []}, "equal lengths, not 1 and 0"),
+    ([{**case, "testtype": "functional"} for case in CALL_CASES], "fn_name"),
+    ([{**CALL_CASES[0], "fn_name": "a"}, {**CALL_CASES[1], "fn_name": "b"}], "a, b"),
+    ({**CALLS, "fn_name": "a.b"}, "a.b"),
+    ({**CALLS, "inputs": ["nums = 1", "2"]}, "SyntaxError"),
+    ({**STDIN, "test_list": ASSERTS}, "code and inputs"),
+    ({"inputs": [], "outputs": []}, "no tests"),
+    ([], "no tests"),
+    ("", "no tests"),
+    (None, "no tests"),
+    ("null", "do not call the answer"),
+    ("a poem", "SyntaxError"),
+    (3, "is a int"),
+    (base64.b64encode(zlib.compress(pickle.dumps({"a": "b", "c": "d"}))).decode(), "pickled string"),
+    ({**STDIN, "time_limit": ""}, "ValueError"),
+    ("eJ" + "A" * 30, "error: Error"),
+    ({"test": "x"}, "do not call the answer"),
+    ({"test": "def check(f): pass", "entry_point": "f"}, "do not call the answer"),
+    ({"asserts": ["assert 1 == 1"]}, "do not call the answer"),
+    ({"asserts": ["assert f("]}, "SyntaxError"),
+    ({"asserts": ["1 / 0", "assert f(1)"]}, "ZeroDivisionError"),
+    ({"test": "def check(", "entry_point": "f"}, "SyntaxError"),
+    ({"test": "import nothing_like_it\ndef check(f): f()", "entry_point": "f"}, "are broken: ModuleNotF"),
+    ({"test": "def check(f): f(lambda: 1)", "entry_point": "f"}, "not plain data"),
+]
+
+
+@pytest.mark.parametrize(("truth", "named"), BROKEN)
+def test_broken_tests_are_refused_at_the_start_and_for_an_answer(truth, named):
+    prompt = Prompt(0, "code", "?", truth)
+    for call in (answer_code, lambda prompt: grade_code(prompt, "def f(x): return x")):
+        with pytest.raises(ValueError, match=named):
+            call(prompt)
 
 
 @pytest.mark.parametrize(

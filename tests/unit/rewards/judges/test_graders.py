@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,58 +35,41 @@ def grade(server: MockJudge, prompt: Prompt = PROMPT, text: str = "<think>5?</th
     return with_client(lambda client: client.score(prompt, text), settings, starts=starts)
 
 
-SCORES = {"SCORE: 1": 1.0, "score = .5": 0.5, "**SCORE: 0.0**": 0.0, "SCORE: 0\nNo, wait.\nSCORE: 1.": 1.0}
-WINNERS = {"WINNER: A": 1, "so\n**winner: b**": 0, "WINNER: A\nWINNER: tie": 0.5}
+read_two = partial(read_criteria, names=["right", "short"])
+REPLIES: list[tuple[Callable[[str], Any], str, Any]] = [
+    (read_score, "SCORE: 1", 1.0),
+    (read_score, "score = .5", 0.5),
+    (read_score, "**SCORE: 0.0**", 0.0),
+    (read_score, "SCORE: 0\nNo, wait.\nSCORE: 1.", 1.0),
+    (read_winner, "WINNER: A", 1),
+    (read_winner, "so\n**winner: b**", 0),
+    (read_winner, "WINNER: A\nWINNER: tie", 0.5),
+    (read_two, 'First {"right": 0}; no:\n```json\n{"short": 0.5, "right": true}\n```', {"right": 1.0, "short": 0.5}),
+]
+BAD_REPLIES = [
+    *((read_score, reply, "no line 'SCORE") for reply in ("", "SCORE: high", "SCORE: 1 or SCORE: 0")),
+    (read_score, "It is right, I think.", "no line 'SCORE.*'It is right, I think.'"),
+    (read_score, "SCORE: 7", "score 7 is not between 0 and 1"),
+    (read_score, "SCORE: -1", "score -1 is not between"),
+    *((read_winner, reply, "has no line 'WINNER") for reply in ("", "A", "WINNER: A or B", "WINNER: C")),
+    *((read_two, reply, "JSON object") for reply in ("", "right: 1", '{"right": 1,}')),
+    (read_two, '{"right": 1}', r"\{\"right\": 1\} are not about right, short"),
+    (read_two, '{"right": 1, "short": 1, "long": 0}', "are not about right, short"),
+    (read_two, '{"right": 1, "short": 2}', "about short is 2, .*from 0 to 1"),
+    (read_two, '{"right": "yes", "short": 1}', "about right is 'yes'"),
+    (read_two, '{"right": NaN, "short": 1}', "about right is nan"),
+]
 
 
-def test_scores_and_winners_are_read() -> None:
-    assert {reply: read_score(reply) for reply in SCORES} == SCORES
-    assert {reply: read_winner(reply) for reply in WINNERS} == WINNERS
+@pytest.mark.parametrize(("read", "reply", "value"), REPLIES)
+def test_verdicts_are_read(read: Callable[[str], Any], reply: str, value: object) -> None:
+    assert read(reply) == value
 
 
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        ("", "no line 'SCORE"),
-        ("It is right, I think.", "no line 'SCORE.*'It is right, I think.'"),
-        ("SCORE: high", "no line 'SCORE"),
-        ("SCORE: 1 or SCORE: 0", "no line 'SCORE"),
-        ("SCORE: 7", "score 7 is not between 0 and 1"),
-        ("SCORE: -1", "score -1 is not between"),
-    ],
-)
-def test_a_reply_without_score_is_an_error(reply: str, reason: str) -> None:
+@pytest.mark.parametrize(("read", "reply", "reason"), BAD_REPLIES)
+def test_a_reply_without_a_complete_verdict_is_an_error(read: Callable[[str], Any], reply: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        read_score(reply)
-
-
-@pytest.mark.parametrize("reply", ["", "A", "WINNER: A or B", "WINNER: C"])
-def test_a_reply_without_winner_is_an_error(reply: str) -> None:
-    with pytest.raises(ValueError, match="has no line 'WINNER"):
-        read_winner(reply)
-
-
-def test_verdicts_of_criteria_are_read() -> None:
-    reply = 'First {"right": 0}; no:\n```json\n{"short": 0.5, "right": true}\n```'
-    assert read_criteria(reply, ["right", "short"]) == {"right": 1.0, "short": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        ("", "JSON object"),
-        ("right: 1", "JSON object"),
-        ('{"right": 1,}', "JSON object"),
-        ('{"right": 1}', r"\{\"right\": 1\} are not about right, short"),
-        ('{"right": 1, "short": 1, "long": 0}', "are not about right, short"),
-        ('{"right": 1, "short": 2}', "about short is 2, .*from 0 to 1"),
-        ('{"right": "yes", "short": 1}', "about right is 'yes'"),
-        ('{"right": NaN, "short": 1}', "about right is nan"),
-    ],
-)
-def test_verdicts_must_be_complete_and_between_0_and_1(reply: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        read_criteria(reply, ["right", "short"])
+        read(reply)
 
 
 def test_rubric_score_is_the_weighted_mean() -> None:
@@ -111,22 +96,18 @@ def test_a_malformed_rubric_of_a_row_is_named(rows: object) -> None:
         list_criteria(RUBRIC, replace(PROMPT, extra_info={"rubric": rows}))
 
 
-@pytest.mark.parametrize(
-    ("section", "values", "name"),
-    [
-        (Judge, {"prompt": "{question}"}, "answer"),
-        (Judge, {"pairwise_prompt": "{answer_a}"}, "answer_b"),
-        (Rubric, {"prompt": "{answer}"}, "criteria"),
-    ],
-)
-def test_templates_must_show_the_answer(section: type[Judge], values: dict[str, str], name: str) -> None:
-    with pytest.raises(ValidationError, match=rf"would not see .*{{{name}}}"):
+BAD_SECTIONS = [
+    (Judge, {"prompt": "{question}"}, "would not see .*{answer}"),
+    (Judge, {"pairwise_prompt": "{answer_a}"}, "would not see .*{answer_b}"),
+    (Rubric, {"prompt": "{answer}"}, "would not see .*{criteria}"),
+    (Rubric, {"criteria": {"1": Criterion(text="It is right.")}}, "row's own criterion"),
+]
+
+
+@pytest.mark.parametrize(("section", "values", "what"), BAD_SECTIONS)
+def test_templates_show_the_answer_and_names_of_criteria_are_no_numbers(section: Any, values: Any, what: str) -> None:
+    with pytest.raises(ValidationError, match=what):
         section(**values)
-
-
-def test_names_of_criteria_differ_from_those_of_rows() -> None:
-    with pytest.raises(ValidationError, match=r"row's own criterion"):
-        Rubric(criteria={"1": Criterion(text="It is right.")})
 
 
 def test_judge_scores_a_row(start: Start) -> None:
@@ -149,16 +130,16 @@ def test_rubric_scores_a_row(start: Start) -> None:
     assert content.endswith('such as {"right": 1, "short": 1, "1": 1}') and len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("prefers", "reward", "consistent"),
-    [
-        (lambda a, b: "A" if "It is 4." in a else "B", 1.0, 1.0),  # the completion
-        (lambda a, b: "B" if "It is 4." in a else "A", 0.0, 1.0),  # the reference
-        (lambda a, b: "TIE", 0.5, 1.0),
-        (lambda a, b: "A", 0.5, 0.0),  # the first position
-        (lambda a, b: "B" if "It is 4." in b else "TIE", 0.5, 0.0),
-    ],
-)
+PREFERENCES = [
+    (lambda a, b: "A" if "It is 4." in a else "B", 1.0, 1.0),  # the completion
+    (lambda a, b: "B" if "It is 4." in a else "A", 0.0, 1.0),  # the reference
+    (lambda a, b: "TIE", 0.5, 1.0),
+    (lambda a, b: "A", 0.5, 0.0),  # the first position
+    (lambda a, b: "B" if "It is 4." in b else "TIE", 0.5, 0.0),
+]
+
+
+@pytest.mark.parametrize(("prefers", "reward", "consistent"), PREFERENCES)
 def test_pairwise_judge_compares_in_both_orders(start: Start, prefers: Any, reward: float, consistent: float) -> None:
     server = start(lambda content: f"WINNER: {prefers(*content.split('<answer_b>'))}", barrier=2)
     score = grade(server, replace(PROMPT, data_source="pairwise"))
@@ -166,16 +147,13 @@ def test_pairwise_judge_compares_in_both_orders(start: Start, prefers: Any, rewa
     assert score.judge_usage.judgements == len(server.requests) == 2
 
 
-def test_judges_are_components_of_other_graders(start: Start) -> None:
-    server = start('{"right": 1, "short": 1}')
+def test_judges_are_components_and_judged_tasks_have_components(start: Start) -> None:
+    server = start('{"right": 1, "short": 1}', "SCORE: 1")
     row, weights = replace(PROMPT, data_source="gsm8k"), {"rubric": 0.5, "format": 0.1}
     score = grade(server, row, r"<think>x</think>\boxed{4}", components=weights, rubric=RUBRIC)
     parts = {"accuracy": 1.0, "rubric/right": 1.0, "rubric/short": 1.0, "task": 1.0, "rubric": 1.0, "format": 1.0}
     assert score == Score(1.6, parts) and score.judge_usage.judgements == 1
-
-
-def test_task_of_a_judge_with_components_of_a_process(start: Start) -> None:
-    score = grade(start("SCORE: 1"), text=r"<think>x</think>\boxed{4}", components={"format": 0.1})
+    score = grade(server, text=r"<think>x</think>\boxed{4}", components={"format": 0.1})
     assert score == Score(1.1, {"accuracy": 1.0, "task": 1.0, "format": 1.0})
 
 

@@ -10,20 +10,18 @@ pytest.importorskip("openai")
 from alphaapollo.config.schema import Agent
 from alphaapollo.rollout.agents.programs import ProgramRunner
 from alphaapollo.types import EpisodeEnd, Outcome, Score
-from tests.unit.rollout.agents.test_runner import run
+from tests.unit.rollout.agents.test_runner import run, run_program
 
 TAKES_REWARD = """
 import urllib.error, urllib.request, json
-
-def run(task, endpoint):
-    answer = ask(endpoint)
-    body = json.dumps({"request_id": answer.id, "reward": 1000}).encode()
-    headers = {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"}
-    try:
-        urllib.request.urlopen(urllib.request.Request(f"{endpoint.base_url}/rewards", body, headers))
-    except urllib.error.HTTPError as error:
-        endpoint.reward(answer.id, 0.5)
-        return {"reward": 0.25, "refused": float(error.code == 404)}
+answer = ask(endpoint)
+body = json.dumps({"request_id": answer.id, "reward": 1000}).encode()
+headers = {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"}
+try:
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint.base_url}/rewards", body, headers))
+except urllib.error.HTTPError as error:
+    endpoint.reward(answer.id, 0.5)
+    return {"reward": 0.25, "refused": float(error.code == 404)}
 """
 
 
@@ -37,19 +35,14 @@ def test_programs_have_only_listed_variables(monkeypatch):
         monkeypatch.setenv(name, "value")
     code = "import json, os; json.dump([*os.environ], open(os.environ['ALPHAAPOLLO_RESULT'], 'w'))"
 
-    async def play(**keys):
-        programs = ProgramRunner(Agent(command=f'python3 -c "{code}"', **keys))
-        try:
-            await programs.start()
-            return (await programs.run({}, {})).value
-        finally:
-            await programs.close()
+    def list_variables(*own):
+        return set(asyncio.run(run_program(Agent(command=f'python3 -c "{code}"', environment=list(own)))).value)
 
-    names = set(asyncio.run(play(environment=["MY_DATA"])))
+    names = list_variables("MY_DATA")
     assert {"PATH", "MY_DATA", "ALPHAAPOLLO_TASK"} <= names
     assert not names & {"RAY_AUTH_TOKEN", "HF_TOKEN", "ALPHAAPOLLO_RUN"}
     with pytest.raises(ValueError, match=r"env\.agent\.environment: MISSING_ONE"):
-        asyncio.run(play(environment=["MISSING_ONE"]))
+        list_variables("MISSING_ONE")
 
 
 def test_output_of_a_program_is_bounded(monkeypatch):
@@ -59,16 +52,9 @@ def test_output_of_a_program_is_bounded(monkeypatch):
         sizes.append(sum(file.stat().st_size for file in folder.iterdir()))
         return read_result(runner, folder)
 
-    async def play():
-        programs = ProgramRunner(Agent(command="head -c 100000000 /dev/zero >&2; echo last; exit 3"))
-        await programs.start()
-        try:
-            assert "last" in (await programs.run({}, {})).error
-        finally:
-            await programs.close()
-
     monkeypatch.setattr(ProgramRunner, "_read_result", measure)
-    asyncio.run(play())
+    agent = Agent(command="head -c 100000000 /dev/zero >&2; echo last; exit 3")
+    assert "last" in asyncio.run(run_program(agent)).error
     assert 0 < sizes[0] < 100_000
 
 
@@ -78,25 +64,22 @@ def test_a_written_answer_is_no_reward(server, tmp_path):
 
 
 def test_limit_of_requests_is_a_turn_limit(server, tmp_path):
-    code = "def run(task, endpoint):\n    for _ in range(9):\n        ask(endpoint)\n    return 1.0\n"
-    (one,) = run(server, tmp_path, code, max_requests=4)
+    code = "n = task['sample']\nfor _ in range(9):\n    ask(endpoint, n=1 + 2 * n)\n    ask(endpoint, n=1 + n)"
+    one, several = run(server, tmp_path, code, samples=2, max_requests=4)
     assert one.end is EpisodeEnd.TURN_LIMIT and one.score.outcome is Outcome.SCORED and one.reward == 0.0
     assert "env.agent.max_requests=4" in one.score.reason and len(one.turns) == 4
+    assert several.end is EpisodeEnd.TURN_LIMIT and len(several.turns) == 3  # three answers, but not two more
     (one,) = run(server, tmp_path, code, max_requests=4, limit_reward=-1.0)
     assert (one.reward, one.accuracy) == (-1.0, 0.0)
-    code = "def run(task, endpoint):\n    ask(endpoint, n=3)\n    ask(endpoint, n=2)\n    return 1.0\n"
-    (one,) = run(server, tmp_path, code, max_requests=4)
-    assert one.end is EpisodeEnd.TURN_LIMIT and len(one.turns) == 3
 
 
 def test_the_clients_own_limit_is_no_truncation(server, tmp_path):
-    code = "def run(task, endpoint):\n    ask(endpoint, max_tokens=1)\n    return 1.0\n"
-    (one,) = run(server, tmp_path, code)
+    (one,) = run(server, tmp_path, "ask(endpoint, max_tokens=1); return 1.0")
     assert one.end is EpisodeEnd.DONE and one.turns[0].completion.stop_reason == "length"
 
 
 def test_session_with_only_untrained_roles_keeps_its_score(server, tmp_path):
-    code = "def run(task, endpoint):\n    ask(endpoint, extra_headers={'x-role': 'judge'})\n    return 1.0\n"
+    code = "ask(endpoint, extra_headers={'x-role': 'judge'}); return 1.0"
     (one,) = run(server, tmp_path, code, untrained_roles=["judge"])
     assert one.score.outcome is Outcome.SCORED and one.reward == 1.0 and not one.rows
     assert "env.agent.untrained_roles" in one.score.reason

@@ -8,6 +8,8 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from textwrap import indent
+from typing import Any
 
 import pytest
 
@@ -40,9 +42,10 @@ ASKS_CURL = (
 
 
 def run(server, tmp_path, code="", grader=None, samples=1, limit_reward=None, **keys):
-    """Run episodes of a program. Returns their trajectories."""
+    """Run episodes of a program: `code`, or a function with the body `code`. Returns their trajectories."""
     if code:
-        (tmp_path / "agent.py").write_text(HEADER + code)
+        program = code if "def run(" in code else "def run(task, endpoint):\n" + indent(code, "    ")
+        (tmp_path / "agent.py").write_text(HEADER + program)
         keys["path"] = str(tmp_path / "agent.py")
     agent = Agent(**keys)
 
@@ -57,6 +60,16 @@ def run(server, tmp_path, code="", grader=None, samples=1, limit_reward=None, **
             return await asyncio.gather(*map(runner.run, tasks))
 
     return asyncio.run(play())
+
+
+async def run_program(agent: Agent, task: Any = None, variables: Any = None):
+    """Result of a program without an episode."""
+    programs = ProgramRunner(agent)
+    try:
+        await programs.start()
+        return await programs.run(task or {}, variables or {})
+    finally:
+        await programs.close()
 
 
 def find_processes(mark: str) -> list[int]:
@@ -84,18 +97,19 @@ async def run(task, endpoint):
     assert one.first_observation == [{"role": "user", "content": "one"}]
 
 
-@pytest.mark.parametrize(
-    ("result", "score", "rewards"),
-    [
-        ('{"reward": 1.0, "right": 0.5, "turn_rewards": [0.25, -1]}', Score(1.0, {"right": 0.5}), [0.25, -1.0]),
-        ('{"turn_rewards": [0, 0]}', Score(0.0), [0.0, 0.0]),
-    ],
-)
-def test_rewards_of_turns(server, tmp_path, result, score, rewards):
-    code = f"def run(task, endpoint):\n    ask(endpoint)\n    ask(endpoint, 'two')\n    return {result}\n"
-    (one,) = run(server, tmp_path, code)
-    assert one.score == score and [turn.reward for turn in one.turns] == rewards
-    assert one.reward == score.reward + sum(rewards)
+def run_each(server, tmp_path, *bodies):
+    """Run one episode of each body in the same host process."""
+    branches = (f"if task['sample'] == {number}:\n{indent(body, '    ')}" for number, body in enumerate(bodies))
+    return run(server, tmp_path, "\n".join(branches), samples=len(bodies))
+
+
+def test_rewards_of_turns(server, tmp_path):
+    asks = "ask(endpoint); ask(endpoint, 'two'); return "
+    results = '{"reward": 1.0, "right": 0.5, "turn_rewards": [0.25, -1]}', '{"turn_rewards": [0, 0]}'
+    one, other = run_each(server, tmp_path, asks + results[0], asks + results[1])
+    assert one.score == Score(1.0, {"right": 0.5}) and one.reward == 0.25
+    assert other.score == Score(0.0) and other.reward == 0.0
+    assert [[turn.reward for turn in each.turns] for each in (one, other)] == [[0.25, -1.0], [0.0, 0.0]]
 
 
 def test_reward_of_a_command(server, tmp_path):
@@ -112,60 +126,56 @@ def test_graded_text_and_reward_of_the_program(server, tmp_path):
         assert len(turns) == 1
         return Score(float(text == "OK"), {"accuracy": 1.0})
 
-    code = "def run(task, endpoint):\n    ask(endpoint)\n    return 4\n"
-    (one,) = run(server, tmp_path, code, grade, grade=True)
+    (one,) = run(server, tmp_path, "ask(endpoint); return 4", grade, grade=True)
     assert one.score == Score(5.0, {"accuracy": 1.0, "agent": 4.0})
-    (one,) = run(server, tmp_path, code.replace("return 4", "return None"), grade, grade=True)
+    (one,) = run(server, tmp_path, "ask(endpoint)", grade, grade=True)
     assert one.score.reward == 1.0
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("ask(endpoint); raise KeyError('boom')", "KeyError: 'boom'"),
-        ("ask(endpoint)", "returned no reward"),
-        ("ask(endpoint); return 'yes'", "the reward is a str"),
-        ("ask(endpoint); return float('nan')", "the reward is nan"),
-        ("ask(endpoint); return {'turn_rewards': [1.0, 2.0]}", "2 numbers for 1 answers"),
-        ("ask(endpoint); return {'turn_rewards': [float('inf')]}", "turn_rewards[0] is inf"),
-        ("endpoint.reward(ask(endpoint).id, float('nan')); return 1.0", "the reward is nan"),
-        ("ask(endpoint); endpoint.reward('other', 1.0); return 1.0", "no such request"),
-        ("return 1.0", "no request to the policy"),
-        ("ask(endpoint); os.kill(os.getpid(), 9)", "SIGKILL"),
-        ("ask(endpoint); os._exit(3)", "ended without a result"),
-        ("print('last words', file=sys.stderr); sys.exit(1)", "last words"),
-    ],
-)
-def test_failures_are_no_rewards(server, tmp_path, code, reason):
-    (one,) = run(server, tmp_path, f"def run(task, endpoint):\n    {code}\n")
-    assert one.score.outcome is Outcome.ENVIRONMENT_FAILED and one.end is EpisodeEnd.ENVIRONMENT_FAILED
-    assert reason in one.score.reason and "(attempt 2 of 2)" in one.score.reason
+FAILURES = [
+    ("ask(endpoint); raise KeyError('boom')", "KeyError: 'boom'"),
+    ("ask(endpoint)", "returned no reward"),
+    ("ask(endpoint); return 'yes'", "the reward is a str"),
+    ("ask(endpoint); return float('nan')", "the reward is nan"),
+    ("ask(endpoint); return {'turn_rewards': [1.0, 2.0]}", "2 numbers for 1 answers"),
+    ("ask(endpoint); return {'turn_rewards': [float('inf')]}", "turn_rewards[0] is inf"),
+    ("endpoint.reward(ask(endpoint).id, float('nan')); return 1.0", "the reward is nan"),
+    ("ask(endpoint); endpoint.reward('other', 1.0); return 1.0", "no such request"),
+    ("return 1.0", "no request to the policy"),
+    ("ask(endpoint); os.kill(os.getpid(), 9)", "SIGKILL"),
+    ("ask(endpoint); os._exit(3)", "ended without a result"),
+    ("print('last words', file=sys.stderr); sys.exit(1)", "last words"),
+]
 
 
-@pytest.mark.parametrize(("end", "timeout"), [("time.sleep(1000)", 4.0), ("return 1.0", 60.0)])
+def test_failures_are_no_rewards(server, tmp_path):
+    trajectories = run_each(server, tmp_path, *(code for code, _ in FAILURES))
+    for one, (code, reason) in zip(trajectories, FAILURES, strict=True):
+        assert one.score.outcome is Outcome.ENVIRONMENT_FAILED and one.end is EpisodeEnd.ENVIRONMENT_FAILED, code
+        assert reason in one.score.reason and "(attempt 2 of 2)" in one.score.reason, code
+
+
+@pytest.mark.parametrize(("end", "timeout"), [("time.sleep(1000)", 3.0), ("return 1.0", 60.0)])
 def test_processes_that_a_program_starts_are_ended(server, tmp_path, end, timeout):
     mark = f"{time.time()}"
     start = f'subprocess.Popen(["/bin/sh", "-c", "sleep 1000; echo {mark}"], start_new_session=True)'
-    code = f"def run(task, endpoint):\n    ask(endpoint)\n    {start}\n    {end}\n"
-    (one,) = run(server, tmp_path, code, timeout=timeout)
+    (one,) = run(server, tmp_path, f"ask(endpoint)\n{start}\n{end}", timeout=timeout)
     assert len(one.turns) == 1 and not find_processes(mark)
-    if timeout == 4.0:
-        assert one.end is EpisodeEnd.TIME_LIMIT and "env.agent.timeout=4 s" in one.score.reason
+    if timeout == 3.0:
+        assert one.end is EpisodeEnd.TIME_LIMIT and "env.agent.timeout=3 s" in one.score.reason
     else:
         assert one.reward == 1.0
 
 
 def test_many_sessions_at_once(server, tmp_path):
-    code = "def run(task, endpoint):\n    ask(endpoint, str(task['sample']))\n    return task['sample']\n"
-    found = run(server, tmp_path, code, samples=24)
+    found = run(server, tmp_path, "ask(endpoint, str(task['sample'])); return task['sample']", samples=24)
     assert [one.reward for one in found] == list(range(24))
 
 
 def test_prompt_over_the_limit_is_no_failure(server, tmp_path):
-    too_long = f"    ask(endpoint, 'x' * {MAX_LENGTH})\n"
-    (one,) = run(server, tmp_path, f"def run(task, endpoint):\n{too_long}")
-    assert one.end is EpisodeEnd.PROMPT_LIMIT and one.score.outcome.failed
-    (one,) = run(server, tmp_path, f"def run(task, endpoint):\n    ask(endpoint)\n{too_long}")
+    too_long = f"ask(endpoint, 'x' * {MAX_LENGTH})"
+    first, one = run_each(server, tmp_path, too_long, f"ask(endpoint); {too_long}")
+    assert first.end is EpisodeEnd.PROMPT_LIMIT and first.score.outcome.failed
     assert one.end is EpisodeEnd.TOKEN_LIMIT and one.score.reward == 0.0
     assert "no answer before the limit" in one.score.reason
 
@@ -176,14 +186,14 @@ def test_engine_error_is_not_a_failure_of_the_agent(server, tmp_path, monkeypatc
 
     monkeypatch.setattr(server.script, "answers", type("Failing", (dict,), {"items": fail})())
     with pytest.raises(EngineError, match="rollout engine 0"):
-        run(server, tmp_path, "def run(task, endpoint):\n    ask(endpoint)\n    return 1.0\n")
+        run(server, tmp_path, "ask(endpoint); return 1.0")
 
 
 def test_failed_grade_does_not_repeat_the_program(server, tmp_path):
     async def grade(prompt, text, turns):
         return Score(float("nan"), outcome=Outcome.GRADER_FAILED, reason="no ground truth")
 
-    code = f"def run(task, endpoint):\n    open({str(tmp_path / 'runs')!r}, 'a').write('x')\n    ask(endpoint)\n"
+    code = f"open({str(tmp_path / 'runs')!r}, 'a').write('x'); ask(endpoint)"
     (one,) = run(server, tmp_path, code, grade, grade=True)
     assert one.score.outcome is Outcome.GRADER_FAILED and (tmp_path / "runs").read_text() == "x"
 
@@ -237,7 +247,8 @@ def test_command_that_kills_the_host_fails_its_episode_alone(server, tmp_path):
 
 def test_program_files_are_checked(server, tmp_path):
     with pytest.raises(ValueError, match=r"env\.agent\.path.*run=run: .* no such object"):
-        run(server, tmp_path, "x = 1\n")
+        (tmp_path / "empty.py").touch()
+        run(server, tmp_path, path=str(tmp_path / "empty.py"))
     with pytest.raises(ValueError, match=r"missing\.py.*no such file"):
         run(server, tmp_path, path=str(tmp_path / "missing.py"))
 

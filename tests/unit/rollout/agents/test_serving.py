@@ -152,12 +152,6 @@ def test_branches_share_a_prefix_that_is_trained_once(server):
     shared, sampled = session.answers[0].token_ids, session.answers[0].completion.token_ids
     assert all(row.token_ids[: len(shared)] == shared for row in rows)
     assert [sum(row.action_mask[: len(shared)]) for row in rows] == [len(sampled), 0, 0]
-    assert len(rows_of(session, "main")) == 1 and len(rows_of(session, "last")) == 1
-
-
-def test_several_answers_to_one_request(server):
-    session, rows = send(server, [user("one")], n=3)
-    assert len(session.requests) == 1 and len(rows) == 3
 
 
 def test_roles_and_rewards(server):

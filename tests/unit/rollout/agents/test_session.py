@@ -1,17 +1,12 @@
-"""Which messages are the same, what a request continues, and which rows a session gives."""
+"""Which messages are the same, what a request continues, and which rows and rewards a session gives."""
 
 from itertools import compress
 
+import numpy as np
 import pytest
 
-from alphaapollo.engines.http_api import (
-    AgentSession,
-    Answer,
-    Request,
-    SessionLimits,
-    make_answer_key,
-    make_message_keys,
-)
+from alphaapollo.engines import http_api
+from alphaapollo.engines.http_api import AgentSession, Answer, Request, SessionLimits
 from alphaapollo.evaluation.metrics import convert_to_sample_result, read_sample_result
 from alphaapollo.rollout.agents.runner import build_turns_and_rows, find_branches
 from alphaapollo.rollout.context import check_rows_match_turns
@@ -37,13 +32,15 @@ def call(name, arguments):
     ],
 )
 def test_identity_of_an_answer(message, is_same):
-    (key,), _ = make_message_keys([{"role": "assistant", **message}])
-    assert (key == make_answer_key("4", [])) is is_same
+    (key,), _ = http_api.make_message_keys([{"role": "assistant", **message}])
+    assert (key == http_api.make_answer_key("4", [])) is is_same
 
 
 def test_identity_of_tool_calls():
     def key(arguments):
-        return make_message_keys([{"role": "assistant", "content": None, "tool_calls": [call("add", arguments)]}])[0][0]
+        return http_api.make_message_keys(
+            [{"role": "assistant", "content": None, "tool_calls": [call("add", arguments)]}]
+        )[0][0]
 
     assert key('{"a":1,"b":2}') == key('{ "b": 2, "a": 1 }') == key({"a": 1, "b": 2})
     assert key('{"a":1}') != key('{"a":"1"}') and key("{") == key("{") != key("{{")
@@ -56,8 +53,8 @@ def test_items_of_one_answer_are_joined():
         {"role": "assistant", "content": "", "tool_calls": [call("add", "{}")]},
         {"role": "tool", "content": "2"},
     ]
-    keys, ends = make_message_keys(items)
-    assert keys[1] == make_answer_key("let me", [("add", "{}")]) and ends == [1, 3, 4]
+    keys, ends = http_api.make_message_keys(items)
+    assert keys[1] == http_api.make_answer_key("let me", [("add", "{}")]) and ends == [1, 3, 4]
 
 
 def make_chat(*texts):
@@ -251,3 +248,56 @@ def test_rows_have_the_images_of_their_requests():
     assert [turn.context_images for turn in turns] == [(first,), (second,), (other,)]
     assert [row.images for row in rows] == [(first, second), (other,)]
     assert rows[0].token_ids == [1, 5, 5, 7, END, 1, 5, 5, 5, 7, END]
+
+
+def test_a_reward_of_several_answers_is_shared():
+    talk = Talk()
+    talk.ask("q", n=4)
+    talk.session.give_reward("id10", 1.0)
+    assert [answer.reward for answer in talk.session.answers] == [0.25] * 4
+
+
+def test_random_sessions_do_not_depend_on_retries():
+    """300 forests: each request may be lost once or twice, may continue any answer, may have several answers."""
+    for seed in range(300):
+        rows, rewards = [], []
+        for may_lose in (False, True):
+            generator, losses = np.random.default_rng(seed), np.random.default_rng(seed + 1000)
+            talk = Talk(max_requests=100)
+            chats, given = [["q"]], 0.0
+            for _ in range(int(generator.integers(1, 9))):
+                chat = chats[int(generator.integers(len(chats)))]
+                n, retry = int(generator.integers(1, 4)), False
+                while may_lose and losses.random() < 0.3:
+                    talk.ask(*chat, n=n, delivered=False, retry=retry)
+                    retry = True
+                request = talk.ask(*chat, n=n, retry=retry)
+                if generator.random() < 0.5:
+                    reward = float(generator.integers(1, 5)) / 4
+                    request.id = f"request {len(chats)}"
+                    talk.session.give_reward(request.id, reward)
+                    given += reward
+                for answer in request.answers:
+                    chats.append([*chat, answer.content, f"more {len(chats)}"])
+            turns, made, *_ = build_turns_and_rows(talk.session, "all", ())
+            rows.append([(row.token_ids, row.action_mask, row.num_earlier_tokens) for row in made])
+            rewards.append([(turn.answer_number, turn.reward) for turn in turns])
+            assert sum(turn.reward for turn in turns) == pytest.approx(given)
+        assert rows[0] == rows[1] and rewards[0] == rewards[1]
+
+
+def test_a_path_of_3000_answers():
+    session, answer = Talk().session, None
+    for number in range(3000):
+        answer = Answer(Request(session, "", parent=answer), make_completion([number]), "", "")
+    assert len(answer.path) == 3000 and answer.path[-1] is answer
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_limit_counts_answers(n):
+    talk = Talk(max_requests=6)
+    for number in range(6 // n):
+        talk.ask(f"q{number}", n=n)
+    with pytest.raises(ValueError, match=r"env\.agent\.max_requests=6"):
+        talk.ask("one more")
+    assert talk.session.reached_limit

@@ -113,40 +113,38 @@ def prepared(outcome: Outcome = OUTCOME, **values: Any) -> Any:
     return SimpleNamespace(folder=Path("rec"), inputs=INPUTS_OF_RUN, recorded=outcome, plan=plan, **given)
 
 
-def with_values(**values: Any) -> Outcome:
-    return OUTCOME | values
-
-
 def with_loss(change: float) -> Outcome:
     loss = OUTCOME["actor/loss"] * (1 + change)
-    return with_values(**{"actor/loss": loss, "policy weights": ("00fe", 3.0 * (1 + change / 10))})
+    return OUTCOME | {"actor/loss": loss, "policy weights": ("00fe", 3.0 * (1 + change / 10))}
 
 
-def test_an_exact_replay_must_be_bit_equal(capsys: pytest.CaptureFixture[str]) -> None:
-    def verdict(outcome: Outcome) -> tuple[bool, str]:
-        return print_and_check_comparison(prepared(), outcome), capsys.readouterr().out
-
-    equal, shown = verdict(OUTCOME)
-    assert equal and "bit for bit equal: 6 of 6" in shown
-    equal, shown = verdict(with_loss(1e-6))
-    assert not equal and "first difference is in actor/loss" in shown and "1.0e-06, in actor/loss" in shown
-    assert "first difference is in advantages" in verdict(with_values(advantages=np.array([0.5, -1.5], np.float32)))[1]
-    missing = {name: value for name, value in OUTCOME.items() if name != "advantages"}
-    assert "inf, in advantages" in verdict(missing)[1]
+TWO_RANKS = {"causes": ["the run had 2 training ranks"]}
+CHANGED = {"changes": ["in float64", "with algorithm.gamma=0.9"]}
+OTHER_ADVANTAGES = OUTCOME | {"advantages": np.array([0.5, -1.5], np.float32)}
+NO_ADVANTAGES = {name: value for name, value in OUTCOME.items() if name != "advantages"}
 
 
-def test_an_inexact_replay_has_a_tolerance(capsys: pytest.CaptureFixture[str]) -> None:
-    def verdict(outcome: Outcome, **values: Any) -> tuple[bool, str]:
-        return print_and_check_comparison(prepared(**values), outcome), capsys.readouterr().out
-
-    two = {"causes": ["the run had 2 training ranks"]}
-    equal, shown = verdict(with_loss(1e-6), **two)
-    assert equal and "equal within 0.001" in shown and shown.endswith("the run had 2 training ranks\n")
-    assert not verdict(with_loss(1e-2), **two)[0]
-    equal, shown = verdict(with_values(**{"batch/padding": 0.9}), **two)
-    assert equal and "bit for bit equal: 5 of 5" in shown
-    equal, shown = verdict(with_loss(1.0), changes=["in float64", "with algorithm.gamma=0.9"])
-    assert equal and all(fact in shown for fact in ("float64", "algorithm.gamma=0.9", "5.0e-01, in actor/loss"))
+@pytest.mark.parametrize(
+    ("outcome", "values", "is_equal", "facts"),
+    [
+        # an exact replay must be bit equal
+        (OUTCOME, {}, True, ["bit for bit equal: 6 of 6"]),
+        (with_loss(1e-6), {}, False, ["first difference is in actor/loss", "1.0e-06, in actor/loss"]),
+        (OTHER_ADVANTAGES, {}, False, ["first difference is in advantages"]),
+        (NO_ADVANTAGES, {}, False, ["inf, in advantages"]),
+        # others have a tolerance
+        (with_loss(1e-6), TWO_RANKS, True, ["equal within 0.001", "the run had 2 training ranks\n"]),
+        (with_loss(1e-2), TWO_RANKS, False, []),
+        (OUTCOME | {"batch/padding": 0.9}, TWO_RANKS, True, ["bit for bit equal: 5 of 5"]),
+        (with_loss(1.0), CHANGED, True, ["float64", "algorithm.gamma=0.9", "5.0e-01, in actor/loss"]),
+    ],
+)
+def test_verdict_of_a_replay(
+    outcome: Outcome, values: Any, is_equal: bool, facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert print_and_check_comparison(prepared(**values), outcome) == is_equal
+    shown = capsys.readouterr().out
+    assert all(fact in shown for fact in facts), shown
 
 
 def test_a_run_that_ended_during_the_update_has_no_outcome(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,12 @@ SEQUENCE_LOSSES = [name for name in policy_loss_names() if get_policy_loss(name)
 STALE = [{"trainer.async_mode": mode, "trainer.max_staleness": 1} for mode in ("carry", "separate")]
 MEMORY = {"env.context": "memory", "env.max_steps": 3, "data.max_prompt_length": 100, "data.max_response_length": 50}
 AGGREGATION = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": 100.0}
+TAUGHT, SAMPLED_TEACHER = {"teacher.divergence": "reverse"}, {"teacher.divergence": "sampled"}
+TIS, REUSED, TRPO = {METHOD: "tis"}, {"data.reuse.groups": 2}, {f"{ACTOR}.optim.name": "trpo"}
+TWO_REWARDS, ONE_WEIGHT = {"algorithm.gdpo_rewards": ["a", "b"]}, {"algorithm.gdpo_weights": [1.0]}
+OTHER_CONDITION = {"algorithm.gdpo_rewards": ["a"], "algorithm.gdpo_conditions": {"b": ["a", 1.0]}}
+FILTRATION = "algorithm.filtration"
+SELECTED = {f"{FILTRATION}.method": "random", f"{FILTRATION}.size": 2, f"{FILTRATION}.baseline": "all"}
 
 
 def config(values: dict[str, Any]) -> Config:
@@ -69,11 +75,12 @@ def test_every_pair_works_silently_or_fails_with_a_reason(estimator: str, loss: 
 
 @pytest.mark.parametrize("name", estimator_names())
 def test_group_estimators_refuse_a_group_of_one(name: str):
-    values = {"env.rollout.n": 1, "algorithm.passk_k": 1} if get_estimator(name).group else {"env.rollout.n": 1}
+    values = {"env.rollout.n": 1}
     if get_estimator(name).group:
+        values["algorithm.passk_k"] = 1
         check_refused(name, "ppo", values, f"{ESTIMATOR}={name}", "the group size is 1", "Set env.rollout.n=8")
     else:
-        assert notices(name, "ppo", values | ({"teacher.divergence": "reverse"} if name == "none" else {})) == []
+        assert notices(name, "ppo", values | TAUGHT) == []
 
 
 @pytest.mark.parametrize(
@@ -109,8 +116,8 @@ def test_keys_that_are_not_read_have_no_effect(estimator: str, loss: str, values
     [
         ("gae", "ppo", {"critic.optim.lr": 0.1, "critic.ppo_epochs": 2, "trainer.critic_warmup": 3}),
         ("grpo_passk_analytic", "ppo", {"algorithm.passk_k": 3}),
-        ("gdpo", "ppo", {"algorithm.gdpo_rewards": ["a", "b"], "algorithm.gdpo_weights": [1.0, 2.0]}),
-        ("gdpo", "ppo", {"algorithm.gdpo_rewards": ["a", "b"], "algorithm.gdpo_conditions": {"b": ["c", 1.0]}}),
+        ("gdpo", "ppo", TWO_REWARDS | {"algorithm.gdpo_weights": [1.0, 2.0]}),
+        ("gdpo", "ppo", TWO_REWARDS | {"algorithm.gdpo_conditions": {"b": ["c", 1.0]}}),
         ("gdpo", "ppo", {"reward.components": {"format": 0.5}}),  # another name
         ("grpo_passk_analytic", "ppo", {"reward.required": ["task"]}),  # keeps a reward of 0 or 1 in this set
         ("grpo_passk_analytic", "ppo", {"reward.components": {"format": 0.0, "task": 1.0}}),
@@ -121,20 +128,16 @@ def test_keys_that_are_not_read_have_no_effect(estimator: str, loss: str, values
         ("grpo", "gspo_token", AGGREGATION),
         ("grpo", "gspo", AGGREGATION | {f"{ACTOR}.entropy_coeff": 0.1}),  # weighed by token, like the next
         ("grpo", "gspo", AGGREGATION | {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "k2"}),
-        ("none", "ppo", {"teacher.divergence": "reverse"}),
+        ("none", "ppo", TAUGHT),
         ("grpo", "gspo", {"teacher.divergence": "jsd"}),
         ("grpo", "ppo", MEMORY),
         ("grpo", "ppo", {BYPASS: True}),
-        ("grpo", "ppo", {METHOD: "tis"}),
-        *(("grpo", "ppo", stale | {METHOD: "tis"}) for stale in STALE),
-        *(("grpo", "ppo", stale | {"trainer.max_staleness": 0}) for stale in STALE),
-        ("grpo", "ppo", STALE[0] | {METHOD: "tis", LEVEL: "sequence"}),
-        *(("dr_grpo", loss, values) for loss in ANCHORED for values in (*STALE, MASK)),
-        *(
-            ("grpo", loss, {METHOD: "tis", LEVEL: level, f"{CORRECTION}.high": 1.05})
-            for loss in SEQUENCE_LOSSES
-            for level in ("sequence", "geometric")
-        ),
+        ("grpo", "ppo", TIS),
+        ("rloo", "surrogate", TRPO),
+        ("grpo", "ppo", STALE[0] | TIS | {LEVEL: "sequence"}),
+        *(("grpo", "ppo", stale | more) for stale in STALE for more in (TIS, {"trainer.max_staleness": 0})),
+        *(("dr_grpo", loss, values) for loss in ANCHORED for values in (*STALE, MASK, SAMPLED_TEACHER)),
+        *(("grpo", loss, TIS | {LEVEL: level}) for loss in SEQUENCE_LOSSES for level in ("sequence", "geometric")),
     ],
 )
 def test_valid_combinations_have_no_notices(estimator: str, loss: str, values: dict[str, Any]):
@@ -145,35 +148,29 @@ def test_valid_combinations_have_no_notices(estimator: str, loss: str, values: d
     ("estimator", "loss", "values", "facts"),
     [
         ("grpo_passk_analytic", "ppo", {"algorithm.passk_k": 5}, ("algorithm.passk_k=5", "env.rollout.n=4")),
-        (
-            *("gdpo", "ppo", {"algorithm.gdpo_rewards": ["a", "b"], "algorithm.gdpo_weights": [1.0]}),
-            ("gdpo_weights has 1", "gdpo_rewards has 2"),
-        ),
-        ("gdpo", "ppo", {"algorithm.gdpo_weights": [1.0]}, ("gdpo_weights has 1", "gdpo_rewards has 0")),
-        (
-            *("gdpo", "ppo", {"algorithm.gdpo_rewards": ["a"], "algorithm.gdpo_conditions": {"b": ["a", 1.0]}}),
-            ("algorithm.gdpo_conditions", "[b]", "gdpo_rewards is only [a]"),
-        ),
         ("grpo_passk_analytic", "ppo", {"reward.components": {"format": 0.5}}, ("weights of reward.components to 0.",)),
         ("grpo_passk_analytic", "ppo", {"reward_model.enable": True}, ("Set reward_model.weight=0.",)),
+        ("gdpo", "ppo", TWO_REWARDS | ONE_WEIGHT, ("gdpo_weights has 1", "gdpo_rewards has 2")),
+        ("gdpo", "ppo", ONE_WEIGHT, ("gdpo_weights has 1", "gdpo_rewards has 0")),
+        ("gdpo", "ppo", OTHER_CONDITION, ("algorithm.gdpo_conditions", "[b]", "gdpo_rewards is only [a]")),
         ("gdpo", "ppo", {"reward.required": ["task"]}, ("Set reward.required=[]",)),
         ("grpo", "ppo", {"trainer.critic_warmup": 3}, ("=grpo", "Set trainer.critic_warmup=0.")),
-        ("grpo", "gspo", {"teacher.divergence": "sampled"}, (f"{LOSS}=gspo", "teacher.divergence=sampled")),
-        ("grpo", "ppo", {"data.reuse.groups": 2}, ("data.reuse.groups=2 ", f"Set {METHOD}=tis")),
-        (
-            *("reinforce_plus_plus", "ppo", {"data.reuse.groups": 2, METHOD: "tis"}),
-            (f"data.reuse.groups=2, {ESTIMATOR}=reinforce_plus_plus", "Set algorithm.adv_estimator=grpo"),
-        ),
+        ("grpo", "gspo", SAMPLED_TEACHER, (f"{LOSS}=gspo", "teacher.divergence=sampled")),
+        ("grpo", "ppo", REUSED, ("data.reuse.groups=2 ", f"Set {METHOD}=tis")),
+        ("reinforce_plus_plus", "ppo", REUSED | TIS, (f"groups=2, {ESTIMATOR}=reinforce_plus_plus", "estimator=grpo")),
+        ("gae", "ppo", SELECTED, ("algorithm.filtration.baseline=all", f"{ESTIMATOR}=gae", "baseline=selected")),
         *(("grpo", "ppo", stale, ("trainer.max_staleness=1 ", f"Set {METHOD}=tis")) for stale in STALE),
         *(("grpo", "ppo", stale | {BYPASS: True}, ("bypass=false",)) for stale in STALE),
-        *(
-            ("dr_grpo", loss, {METHOD: "tis"}, (f"{METHOD}=tis", f"{LOSS}={loss}", f"Set {METHOD}=null."))
-            for loss in ANCHORED
-        ),
-        *(
-            ("grpo", loss, {METHOD: "tis"}, (f"{LOSS}={loss}", f"{LEVEL}=token ", f"Set {LOSS}=ppo"))
-            for loss in SEQUENCE_LOSSES
-        ),
+        *(("dr_grpo", loss, TIS, (f"{METHOD}=tis", f"{LOSS}={loss}", f"Set {METHOD}=null.")) for loss in ANCHORED),
+        *(("grpo", loss, TIS, (f"{LOSS}={loss}", f"{LEVEL}=token ", f"Set {LOSS}=ppo")) for loss in SEQUENCE_LOSSES),
+        # a teacher is compared with the trained policy, which the engine is not if groups are reused
+        *(("grpo", loss, SAMPLED_TEACHER | REUSED, ("groups=2 ", "divergence=reverse")) for loss in ANCHORED),
+        ("rloo", "ppo", TRPO, ("optim.name=trpo", f"{LOSS}=ppo", "not ratio times advantage")),
+        ("rloo", "reinforce", TRPO, ("no ratio", f"{LOSS}=surrogate")),
+        ("rloo", "gspo", TRPO, ("a ratio per sequence",)),
+        ("rloo", "dppo_tv", TRPO, ("ratio to the engine",)),
+        ("none", "surrogate", TRPO | SAMPLED_TEACHER, (f"{ESTIMATOR}=none", "surrogate")),
+        ("rloo", "surrogate", TRPO | {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "full"}, ("=full",)),
     ],
 )
 def test_invalid_combinations_are_refused(estimator: str, loss: str, values: dict[str, Any], facts: tuple[str, ...]):
@@ -199,9 +196,9 @@ def test_estimators_that_refuse_reward_shaping(key: str):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "loss", "key"), [("grpo", "reinforce", LOSS), ("gpg", "gpg", LOSS), ("opo", "ppo", ESTIMATOR)]
+    ("estimator", "loss", "name"), [("grpo", "reinforce", "reinforce"), ("gpg", "gpg", "gpg"), ("opo", "ppo", "opo")]
 )
-def test_several_optimizer_steps_warn_on_policy_methods(estimator: str, loss: str, key: str):
+def test_several_optimizer_steps_and_reused_groups_warn_on_policy_methods(estimator: str, loss: str, name: str):
     batch = {"data.train_batch_size": 8}  # 32 trajectories
     assert notices(estimator, loss, batch) == []
     for steps, shown in (
@@ -209,12 +206,11 @@ def test_several_optimizer_steps_warn_on_policy_methods(estimator: str, loss: st
         ({f"{ACTOR}.ppo_epochs": 3}, "3 optimizer steps (1 mini-batches x 3 epochs)"),
     ):
         (line,) = notices(estimator, loss, batch | steps)
-        assert (
-            line.startswith(f"{LOSS}={loss}, {ESTIMATOR}={estimator}: {loss if key == LOSS else estimator} ")
-            and shown in line
-        )
+        assert line.startswith(f"{LOSS}={loss}, {ESTIMATOR}={estimator}: {name} ") and shown in line
         assert f"{ACTOR}.ppo_mini_batch_size=32 and {ACTOR}.ppo_epochs=1" in line
         assert notices("grpo", "ppo", batch | steps) == []
+    (line,) = notices("opo", "ppo", REUSED | TIS)
+    assert line.startswith(f"{ESTIMATOR}=opo") and "data.reuse.groups=2 " in line
 
 
 def test_custom_estimator_and_loss_are_not_checked_for_keys():
@@ -298,52 +294,6 @@ def test_reward_keys_that_an_environment_uses(name: str, max_steps: int, used: b
     assert [line.split(" ")[0] for line in lines] == ([] if used else ["reward.components={format:0.1}"])
 
 
-REUSED = {"data.reuse.groups": 2, METHOD: "tis"}
-
-
-def test_an_on_policy_estimator_warns_of_reused_groups():
-    (line,) = notices("opo", "ppo", REUSED)
-    assert line.startswith(f"{ESTIMATOR}=opo") and "data.reuse.groups=2 " in line
-
-
-@pytest.mark.parametrize("loss", ANCHORED)
-def test_a_teacher_is_compared_with_the_trained_policy(loss: str):
-    taught = {"teacher.divergence": "sampled"}
-    notices("grpo", loss, taught)  # engine and trainer have the same weights
-    check_refused("grpo", loss, taught | {"data.reuse.groups": 2}, "data.reuse.groups=2 ", "divergence=reverse")
-
-
-TRPO = {f"{ACTOR}.optim.name": "trpo"}
-
-
-@pytest.mark.parametrize(
-    ("estimator", "loss", "values", "facts"),
-    [
-        ("rloo", "ppo", TRPO, ("optim.name=trpo", f"{LOSS}=ppo", "not ratio times advantage")),
-        ("rloo", "reinforce", TRPO, ("no ratio", f"{LOSS}=surrogate")),
-        ("rloo", "gspo", TRPO, ("a ratio per sequence",)),
-        ("rloo", "dppo_tv", TRPO, ("ratio to the engine",)),
-        ("none", "surrogate", TRPO | {"teacher.divergence": "sampled"}, (f"{ESTIMATOR}=none", "surrogate")),
-        ("rloo", "surrogate", TRPO | {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "full"}, ("=full",)),
-        (
-            "gae",
-            "ppo",
-            {
-                "algorithm.filtration.method": "random",
-                "algorithm.filtration.size": 2,
-                "algorithm.filtration.baseline": "all",
-            },
-            ("algorithm.filtration.baseline=all", f"{ESTIMATOR}=gae", "baseline=selected"),
-        ),
-    ],
-)
-def test_trust_regions_and_baselines_that_cannot_work(
-    estimator: str, loss: str, values: dict[str, Any], facts: tuple[str, ...]
-):
-    check_refused(estimator, loss, values, *facts)
-
-
 def test_a_trust_region_covers_rows_without_advantage():
     given = config(TRPO | {ESTIMATOR: "rloo", LOSS: "surrogate"})
     assert not can_skip_rows_without_advantage(given, get_policy_loss("surrogate"))
-    assert notices("rloo", "surrogate", TRPO) == []

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,10 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.mismatch import sum_mismatch
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
-from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress, RecentGroups
 from alphaapollo.trainer.step.learn import learn
+from tests.unit.trainer.fakes import make_plan, make_run_state
 from tests.unit.trainer.samples import group, trajectory
 
 
@@ -58,23 +57,9 @@ GROUP = group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))
 
 def learner(workers: Workers, **trainer: Any) -> Any:
     algorithm = {"use_kl_in_reward": True, "kl_ctrl": {"type": "doubling", "kl_coef": 1e-3}}
-    return SimpleNamespace(
-        config=Config.model_validate({"algorithm": algorithm, "trainer": {"critic_warmup": 2} | trainer}),
-        workers=workers,
-        plan=SimpleNamespace(
-            placement=SimpleNamespace(data_parallel_size=1, sequence_parallel=1),
-            padded=False,
-            max_tokens=16_384,
-            estimator=get_estimator("gae"),
-            needs_old_logprobs=True,
-            uses_rollout_logprobs=False,
-            skips_rows_without_advantage=True,
-        ),
-        column_dtype="float32",
-        uses_shared_prompts=False,
-        progress=Progress(kl_coef=1e-3),
-        console=Console(),
-    )
+    config = Config.model_validate({"algorithm": algorithm, "trainer": {"critic_warmup": 2} | trainer})
+    plan = make_plan(estimator=get_estimator("gae"), skips_rows_without_advantage=True)
+    return make_run_state(config, [GROUP.prompt], workers, plan=plan, progress=Progress(kl_coef=1e-3))
 
 
 @pytest.mark.parametrize(("step", "updates", "moves"), [(2, 1, False), (3, 2, True)])

@@ -129,17 +129,13 @@ def test_non_finite_scores_and_unreadable_tokens_are_failures(renderer: Renderer
     assert scores[2].reward == 7.5
 
 
-def test_no_call_without_texts(renderer: Renderer) -> None:
-    reward, model = add_to([], reader(renderer))
-    assert model.calls == [] and reward.pop_metrics() == {"reward_model/truncated": 0.0}
-
-
 def test_truncation_keeps_the_last_tokens_and_is_counted(renderer: Renderer) -> None:
     groups = [make_group(trajectory([50, 6, 7]), trajectory([5, 6]), trajectory([3, 2]), trajectory([60, 60, 1, 1]))]
     reward, _ = add_to(groups, reader(renderer, max_length=2))
     assert [one.score.components["reward_model"] for one in groups[0].trajectories] == [13, 11, 5, 2]
-    assert reward.pop_metrics() == {"reward_model/truncated": 0.5}
-    assert reward.pop_metrics() == {"reward_model/truncated": 0.0}
+    assert [reward.pop_metrics()["reward_model/truncated"] for _ in range(2)] == [0.5, 0.0]
+    _, model = add_to([], reader(renderer))
+    assert model.calls == [], "no call without texts"
 
 
 def test_model_score_is_added_to_the_reward() -> None:
@@ -185,6 +181,9 @@ def test_another_template_is_rendered_again(renderer: Renderer, folder: Path) ->
     own = Renderer(load_tokenizer(str(folder)))
     own.tokenizer.chat_template = OTHER_TEMPLATE
     assert can_share_tokens(renderer, Renderer(load_tokenizer(str(folder)))) and not can_share_tokens(renderer, own)
+    larger = Renderer(load_tokenizer(str(folder)))
+    larger.tokenizer.add_tokens(["[PAD]"])
+    assert can_share_tokens(renderer, larger) and not can_share_tokens(larger, renderer)
     own_reader = reader(own, shares_tokens=False)
     assert own.decode(own_reader.encode_trajectory(trajectory([5, 6]))) == "[user]2+2=[assistant]4"
     continued = trajectory([5, 6])
@@ -204,13 +203,6 @@ def test_only_a_complete_response_ends_for_the_reward_model(renderer: Renderer, 
     ids = rerendered.encode_trajectory(truncated)
     assert renderer.decode(ids).endswith("2+2=4" if prompt != CHAT else "4")
     assert rerendered.encode_trajectory(complete) == ids + end and ids[-len(end) :] != end
-
-
-def test_additional_tokens_of_the_reward_model_are_allowed(renderer: Renderer, tmp_path: Path) -> None:
-    make_tokenizer(tmp_path)
-    own = Renderer(load_tokenizer(str(tmp_path)))
-    own.tokenizer.add_tokens(["[PAD]"])
-    assert can_share_tokens(renderer, own) and not can_share_tokens(own, renderer)
 
 
 def config(policy: Path, scorer: Path, **settings: Any) -> Config:

@@ -10,43 +10,32 @@ from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, SelfTeacher, Teacher
 from alphaapollo.trainer.step.credit import assign_credit
 from alphaapollo.trainer.step.training_batch import (
-    TrainingBatch,
     build_batch,
     check_prompts_have_length_budgets,
     is_usable_for_training,
 )
-from alphaapollo.types import LONGER_PROMPT, EpisodeEnd, Outcome, Prompt
+from alphaapollo.types import LONGER_PROMPT, EpisodeEnd, Outcome, Prompt, Trajectory
 from tests.builders import make_trajectory, make_turn
 from tests.matrices import pad
 from tests.unit.trainer.samples import build, credit_of, group, make_config, matrix_of, trajectory
 
-
-def shaped(batch: TrainingBatch) -> list[float]:
-    """Each row's rewards, summed."""
-    return pad(batch.layout, batch.token_rewards).sum(-1).tolist()
-
-
-def test_the_outcome_is_on_the_last_action_token() -> None:
-    batch = build([group(trajectory(0, 1.0, 2), trajectory(1, 0.5, 3))])
-    assert batch.token_rewards.tolist() == [0, 1, 0, 0, 0.5]
-    assert batch.mask.tolist() == [1, 1, 1, 1, 1]
+PENALTY = {"use_invalid_action_penalty": True, "invalid_action_penalty_coef": 0.25}
+STEPS = make_trajectory(make_turn(1, [7], reward=0.5), make_turn(1, [9, 9]), score=2.0)
+MEMORY_STEPS = make_trajectory(make_turn(1, reward=0.5), make_turn(1, reward=0.25), memory=True)
 
 
-def test_invalid_turn_costs_the_penalty_on_its_last_token() -> None:
-    actor = Actor(use_invalid_action_penalty=True, invalid_action_penalty_coef=0.25)
-    batch = build([group(trajectory(0, 1.0, 2, valid=False), trajectory(1, 1.0, 2))], actor)
-    assert batch.token_rewards.tolist() == [0, 0.75, 0, 1]
-
-
-def test_step_rewards_and_outcome_of_two_turns_in_one_row() -> None:
-    both = make_trajectory(make_turn(1, [7], reward=0.5), make_turn(1, [9, 9]), score=2.0)
-    assert build([group(both)]).token_rewards.tolist() == [0.5, 0, 0, 2.0]
-
-
-def test_rows_of_memory_context_carry_the_outcome_once() -> None:
-    batch = build([group(make_trajectory(make_turn(1, reward=0.5), make_turn(1, reward=0.25), memory=True))])
-    assert batch.token_rewards.tolist() == [0.5, 1.25]
-    assert batch.trajectory_ids.tolist() == [0, 0]
+@pytest.mark.parametrize(
+    ("actor", "trajectories", "rewards"),
+    [
+        ({}, [trajectory(0, 1.0, 2), trajectory(1, 0.5, 3)], [0, 1, 0, 0, 0.5]),  # on the last action token
+        # an invalid turn costs the penalty on its last token
+        (PENALTY, [trajectory(0, 1.0, 2, valid=False), trajectory(1, 1.0, 2)], [0, 0.75, 0, 1]),
+        ({}, [STEPS], [0.5, 0, 0, 2.0]),  # step rewards and outcome of two turns in one row
+        ({}, [MEMORY_STEPS], [0.5, 1.25]),  # rows of memory context carry the outcome once
+    ],
+)
+def test_rewards_of_turns_and_outcomes(actor: dict[str, Any], trajectories: list[Trajectory], rewards: list[float]):
+    assert build([group(*trajectories)], Actor(shuffle=False, **actor)).token_rewards.tolist() == rewards
 
 
 MEMORY = [group(make_trajectory(2, 2, memory=True), make_trajectory(2, score=0.0, sample=1, memory=True))]
@@ -89,34 +78,30 @@ def test_groups_share_a_mini_batch_that_is_normalized(estimator: str, mode: str,
             assert advantages[rows, 0].std(ddof=1) == pytest.approx(1.0)
 
 
-def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs() -> None:
+KL_COV = {"loss_mode": "kl_cov", "kl_cov_ratio": 0.05}
+CLIP_COV = {"loss_mode": "clip_cov", "clip_cov_ratio": 0.2, "clip_cov_lb": -9.0, "clip_cov_ub": 9.0}
+
+
+@pytest.mark.parametrize("loss", [KL_COV, CLIP_COV])
+def test_tokens_are_chosen_over_the_mini_batch_by_the_old_log_probs(loss: dict[str, Any]) -> None:
+    """Neither the order of samples nor the cut into micro-batches matters."""
     samples = [trajectory(i, float(i), 10) for i in range(4)]
     old = np.full((4, 10), -1.0, dtype=np.float32)
     old[3, 6], old[0, 2] = -0.1, -3.0  # likely beside the best, unlikely beside the worst
-    actor = {"policy_loss": {"loss_mode": "kl_cov", "kl_cov_ratio": 0.05}}
+    actor = {"policy_loss": loss}
 
     def chosen(order: list[int], **more: Any) -> np.ndarray:
         batch = build([group(*(samples[i] for i in order))], Actor(**actor, **more))
         credit = credit_of(batch, "dr_grpo", Columns(old_logprobs=old[order].flatten()), Actor(**actor))
         return matrix_of(batch, credit, "selected_tokens")[np.argsort(order)]
 
-    assert np.argwhere(chosen([0, 1, 2, 3])).tolist() == [[0, 2], [3, 6]]
-    for cut in ({"ppo_max_token_len_per_gpu": 1}, {"shuffle": False}):
-        assert (chosen([2, 0, 3, 1], **cut) == chosen([0, 1, 2, 3])).all()
-
-
-def test_draws_do_not_depend_on_the_order_of_samples() -> None:
-    samples = [trajectory(i, float(i), 10) for i in range(4)]
-    actor = {"policy_loss": {"loss_mode": "clip_cov", "clip_cov_ratio": 0.2, "clip_cov_lb": -9.0, "clip_cov_ub": 9.0}}
-
-    def chosen(order: list[int]) -> np.ndarray:
-        batch = build([group(*(samples[i] for i in order))], Actor(**actor))
-        computed = Columns(old_logprobs=np.zeros(40, dtype=np.float32))
-        credit = credit_of(batch, "dr_grpo", computed, Actor(**actor))
-        return matrix_of(batch, credit, "selected_tokens")[np.argsort(order)]
-
-    assert chosen([0, 1, 2, 3]).sum() == 8
-    assert (chosen([3, 1, 0, 2]) == chosen([0, 1, 2, 3])).all()
+    expected = chosen([0, 1, 2, 3])
+    if loss is KL_COV:
+        assert np.argwhere(expected).tolist() == [[0, 2], [3, 6]]
+    else:
+        assert expected.sum() == 8  # drawn
+    for cut in ({"ppo_max_token_len_per_gpu": 1}, {"shuffle": False}, {}):
+        assert (chosen([2, 0, 3, 1], **cut) == expected).all()
 
 
 def test_rewards_in_another_order_have_exactly_the_same_sum() -> None:
@@ -163,18 +148,23 @@ def test_kl_in_the_reward_is_per_token_k1() -> None:
     assert metrics["actor/reward_kl_penalty"] == pytest.approx((0.5 / 2 + 2.0 / 2) / 2)
 
 
-def test_columns_round_trip_over_two_ranks() -> None:
-    groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
-    batch = build(groups, num_ranks=2)
-    values = np.arange(10, dtype=np.float32)
-    assert (batch.layout.join_columns(batch.layout.split_by_rank(values)) == values).all()
-
-
-def test_overlong_penalty() -> None:
-    groups = [group(*(trajectory(i, 1.0, length) for i, length in enumerate([80, 90, 100])))]
-    penalty = {"enable": True, "factor": 0.5}  # max_length 100: a fifth is 20
-    assert shaped(build(groups, overlong_penalty=penalty)) == [1.0, 0.75, 0.5]
-    assert shaped(build(groups, overlong_penalty={"enable": True, "cache": 40})) == [0.5, 0.25, 0.0]
+@pytest.mark.parametrize(
+    ("algorithm", "trajectories", "expected"),
+    [
+        # max_length 100: a fifth is 20
+        ({"overlong_penalty": {"enable": True, "factor": 0.5}}, [(1.0, 80), (1.0, 90), (1.0, 100)], [1.0, 0.75, 0.5]),
+        ({"overlong_penalty": {"enable": True, "cache": 40}}, [(1.0, 80), (1.0, 90), (1.0, 100)], [0.5, 0.25, 0.0]),
+        # 2, 0 and 3 tokens away from the prompt's 4
+        ({"length_budget": {"mode": "exact", "coef": 0.1}}, [(1.0, 2), (1.0, 4), (0.0, 7)], [0.8, 1.0, -0.3]),
+        ({"length_budget": {"mode": "max", "coef": 0.1}}, [(1.0, 2), (1.0, 4), (0.0, 7)], [0.7, 0.5, 0.0]),
+    ],
+)
+def test_rewards_are_shaped_by_length(
+    algorithm: dict[str, Any], trajectories: list[tuple[float, int]], expected: list[float]
+) -> None:
+    samples = [trajectory(i, reward, length) for i, (reward, length) in enumerate(trajectories)]
+    batch = build([group(*samples, length_budget=4)], **algorithm)
+    assert pad(batch.layout, batch.token_rewards).sum(-1).tolist() == pytest.approx(expected)
 
 
 def test_overlong_filter_removes_the_loss_only() -> None:
@@ -190,18 +180,6 @@ def test_overlong_filter_removes_the_loss_only() -> None:
     assert weights.tolist() == pytest.approx([1 / 20, 0.0])  # the trajectory that is left out still counts
     advantages = matrix_of(batch, credit_of(batch, "dr_grpo"))
     assert advantages.tolist() == [[0.5, 0.5, 0, 0], [-0.5] * 4]
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"mode": "exact", "coef": 0.1}, [0.8, 1.0, -0.3]),  # 2, 0 and 3 tokens away from 4
-        ({"mode": "max", "coef": 0.1}, [0.7, 0.5, 0.0]),
-    ],
-)
-def test_length_budget_of_the_prompt(settings: dict[str, Any], expected: list[float]) -> None:
-    answers = [trajectory(0, 1.0, 2), trajectory(1, 1.0, 4), trajectory(2, 0.0, 7)]
-    assert shaped(build([group(*answers, length_budget=4)], length_budget=settings)) == pytest.approx(expected)
 
 
 def test_a_missing_length_budget_is_named() -> None:
@@ -229,9 +207,8 @@ def test_a_group_without_baseline_or_samples_is_not_usable() -> None:
 
 def test_filtration_weights_within_each_group() -> None:
     groups = [group(*(trajectory(i, reward, 1) for i, reward in enumerate([0.0, 1.0, 2.0, 3.0])))]
-    weights = build(groups, filtration={"method": "best_worst"}).loss_weights
-    assert weights.tolist() == [0.5, 0.0, 0.0, 0.5]
-    assert build(groups, filtration={"method": "best_worst"}).value_weights.tolist() == [0.5, 0.0, 0.0, 0.5]
+    batch = build(groups, filtration={"method": "best_worst"})
+    assert batch.loss_weights.tolist() == batch.value_weights.tolist() == [0.5, 0.0, 0.0, 0.5]
     assert build(groups, filtration={"method": "best"}).sequence_weights.tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
@@ -239,23 +216,20 @@ SPREAD = [0.0, 0.5, 1.0, 0.0]
 
 
 def test_only_the_selected_samples_are_in_the_batch() -> None:
-    groups = [group(*(trajectory(i, reward, 1) for i, reward in enumerate(SPREAD)))]
-    selection = {"method": "max_variance", "size": 2}
-    batch = build(groups, filtration=selection)
-    assert [one.sample for one in batch.trajectories] == [0, 2]
-    assert batch.loss_weights.tolist() == [0.5, 0.5] and batch.unselected is None
-    assert matrix_of(batch, credit_of(batch, "dr_grpo")).ravel().tolist() == [-0.5, 0.5]
-
-
-def test_the_baseline_may_be_of_all_samples() -> None:
-    groups = [group(*(trajectory(i, reward, 1 + i) for i, reward in enumerate(SPREAD)))]
-    batch = build(groups, filtration={"method": "extremes", "size": 2, "baseline": "all"})
-    assert [one.sample for one in batch.trajectories] == [0, 2]
-    assert batch.unselected and batch.unselected.num_actions.tolist() == [2.0, 4.0]
-    advantages = matrix_of(batch, credit_of(batch, "dr_grpo"))
-    assert advantages[:, 0].tolist() == [-0.375, 0.625]  # the mean of all is 3/8
-    weighted = matrix_of(batch, credit_of(batch, "opo"))[:, 0]
-    assert weighted.tolist() == pytest.approx([-0.4, 0.6])  # weighted by length: (0.5 * 2 + 1 * 3) / 10
+    """The baseline is the mean of the selected samples, or of all."""
+    groups = [group(*(trajectory(i, reward, 1 + i) for i, reward in enumerate([0.0, 0.5, 1.0, 0.0])))]
+    selected = build(groups, filtration={"method": "max_variance", "size": 2})
+    of_all = build(groups, filtration={"method": "extremes", "size": 2, "baseline": "all"})
+    assert selected.unselected is None
+    assert of_all.unselected and of_all.unselected.num_actions.tolist() == [2.0, 4.0]
+    for batch, estimator, expected in (
+        (selected, "dr_grpo", [-0.5, 0.5]),
+        (of_all, "dr_grpo", [-0.375, 0.625]),  # the mean of all is 3/8
+        (of_all, "opo", [-0.4, 0.6]),  # weighted by length: (0.5 * 2 + 1 * 3) / 10
+    ):
+        assert [one.sample for one in batch.trajectories] == [0, 2]
+        assert batch.loss_weights.tolist() == [0.25, 0.25]  # over four tokens
+        assert matrix_of(batch, credit_of(batch, estimator))[:, 0].tolist() == pytest.approx(expected)
 
 
 def test_random_selections_change_with_the_iteration_only() -> None:

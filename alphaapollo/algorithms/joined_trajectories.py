@@ -1,3 +1,0 @@
-"""Earlier place of JoinedTrajectories."""
-
-from alphaapollo.algorithms.statistics import JoinedTrajectories as JoinedTrajectories

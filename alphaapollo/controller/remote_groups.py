@@ -1,0 +1,130 @@
+"""Worker groups whose workers have processes of their own, started concurrently and ended together.
+
+RemoteWorkerGroups       what both have in common
+  ProcessWorkerGroups    processes forked on this machine, without Ray (process_launcher.py)
+  RayWorkerGroups        Ray actors on any number of machines (ray_launcher.py)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerLocation
+from alphaapollo.controller.stall_monitor import limit_idle_start, monitor_processes
+from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
+from alphaapollo.weight_sync.transport import assign_weight_writers
+
+if TYPE_CHECKING:
+    from alphaapollo.weight_sync.transport import WeightReader
+
+CLOSE_SECONDS = 5.0
+R = TypeVar("R", bound=RemoteRanks[Any])
+
+
+class RemoteWorkerGroups(WorkerGroups, Generic[R]):
+    """Worker groups with a process for each worker. Call `start_within` before any other method."""
+
+    def __init__(self, specs: WorkerSpecs):
+        super().__init__(specs)
+        self.ranks_by_role: dict[str, R] = {}
+        for role in [*specs.rank_builders, *(["rollout"] if specs.engine_builder else [])]:
+            self.ranks_by_role[role] = self._make_ranks(role)
+            self._add_group(role, self.ranks_by_role[role])
+        self.starting: list[str] = []  # roles that did not start
+
+    def _make_ranks(self, role: str) -> R:
+        raise NotImplementedError
+
+    def _choose_visible_gpus(self, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
+        """Return the environment variables that select the GPUs of each worker of a role. rank_gpus: GPUs of each
+        training rank, as located."""
+        raise NotImplementedError
+
+    def _make_engine_caller(self) -> Callable[..., None]:
+        """Return a function with which the policy worker of rank 0 calls a method of all engines and waits for them."""
+        raise NotImplementedError
+
+    def _make_weight_reader(self) -> WeightReader:
+        """Return a function that copies weights from rank 0 to an engine's node without training ranks."""
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        """Start the workers of all roles concurrently, because most of the time is spent on importing torch and vLLM.
+
+        vLLM allocates its share of the GPU memory that is free when it starts. On shared GPUs, engines therefore only
+        import their libraries until the trainers are built and offloaded.
+        """
+        from alphaapollo.rollout.worker import start_rollout_worker
+        from alphaapollo.workers.process_group import RankPlacement
+
+        specs, placement, ranks_by_role = self.specs, self.specs.placement, self.ranks_by_role
+        located = {role: await ranks.locate_workers() for role, ranks in ranks_by_role.items()}
+        engines = located.pop("rollout", [])
+        trainers: list[WorkerLocation] = next(iter(located.values()), [])
+        gpus, nodes = [one.gpus for one in trainers], [one.node for one in trainers]
+        writers = assign_weight_writers(nodes, [one.node for one in engines])
+        sizes = (placement.device, placement.threads, placement.sequence_parallel)
+        extra = {}
+        if engines and placement.device == "cuda":
+            extra = {"policy": {"call_engines": self._make_engine_caller()}}
+        starts: dict[str, Coroutine[object, object, object]] = {}
+        for role, build in specs.rank_builders.items():
+            address = located[role][0].address
+            builders = [
+                partial(build, RankPlacement(rank, placement.num_ranks, address, *sizes, writer), **extra.get(role, {}))
+                for rank, writer in enumerate(writers)
+            ]
+            starts[role] = ranks_by_role[role].start(builders, self._choose_visible_gpus(role, gpus))
+        if engines:
+            assert specs.engine_builder
+            makers = []
+            for index, one in enumerate(engines):
+                is_apart = bool(nodes) and one.node not in nodes
+                reader = [self._make_weight_reader()] if is_apart else []
+                make = partial(specs.engine_builder, index, one.node, *reader)
+                makers.append(partial(start_rollout_worker, make, placement.shares_gpus))
+            starts["rollout"] = ranks_by_role["rollout"].start(makers, self._choose_visible_gpus("rollout", gpus))
+        await self._await_starts(starts)
+        if engines and placement.shares_gpus:
+            await self._await_starts({"rollout": ranks_by_role["rollout"].call(lambda worker: worker.start())})
+
+    async def _await_starts(self, starts: Mapping[str, Coroutine[object, object, object]]) -> None:
+        tasks = {role: asyncio.ensure_future(start) for role, start in starts.items()}
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:
+            self.starting = [role for role, task in tasks.items() if not task.done() or task.cancelled()]
+            for task in tasks.values():
+                task.cancel()
+
+    async def start_within(self, start_timeout: float, logs: str) -> None:
+        """Start all workers. If that fails, end them. Raises TimeoutError if the workers have used neither the CPU nor
+        the disk for `start_timeout` seconds. logs: folder with further logs, for the message."""
+        try:
+            async with (
+                limit_idle_start(start_timeout, self.ranks_by_role.values()),
+                monitor_processes(self.required_service_processes, lambda _: None),
+            ):
+                await self.start()
+        except BaseException as error:
+            await self.close()
+            if not isinstance(error, TimeoutError):
+                raise
+            raise TimeoutError(
+                "not all workers started, and none used the CPU or the disk for "
+                f"trainer.start_timeout={start_timeout:.0f} s; still starting: {', '.join(sorted(self.starting))}. "
+                f"See their logs in the run's logs/{logs}."
+            ) from None
+
+    async def close_workers(self) -> None:
+        """Shut down the engines, whose cores are separate processes, and end the processes of all workers."""
+        with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # their processes are killed below
+            if "rollout" in self.ranks_by_role:
+                await asyncio.wait_for(self.engines.close(self.specs.cleanup_folders), timeout=CLOSE_SECONDS)
+        for ranks in self.ranks_by_role.values():
+            await ranks.close()

@@ -1,0 +1,120 @@
+"""What a worker computes depends neither on micro-batches, attention and recomputation, nor on the ranks that share
+rows, sequences and the model. Other tests compare one rank with plain transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.algorithms.policy_losses import policy_loss_names
+from tests.unit.workers.layouts import Result, check_layouts, check_results, compute, run_on_ranks
+from tests.unit.workers.roles import FULL, RICH, ROLES
+from tests.unit.workers.training import Case, make_batch
+
+SMALL, PACKED, SHARED = {"max_tokens": 40}, {"attention": "sdpa", "max_tokens": 60}, {"sequence_parallel": 2}
+LAYOUTS: dict[int, list[dict[str, Any]]] = {  # by the number of ranks, of which the second may have no row
+    1: [{**SMALL, "checkpointing": True, "order": 1}, PACKED],
+    2: [SMALL, {"num_rows": 1}, {**SMALL, **SHARED}, {**PACKED, **SHARED}],
+}
+VISION = {"Qwen3-VL", "Qwen2.5-VL", "InternVL"}
+PREFERENCES = {"DPO", "KTO", "reward model training"}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_every_role_in_every_layout(locate, name: str):
+    layouts = dict(LAYOUTS)
+    if name in VISION:
+        layouts[2] = [*layouts[2], {"num_rows": 2}]  # the second rank has no image
+    if name in VISION | PREFERENCES:
+        layouts[2] = [*layouts[2], {**PACKED, "shares_prompts": True}, {**PACKED, **SHARED, "shares_prompts": True}]
+    alone = check_layouts(locate(ROLES[name]), layouts)
+    assert name == "reward model" or max(np.abs(gradient).max() for gradient in alone.gradients.values()) > 1e-3
+
+
+ONE_UNIT = {"min_unit": 10**9}  # all layers are gathered at once
+ULYSSES = replace(ROLES["full KL"], **PACKED, **SHARED)
+FOUR = replace(ROLES["full KL"], **{**PACKED, **SHARED, **SMALL})
+EXPERTS = Case("qwen3_moe", {"entropy_coeff": 0.1}, aux=0.5, replay=True)
+COPIES = {"fsdp_size": 1, "sync_each_micro_batch": False}
+OTHERS: dict[str, tuple[int, Case]] = {
+    "loss of rows": (
+        2,
+        Case("qwen3", RICH | {"policy_loss": {"loss_mode": "gspo"}}, "sdpa", checkpointing=True, **SHARED),
+    ),
+    "old log-probs of the update": (2, replace(ULYSSES, records_old=True, mini_batch_size=5)),
+    "one unit, one row each": (2, Case("qwen3", RICH, max_tokens=1, **SHARED, **ONE_UNIT)),
+    "one unit, recomputed": (2, Case("qwen3", RICH, checkpointing=True, **SMALL, **ONE_UNIT)),
+    "caps and windows": (2, replace(ULYSSES, folder="gemma2")),
+    "three key heads": (2, replace(ULYSSES, folder="three_key_heads")),
+    "experts, one row": (2, Case("qwen3_moe", RICH, num_rows=1)),
+    "experts, one shared row": (2, Case("qwen3_moe", FULL, needs_reference=True, num_rows=1, **SHARED)),
+    "balanced experts": (2, replace(EXPERTS, attention="sdpa")),
+    "balanced experts, one row": (2, replace(EXPERTS, attention="sdpa", num_rows=1)),
+    "balanced experts, packed and shared": (2, replace(EXPERTS, attention="sdpa", **SHARED)),
+    "balanced experts, padded and shared": (2, replace(EXPERTS, checkpointing=True, **SHARED)),
+    "balanced experts, one unit": (2, replace(EXPERTS, attention="sdpa", checkpointing=True, **ONE_UNIT)),
+    "adapters in one unit": (1, replace(ROLES["adapters"], checkpointing=True, **ONE_UNIT)),
+    "adapters, copies": (2, replace(ROLES["adapters"], actor=FULL | {"fsdp_config": COPIES}, **SMALL)),
+    "adapters on ranks that do not divide them": (3, replace(ROLES["adapters"], checkpointing=True, **SMALL)),
+    "adapters in one unit on three": (3, replace(ROLES["adapters"], **ONE_UNIT)),
+    "two groups of two": (4, FOUR),
+    "two groups, padded": (4, replace(ROLES["ppo"], **{**SMALL, **SHARED})),
+    "two groups, one row": (4, replace(FOUR, num_rows=1)),
+    "two copies": (4, replace(FOUR, actor=FULL | {"fsdp_config": COPIES | {"fsdp_size": 2}})),
+    "one group of four, more than key heads": (4, replace(FOUR, sequence_parallel=4)),
+    "one group of four, padded": (4, replace(FOUR, attention="padded", sequence_parallel=4)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_losses_and_groups_of_ranks(locate, name: str):
+    num_ranks, case = OTHERS[name]
+    check_layouts(locate(case), {num_ranks: [{}]})
+
+
+LOSSES = {name: Case("qwen3", {"policy_loss": {"loss_mode": name}}) for name in policy_loss_names()} | {
+    "corrected by token": Case("qwen3", correction={"method": "tis", "level": "token"}),
+    "corrected by row": Case(
+        "qwen3", {"policy_loss": {"loss_mode": "sequence_ppo"}}, correction={"method": "mask", "level": "geometric"}
+    ),
+    "deepseek_v32": Case(
+        "qwen3",
+        {"use_kl_loss": True, "kl_loss_coef": 0.2, "kl_loss_type": "unbiased"},
+        correction={"off_policy_mask_threshold": 0.1},
+    ),
+}
+LAYOUTS_OF_LOSSES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "one row each": {"max_tokens": 1},
+    "a few rows each, shuffled": {"max_tokens": 40, "order": 1},
+    "all, shuffled": {"order": 2},
+    "packed": {"attention": "sdpa"},
+    "packed, a few rows each, shuffled": {"attention": "sdpa", "max_tokens": 40, "order": 3},
+}
+TWO_RANKS = {"max_tokens": 1, "order": 4}
+
+
+@pytest.fixture(scope="module")
+def results_of_losses(locate) -> dict[str, list[tuple[Case, list[Result]]]]:
+    """Each loss with rows of one token and of no weight: cases with the results of their ranks, the plain one first."""
+    found: dict[str, list[tuple[Case, list[Result]]]] = {name: [] for name in LOSSES}
+    for num_ranks, layouts in ((1, LAYOUTS_OF_LOSSES.values()), (2, [TWO_RANKS])):
+        named = [(name, layout) for layout in layouts for name in LOSSES]
+        cases = [locate(replace(LOSSES[name], num_rows=7, rough=True, **layout)) for name, layout in named]
+        results = run_on_ranks(compute, num_ranks, cases, False)
+        for (name, _), case, *ranks in zip(named, cases, *results, strict=True):
+            found[name].append((case, ranks))
+    return found
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_with_rows_of_one_token_and_of_no_weight(results_of_losses, loss: str):
+    (_, (expected,)), *others = results_of_losses[loss]
+    assert max(np.abs(gradient).max() for gradient in expected.gradients.values()) > 1e-4
+    for case, ranks in others:
+        check_results(ranks, expected, case)
+    steps = [step for rank in make_batch(case, 2).rank_batches for step in rank.mini_batches]
+    assert any([] in step.micro_batches for step in steps), "one of two ranks should have an empty micro-batch"
