@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,15 @@ def freeze_garbage_collection() -> None:
     """Exclude existing objects from garbage collection, which takes a second with torch and vLLM imported."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_stack_after_complete_runs(request: pytest.FixtureRequest) -> None:
+    """End the process that complete runs share (tests/loop/stack.py) before other tests: it keeps engines in memory, and
+    the fork server that it was forked from cannot be stopped before it."""
+    stack = sys.modules.get("tests.loop.stack")
+    if stack and folder_of(request.node) not in STACK:
+        stack.STACK.close()
 
 
 def pytest_sessionfinish() -> None:
