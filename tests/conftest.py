@@ -111,8 +111,8 @@ def freeze_garbage_collection() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def end_stack_after_complete_runs(request: pytest.FixtureRequest) -> None:
-    """End the process that complete runs share (tests/loop/stack.py) before other tests: it keeps engines in memory, and
-    the fork server that it was forked from cannot be stopped before it."""
+    """End the process that complete runs share (tests/loop/stack.py) before other tests: it keeps engines in memory,
+    and the fork server that it was forked from cannot be stopped before it."""
     stack = sys.modules.get("tests.loop.stack")
     if stack and folder_of(request.node) not in STACK:
         stack.STACK.close()
