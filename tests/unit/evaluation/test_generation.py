@@ -272,7 +272,7 @@ def test_long_prompts_are_dropped_and_reported(command: Command) -> None:
         (["reward.components={fromat: 0.1}"], "unknown reward component 'fromat'"),
         (["rollout.top_p=0"], "rollout.top_p: expected number > 0.0"),
         (["rollout.name=vllm"], "data.max_response_length = 524"),
-        (["rollout.num_engines=2"], "trainer.controller=local needs rollout.num_engines=1"),
+        (["trainer.nnodes=2"], "trainer.controller=local needs trainer.nnodes=1"),
         (["rollout.tensor_model_parallel_size=2"], "tensor_model_parallel_size=2 needs rollout.name=vllm"),
         (["trainer.device=cuda"], "this machine has no GPU"),
         (["actor_rollout_ref.rollout.temperature=1"], "renamed to rollout.temperature"),
