@@ -40,10 +40,10 @@ def f(prompt, completion):
         while len(list(here.iterdir())) < int(number):
             time.sleep(0.01)
         return 1.0
-    if name in ("hang-once", "die-once"):
+    if name in ("hang-once", "die-once", "raise-once"):
         if not here.exists():
             here.touch()
-            time.sleep(600) if name == "hang-once" else os._exit(1)
+            {"hang": lambda: time.sleep(600), "die": lambda: os._exit(1), "raise": lambda: 1 / 0}[name.split("-")[0]]()
         return 1.0
     return {
         "one": lambda: 1.0,
@@ -179,7 +179,7 @@ def test_errors_of_graders_are_failures(built_in, source, reason):
 
 
 def test_failure_is_retried_once(users):
-    assert users.score(GSM8K, ["die-once"]) == [Score(1.0)]
+    assert users.score(GSM8K, ["die-once", "raise-once"]) == [Score(1.0)] * 2
 
 
 def test_time_limits_end_a_grader_and_are_not_retried(custom):
