@@ -16,6 +16,7 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.processes.time_limit import TimeLimit
+from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.registry import get_grader
@@ -50,10 +51,13 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
     return [f"env.prompt: {{{name}}} is not filled in, because the environment has no such value." for name in names]
 
 
-async def try_reward_function(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction) -> list[str]:
+async def try_reward_function(
+    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, needs_accuracy: Sequence[str] = ()
+) -> list[str]:
     """Grade TRIAL_ANSWERS to the first prompt with the user's reward function, in a grader process. Returns notices.
-    Raises ValueError if a column is missing, or the function fails on most answers."""
-    prompt, (scores, columns) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
+    Raises ValueError if a column is missing, the function fails on most answers or on two answers together, or a
+    setting in `needs_accuracy` is used, but the accuracy is unknown."""
+    prompt, (scores, columns, together) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
     for column in columns:
         if not any(column in one.extra_info for one in prompts):
             raise ValueError(
@@ -69,14 +73,36 @@ async def try_reward_function(prompts: Sequence[Prompt], reward: Reward, custom:
     ]
     if 2 * len(failed) > len(scores):
         raise ValueError(notices[0])
+    graded = [score for score in scores.values() if not score.outcome.failed]
+    if any(score.accuracy is None for score in graded):
+        names = sorted({name for score in graded for name in score.components})
+        text = (
+            f"{function} does not say which answers are right: it has no component `accuracy`, and its reward is a sum "
+            "or not always 0 or 1. Return `accuracy`, or set custom_reward_function.accuracy to one that is 1 for a "
+            f"right answer and else 0, of {', '.join(names) or 'the components that you return'}."
+        )
+        if needs_accuracy:
+            raise ValueError(f"{needs_accuracy[0]} needs to know it, but {text} Or set the key to another value.")
+        notices.append(f"{text} Without it, there is no accuracy, no pass@k, and no share of right and wrong groups.")
+    alone = [scores[answer] for answer in together]
+    if any(score.outcome.failed for score in together.values()) and not any(score.outcome.failed for score in alone):
+        reason = next(score.reason for score in together.values() if score.outcome.failed)
+        raise ValueError(f"{function} fails on a list of two answers, but not on one: {reason}")
+    rewards = [[score.reward for score in each] for each in (together.values(), alone)]
+    if rewards[0] != rewards[1] and not any(score.outcome.failed for score in alone):
+        notices.append(
+            f"{function} compares the answers of a list: {' and '.join(map(repr, together))} have the rewards "
+            f"{rewards[0]} together and {rewards[1]} alone. It gets all answers to a prompt in one call."
+        )
     return notices
 
 
 async def grade_trial_answers(
     prompt: Prompt, reward: Reward, custom: CustomRewardFunction
-) -> tuple[dict[str, Score], Sequence[str]]:
-    """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}, and the columns that the user's
-    function requires. The components of a policy that judges itself are left out, because no engine runs yet."""
+) -> tuple[dict[str, Score], Sequence[str], dict[str, Score]]:
+    """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}, the columns that the user's
+    function requires, and the scores of two answers together. The components of a policy that judges itself are left
+    out, because no engine runs yet."""
     tried: JsonObject = {"num_workers": 1}
     if reward.judge.backend == "policy":
         tried["components"] = {name: weight for name, weight in reward.components.items() if name not in JUDGES}
@@ -85,7 +111,10 @@ async def grade_trial_answers(
     try:
         await client.start()
         answers = [answer.replace("TRUTH", prompt.ground_truth_text or "") for answer in TRIAL_ANSWERS]
-        return {answer: await client.score(prompt, answer) for answer in answers}, client.loaded.columns
+        alone = {answer: await client.score(prompt, answer) for answer in answers}
+        group, pair = CompletionGroup(2), (answers[0], answers[3])
+        scores = await asyncio.gather(*(group.run(client.score, prompt, answer) for answer in pair))
+        return alone, client.loaded.columns, dict(zip(pair, scores, strict=True))
     finally:
         await client.close()
 

@@ -169,5 +169,5 @@ def test_a_policy_that_judges_itself_is_not_tried(custom):
     reward = Reward(components=weights, required=["rubric"], judge=Judge(backend="policy"))
     function = custom(FUNCTION + "return 1.0")
     assert asyncio.run(try_reward_function([ROW], reward, function)) == []
-    scores, _ = asyncio.run(grade_trial_answers(ROW, reward, function))
+    scores, *_ = asyncio.run(grade_trial_answers(ROW, reward, function))
     assert all(score.components.keys() == {"accuracy", "task", "format"} for score in scores.values())

@@ -221,8 +221,8 @@ def test_unavailable_arguments_are_rejected(tmp_path, source, what):
 
 NO_REWARDS = [
     ("completions", "1.0", TypeError),
-    ("completions", "[1.0, 0.0]", ValueError),
-    ("completions", "[]", ValueError),
+    ("completions", "[1.0, 0.0]", TypeError),
+    ("completions", "[]", TypeError),
     ("completions", "[None]", TypeError),
     ("completions", "[float('nan')]", ValueError),
     ("completions", "'1'", TypeError),
