@@ -22,7 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from alphaapollo.config.schema import CustomRewardFunction
-from alphaapollo.rewards.base import RewardResult, adapt_to_episode, convert_to_score, is_async
+from alphaapollo.rewards.base import RewardResult, adapt_to_episode, convert_to_score, is_async, make_failed_score
 from alphaapollo.types import Episode, Prompt, Score
 from alphaapollo.utils.user_module import load_user_module, load_user_object
 
@@ -175,7 +175,9 @@ def add_functions(functions: Mapping[str, LoadedFunction], weights: Sequence[flo
         named = zip(functions, results, strict=True)
         scores = {name: convert_to_score(result) for name, result in named if result is not None}
         if not scores:
-            raise TypeError(f"{', '.join(functions)} return None for this row. Return a number from one of them.")
+            return make_failed_score(
+                f"{', '.join(functions)} return None for this row. Return a number from one of them."
+            )
         factors = dict(zip(functions, weights, strict=True))
         parts = {key: value for score in scores.values() for key, value in score.components.items()}
         parts |= {name: score.reward for name, score in scores.items()}

@@ -111,7 +111,7 @@ def test_an_unknown_placeholder_is_reported(template, notice):
 ROW = Prompt(3, "text", "?", ground_truth="7")
 FUNCTION = "def compute_score(prompt, completion):\n    "
 ANSWER = "return float(completion == '<answer>7</answer>' or completion.index('<answer>'))"
-TASK = "def compute_score(completions, task, **kwargs):\n    return [float(task[0] == 'math' or task == [None])]"
+TASK = "def compute_score(completions, task, **kwargs):\n    return [float(each in ('math', None)) for each in task]"
 REFUSED = [  # function, columns of the second row, error
     (FUNCTION + "pass", {}, "5 of 5 .*row 3, .*'<answer>7</answer>': .*the reward is a NoneType"),
     (FUNCTION + "return 'good'", {}, "5 of 5 .*row 3, .*'<answer>7</answer>': .*the reward is a str"),
@@ -152,6 +152,30 @@ def test_a_reward_function_that_fails_on_most_answers_is_refused(custom, source,
 def test_a_reward_function_that_fails_on_some_answers_is_a_notice(custom, source, columns, says):
     notices = try_function(custom(source), columns)
     assert [bool(re.search(*pair)) for pair in zip(says, notices, strict=True)] == [True] * len(says)
+
+
+LIST = "def compute_score(completion_ids, **kwargs):\n    texts = [*map(str, kwargs['completions'])]\n    "
+COMPARED = "return [float(len(text) == min(map(len, texts))) for text in texts]"
+ACCURACY = FUNCTION + "return {'right': float(prompt.ground_truth in completion), 'short': 1 / (1 + len(completion))}"
+TRIED = [  # function, key, needed for, pattern of the notice, pattern of the error
+    (LIST + COMPARED, "", [], r"compares the answers .*\[0\.0, 1\.0\] together and \[1\.0, 1\.0\] alone", ""),
+    (LIST + "return [1.0]", "", [], "", r"fails on a list of two answers, .* for 2 completions is \[1\.0\]"),
+    (ACCURACY, "", [], r"does not say which answers are right: .*\.accuracy to one .* of right, short\. Without", ""),
+    (ACCURACY, "", ["trainer.keep_best=val/accuracy"], "", r"trainer\.keep_best=val/accuracy needs .* of right, short"),
+    (ACCURACY, "right", ["trainer.keep_best=val/accuracy"], "", ""),
+    (FUNCTION + "return 0.9 * bool(completion)", "", [], "does not say .*the components that you return", ""),
+]
+
+
+@pytest.mark.parametrize(("source", "accuracy", "needed", "notice", "error"), TRIED)
+def test_comparisons_and_unknown_accuracies_are_reported(custom, source, accuracy, needed, notice, error):
+    function = custom(source).model_copy(update={"accuracy": accuracy})
+    if error:
+        with pytest.raises(ValueError, match=error):
+            asyncio.run(try_reward_function([ROW], Reward(), function, needed))
+    else:
+        found = asyncio.run(try_reward_function([ROW], Reward(), function, needed))
+        assert len(found) == bool(notice) and re.search(notice, "".join(found))
 
 
 def test_a_component_is_tried(tmp_path):
