@@ -75,9 +75,8 @@ def convert_to_sample_result(prompt: Prompt, trajectory: Trajectory) -> SampleRe
     """Convert a graded trajectory to a SampleResult."""
     last = trajectory.last_turn
     text, size, end = last.text if last else "", trajectory.num_tokens, trajectory.end
-    result = make_sample_result(prompt, trajectory.sample, text, trajectory.score, size, end)
-    accuracy = math.nan if trajectory.accuracy is None else trajectory.accuracy
-    return result if result.outcome.failed else replace(result, reward=trajectory.reward, accuracy=accuracy)
+    score = replace(trajectory.score, reward=trajectory.reward, accuracy=trajectory.accuracy)
+    return make_sample_result(prompt, trajectory.sample, text, score, size, end)
 
 
 def make_sample_result(
@@ -232,9 +231,8 @@ def compute_metrics_per_problem(results: Iterable[SampleResult], num_samples: in
     if any(math.isnan(result.accuracy) for group in scored for result in group):
         columns = {name: [math.nan] * len(problems) for name in columns}
     columns["reward"] = [_mean_or_nan([result.reward for result in group]) for group in scored]
-    for name in sorted(
-        {name for group in scored for result in group for name in result.score.components} - {"accuracy"}
-    ):
+    names = {name for group in scored for result in group for name in result.score.components}
+    for name in sorted(names - {"accuracy"}):
         values = [[result.score.component(name) for result in group] for group in scored]
         columns[f"component/{name}"] = [_mean_or_nan([one for one in group if one == one]) for group in values]
     columns["response_length"] = [

@@ -45,7 +45,7 @@ CommandConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
 REPORTED_ERRORS = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerLost, WorkerFailed)
 """Errors with a message for the user, which are reported without a traceback; any other error is a bug."""
 MAIN_METRICS = (  # of each group, the first metric that the run has logged is summarized
-    ("val/accuracy", "val/loss"),
+    ("val/accuracy", "val/reward", "val/loss"),
     ("distill/divergence", "distill/reverse_kl"),
     ("distill/agreement",),
     ("reward/accuracy", "critic/score/mean", "train/loss"),

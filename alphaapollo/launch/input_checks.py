@@ -212,9 +212,9 @@ def check_rewards(
     """Check the reward functions. Returns notices, and for built-in graders {data source: how many of its first rows
     score with their own ground truth}.
 
-    needs_grading: whether every prompt needs a reward function; False if the environment scores itself. needs_accuracy:
-    settings that need to know which answers are right. Raises
-    ValueError if a reward function or component is missing or fails, or some prompts have no reward function.
+    needs_grading: whether every prompt needs a reward function; False if the environment scores itself.
+    needs_accuracy: settings that need to know which answers are right. Raises ValueError if a reward function or
+    component is missing or fails, some prompts have no reward function, or nothing says which answers are right.
     """
     is_custom = bool(custom.path or reward.custom_module)
     notices, truths = list[str](), dict[str, str]()

@@ -75,25 +75,24 @@ async def try_reward_function(
         raise ValueError(notices[0])
     graded = [score for score in scores.values() if not score.outcome.failed]
     if any(score.accuracy is None for score in graded):
-        names = sorted({name for score in graded for name in score.components})
+        names = ", ".join(sorted({name for score in graded for name in score.components})) or "those that you return"
+        key = needs_accuracy[0] if needs_accuracy else "accuracy, pass@k and groups/mixed"
         text = (
-            f"{function} does not say which answers are right: it has no component `accuracy`, and its reward is a sum "
-            "or not always 0 or 1. Return `accuracy`, or set custom_reward_function.accuracy to one that is 1 for a "
-            f"right answer and else 0, of {', '.join(names) or 'the components that you return'}."
+            f"{key}: it is unknown which answers are right, because the reward of {function} is a sum or not always 0 "
+            "or 1, and no component is named accuracy. Set custom_reward_function.accuracy to the component that is 1 "
+            f"for a right answer, else 0 ({names})"
         )
         if needs_accuracy:
-            raise ValueError(f"{needs_accuracy[0]} needs to know it, but {text} Or set the key to another value.")
-        notices.append(f"{text} Without it, there is no accuracy, no pass@k, and no share of right and wrong groups.")
-    alone = [scores[answer] for answer in together]
-    if any(score.outcome.failed for score in together.values()) and not any(score.outcome.failed for score in alone):
-        reason = next(score.reason for score in together.values() if score.outcome.failed)
-        raise ValueError(f"{function} fails on a list of two answers, but not on one: {reason}")
-    rewards = [[score.reward for score in each] for each in (together.values(), alone)]
-    if rewards[0] != rewards[1] and not any(score.outcome.failed for score in alone):
+            raise ValueError(f"{text}, or change the key.")
+        notices.append(f"{text}. Without it, they are left out.")
+    rewards = {each: [round(one[each].reward, 6) for one in (together, scores)] for each in together}
+    if any(one != alone for one, alone in rewards.values()):
         notices.append(
-            f"{function} compares the answers of a list: {' and '.join(map(repr, together))} have the rewards "
-            f"{rewards[0]} together and {rewards[1]} alone. It gets all answers to a prompt in one call."
+            f"{function} compares the answers of a list. Rewards of two together, and of each alone: {rewards}. In the "
+            "run, a list has all answers to a prompt."
         )
+    if failed := [score.reason for answer, score in together.items() if score.outcome.failed and answer not in failed]:
+        raise ValueError(f"{function} fails on a list of two answers, but not on each alone: {failed[0]}")
     return notices
 
 
@@ -112,7 +111,7 @@ async def grade_trial_answers(
         await client.start()
         answers = [answer.replace("TRUTH", prompt.ground_truth_text or "") for answer in TRIAL_ANSWERS]
         alone = {answer: await client.score(prompt, answer) for answer in answers}
-        group, pair = CompletionGroup(2), (answers[0], answers[3])
+        group, pair = CompletionGroup(2), [answers[0], answers[3]] * client.loaded.takes_groups
         scores = await asyncio.gather(*(group.run(client.score, prompt, answer) for answer in pair))
         return alone, client.loaded.columns, dict(zip(pair, scores, strict=True))
     finally:

@@ -20,7 +20,7 @@ class CompletionGroup:
     current: ContextVar[CompletionGroup | None] = ContextVar("completion_group", default=None)
 
     def __init__(self, size: int):
-        self._num_running, self._waiting = size, dict[asyncio.Future[Score], Any]()
+        self._num_running, self._waiting = size, dict[asyncio.Future[Any], Any]()
 
     async def run(self, run_episode: Callable[..., Awaitable[T]], *arguments: object) -> T:
         """Run one of the group's episodes, in a task of its own."""
@@ -33,18 +33,20 @@ class CompletionGroup:
 
     async def grade(self, completion: Any, grade_all: Callable[[Sequence[Any]], Awaitable[Sequence[Score]]]) -> Score:
         """Wait for the other episodes, grade all completions in one call, and return the score of this one."""
-        self._grade_all, score = grade_all, asyncio.get_running_loop().create_future()
-        self._waiting[score] = completion
+        self._grade_all, graded = grade_all, asyncio.get_running_loop().create_future()
+        self._waiting[graded] = completion
         self._grade_if_complete()
-        with exclude_from_time_limit(), HEARTBEAT.record_call("wait for the prompt's other episodes"):
-            return await score
+        try:
+            with exclude_from_time_limit(), HEARTBEAT.record_call("wait for the prompt's other episodes"):
+                scores, position = await graded
+                return (await asyncio.shield(scores))[position]
+        finally:
+            self._waiting.pop(graded, None)
 
     def _grade_if_complete(self) -> None:
         if self._waiting and len(self._waiting) >= self._num_running:
             waiting, self._waiting = self._waiting, {}
-            self._task = asyncio.ensure_future(self._grade(waiting))
-
-    async def _grade(self, waiting: dict[asyncio.Future[Score], Any]) -> None:
-        for future, score in zip(waiting, await self._grade_all([*waiting.values()]), strict=True):
-            if not future.done():  # its episode was cancelled
-                future.set_result(score)
+            scores = asyncio.ensure_future(self._grade_all([*waiting.values()]))
+            for position, graded in enumerate(waiting):
+                if not graded.done():  # its episode was cancelled
+                    graded.set_result((scores, position))

@@ -222,10 +222,6 @@ def _make_verl_arguments(prompt: Prompt, episode: Episode, _: bool) -> dict[str,
     return dict(zip(VERL_NAMES, values, strict=True))
 
 
-def _make_verl_batch_arguments(prompt: Prompt, episode: Episode, _: bool) -> dict[str, object]:
-    return {f"{name}s": value for name, value in _make_verl_arguments(prompt, episode, _).items()}
-
-
 def _make_openrlhf_arguments(prompt: Prompt, episode: Episode, _: bool) -> dict[str, object]:
     text = episode.prompt_text
     return {"queries": text + episode.text, "prompts": text, "labels": prompt.ground_truth}
@@ -295,15 +291,17 @@ def _add_logged_values(results: Sequence[Any], logged: Mapping[str, Sequence[Any
     return [add(one, {name: values[at] for name, values in logged.items()}) for at, one in enumerate(results)]
 
 
-def _read_verl_result(result: Any, _: int) -> list[Any]:
-    return [convert_verl_result(result)]
-
-
-VERL = Contract(VERL_NAMES, ("solution_str",), _make_verl_arguments, _read_verl_result, takes_lists=False)
+VERL = Contract(
+    VERL_NAMES,
+    ("solution_str",),
+    _make_verl_arguments,
+    lambda result, _: [convert_verl_result(result)],
+    takes_lists=False,
+)
 VERL_BATCH = Contract(
     tuple(f"{name}s" for name in VERL_NAMES),
     ("solution_strs",),
-    _make_verl_batch_arguments,
+    lambda *given: {f"{name}s": value for name, value in _make_verl_arguments(*given).items()},
     lambda results, count: [*map(convert_verl_result, _split(results, count))],
 )
 OPENRLHF = Contract(

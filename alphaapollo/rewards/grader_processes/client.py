@@ -95,10 +95,11 @@ class RewardClient:
             return make_failed_score(str(error))
         if TASK in judged and not (self._reward.components or self._reward.required):
             return judged[TASK]
-        completion: Completion = (text, turns, judged)
-        group = CompletionGroup.current.get() if self.loaded.takes_groups else None
-        grade_all = partial(self._grade_group, prompt)
-        score = await group.grade(completion, grade_all) if group else (await grade_all([completion]))[0]
+        group, completion = CompletionGroup.current.get(), (text, turns, judged)
+        if group and self.loaded.takes_groups:
+            score = await group.grade(completion, partial(self._grade_group, prompt))
+        else:
+            (score,) = await self._try_grading(prompt, [completion])
         is_built_in = not (TASK in judged or self._custom.path or self._reward.custom_module)
         if score.outcome.failed and is_built_in and await self._can_grade(prompt, turns, judged):
             judged_wrong = judged | {TASK: make_wrong_format_score(score.reason)}
@@ -149,10 +150,8 @@ class RewardClient:
         others = [at for at, score in enumerate(alone) if not score.outcome.failed]
         if len(others) == len(completions):  # only the call with all of them fails
             return scores
-        regraded = await self._try_grading(prompt, [completions[at] for at in others]) if others else []
-        for at, score in zip(others, regraded, strict=True):
-            alone[at] = score
-        return alone
+        regraded = iter(await self._try_grading(prompt, [completions[at] for at in others]) if others else ())
+        return [score if score.outcome.failed else next(regraded) for score in alone]
 
     async def _try_grading(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """Grade completions of a prompt, at most MAX_ATTEMPTS times, in one request."""

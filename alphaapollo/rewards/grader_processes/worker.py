@@ -122,34 +122,30 @@ class GraderWorker:
         details = loaded.is_async, loaded.columns, loaded.takes_prompt_text, loaded.grade_group is not None
         return LoadReport("", takes_turns, *details)
 
-    def _grade(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged]) -> bytes:
+    def _grade(self, *request: Any) -> bytes:
         try:
-            results = self._compute_task_rewards(prompt, episodes, judged)
-            return self._encode_scores(prompt, episodes, judged, results)
+            return self._encode_scores(*request, self._compute_task_rewards(*request))
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            return encode_reply([self._make_failed_score(error)] * len(episodes))
+            return encode_reply([self._make_failed_score(error)] * len(request[1]))
 
-    async def _grade_async(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged]) -> bytes:
+    async def _grade_async(self, *request: Any) -> bytes:
         try:
-            results = self._compute_task_rewards(prompt, episodes, judged)
-            results = await results if isawaitable(results) else results
-            return self._encode_scores(prompt, episodes, judged, results)
+            results = self._compute_task_rewards(*request)
+            return self._encode_scores(*request, await results if isawaitable(results) else results)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            return encode_reply([self._make_failed_score(error)] * len(episodes))
+            return encode_reply([self._make_failed_score(error)] * len(request[1]))
 
-    def _encode_scores(
-        self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged], results: Sequence[object]
-    ) -> bytes:
-        def make_score(episode: Episode | None, judged: Judged, result: object) -> Score:
+    def _encode_scores(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged], results: Any) -> bytes:
+        def make_score(result: object, *details: Any) -> Score:
             try:
                 score = convert_to_score(result)
                 if name := self._custom.accuracy:
                     score = replace(score, accuracy=(score.components | {"reward": score.reward}).get(name))
-                return self._add_components(prompt, episode, judged, score)
+                return self._add_components(prompt, *details, score)
             except Exception as error:  # noqa: BLE001 one completion's failure is not that of the others
                 return self._make_failed_score(error)
 
-        return encode_reply([make_score(*one) for one in zip(episodes, judged, results, strict=True)])
+        return encode_reply([*map(make_score, results, episodes, judged)])
 
     def _make_failed_score(self, error: Exception) -> Score:
         path = self._custom.path or self._reward.custom_module

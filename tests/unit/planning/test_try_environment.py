@@ -158,12 +158,12 @@ LIST = "def compute_score(completion_ids, **kwargs):\n    texts = [*map(str, kwa
 COMPARED = "return [float(len(text) == min(map(len, texts))) for text in texts]"
 ACCURACY = FUNCTION + "return {'right': float(prompt.ground_truth in completion), 'short': 1 / (1 + len(completion))}"
 TRIED = [  # function, key, needed for, pattern of the notice, pattern of the error
-    (LIST + COMPARED, "", [], r"compares the answers .*\[0\.0, 1\.0\] together and \[1\.0, 1\.0\] alone", ""),
-    (LIST + "return [1.0]", "", [], "", r"fails on a list of two answers, .* for 2 completions is \[1\.0\]"),
-    (ACCURACY, "", [], r"does not say which answers are right: .*\.accuracy to one .* of right, short\. Without", ""),
-    (ACCURACY, "", ["trainer.keep_best=val/accuracy"], "", r"trainer\.keep_best=val/accuracy needs .* of right, short"),
+    (LIST + COMPARED, "", [], r"compares the answers .*'<answer>7</answer>': \[0\.0, 1\.0\]", ""),
+    (LIST + "return [1.0]", "", [], "", r"fails on a list of two .* for 2 completions is \[1\.0\]"),
+    (ACCURACY, "", [], r"pass@k .*\.accuracy to the component .*\(right, short\)\. Without", ""),
+    (ACCURACY, "", ["trainer.keep_best=val/accuracy"], "", r"keep_best=val/accuracy: .*\(right, short\), or change"),
     (ACCURACY, "right", ["trainer.keep_best=val/accuracy"], "", ""),
-    (FUNCTION + "return 0.9 * bool(completion)", "", [], "does not say .*the components that you return", ""),
+    (FUNCTION + "return 0.9 * bool(completion)", "", [], "unknown which answers .*those that you return", ""),
 ]
 
 
