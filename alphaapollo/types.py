@@ -176,12 +176,10 @@ class Score:
     judge_usage: JudgeUsage = field(default=JudgeUsage(), compare=False)
     is_limit: bool = False  # the episode reached a limit without an answer; the reward is env.limit_reward
     skipped_components: tuple[str, ...] = ()  # names of components that are left out because they are NaN or infinite
-    accuracy: float | None = field(default=None, compare=False)
-    """Whether the answer is right (1) or wrong (0); None: unknown, e.g. for a sum of rewards. If it is not given, it is
-    the component "accuracy" or, without components, a reward of 0 or 1."""
+    accuracy: float | None = field(default=None, compare=False)  # right 1, wrong 0; None: unknown, e.g. of a sum
 
     def __post_init__(self) -> None:
-        if self.accuracy is None:
+        if self.accuracy is None:  # the component "accuracy" or, without components, a reward of 0 or 1
             reward = None if self.components or self.reward not in (0, 1) else self.reward
             object.__setattr__(self, "accuracy", self.components.get("accuracy", reward))
 

@@ -85,14 +85,15 @@ async def try_reward_function(
         if needs_accuracy:
             raise ValueError(f"{text}, or change the key.")
         notices.append(f"{text}. Without it, they are left out.")
-    rewards = {each: [round(one[each].reward, 6) for one in (together, scores)] for each in together}
+    graded_twice = [each for each in together if each not in failed and not together[each].outcome.failed]
+    rewards = {each: [round(one[each].reward, 6) for one in (together, scores)] for each in graded_twice}
     if any(one != alone for one, alone in rewards.values()):
         notices.append(
             f"{function} compares the answers of a list. Rewards of two together, and of each alone: {rewards}. In the "
             "run, a list has all answers to a prompt."
         )
-    if failed := [score.reason for answer, score in together.items() if score.outcome.failed and answer not in failed]:
-        raise ValueError(f"{function} fails on a list of two answers, but not on each alone: {failed[0]}")
+    if new := [score.reason for answer, score in together.items() if score.outcome.failed and answer not in failed]:
+        raise ValueError(f"{function} fails on a list of two answers, but not on each alone: {new[0]}")
     return notices
 
 

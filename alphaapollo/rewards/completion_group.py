@@ -12,6 +12,7 @@ from alphaapollo.types import Score
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 T = TypeVar("T")
+Graded = tuple[asyncio.Future[Sequence[Score]], int]  # scores of a call, and the position in them
 
 
 class CompletionGroup:
@@ -20,7 +21,7 @@ class CompletionGroup:
     current: ContextVar[CompletionGroup | None] = ContextVar("completion_group", default=None)
 
     def __init__(self, size: int):
-        self._num_running, self._waiting = size, dict[asyncio.Future[Any], Any]()
+        self._num_running, self._waiting = size, dict[asyncio.Future[Graded], Any]()
 
     async def run(self, run_episode: Callable[..., Awaitable[T]], *arguments: object) -> T:
         """Run one of the group's episodes, in a task of its own."""

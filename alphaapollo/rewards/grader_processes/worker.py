@@ -122,26 +122,28 @@ class GraderWorker:
         details = loaded.is_async, loaded.columns, loaded.takes_prompt_text, loaded.grade_group is not None
         return LoadReport("", takes_turns, *details)
 
-    def _grade(self, *request: Any) -> bytes:
+    def _grade(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged]) -> bytes:
         try:
-            return self._encode_scores(*request, self._compute_task_rewards(*request))
+            results = self._compute_task_rewards(prompt, episodes, judged)
+            return self._encode_scores(prompt, episodes, judged, results)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            return encode_reply([self._make_failed_score(error)] * len(request[1]))
+            return encode_reply([self._make_failed_score(error)] * len(episodes))
 
-    async def _grade_async(self, *request: Any) -> bytes:
+    async def _grade_async(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged]) -> bytes:
         try:
-            results = self._compute_task_rewards(*request)
-            return self._encode_scores(*request, await results if isawaitable(results) else results)
+            results = self._compute_task_rewards(prompt, episodes, judged)
+            results = await results if isawaitable(results) else results
+            return self._encode_scores(prompt, episodes, judged, results)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            return encode_reply([self._make_failed_score(error)] * len(request[1]))
+            return encode_reply([self._make_failed_score(error)] * len(episodes))
 
     def _encode_scores(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged], results: Any) -> bytes:
-        def make_score(result: object, *details: Any) -> Score:
+        def make_score(result: object, episode: Episode | None, judged: Judged) -> Score:
             try:
                 score = convert_to_score(result)
                 if name := self._custom.accuracy:
                     score = replace(score, accuracy=(score.components | {"reward": score.reward}).get(name))
-                return self._add_components(prompt, *details, score)
+                return self._add_components(prompt, episode, judged, score)
             except Exception as error:  # noqa: BLE001 one completion's failure is not that of the others
                 return self._make_failed_score(error)
 
