@@ -34,8 +34,8 @@ class CompletionGroup:
 
     async def grade(self, completion: Any, grade_all: Callable[[Sequence[Any]], Awaitable[Sequence[Score]]]) -> Score:
         """Wait for the other episodes, grade all completions in one call, and return the score of this one."""
-        self._grade_all, graded = grade_all, asyncio.get_running_loop().create_future()
-        self._waiting[graded] = completion
+        graded: asyncio.Future[Graded] = asyncio.get_running_loop().create_future()
+        self._grade_all, self._waiting[graded] = grade_all, completion
         self._grade_if_complete()
         try:
             with exclude_from_time_limit(), HEARTBEAT.record_call("wait for the prompt's other episodes"):
