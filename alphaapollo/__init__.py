@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 
 from alphaapollo._version import __version__ as __version__
 
@@ -13,6 +14,11 @@ API = {
     "make_row": "own_loop.rows",
 }
 """Name -> module from which it is imported on first use; __init__.pyi has their types."""
+
+# Servers of this machine (judges, reward servers, endpoints of agents) are not requested through a web proxy.
+_direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+if "127.0.0.1" not in _direct and _direct != "*":
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{_direct},localhost,127.0.0.1,::1".lstrip(",")
 
 # transformers imports torchao if it is installed, which warns of kernels for other devices and of its own enums.
 logging.getLogger("torchao").setLevel(logging.ERROR)

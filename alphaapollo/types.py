@@ -176,11 +176,12 @@ class Score:
     judge_usage: JudgeUsage = field(default=JudgeUsage(), compare=False)
     is_limit: bool = False  # the episode reached a limit without an answer; the reward is env.limit_reward
     skipped_components: tuple[str, ...] = ()  # names of components that are left out because they are NaN or infinite
+    accuracy: float | None = field(default=None, compare=False)  # right 1, wrong 0; None: unknown, e.g. of a sum
 
-    @property
-    def accuracy(self) -> float:
-        """Component "accuracy", or the reward if no such component exists."""
-        return self.components.get("accuracy", self.reward)
+    def __post_init__(self) -> None:
+        if self.accuracy is None:  # the component "accuracy" or, without components, a reward of 0 or 1
+            reward = None if self.components or self.reward not in (0, 1) else self.reward
+            object.__setattr__(self, "accuracy", self.components.get("accuracy", reward))
 
     def component(self, name: str) -> float:
         """Return the component `name`; NaN if it is missing.
@@ -340,9 +341,9 @@ class Trajectory:
         return self.score.reward + sum(turn.reward for turn in self.turns)
 
     @property
-    def accuracy(self) -> float:
-        """Component "accuracy", or the reward if no such component exists."""
-        return self.score.components.get("accuracy", self.reward)
+    def accuracy(self) -> float | None:
+        """Accuracy of the score. Without components, the total reward if it is 0 or 1, else None."""
+        return (self.score if self.score.components else Score(self.reward)).accuracy
 
     @property
     def truncated(self) -> bool:

@@ -129,7 +129,9 @@ def find_path_errors(config: Section, optional_paths: Set[str] = frozenset()) ->
             if not value and path.required and is_active and key.name not in optional_paths:
                 yield f"{key.name} is required, but it is empty. Set {key.name}=..."
             elif is_active or path.kind != "folder":
-                files = value if isinstance(value, list) else [str(value)]
+                files = (
+                    value if isinstance(value, list) else [str(value)] * (not (path.may_be_url and "://" in str(value)))
+                )
                 yield from (f"{key.name}: {error}" for file in files if (error := _find_path_error(path.kind, file)))
 
 

@@ -19,6 +19,7 @@ import aiohttp
 from alphaapollo.config.schema import Env
 from alphaapollo.config.schema.env import Verifiers
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
+from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.types import Message, Prompt, Score
 
 SERVER = Path(__file__).with_name("verifiers_server.py")
@@ -99,7 +100,7 @@ class VerifiersEnvironment:
         if "messages" not in found:
             if found["error"]:
                 raise RuntimeError(f"{self._settings.name}: {found['error']}")
-            return Score(float(found["reward"]), found["metrics"])
+            return convert_to_score({**found["metrics"], "reward": found["reward"]})
         if not all(isinstance(one["content"], str) for one in found["messages"]):
             raise NotImplementedError("verifiers environments with messages that are not plain text are not supported")
         self._chat = [Message(role=one["role"], content=one["content"]) for one in found["messages"]]

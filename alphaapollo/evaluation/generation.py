@@ -7,6 +7,7 @@ run: generate responses, append them to results.jsonl, and write the metrics to 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -173,7 +174,8 @@ async def _generate_groups(plan: GenerationPlan, workers: WorkerGroups, console:
             total_accuracy += sum(scored)
             num_scored += len(scored)
             num_tokens += sum(result.num_tokens or 0 for result in new)
-            accuracy = f"accuracy {total_accuracy / num_scored:.3f}   " if num_scored else ""
+            is_known = num_scored and not math.isnan(total_accuracy)
+            accuracy = f"accuracy {total_accuracy / num_scored:.3f}   " if is_known else ""
             done += 1
             in_flight = min(num_slots, len(plan.prompts) - done)
             all_tokens = num_tokens * (1 + in_flight / 2 / (done - num_before))  # with those of unfinished prompts

@@ -23,6 +23,7 @@ from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Tr
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none
 
+NOT_SCORED = Score(math.nan)
 CORRECT_ACCURACY = 1.0  # minimum accuracy of a correct sample, for pass@k
 
 
@@ -34,12 +35,13 @@ class SampleResult:
     sample_index: int  # index among the samples of the problem
     data_source: str
     outcome: Outcome
-    reward: float  # NaN if the grader or the environment failed; the same applies to accuracy
-    accuracy: float
+    reward: float  # NaN if the grader or the environment failed
+    accuracy: float  # NaN if it is unknown, too
     answer: str | None = None  # normalized answer, for majority votes; None: no vote
     num_tokens: int | None = None  # number of tokens sampled by the model; None if unknown
     end: EpisodeEnd | None = None
     failure_reason: str = ""  # why the grader or the environment failed
+    score: Score = NOT_SCORED  # with the reward components
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ def convert_to_sample_result(prompt: Prompt, trajectory: Trajectory) -> SampleRe
     """Convert a graded trajectory to a SampleResult."""
     last = trajectory.last_turn
     text, size, end = last.text if last else "", trajectory.num_tokens, trajectory.end
-    result = make_sample_result(prompt, trajectory.sample, text, trajectory.score, size, end)
-    return result if result.outcome.failed else replace(result, reward=trajectory.reward, accuracy=trajectory.accuracy)
+    score = replace(trajectory.score, reward=trajectory.reward, accuracy=trajectory.accuracy)
+    return make_sample_result(prompt, trajectory.sample, text, score, size, end)
 
 
 def make_sample_result(
@@ -93,11 +95,12 @@ def make_sample_result(
         data_source=prompt.data_source,
         outcome=score.outcome,
         reward=math.nan if failed else score.reward,
-        accuracy=math.nan if failed else score.accuracy,
+        accuracy=math.nan if failed or score.accuracy is None else score.accuracy,
         answer=extract_answer(text),
         num_tokens=num_tokens,
         end=end,
         failure_reason=score.reason,
+        score=score,
     )
 
 
@@ -116,7 +119,7 @@ def read_sample_result(record: JsonObject) -> SampleResult:
         Prompt(int(record["prompt_id"]), str(record["data_source"]), ""),
         int(record["sample"]),
         find_answer(turns) or "",
-        Score(reward, record["components"], outcome, record["reason"]),
+        Score(reward, record["components"], outcome, record["reason"], accuracy=record.get("accuracy")),
         num_tokens=sum(turn["num_tokens"] for turn in turns),
         end=EpisodeEnd(record["end"]),
     )
@@ -207,7 +210,7 @@ def compute_metrics_per_problem(results: Iterable[SampleResult], num_samples: in
 
     num_samples: n of avg@n and maj@n, and the largest k of pass@k. Failed samples are excluded, so pass@k may be NaN
     for large k; it is NaN for all problems if fewer than half of them have k samples. If all samples of a problem
-    failed, all metrics except the response length are NaN.
+    failed, all metrics except the response length are NaN. avg, pass and maj are NaN if an accuracy is unknown.
     """
     by_problem: dict[int, list[SampleResult]] = defaultdict(list)
     for result in sorted(results, key=lambda result: (result.problem_id, result.sample_index)):
@@ -225,7 +228,13 @@ def compute_metrics_per_problem(results: Iterable[SampleResult], num_samples: in
         else math.nan
         for group in scored
     ]
+    if any(math.isnan(result.accuracy) for group in scored for result in group):
+        columns = {name: [math.nan] * len(problems) for name in columns}
     columns["reward"] = [_mean_or_nan([result.reward for result in group]) for group in scored]
+    names = {name for group in scored for result in group for name in result.score.components}
+    for name in sorted(names - {"accuracy"}):
+        values = [[result.score.component(name) for result in group] for group in scored]
+        columns[f"component/{name}"] = [_mean_or_nan([one for one in group if one == one]) for group in values]
     columns["response_length"] = [
         _mean_or_nan([result.num_tokens for result in group if result.num_tokens is not None]) for group in problems
     ]

@@ -30,6 +30,7 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import SampleResult, find_answer, make_sample_result, write_report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.observability.console import Console
+from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.runs.checkpoint_folder import write_format
 from alphaapollo.runs.resume import check_folder_belongs_to_command
@@ -39,7 +40,7 @@ from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none
 
 RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
-IN_FLIGHT = 64  # maximum number of responses queued per grader process, besides those that judges may have
+IN_FLIGHT = 64  # maximum number of problems queued per grader process, besides those that judges may have
 GradedResponse = tuple[SampleResult, Score]
 
 
@@ -138,20 +139,21 @@ async def _grade_responses(
         if response is None:
             score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason="the data has no response")
         else:
-            async with slots:
-                score = await client.score(prompt, response)
+            score = await client.score(prompt, response)
         num_graded += 1
         console.show_phase("grade", num_graded, count)
         return make_sample_result(prompt, sample_index, response or "", score), score
 
+    async def grade_problem(problem: PromptResponses) -> list[GradedResponse]:
+        completions = CompletionGroup(len(problem.responses))
+        async with slots:
+            calls = (completions.run(grade, problem.prompt, *one) for one in enumerate(problem.responses))
+            return await asyncio.gather(*calls)
+
     await client.start()
     try:
-        jobs = [
-            grade(problem.prompt, sample, response)
-            for problem in problems
-            for sample, response in enumerate(problem.responses)
-        ]
-        return list(await asyncio.gather(*jobs))
+        graded = await asyncio.gather(*map(grade_problem, problems))
+        return [one for of_problem in graded for one in of_problem]
     finally:
         await client.close()
 
@@ -171,6 +173,7 @@ def _make_score_record(
         "answer": result.answer,
         "reward": finite_or_none(score.reward),
         "components": score.components,
+        "accuracy": score.accuracy,
         "outcome": score.outcome,
         "reason": score.reason,
     }

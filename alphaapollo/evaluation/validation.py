@@ -33,7 +33,7 @@ class ValidationResult:
     """Result of a validation."""
 
     metrics: dict[str, float]
-    accuracy: float | None  # accuracy of sampled responses; None if no response was scored
+    accuracy: float | None  # of sampled responses, or else their reward; None if no response was scored
     groups: dict[str, list[TrajectoryGroup]]  # by suffix of the metric names: "" (sampled) or "_greedy"
 
 
@@ -71,7 +71,7 @@ async def validate(
             metrics |= {f"val/{name}{suffix}": value for name, value in scorer.pop_metrics().items()}
         metrics |= compute_group_metrics(groups[suffix], suffix)
     console.show_samples(groups[""], is_validation=True)
-    return ValidationResult(metrics, metrics.get("val/accuracy"), groups)
+    return ValidationResult(metrics, metrics.get("val/accuracy", metrics.get("val/reward")), groups)
 
 
 def compute_group_metrics(groups: Sequence[TrajectoryGroup], metric_suffix: str) -> dict[str, float]:
@@ -88,13 +88,16 @@ def compute_group_metrics(groups: Sequence[TrajectoryGroup], metric_suffix: str)
 
 
 def compute_val_metrics(results: Sequence[SampleResult], name_template: str) -> dict[str, float]:
-    """Compute accuracy, reward and response length, averaged over problems, and the share of failed samples. With up to
-    n > 1 samples per problem, also pass@k for powers of two, and maj@n. name_template: "val/{}_greedy", ..."""
+    """Compute accuracy, reward, its components and response length, averaged over problems, and the share of failed
+    samples. With up to n > 1 samples per problem, also pass@k for powers of two, and maj@n. Without accuracies, only
+    those of rewards and lengths. name_template: "val/{}_greedy", ..."""
     n = count_max_samples_per_problem(results)
     means = compute_mean_metrics(results, n)
     metrics = {"failed": sum(result.outcome.failed for result in results) / len(results)}
     if not math.isnan(means["reward"]):
-        metrics |= {"accuracy": means[f"avg@{n}"]} | {name: means[name] for name in ("reward", "response_length")}
+        metrics |= {"accuracy": means[f"avg@{n}"]} if not math.isnan(means[f"avg@{n}"]) else {}
+        others = [name for name in means if name in ("reward", "response_length") or name.startswith("component/")]
+        metrics |= {name: means[name] for name in others}
         for metric in [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"] if n > 1 else []:
             if not math.isnan(means[metric]):  # NaN: fewer than half of the prompts have k scored samples
                 metrics[metric] = means[metric]

@@ -203,13 +203,18 @@ def _load_prompts(
 
 
 def check_rewards(
-    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, needs_grading: bool = True
+    prompts: Sequence[Prompt],
+    reward: Reward,
+    custom: CustomRewardFunction,
+    needs_grading: bool = True,
+    needs_accuracy: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, str]]:
     """Check the reward functions. Returns notices, and for built-in graders {data source: how many of its first rows
     score with their own ground truth}.
 
-    needs_grading: whether every prompt needs a reward function; False if the environment scores itself. Raises
-    ValueError if a reward function or component is missing or fails, or some prompts have no reward function.
+    needs_grading: whether every prompt needs a reward function; False if the environment scores itself.
+    needs_accuracy: settings that need to know which answers are right. Raises ValueError if a reward function or
+    component is missing or fails, some prompts have no reward function, or nothing says which answers are right.
     """
     is_custom = bool(custom.path or reward.custom_module)
     notices, truths = list[str](), dict[str, str]()
@@ -222,7 +227,7 @@ def check_rewards(
         truths, notices = try_ground_truths(prompts, reward)
     judges = check_judges(prompts, reward, bool(custom.path)) if needs_grading else set()
     if is_custom and needs_grading:
-        notices += asyncio.run(try_reward_function(prompts, reward, custom))
+        notices += asyncio.run(try_reward_function(prompts, reward, custom, needs_accuracy))
     unused = {
         f"reward.judge.model={reward.judge.model}": bool(reward.judge.model) and not judges,
         "reward.judge.backend=policy": reward.judge.backend == "policy" and not judges,

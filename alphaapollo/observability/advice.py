@@ -179,7 +179,7 @@ def _check_groups(recent: Sequence[Metrics]) -> Warnings:
         return  # too few iterations, or the algorithm does not train on rewards
     start, window = recent[0].get("rollout/entropy", 1.0), recent[-WINDOW:]
     zero_variance = fmean(metrics.get("groups/zero_variance", 0.0) for metrics in window)
-    accuracy = fmean(metrics.get("reward/accuracy", 1.0) for metrics in window)
+    accuracy = fmean(metrics.get("reward/accuracy", 0.0) for metrics in window)
     entropy = fmean(metrics.get("rollout/entropy", 1.0) for metrics in window)
     if zero_variance >= ZERO_VARIANCE and accuracy < SOLVED:
         yield (
@@ -191,7 +191,8 @@ def _check_groups(recent: Sequence[Metrics]) -> Warnings:
     if entropy < min(COLLAPSED, FALLEN * start) and zero_variance > 0.5 and accuracy < HALF_WAY:
         yield (
             "entropy",
-            f"the entropy has collapsed: {entropy:.3f} nats per token, {zero_variance:.0%} groups with zero variance, "
-            f"at accuracy {accuracy:.2f}. Resume from an earlier checkpoint with a lower learning rate "
+            f"the entropy has collapsed: {entropy:.3f} nats per token, {zero_variance:.0%} groups with zero variance"
+            + f", at accuracy {accuracy:.2f}" * ("reward/accuracy" in window[-1])
+            + ". Resume from an earlier checkpoint with a lower learning rate "
             "(docs/debugging.md).",
         )

@@ -15,7 +15,7 @@ HEADLINES = (  # the first one whose first metric a run logs says what the run o
     ("distill/divergence", "distill/agreement"),
     ("distill/reverse_kl", "distill/agreement"),
     ("reward/accuracy", "val/accuracy"),
-    ("critic/score/mean", "val/accuracy"),
+    ("critic/score/mean", "val/reward"),
     ("train/accuracy", "val/accuracy"),  # of preferences
     ("train/loss", "val/loss"),
     ("accuracy/chosen", "accuracy/oracle"),
@@ -33,7 +33,12 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
         "response_length/mean": "length {:,.1f}",
     },
     "critic": {"critic/vf_explained_var": "critic: explained variance {:.2f}"},
-    "val": {"val/accuracy": "accuracy {:.3f}", "val/accuracy_greedy": "greedy {:.3f}", "val/loss": "loss {:.4f}"},
+    "val": {
+        "val/accuracy": "accuracy {:.3f}",
+        "val/reward": "reward {:.3f}",
+        "val/accuracy_greedy": "greedy {:.3f}",
+        "val/loss": "loss {:.4f}",
+    },
     "lost": {  # shown only if not 0
         "outcome/failed": "failed {:.0%}",
         "response_length/clip_ratio": "truncated {:.0%}",
@@ -248,7 +253,8 @@ def format_metric_rows(metrics: Mapping[str, float]) -> dict[str, str]:
 def _is_hidden(row: str, name: str, metrics: Mapping[str, float]) -> bool:
     if name in ("critic/score/mean", "reward/accuracy"):
         return metrics[name] == 0 and "distill/reverse_kl" in metrics  # distillation without rewards
-    return (row == "lost" and metrics[name] <= 0) or (name == "distill/reverse_kl" and "distill/divergence" in metrics)
+    other = {"distill/reverse_kl": "distill/divergence", "val/reward": "val/accuracy"}.get(name)
+    return (row == "lost" and metrics[name] <= 0) or other in metrics
 
 
 def format_plain_line(view: RunView, metrics: Mapping[str, float], elapsed: float) -> str:

@@ -16,6 +16,7 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.processes.time_limit import TimeLimit
+from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.registry import get_grader
@@ -50,10 +51,13 @@ async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list
     return [f"env.prompt: {{{name}}} is not filled in, because the environment has no such value." for name in names]
 
 
-async def try_reward_function(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction) -> list[str]:
+async def try_reward_function(
+    prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction, needs_accuracy: Sequence[str] = ()
+) -> list[str]:
     """Grade TRIAL_ANSWERS to the first prompt with the user's reward function, in a grader process. Returns notices.
-    Raises ValueError if a column is missing, or the function fails on most answers."""
-    prompt, (scores, columns) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
+    Raises ValueError if a column is missing, the function fails on most answers or on two answers together, or a
+    setting in `needs_accuracy` is used, but the accuracy is unknown."""
+    prompt, (scores, columns, together) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
     for column in columns:
         if not any(column in one.extra_info for one in prompts):
             raise ValueError(
@@ -69,14 +73,36 @@ async def try_reward_function(prompts: Sequence[Prompt], reward: Reward, custom:
     ]
     if 2 * len(failed) > len(scores):
         raise ValueError(notices[0])
+    graded = [score for score in scores.values() if not score.outcome.failed]
+    if any(score.accuracy is None for score in graded):
+        names = ", ".join(sorted({name for score in graded for name in score.components})) or "those that you return"
+        key = needs_accuracy[0] if needs_accuracy else "accuracy, pass@k and groups/mixed"
+        text = (
+            f"{key}: it is unknown which answers are right, because the reward of {function} is a sum or not always 0 "
+            "or 1, and no component is named accuracy. Set custom_reward_function.accuracy to the component that is 1 "
+            f"for a right answer, else 0 ({names})"
+        )
+        if needs_accuracy:
+            raise ValueError(f"{text}, or change the key.")
+        notices.append(f"{text}. Without it, they are left out.")
+    graded_twice = [each for each in together if each not in failed and not together[each].outcome.failed]
+    rewards = {each: [round(one[each].reward, 6) for one in (together, scores)] for each in graded_twice}
+    if any(one != alone for one, alone in rewards.values()):
+        notices.append(
+            f"{function} compares the answers of a list. Rewards of two together, and of each alone: {rewards}. In the "
+            "run, a list has all answers to a prompt."
+        )
+    if new := [score.reason for answer, score in together.items() if score.outcome.failed and answer not in failed]:
+        raise ValueError(f"{function} fails on a list of two answers, but not on each alone: {new[0]}")
     return notices
 
 
 async def grade_trial_answers(
     prompt: Prompt, reward: Reward, custom: CustomRewardFunction
-) -> tuple[dict[str, Score], Sequence[str]]:
-    """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}, and the columns that the user's
-    function requires. The components of a policy that judges itself are left out, because no engine runs yet."""
+) -> tuple[dict[str, Score], Sequence[str], dict[str, Score]]:
+    """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}, the columns that the user's
+    function requires, and the scores of two answers together. The components of a policy that judges itself are left
+    out, because no engine runs yet."""
     tried: JsonObject = {"num_workers": 1}
     if reward.judge.backend == "policy":
         tried["components"] = {name: weight for name, weight in reward.components.items() if name not in JUDGES}
@@ -85,7 +111,10 @@ async def grade_trial_answers(
     try:
         await client.start()
         answers = [answer.replace("TRUTH", prompt.ground_truth_text or "") for answer in TRIAL_ANSWERS]
-        return {answer: await client.score(prompt, answer) for answer in answers}, client.loaded.columns
+        alone = {answer: await client.score(prompt, answer) for answer in answers}
+        group, pair = CompletionGroup(2), [answers[0], answers[3]] * client.loaded.takes_groups
+        scores = await asyncio.gather(*(group.run(client.score, prompt, answer) for answer in pair))
+        return alone, client.loaded.columns, dict(zip(pair, scores, strict=True))
     finally:
         await client.close()
 

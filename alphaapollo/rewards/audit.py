@@ -91,7 +91,7 @@ def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> Json
     components: {name: [mean, Pearson correlation with the label]}; the correlation is None if either is constant.
     """
     graded = [(score, label) for score, label in zip(scores, labels, strict=True) if not score.outcome.failed]
-    called = np.array([score.accuracy > 0.5 for score, _ in graded], bool)
+    called = np.array([_is_called_right(score) for score, _ in graded], bool)
     is_right = np.array([label > 0.5 for _, label in graded], bool)
     counts = {
         "rows": len(scores),
@@ -119,11 +119,15 @@ def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> Json
     }
 
 
+def _is_called_right(score: Score) -> bool:
+    return (score.reward if score.accuracy is None else score.accuracy) > 0.5
+
+
 def _print_disagreement(answer: LabelledAnswer, score: Score) -> None:
     """Print an answer that failed, or on which verdict and label differ."""
     prompt, response, label = answer
     is_right = label > 0.5
-    if not score.outcome.failed and is_right == (score.accuracy > 0.5):
+    if not score.outcome.failed and is_right == _is_called_right(score):
         return
     kind = "failure" if score.outcome.failed else f"false {'negative' if is_right else 'positive'}"
     marked = find_marked_answer(response)

@@ -33,7 +33,9 @@ def convert_to_score(result: object) -> Score:
         return Score(math.fsum(parts.values()), parts)
     if isinstance(result, Mapping):
         others: dict[str, Any] = {name: value for name, value in result.items() if name != "reward"}
-        result = Score(result["reward"], others)
+        reward = convert_to_float(result["reward"], "the reward")
+        is_right = reward if reward in (0, 1) and "accuracy" not in others else None
+        result = Score(reward, others, accuracy=is_right)
     if not isinstance(result, Score):
         return Score(convert_to_float(result, "the reward"))
     if result.outcome.failed:
@@ -42,7 +44,8 @@ def convert_to_score(result: object) -> Score:
     finite = {name: float(value) for name, value in parts.items() if abs(value) <= MAX_REWARD}
     skipped = (*result.skipped_components, *(name for name in parts if name not in finite))
     reward = convert_to_float(result.reward, "the reward")
-    return Score(reward, finite, result.outcome, result.reason, skipped_components=skipped)
+    accuracy = finite.get("accuracy", None if "accuracy" in parts else result.accuracy)
+    return Score(reward, finite, result.outcome, result.reason, skipped_components=skipped, accuracy=accuracy)
 
 
 def convert_to_float(value: object, description: str) -> float:

@@ -79,8 +79,8 @@ def add_component_rewards(
     total = math.fsum(value * weights.get(name, 1.0) for name, value in values.items())
     if any(values[name] <= 0 for name in required):
         total = 0.0
-    parts = {"accuracy": task_score.accuracy} | task_score.components | values
-    return replace(task_score, reward=total, components=parts)
+    accuracy = {} if task_score.accuracy is None else {"accuracy": task_score.accuracy}
+    return replace(task_score, reward=total, components=accuracy | task_score.components | values)
 
 
 NGRAM_LENGTH = 4  # words

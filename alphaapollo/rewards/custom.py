@@ -1,8 +1,9 @@
 """The user's reward function (`custom_reward_function`): load it, and call it as its framework does.
 
 A function has the parameters (prompt, completion) or (prompt, trajectory), or those of verl, TRL, OpenRLHF or ms-swift
-(docs/reward_functions.md), which get their arguments by name, as far as the function has parameters for them, in
-batches of one element. It may be async. The name may also be that of a class of ms-swift, or a list of names.
+(docs/reward_functions.md), which get their arguments by name, as far as the function has parameters for them. Those
+that take lists get the completions of a prompt together. It may be async. The name may also be that of a class of
+ms-swift, or a list of names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from alphaapollo.config.schema import CustomRewardFunction
-from alphaapollo.rewards.base import RewardResult, adapt_to_episode, convert_to_score, is_async
+from alphaapollo.rewards.base import RewardResult, adapt_to_episode, convert_to_score, is_async, make_failed_score
 from alphaapollo.types import Episode, Prompt, Score
 from alphaapollo.utils.user_module import load_user_module, load_user_object
 
@@ -32,6 +33,7 @@ TRL_NAMES = ("completions", "completion_ids", "completions_ids", "prompts", "tra
 COLUMNS = ("ground_truth", "answer", "solution", "data_source", "reward_model", "extra_info", "messages")
 
 EpisodeFunction = Callable[[Prompt, Episode], Any]  # returns a RewardResult or None, or an awaitable of it
+GroupFunction = Callable[[Prompt, Sequence[Episode]], Any]  # returns a list of them, or an awaitable of it
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,13 @@ class LoadedFunction:
     is_async: bool = False  # whether it returns awaitables
     columns: tuple[str, ...] = ()  # columns of the data that it requires
     takes_prompt_text: bool = False  # whether it reads the rendered prompt
+    grade_group: GroupFunction | None = None  # grades the completions of a prompt in one call; None: one at a time
+
+    def grade_all(self, prompt: Prompt, episodes: Sequence[Episode]) -> Any:
+        """Return a list of the results of the episodes, or an awaitable of it."""
+        if self.grade_group:
+            return self.grade_group(prompt, episodes)
+        return _finish([adapt_to_episode(self.function)(prompt, one) for one in episodes], list)
 
 
 def load_reward_function(custom: CustomRewardFunction) -> LoadedFunction:
@@ -52,12 +61,13 @@ def load_reward_function(custom: CustomRewardFunction) -> LoadedFunction:
     loaded = {name: _load_function(custom, name) for name in custom.names}
     if len(loaded) == 1 and not custom.weights:
         return loaded[custom.names[0]]
-    functions = {name: one.function for name, one in loaded.items()}
+    grade_group = add_functions(loaded, custom.weights or [1.0] * len(loaded))
     return LoadedFunction(
-        add_functions(functions, custom.weights or [1.0] * len(functions)),
+        _take_one(grade_group),
         any(one.is_async for one in loaded.values()),
         tuple(dict.fromkeys(column for one in loaded.values() for column in one.columns)),
         any(one.takes_prompt_text for one in loaded.values()),
+        grade_group if any(one.grade_group for one in loaded.values()) else None,
     )
 
 
@@ -111,15 +121,16 @@ class Contract:
 
     names: tuple[str, ...]  # parameters that the framework passes
     marks: tuple[str, ...]  # a function with one of these parameters follows the contract
-    make_arguments: Callable[[Prompt, Episode, bool], Mapping[str, object]]
-    read_result: Callable[[Any], RewardResult | None]
+    make_arguments: Callable[[Prompt, Episode, bool], Mapping[str, object]]  # those of one completion
+    read_results: Callable[[Any, int], Sequence[RewardResult | None]]  # those of so many completions
+    takes_lists: bool = True  # whether each argument is a list with the values of all completions
     has_columns: bool = False  # whether functions also get the columns of the data, and may log values
     has_prompt_text: bool = False  # whether functions get the rendered prompt
     has_texts: bool = False  # whether completions are texts although the prompts are chats, as for classes of ms-swift
 
     def adapt(self, function: Callable[..., Any], more: Mapping[str, object]) -> LoadedFunction:
-        """Wrap a function so that it takes (prompt, trajectory). `more`: arguments from the configuration. Raises
-        TypeError if it has parameters that the framework does not pass."""
+        """Wrap a function so that it takes (prompt, trajectory), or those of a group. `more`: arguments from the
+        configuration. Raises TypeError if it has parameters that the framework does not pass."""
         parameters = inspect.signature(function).parameters
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         columns = [
@@ -131,38 +142,53 @@ class Contract:
         given = [name for name in (*self.names, *columns, *more) if name in parameters]
         inspect.signature(function).bind(**dict.fromkeys(given))
 
-        def reward(prompt: Prompt, trajectory: Episode) -> Any:
-            logged: dict[str, Any] = {}
-            arguments: dict[str, Any] = {name: [None] for name in columns}  # of other rows
-            arguments |= {**self.make_arguments(prompt, trajectory, self.has_texts)} | {**more}
+        def grade_group(prompt: Prompt, episodes: Sequence[Episode]) -> Any:
+            logged, count = dict[str, Sequence[Any]](), len(episodes)
+            missing = dict.fromkeys(columns)  # of other rows
+            rows = [missing | {**self.make_arguments(prompt, one, self.has_texts)} for one in episodes]
+            lists: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+            arguments = (lists if self.takes_lists else rows[0]) | {**more}
             if self.has_columns:
-                arguments["log_metric"] = logged.__setitem__
-                arguments["log_extra"] = lambda name, values: logged.update({name: _take_only(values)})
+                state = SimpleNamespace(global_step=episodes[0].step, max_steps=episodes[0].max_steps)
+                arguments["trainer_state"] = state
+                arguments["log_metric"] = lambda name, value: logged.update({name: [value] * count})
+                arguments["log_extra"] = lambda name, values: logged.update({name: _split(values, count)})
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
-            return _finish([result], lambda found: _add_logged_values(self.read_result(found[0]), logged))
+            return _finish([result], lambda found: _add_logged_values(self.read_results(found[0], count), logged))
 
-        return LoadedFunction(reward, is_async(function), tuple(columns), self.has_prompt_text)
+        details = is_async(function), tuple(columns), self.has_prompt_text
+        return LoadedFunction(_take_one(grade_group), *details, grade_group if self.takes_lists else None)
 
 
-def add_functions(functions: Mapping[str, Callable[..., Any]], weights: Sequence[float]) -> EpisodeFunction:
-    """Return a function whose reward is the weighted sum of several functions, and whose components are their rewards.
-    A function that returns None does not apply to the row."""
+def _take_one(grade_group: GroupFunction) -> EpisodeFunction:
+    def reward(prompt: Prompt, trajectory: Episode) -> Any:
+        return _finish([grade_group(prompt, [trajectory])], lambda found: found[0][0])
+
+    return reward
+
+
+def add_functions(functions: Mapping[str, LoadedFunction], weights: Sequence[float]) -> GroupFunction:
+    """Return a function whose rewards are the weighted sums of several functions, and whose components are their
+    rewards. A function that returns None does not apply to the row."""
 
     def add(results: Iterable[Any]) -> Score:
         named = zip(functions, results, strict=True)
         scores = {name: convert_to_score(result) for name, result in named if result is not None}
         if not scores:
-            raise TypeError(f"{', '.join(functions)} return None for this row. Return a number from one of them.")
+            return make_failed_score(
+                f"{', '.join(functions)} return None for this row. Return a number from one of them."
+            )
         factors = dict(zip(functions, weights, strict=True))
         parts = {key: value for score in scores.values() for key, value in score.components.items()}
         parts |= {name: score.reward for name, score in scores.items()}
         failed = [score for score in scores.values() if score.outcome.failed]
         return failed[0] if failed else Score(sum(factors[name] * one.reward for name, one in scores.items()), parts)
 
-    def reward(prompt: Prompt, trajectory: Episode) -> Any:
-        return _finish([adapt_to_episode(one)(prompt, trajectory) for one in functions.values()], add)
+    def grade_group(prompt: Prompt, episodes: Sequence[Episode]) -> Any:
+        results = [one.grade_all(prompt, episodes) for one in functions.values()]
+        return _finish(results, lambda found: [add(each) for each in zip(*found, strict=True)])
 
-    return reward
+    return grade_group
 
 
 def _finish(results: Sequence[Any], convert: Callable[[Sequence[Any]], Any]) -> Any:
@@ -196,13 +222,9 @@ def _make_verl_arguments(prompt: Prompt, episode: Episode, _: bool) -> dict[str,
     return dict(zip(VERL_NAMES, values, strict=True))
 
 
-def _make_verl_batch_arguments(prompt: Prompt, episode: Episode, _: bool) -> dict[str, object]:
-    return {f"{name}s": [value] for name, value in _make_verl_arguments(prompt, episode, _).items()}
-
-
 def _make_openrlhf_arguments(prompt: Prompt, episode: Episode, _: bool) -> dict[str, object]:
     text = episode.prompt_text
-    return {"queries": [text + episode.text], "prompts": [text], "labels": [prompt.ground_truth]}
+    return {"queries": text + episode.text, "prompts": text, "labels": prompt.ground_truth}
 
 
 def _make_trl_arguments(prompt: Prompt, episode: Episode, has_texts: bool) -> dict[str, object]:
@@ -215,10 +237,8 @@ def _make_trl_arguments(prompt: Prompt, episode: Episode, has_texts: bool) -> di
         "extra_info": prompt.extra_info,
         "messages": [*chat, answer],
     }
-    batches = columns | prompt.extra_info | {"prompts": content, "completion_ids": ids, "completions_ids": ids}
-    batches["completions"] = episode.text if has_texts or isinstance(content, str) else [answer]
-    state = SimpleNamespace(global_step=episode.step, max_steps=episode.max_steps)
-    return {name: [value] for name, value in batches.items()} | {"trainer_state": state}
+    arguments = columns | prompt.extra_info | {"prompts": content, "completion_ids": ids, "completions_ids": ids}
+    return arguments | {"completions": episode.text if has_texts or isinstance(content, str) else [answer]}
 
 
 def convert_verl_result(result: RewardResult) -> RewardResult:
@@ -232,51 +252,63 @@ def convert_verl_result(result: RewardResult) -> RewardResult:
     return converted
 
 
-def _convert_openrlhf_result(result: Any) -> Any:
+def _read_openrlhf_results(result: Any, count: int) -> list[Any]:
     """Read {rewards, scores, extra_logs}, where scores, from 0 to 1, are for filters; or rewards alone."""
     if not isinstance(result, Mapping):
-        return _take_only(result)
+        return _split(result, count)
     logs = result.get("extra_logs", {}).items()
-    parts = {name: value if _is_number(value) else _take_only(value) for name, value in logs}
-    parts = {name: value for name, value in parts.items() if _is_number(value)}
+    parts = {name: [value] * count if _is_number(value) else _split(value, count) for name, value in logs}
+    parts = {name: values for name, values in parts.items() if all(map(_is_number, values))}
     if result.get("scores") is not None:
-        parts["accuracy"] = _take_only(result["scores"])
-    return parts | {"reward": _take_only(result["rewards"])}
+        parts["accuracy"] = _split(result["scores"], count)
+    parts["reward"] = _split(result["rewards"], count)
+    return [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
 
 
-def _take_only(values: Any) -> Any:
-    """Return the only element of a list, array or tensor. Raises TypeError or ValueError for another value."""
-    if isinstance(values, str | Mapping):
-        raise TypeError(f"the result is {values!r:.80}. Return a list with one reward for each completion.")
-    (value,) = values
-    return value
+def _split(values: Any, count: int) -> list[Any]:
+    """Return the elements of a list, array or tensor. Raises TypeError or ValueError if it does not have `count`."""
+    if isinstance(values, str | Mapping) or len(found := [*values]) != count:
+        raise TypeError(
+            f"the result for {count} completions is {values!r:.80}. Return a list with one reward for each completion."
+        )
+    return found
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) or (hasattr(value, "item") and math.prod(getattr(value, "shape", (2,))) == 1)
 
 
-def _add_logged_values(result: RewardResult | None, logged: Mapping[str, Any]) -> RewardResult | None:
+def _add_logged_values(results: Sequence[Any], logged: Mapping[str, Sequence[Any]]) -> list[Any]:
     """Add what a function of TRL has logged: numbers to the components, other values to the reason of the score."""
-    if result is None or not logged:
-        return result
-    score, numbers = convert_to_score(result), {name: value for name, value in logged.items() if _is_number(value)}
-    notes = [score.reason, *(f"{name}: {value}" for name, value in logged.items() if name not in numbers)]
-    return replace(score, components=score.components | numbers, reason="; ".join(filter(None, notes)))
+
+    def add(result: RewardResult | None, values: Mapping[str, Any]) -> RewardResult | None:
+        if result is None or not values:
+            return result
+        score, numbers = convert_to_score(result), {name: value for name, value in values.items() if _is_number(value)}
+        notes = [score.reason, *(f"{name}: {value}" for name, value in values.items() if name not in numbers)]
+        return replace(score, components=score.components | numbers, reason="; ".join(filter(None, notes)))
+
+    return [add(one, {name: values[at] for name, values in logged.items()}) for at, one in enumerate(results)]
 
 
-VERL = Contract(VERL_NAMES, ("solution_str",), _make_verl_arguments, convert_verl_result)
+VERL = Contract(
+    VERL_NAMES,
+    ("solution_str",),
+    _make_verl_arguments,
+    lambda result, _: [convert_verl_result(result)],
+    takes_lists=False,
+)
 VERL_BATCH = Contract(
     tuple(f"{name}s" for name in VERL_NAMES),
     ("solution_strs",),
-    _make_verl_batch_arguments,
-    lambda results: convert_verl_result(_take_only(results)),
+    lambda *given: {f"{name}s": value for name, value in _make_verl_arguments(*given).items()},
+    lambda results, count: [*map(convert_verl_result, _split(results, count))],
 )
 OPENRLHF = Contract(
     ("queries", "prompts", "labels"),
     ("queries",),
     _make_openrlhf_arguments,
-    _convert_openrlhf_result,
+    _read_openrlhf_results,
     has_prompt_text=True,
 )
-TRL = Contract((*TRL_NAMES, *COLUMNS), TRL_NAMES, _make_trl_arguments, _take_only, has_columns=True)
+TRL = Contract((*TRL_NAMES, *COLUMNS), TRL_NAMES, _make_trl_arguments, _split, has_columns=True)

@@ -204,8 +204,9 @@ async def compare_with_reference(client: JudgeClient, reward: Reward, prompt: Pr
     verdicts = await wait_for_all(client.ask(content, read_winner) for content in contents)
     (shown_first, usage), (other_first, other_usage) = verdicts
     is_consistent = shown_first == 1 - other_first
-    components = {"pairwise/consistent": float(is_consistent)}
-    return Score(shown_first if is_consistent else 0.5, components, judge_usage=usage + other_usage)
+    components, is_better = {"pairwise/consistent": float(is_consistent)}, float(is_consistent and shown_first == 1)
+    score = shown_first if is_consistent else 0.5
+    return Score(score, components, judge_usage=usage + other_usage, accuracy=is_better)
 
 
 JudgeFunction = Callable[[JudgeClient, Reward, Prompt, str], Awaitable[Score]]

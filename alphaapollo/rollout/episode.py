@@ -26,6 +26,7 @@ from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
 from alphaapollo.environments.memory import Step
 from alphaapollo.processes.time_limit import TimeLimit, exclude_from_time_limit
+from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rollout.context import (
     AppendContext,
     PromptTooLong,
@@ -328,9 +329,11 @@ async def run_group(
         )
 
     tasks = [make_episode_task(sample, sampling) for sample in range(request.num_samples)]
+    completions = CompletionGroup(len(tasks))
+    episodes = [asyncio.ensure_future(completions.run(run_episode, task)) for task in tasks]
     if request.greedy_baseline:
-        tasks.append(make_episode_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)))
-    episodes = [asyncio.ensure_future(run_episode(task)) for task in tasks]
+        greedy = make_episode_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1))
+        episodes.append(asyncio.ensure_future(run_episode(greedy)))
     try:
         trajectories = await asyncio.gather(*episodes)
         baseline = trajectories.pop() if request.greedy_baseline else None

@@ -140,13 +140,13 @@ class CheckpointFolder:
 
     def find_best(self) -> Path | None:
         """Return the checkpoint with the best value of the metric `keep_best`, or None if no checkpoint was validated.
-        Of several equally good checkpoints, return the newest."""
+        Of several equally good checkpoints, return the oldest."""
         scores, sign = dict[Path, float](), -1 if is_lower_better(self.keep_best or "") else 1
         for path in self.list_completed():
             with suppress(ValueError):  # damaged
                 value = read_progress(path).get("validation", {}).get(self.keep_best, math.nan)
                 scores |= {path: sign * value} if math.isfinite(value) else {}
-        return max(scores, key=lambda path: (scores[path], parse_step(path)), default=None)
+        return max(scores, key=lambda path: scores[path], default=None)
 
     def check_keep_best_metric(self, metrics: Mapping[str, float]) -> None:
         """Raise ValueError if `metrics`, those of the first validation, lack the metric named by `keep_best`."""

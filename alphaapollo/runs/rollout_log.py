@@ -8,8 +8,8 @@
 One line, e.g. (shortened):
 
     {"step": 12, "prompt_id": 17, "sample": 0, "data_source": "openai/gsm8k", "prompt": [{"role": ...}],
-     "ground_truth": "14", "text": "7 + 7 = 14", "reward": 1.0, "components": {"accuracy": 1.0}, "outcome": "scored",
-     "reason": "", "end": "done", "stop_reason": "stop", "weight_version": 11, "seconds": 0.4,
+     "ground_truth": "14", "text": "7 + 7 = 14", "reward": 1.0, "components": {"accuracy": 1.0}, "accuracy": 1.0,
+     "outcome": "scored", "reason": "", "end": "done", "stop_reason": "stop", "weight_version": 11, "seconds": 0.4,
      "turns": [{"text": "7 + 7 = 14", "observation": null, "stop_reason": "stop", "reward": 0.0, "valid": true, ...}],
      "rows": [{"ids": [5, 9, 2], "mask": [0, 1, 1], "logprobs": [0.0, -0.1, -0.2], "first_turn": 0,
                "weight_versions": [[11, 2]]}]}
@@ -228,6 +228,7 @@ def make_trajectory_record(
         "text": "\n\n".join(turn.raw_text or turn.text for turn in trajectory.turns),
         "reward": finite_or_none(score.reward),
         "components": score.components,
+        "accuracy": trajectory.accuracy,
         "outcome": score.outcome,
         "reason": score.reason,
         "end": trajectory.end,

@@ -25,18 +25,21 @@ class _TrajectoryTable:
     is_scored: np.ndarray  # False if the grader or the environment failed
     lengths: np.ndarray  # sampled tokens
     rewards: np.ndarray
-    accuracies: np.ndarray
+    accuracies: np.ndarray  # NaN if unknown
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether the accuracy of each scored trajectory is known."""
+        return not np.isnan(self.accuracies[self.is_scored]).any()
 
     @classmethod
     def from_trajectories(cls, trajectories: list[Trajectory]) -> _TrajectoryTable:
-        rewards = [one.reward for one in trajectories]
-        pairs = zip(trajectories, rewards, strict=True)
         return cls(
             trajectories,
             np.array([not one.score.outcome.failed for one in trajectories], dtype=bool),
             np.array([one.num_tokens for one in trajectories]),
-            np.array(rewards),
-            np.array([one.score.components.get("accuracy", reward) for one, reward in pairs]),
+            np.array([one.reward for one in trajectories]),
+            np.array([one.accuracy for one in trajectories], dtype=float),
         )
 
 
@@ -91,7 +94,7 @@ def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
     }
     metrics |= {f"response_length/{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
     is_right = table.accuracies >= CORRECT_ACCURACY
-    for name, chosen in (("right", is_right), ("wrong", ~is_right)):
+    for name, chosen in (("right", is_right), ("wrong", ~is_right)) if table.has_accuracy else ():
         lengths = table.lengths[table.is_scored & chosen]
         if len(lengths):
             metrics[f"response_length/{name}"] = float(lengths.mean())
@@ -163,9 +166,10 @@ def _compute_group_metrics(
 ) -> dict[str, float]:
     """Compute the share of generated groups that are all right, all wrong, mixed, without reward variance, or dropped.
 
-    Failed samples are ignored. A group with some failed samples also counts as `partial`.
+    Failed samples are ignored. A group with some failed samples also counts as `partial`. The first three are left out
+    if an accuracy is unknown.
     """
-    names = ("all_right", "all_wrong", "mixed", "zero_variance", "partial", "dropped")
+    names = ("all_right", "all_wrong", "mixed") * table.has_accuracy + ("zero_variance", "partial", "dropped")
     counts = Counter({"dropped": len(generated) - len(trained)})
     members = list(zip(table.is_scored, table.accuracies >= CORRECT_ACCURACY, table.rewards.tolist(), strict=True))
     for start, end in pairwise(accumulate((len(group.trajectories) for group in generated), initial=0)):
@@ -189,8 +193,9 @@ def _compute_reward_metrics(table: _TrajectoryTable, reward_prefix: str, accurac
         f"{reward_prefix}/std": float(rewards.std()),
         f"{reward_prefix}/min": float(rewards.min()),
         f"{reward_prefix}/max": float(rewards.max()),
-        f"{accuracy_prefix}/accuracy": float(table.accuracies[table.is_scored].mean()),
     }
+    if table.has_accuracy:
+        metrics[f"{accuracy_prefix}/accuracy"] = float(table.accuracies[table.is_scored].mean())
     scored = [one for one, is_scored in zip(table.trajectories, table.is_scored, strict=True) if is_scored]
     of_turns = [sum(turn.reward for turn in one.turns) for one in scored]
     if any(of_turns):
@@ -213,7 +218,8 @@ def _compute_metrics_by_source(generated: Sequence[TrajectoryGroup]) -> dict[str
         metrics[f"source/{source}/length"] = float(table.lengths.mean())
         if table.is_scored.any():
             metrics[f"source/{source}/reward"] = float(table.rewards[table.is_scored].mean())
-            metrics[f"source/{source}/accuracy"] = float(table.accuracies[table.is_scored].mean())
+            if table.has_accuracy:
+                metrics[f"source/{source}/accuracy"] = float(table.accuracies[table.is_scored].mean())
     return metrics
 
 

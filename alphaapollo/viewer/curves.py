@@ -100,10 +100,13 @@ def make_metric_traces(
 
 def tabulate(database: sqlite3.Connection, run: int, kind: str, step: int) -> pd.DataFrame:
     """Return the FIGURES (columns) of each prompt of an iteration. Equal prompts are one, with more samples."""
-    columns = "data_source, question, avg(accuracy), avg(reward), avg(tokens)"
+    accuracy = "iif(count(accuracy) = count(reward), avg(accuracy), NULL)"
+    columns = f"data_source, question, {accuracy}, avg(reward), avg(tokens)"
     query = f"SELECT {columns} FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY 1, 2"
     rows = [tuple(row) for row in database.execute(query, (run, kind, step))]
-    return pd.DataFrame(rows, columns=["source", "question", *FIGURES]).set_index(["source", "question"]).astype(float)
+    table = pd.DataFrame(rows, columns=["source", "question", *FIGURES]).set_index(["source", "question"]).astype(float)
+    is_unknown = bool((table["accuracy"].isna() & table["reward"].notna()).any())
+    return table.assign(accuracy=np.nan) if is_unknown else table
 
 
 def list_steps(database: sqlite3.Connection, run: int, kind: str) -> list[int]:

@@ -23,6 +23,7 @@ import msgspec
 
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.runs.checkpoint_folder import check_format
+from alphaapollo.types import Score
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import replace_surrogates
 from alphaapollo.viewer.run_folders import find_runs
@@ -71,11 +72,12 @@ class LoggedTrajectory(msgspec.Struct):
     sample: Integer
     data_source: str
     reward: float | None
-    components: dict[str, float | None]
+    components: dict[str, Any]
     outcome: str
     end: str
     stop_reason: str | None
     turns: list[_Turn]
+    accuracy: float | None = None
     text: str = ""
     reason: str = ""
     prompt: msgspec.Raw = msgspec.Raw()
@@ -280,7 +282,7 @@ def list_texts(one: LoggedTrajectory) -> Iterator[str]:
 def make_trajectory_row(line: int, offset: int, size: int, one: LoggedTrajectory) -> tuple[object, ...]:
     """Return the columns of a trajectory from `line` on."""
     reward = None if one.reward is None else one.reward + sum(turn.reward or 0.0 for turn in one.turns)
-    accuracy = None if reward is None else one.components.get("accuracy", reward)
+    accuracy = None if reward is None else Score(reward, one.components, accuracy=one.accuracy).accuracy
     tokens = sum(turn.num_tokens for turn in one.turns)
     identity = (line, offset, size, one.prompt_id, one.sample, one.data_source)
     failure = one.reason[:200] if reward is None else ""

@@ -31,7 +31,7 @@ GROUP_COLUMNS = {  # column of the table -> SQL
     "rewards": "json_group_array(reward)",
     "reward": "avg(reward)",
     "variance": "max(avg(reward * reward) - avg(reward) * avg(reward), 0)",
-    "accuracy": "avg(accuracy)",
+    "accuracy": "iif(count(accuracy) = count(reward), avg(accuracy), NULL)",
     "advantage": "max(advantage)",
     "tokens": "avg(tokens)",
     "turns": "avg(turns)",
@@ -93,7 +93,7 @@ def _describe_table(query: Query, names: Sequence[str], table: JsonObject, statu
     choices = {one: [row["value"] for row in known if row["name"] == one] for one in CHOICES}
     hidden = [] if statuses else ["advantage", *["status"] * all(row["status"] in scored for row in rows)]
     hidden += ["data_source"] * (len(choices["data_source"]) < 2)
-    hidden += ["accuracy"] * all(row["accuracy"] == row["reward"] for row in rows)
+    hidden += ["accuracy"] * all(row["accuracy"] in (None, row["reward"]) for row in rows)
     hidden += ["turns"] * all(row["turns"] == 1 for row in rows)
     return table | {
         "choices": {"status": statuses} | choices,

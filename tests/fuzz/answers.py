@@ -119,7 +119,7 @@ def reward(value: Any) -> str:
     except (ValueError, TypeError) as error:
         assert any(word in str(error) for word in ("reward", "component")), error
         return "masked"
-    assert decode_reply(encode_reply(score)) == score and abs(score.reward) <= 1e9
+    assert decode_reply(encode_reply([score])) == [score] and abs(score.reward) <= 1e9
     return "scored"
 
 

@@ -20,14 +20,37 @@ from tests.loop.conftest import (
     Task,
     check_first_and_last_lines,
     files_with_secret,
+    run_forked,
     wait_until_nothing_is_left,
 )
 from tests.loop.ray_nodes import two_ray_nodes
 from tests.loop.replays import check_equal_runs, equal_lines, recording, replay
 from tests.loop.stack import StackRunner
+from tests.mock_reward_server import open_reward_server
 
 FAKE = "actor_rollout_ref.rollout.name=fake"
 LOCAL = "trainer.controller=local"
+
+
+def test_a_reward_server_in_rl_and_eval(stack: StackRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the variables of a web proxy that does not exist. A request has the completions of a prompt."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+    def answer(query: list[str], prompts: list[str], labels: list[str]) -> dict[str, list[float]]:
+        return {"rewards": [len(query) + (at + 0.5) / 10 for at in range(len(query))]}
+
+    with open_reward_server(answer) as server:
+        reward = f"custom_reward_function.path={server.url}"
+        done = stack.run(reward, FAKE, "trainer.total_training_steps=1", "trainer.test_freq=-1")
+        assert {len(request["query"]) for request in server.requests[-4:]} == {4}
+        assert done.metrics[-1]["critic/score/mean"] == pytest.approx(4.2)
+        assert "reward/accuracy" not in done.metrics[-1] and ".accuracy" in done.output
+        path = stack.out / "answers.jsonl"
+        path.write_text(json.dumps({"prompt": "1+1=", "ground_truth": "2", "responses": ["2", "3"]}))
+        words = [f"data.path={path}", reward, f"trainer.output_dir={stack.out}"]
+        output = run_forked("alphaapollo.trainer.main_eval", words, stack.out / "eval.txt")
+    assert "reward" in output and "2.1000" in output
 
 
 @dataclass(frozen=True)

@@ -266,7 +266,8 @@ class ReferenceReset(Section):
     """ProRL (arXiv 2505.24864): replace the reference by the policy and reset the optimizer every so many iterations;
     null = never."""
     patience: Annotated[PositiveInt | None, NEEDS_REFERENCE, NEEDS_WEIGHTS] = None
-    """Reset also after so many validations without a better val/accuracy; null = never."""
+    """Reset also after so many validations without a better val/accuracy (or val/reward, if there is none); null =
+    never."""
 
 
 class Algorithm(Section):

@@ -93,6 +93,7 @@ class FilePath:
 
     kind: Literal["data", "model", "tokenizer", "code", "folder"]  # model and tokenizer: folder or hub id
     required: bool = False  # whether an empty path is an error, if the field has an effect
+    may_be_url: bool = False
 
 
 CODE = FilePath("code")

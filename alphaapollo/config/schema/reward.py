@@ -25,13 +25,16 @@ WHEN_SERVER = ActiveWhen("backend", "server")
 
 
 class CustomRewardFunction(Section):
-    path: Annotated[str, CODE] = ""
+    path: Annotated[str, FilePath("code", may_be_url=True)] = ""
     """Python file with your reward function, or URL of a reward server for OpenRLHF; empty = chosen by data_source."""
     name: Annotated[str | list[str], ActiveWhen("path")] = "compute_score"
     """Name of the reward function in the file: `(prompt, completion or trajectory) -> float | dict of floats`, or with
     the parameters of verl, TRL, OpenRLHF or ms-swift. With a list of names, the rewards are added."""
     weights: Annotated[list[float], ActiveWhen("path")] = []
     """Weights of several functions, in the order of their names; empty = 1 each."""
+    accuracy: Annotated[str, ActiveWhen("path")] = ""
+    """Component that says whether an answer is right (1) or wrong (0), or `reward`; empty = `accuracy`, or else the
+    reward of a single function if it is always 0 or 1."""
     reward_kwargs: Annotated[dict[str, Scalar | list[Scalar]], ActiveWhen("path")] = {}
     """Additional arguments of a function with the parameters of verl, TRL or ms-swift."""
 

@@ -6,8 +6,8 @@ When grading a completion exceeds the time limit or its process dies, only this 
 graded by a new process. A timeout is not retried. If a built-in grader fails on a completion but can grade another
 answer to the same prompt, the completion is at fault, and its score is 0. There are reward.num_workers slots. A
 completion that is slow to grade gives up its slot, so that it does not delay other completions. An async reward
-function has one process, which grades MAX_OVERLAPPING completions at the same time. Judges run in this process, because
-they call no code of users.
+function has one process, which grades MAX_OVERLAPPING completions at the same time. A function that takes lists gets
+the completions of a CompletionGroup in one call. Judges run in this process, because they call no code of users.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from alphaapollo.config.schema import CustomRewardFunction, Reward
@@ -33,6 +34,7 @@ from alphaapollo.processes.host import (
 )
 from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.rewards.base import get_question, make_failed_score, make_wrong_format_score
+from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.grader_processes.worker import LoadReport, decode_reply
 from alphaapollo.rewards.judges import JUDGES, CompleteMessage, JudgeClient, JudgeServer, wait_for_all
@@ -47,6 +49,8 @@ ORDINARY_ANSWER = "<answer>0</answer>"  # if a grader fails on this, too, the gr
 WORKER = "alphaapollo.rewards.grader_processes.worker"
 SLOW_SECONDS = 0.5  # seconds after which a completion counts as slow
 MAX_SLOW = 8  # slow completions that do not count towards reward.num_workers
+Completion = tuple[str | None, Sequence[Turn], Mapping[str, Score]]
+"""Text (None: the answer made from the ground truth), turns and the scores of judges of a completion."""
 MAX_OVERLAPPING = 64  # completions that an async reward function grades at the same time
 
 
@@ -66,7 +70,7 @@ class RewardClient:
         self._idle: list[ProcessHost] = []
         self._imported: WeakKeyDictionary[ProcessHost, set[str]] = WeakKeyDictionary()  # graders, by data source
         self._starting = asyncio.Lock()  # of the process of an async reward function
-        self._tasks: set[asyncio.Task[tuple[Score, bool]]] = set()
+        self._tasks: set[asyncio.Task[tuple[list[Score], bool]]] = set()
         self._judge: JudgeClient | None = None  # created for the first completion that needs it
         self._server: JudgeServer | None = None
         self._is_closed = False
@@ -91,22 +95,27 @@ class RewardClient:
             return make_failed_score(str(error))
         if TASK in judged and not (self._reward.components or self._reward.required):
             return judged[TASK]
-        score = await self._try_grading(prompt, text, turns, judged)
+        group, completion = CompletionGroup.current.get(), (text, turns, judged)
+        if group and self.loaded.takes_groups:
+            score = await group.grade(completion, partial(self._grade_group, prompt))
+        else:
+            (score,) = await self._try_grading(prompt, [completion])
         is_built_in = not (TASK in judged or self._custom.path or self._reward.custom_module)
         if score.outcome.failed and is_built_in and await self._can_grade(prompt, turns, judged):
             judged_wrong = judged | {TASK: make_wrong_format_score(score.reason)}
-            score = await self._try_grading(prompt, text, turns, judged_wrong)
+            (score,) = await self._try_grading(prompt, [(text, turns, judged_wrong)])
         if score.skipped_components and self.fails_incomplete:
             return make_failed_score(f"{', '.join(score.skipped_components)}: NaN or infinite. Return a finite number.")
         return replace(score, judge_usage=sum((one.judge_usage for one in judged.values()), JudgeUsage()))
 
     async def _can_grade(self, prompt: Prompt, turns: Sequence[Turn], judged: dict[str, Score]) -> bool:
         """Return whether the grader works for an ordinary answer to the prompt."""
-        return not (await self._try_grading(prompt, ORDINARY_ANSWER, turns, judged)).outcome.failed
+        (score,) = await self._try_grading(prompt, [(ORDINARY_ANSWER, turns, judged)])
+        return not score.outcome.failed
 
     async def score_ground_truth(self, prompt: Prompt) -> Score:
         """Score an answer that the built-in grader makes from the ground truth. Not 1: no answer can be right."""
-        return await self._try_grading(prompt, None, (), {})
+        return (await self._try_grading(prompt, [(None, (), {})]))[0]
 
     async def _ask_judges(self, prompt: Prompt, text: str) -> dict[str, Score]:
         """Return the scores of judges: {name of a component, or `task`: score}. Raises ValueError if one fails."""
@@ -132,26 +141,38 @@ class RewardClient:
         if self._judge and self.policy:
             self._judge.clear_cache()
 
-    async def _try_grading(
-        self, prompt: Prompt, text: str | None, turns: Sequence[Turn], judged: Mapping[str, Score]
-    ) -> Score:
-        """Grade a completion, at most MAX_ATTEMPTS times. `text` None: the answer made from the ground truth."""
+    async def _grade_group(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        """Grade completions of a prompt in one call. If all fail, find those that fail alone, and grade the others."""
+        scores = await self._try_grading(prompt, completions)
+        if len(completions) == 1 or not all(score.outcome.failed for score in scores):
+            return scores
+        alone = [score for (score,) in await asyncio.gather(*(self._try_grading(prompt, [one]) for one in completions))]
+        others = [at for at, score in enumerate(alone) if not score.outcome.failed]
+        if len(others) == len(completions):  # only the call with all of them fails
+            return scores
+        regraded = iter(await self._try_grading(prompt, [completions[at] for at in others]) if others else ())
+        return [score if score.outcome.failed else next(regraded) for score in alone]
+
+    async def _try_grading(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        """Grade completions of a prompt, at most MAX_ATTEMPTS times, in one request."""
+        count, judged = len(completions), [scores for _, _, scores in completions]
         try:
-            request = pickle.dumps((prompt, self._make_episode(prompt, text, turns), judged))
+            episodes = [self._make_episode(prompt, text, turns) for text, turns, _ in completions]
+            request = pickle.dumps((prompt, episodes, judged))
         except (TypeError, ValueError) as error:
-            return make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")
-        source = "" if TASK in judged or self._custom.path else prompt.data_source
-        limit = max(self._reward.timeout, START_TIMEOUT)
+            return [make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")] * count
+        source = "" if TASK in judged[0] or self._custom.path else prompt.data_source
+        limit = max(count * self._reward.timeout, START_TIMEOUT)
         for _ in range(MAX_ATTEMPTS):
             with exclude_from_time_limit(), HEARTBEAT.record_call("grade", timeout=limit):
-                task = asyncio.create_task(self._grade_once(request, source))
+                task = asyncio.create_task(self._grade_once(request, source, count))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 # If the caller is cancelled, the process finishes its work.
-                score, is_final = await asyncio.shield(task)
+                scores, is_final = await asyncio.shield(task)
             if is_final:
                 break
-        return score
+        return scores
 
     def _make_episode(self, prompt: Prompt, text: str | None, turns: Sequence[Turn]) -> Episode | None:
         """Return what reward functions get, with the turns as JSON values, because `Turn.info` may contain objects of
@@ -201,10 +222,10 @@ class RewardClient:
         self.loaded = report
         return process
 
-    async def _grade_once(self, request: bytes, data_source: str) -> tuple[Score, bool]:
-        """Send a request to a grader process. Returns the score and whether it is final: a second attempt is useless
-        after a score or a timeout. `data_source`: whose grader it needs; empty: none."""
-        slots, timeout, is_async = self._slots, self._reward.timeout, self.loaded.is_async
+    async def _grade_once(self, request: bytes, data_source: str, count: int) -> tuple[list[Score], bool]:
+        """Send a request with `count` completions to a grader process. Returns the scores and whether they are final: a
+        second attempt is useless after scores or a timeout. `data_source`: whose grader it needs; empty: none."""
+        slots, timeout, is_async = self._slots, count * self._reward.timeout, self.loaded.is_async
         await slots.acquire()
         try:
             process = await self._take_process(data_source)
@@ -218,13 +239,13 @@ class RewardClient:
                     slots = self._slow_slots
             if not (reply := await answer).strip():
                 raise ProcessTimeoutError(f"the process gave no answer within {timeout:g} s")
-            score = decode_reply(reply)
+            scores = decode_reply(reply)
             if not is_async:
                 await self._put_back(process)
-            return score, not score.outcome.failed
+            return scores, not any(score.outcome.failed for score in scores)
         except (ValueError, OSError) as error:  # ProcessError, or an import that no longer works
             score = make_failed_score(f"the reward function gave no reward: {error}")
-            return score, self._is_closed or isinstance(error, ProcessTimeoutError)
+            return [score] * count, self._is_closed or isinstance(error, ProcessTimeoutError)
         finally:
             slots.release()
 

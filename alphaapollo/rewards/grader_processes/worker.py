@@ -1,9 +1,9 @@
 """Grader process: python -m alphaapollo.rewards.grader_processes.worker PARENT_PID SETTINGS.
 
-A request is the pickled tuple (prompt, episode, judged), or the pickled name of a data source, whose grader the process
-then imports. `episode` is None for the answer that the built-in grader makes from the ground truth. `judged`: scores of
-judges. A reply is JSON; the first one is a LoadReport. If the reward function is async, requests overlap, and an empty
-reply is a timeout.
+A request is the pickled tuple (prompt, episodes, judged), or the pickled name of a data source, whose grader the
+process then imports. An episode is None for the answer that the built-in grader makes from the ground truth. `judged`:
+scores of judges for each episode. A reply is JSON; the first one is a LoadReport. If the reward function is async,
+requests overlap, and an empty reply is a timeout.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.processes.watchdog import exit_with_parent
@@ -31,10 +33,13 @@ from alphaapollo.rewards.base import (
     takes_trajectory,
 )
 from alphaapollo.rewards.components import TASK, add_component_rewards, check_component_names, load_components
-from alphaapollo.rewards.custom import EpisodeFunction, load_reward_function
+from alphaapollo.rewards.custom import EpisodeFunction, LoadedFunction, load_reward_function
 from alphaapollo.rewards.registry import load_answer_maker, load_grader
-from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
+from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
 from alphaapollo.utils.user_module import format_error, load_user_module
+
+Episodes = Sequence[Episode | None]
+Judged = Mapping[str, Score]
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,15 @@ class LoadReport:
     is_async: bool = False  # whether requests may overlap
     columns: Sequence[str] = ()  # columns of the data that the user's function requires
     takes_prompt_text: bool = False
+    takes_groups: bool = False  # whether the user's function gets the completions of a prompt together
 
 
-def encode_reply(score: Score) -> bytes:
-    parts = [score.reward, score.components, score.outcome, score.reason, score.skipped_components]
-    return json.dumps(parts).encode() + b"\n"
+def encode_reply(scores: Sequence[Score]) -> bytes:
+    return json.dumps([*map(vars, scores)], default=vars).encode() + b"\n"
 
 
-def decode_reply(line: bytes) -> Score:
-    reward, components, outcome, reason, skipped = json.loads(line)
-    return Score(reward, components, Outcome(outcome), reason, skipped_components=tuple(skipped))
+def decode_reply(line: bytes) -> list[Score]:
+    return msgspec.convert(json.loads(line), list[Score])
 
 
 class GraderWorker:
@@ -64,7 +68,7 @@ class GraderWorker:
     def __init__(self, reward: Reward, custom: CustomRewardFunction):
         self._requests, self._replies = reserve_stdin_and_stdout()
         self._reward, self._custom = reward, custom
-        self._custom_function: EpisodeFunction | None = None
+        self._custom_function: LoadedFunction | None = None
         self._graders: dict[str, EpisodeFunction] = {}  # by data source
         self._components: dict[str, EpisodeFunction] = {}
 
@@ -95,7 +99,7 @@ class GraderWorker:
 
     async def _answer(self, number: int, *request: Any) -> None:
         try:
-            async with asyncio.timeout(self._reward.timeout):
+            async with asyncio.timeout(self._reward.timeout * len(request[1])):
                 reply = await self._grade_async(*request)
         except TimeoutError:
             reply = b"\n"
@@ -107,8 +111,7 @@ class GraderWorker:
         if reward.custom_module:
             load_user_module(reward.custom_module, "reward.custom_module")
         if self._custom.path:
-            loaded = load_reward_function(self._custom)
-            self._custom_function = adapt_to_episode(loaded.function)
+            loaded = self._custom_function = load_reward_function(self._custom)
         check_component_names(reward.components, reward.required)
         components = load_components(reward.components)
         self._components = {name: adapt_to_episode(component) for name, component in components.items()}
@@ -116,27 +119,48 @@ class GraderWorker:
         takes_turns = any(map(takes_trajectory, functions))
         if loaded is None:
             return LoadReport(takes_turns=takes_turns)
-        return LoadReport("", takes_turns, loaded.is_async, loaded.columns, loaded.takes_prompt_text)
+        details = loaded.is_async, loaded.columns, loaded.takes_prompt_text, loaded.grade_group is not None
+        return LoadReport("", takes_turns, *details)
 
-    def _grade(self, prompt: Prompt, episode: Episode | None, judged: Mapping[str, Score]) -> bytes:
+    def _grade(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged]) -> bytes:
         try:
-            result = judged.get(TASK) or self._compute_task_reward(prompt, episode)
-            return encode_reply(self._add_components(prompt, episode, judged, convert_to_score(result)))
+            results = self._compute_task_rewards(prompt, episodes, judged)
+            return self._encode_scores(prompt, episodes, judged, results)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            return self._encode_failure(error)
+            return encode_reply([self._make_failed_score(error)] * len(episodes))
 
-    async def _grade_async(self, prompt: Prompt, episode: Episode | None, judged: Mapping[str, Score]) -> bytes:
+    async def _grade_async(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged]) -> bytes:
         try:
-            result: Any = judged.get(TASK) or self._compute_task_reward(prompt, episode)
-            result = convert_to_score(await result if isawaitable(result) else result)
-            return encode_reply(self._add_components(prompt, episode, judged, result))
+            results = self._compute_task_rewards(prompt, episodes, judged)
+            results = await results if isawaitable(results) else results
+            return self._encode_scores(prompt, episodes, judged, results)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
-            return self._encode_failure(error)
+            return encode_reply([self._make_failed_score(error)] * len(episodes))
 
-    def _encode_failure(self, error: Exception) -> bytes:
+    def _encode_scores(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged], results: Any) -> bytes:
+        def make_score(result: object, episode: Episode | None, judged: Judged) -> Score:
+            try:
+                score = convert_to_score(result)
+                if name := self._custom.accuracy:
+                    score = replace(score, accuracy=(score.components | {"reward": score.reward}).get(name))
+                return self._add_components(prompt, episode, judged, score)
+            except Exception as error:  # noqa: BLE001 one completion's failure is not that of the others
+                return self._make_failed_score(error)
+
+        return encode_reply([*map(make_score, results, episodes, judged)])
+
+    def _make_failed_score(self, error: Exception) -> Score:
         path = self._custom.path or self._reward.custom_module
         reason = format_error(error, Path(path).expanduser().resolve() if path else None)
-        return encode_reply(make_failed_score(f"the reward function failed: {reason}"))
+        return make_failed_score(f"the reward function failed: {reason}")
+
+    def _compute_task_rewards(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged]) -> Any:
+        """Return a list of the results of the episodes, or an awaitable of it."""
+        if self._custom_function:
+            return self._custom_function.grade_all(prompt, [episode for episode in episodes if episode])
+        return [
+            one.get(TASK) or self._compute_task_reward(prompt, each) for one, each in zip(judged, episodes, strict=True)
+        ]
 
     def _compute_task_reward(self, prompt: Prompt, episode: Episode | None) -> object:
         if episode is None:
@@ -163,8 +187,6 @@ class GraderWorker:
         return add_component_rewards(task, values, weights, required)
 
     def _get_function(self, data_source: str) -> EpisodeFunction:
-        if self._custom_function:
-            return self._custom_function
         if data_source not in self._graders:
             self._graders[data_source] = adapt_to_episode(load_grader(data_source))
         return self._graders[data_source]

@@ -134,7 +134,14 @@ def _try_reward_function(config: Config, prompts: Sequence[Prompt]) -> tuple[boo
     graded = get_environment_spec(config.env.env_name).is_graded(config.env)
     has_function = uses_reward_function(config, graded, prompts)
     needs_grading = graded and has_function
-    notices, truths = check_rewards(prompts, config.reward, config.custom_reward_function, needs_grading)
+    filters, best = config.algorithm.filter_groups, config.trainer.keep_best or ""
+    needs_accuracy = [
+        *["algorithm.filter_groups.metric=accuracy"] * (filters.enable and filters.metric == "accuracy"),
+        *[f"trainer.keep_best={best}"] * best.startswith(("val/accuracy", "val/pass@", "val/maj@")),
+        *["data.sampler or data.curriculum"] * config.data.is_adaptive,
+    ]
+    custom = config.custom_reward_function
+    notices, truths = check_rewards(prompts, config.reward, custom, needs_grading, needs_accuracy)
     if not has_function and not config.reward_model.enable:
         notices = [
             *notices,

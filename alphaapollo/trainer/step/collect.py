@@ -122,11 +122,13 @@ def has_metric_variance(group: TrajectoryGroup, metric: str) -> bool:
 
 def get_metric_value(trajectory: Trajectory, metric: str) -> float:
     """Return the trajectory's value of a metric: accuracy, reward, or the name of a reward component."""
-    if metric in ("accuracy", "reward"):
-        return trajectory.accuracy if metric == "accuracy" else trajectory.reward
-    value = trajectory.score.component(metric)
-    if math.isnan(value):
-        available = {"accuracy", "reward", *trajectory.score.components}
+    if metric == "reward":
+        return trajectory.reward
+    value = trajectory.accuracy if metric == "accuracy" else trajectory.score.component(metric)
+    if value is None or math.isnan(value):
+        available = {"reward", *trajectory.score.components} | (
+            {"accuracy"} if trajectory.accuracy is not None else set()
+        )
         raise ValueError(
             f"algorithm.filter_groups.metric={metric!r} is not a component of the reward. Set it to one of: "
             f"{', '.join(sorted(available))}."

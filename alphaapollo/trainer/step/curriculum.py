@@ -132,15 +132,15 @@ def check_gate_metric(metric: str, validation: Mapping[str, float]) -> None:
 def measure_pass_rate(group: TrajectoryGroup) -> float | None:
     """Return the mean accuracy of the group's samples that did not fail; None if all failed.
 
-    Raises ValueError if an accuracy is not in [0, 1].
+    Raises ValueError if an accuracy is unknown, or not in [0, 1].
     """
     found = [one.accuracy for one in group.trajectories if not one.score.outcome.failed]
-    if wrong := [value for value in found if not 0 <= value <= 1]:
+    if wrong := [value for value in found if value is None or not 0 <= value <= 1]:
         raise ValueError(
-            f"data.sampler and data.curriculum need accuracies from 0 to 1; row {group.prompt.id} has {wrong[0]:g}. "
+            f"data.sampler and data.curriculum need accuracies from 0 to 1; row {group.prompt.id} has {wrong[0]}. "
             "Return the component `accuracy` from the reward function, or set data.sampler=uniform without stages."
         )
-    return float(np.mean(found)) if found else None
+    return float(np.mean(np.array(found, float))) if found else None
 
 
 def assign_stages(prompts: Sequence[Prompt], data: Data) -> np.ndarray:

@@ -103,8 +103,7 @@ class RewardModelScorer:
         values = await self._compute_scores(list(readable.values()))
         for index, value in zip(readable, values, strict=True):
             trajectory = members[index]
-            components = {"accuracy": trajectory.accuracy} | trajectory.score.components
-            score = replace(trajectory.score, components=components)
+            score = replace(trajectory.score, accuracy=trajectory.accuracy)
             weight, required = self.config.reward_model.weight, self.config.reward.required
             trajectory.score = add_reward_model_score(score, value, weight, required, self.is_only_reward)
 
@@ -147,9 +146,9 @@ def add_reward_model_score(
     reward = 0.0 if unmet else score.reward + weight * model_score
     if is_only_reward:
         parts = {name: part for name, part in parts.items() if name not in (TASK, "accuracy")}
-    else:
-        parts = {"accuracy": score.accuracy, TASK: score.reward} | parts
-    return replace(score, reward=reward, components=parts | {COMPONENT: model_score})
+        return replace(score, reward=reward, components=parts | {COMPONENT: model_score}, accuracy=None)
+    accuracy = {} if score.accuracy is None else {"accuracy": score.accuracy}
+    return replace(score, reward=reward, components=accuracy | {TASK: score.reward} | parts | {COMPONENT: model_score})
 
 
 def uses_reward_function(config: Config, environment_uses_grader: bool, prompts: Iterable[Prompt]) -> bool:

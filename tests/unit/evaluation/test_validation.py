@@ -8,7 +8,7 @@ import pytest
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.evaluation.metrics import SampleResult, summarize
-from alphaapollo.evaluation.validation import compute_val_metrics, validate
+from alphaapollo.evaluation.validation import compute_group_metrics, compute_val_metrics, validate
 from alphaapollo.observability.console import Console
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_trajectory, make_turn
@@ -103,6 +103,24 @@ def test_the_figures_are_those_of_an_evaluation() -> None:
     expected = {"val/failed": 0.0, "val/accuracy": figures["avg@4"].value}
     expected |= {f"val/{name}": figures[name].value for name in names}
     assert compute_val_metrics(results, "val/{}") == expected
+
+
+def test_components_are_logged_and_unknown_accuracies_are_not() -> None:
+    parts = [[{"a": 1.0, "b": 0.5}, {"a": 0.0, "b": 1.0}], [{"a": 1.0}, {"a": 1.0}]]
+    groups = [
+        TrajectoryGroup(
+            replace(PROMPTS[0], id=prompt),
+            [make_trajectory(3, score=Score(sum(one.values()), one), sample=at) for at, one in enumerate(own)],
+        )
+        for prompt, own in enumerate(parts)
+    ]
+    assert compute_group_metrics(groups, "_greedy") == {
+        "val/failed_greedy": 0.0,
+        "val/reward_greedy": (1.25 + 1) / 2,
+        "val/response_length_greedy": 3.0,
+        "val/component/a_greedy": (0.5 + 1) / 2,
+        "val/component/b_greedy": 0.75,
+    }
 
 
 def test_what_fails_throughout_has_only_its_share() -> None:

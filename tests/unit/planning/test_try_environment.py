@@ -111,7 +111,7 @@ def test_an_unknown_placeholder_is_reported(template, notice):
 ROW = Prompt(3, "text", "?", ground_truth="7")
 FUNCTION = "def compute_score(prompt, completion):\n    "
 ANSWER = "return float(completion == '<answer>7</answer>' or completion.index('<answer>'))"
-TASK = "def compute_score(completions, task, **kwargs):\n    return [float(task[0] == 'math' or task == [None])]"
+TASK = "def compute_score(completions, task, **kwargs):\n    return [float(each in ('math', None)) for each in task]"
 REFUSED = [  # function, columns of the second row, error
     (FUNCTION + "pass", {}, "5 of 5 .*row 3, .*'<answer>7</answer>': .*the reward is a NoneType"),
     (FUNCTION + "return 'good'", {}, "5 of 5 .*row 3, .*'<answer>7</answer>': .*the reward is a str"),
@@ -154,6 +154,30 @@ def test_a_reward_function_that_fails_on_some_answers_is_a_notice(custom, source
     assert [bool(re.search(*pair)) for pair in zip(says, notices, strict=True)] == [True] * len(says)
 
 
+LIST = "def compute_score(completion_ids, **kwargs):\n    texts = [*map(str, kwargs['completions'])]\n    "
+COMPARED = "return [float(len(text) == min(map(len, texts))) for text in texts]"
+ACCURACY = FUNCTION + "return {'right': float(prompt.ground_truth in completion), 'short': 1 / (1 + len(completion))}"
+TRIED = [  # function, key, needed for, pattern of the notice, pattern of the error
+    (LIST + COMPARED, "", [], r"compares the answers .*'<answer>7</answer>': \[0\.0, 1\.0\]", ""),
+    (LIST + "return [1.0]", "", [], "", r"fails on a list of two .* for 2 completions is \[1\.0\]"),
+    (ACCURACY, "", [], r"pass@k .*\.accuracy to the component .*\(right, short\)\. Without", ""),
+    (ACCURACY, "", ["trainer.keep_best=val/accuracy"], "", r"keep_best=val/accuracy: .*\(right, short\), or change"),
+    (ACCURACY, "right", ["trainer.keep_best=val/accuracy"], "", ""),
+    (FUNCTION + "return 0.9 * bool(completion)", "", [], "unknown which answers .*those that you return", ""),
+]
+
+
+@pytest.mark.parametrize(("source", "accuracy", "needed", "notice", "error"), TRIED)
+def test_comparisons_and_unknown_accuracies_are_reported(custom, source, accuracy, needed, notice, error):
+    function = custom(source).model_copy(update={"accuracy": accuracy})
+    if error:
+        with pytest.raises(ValueError, match=error):
+            asyncio.run(try_reward_function([ROW], Reward(), function, needed))
+    else:
+        found = asyncio.run(try_reward_function([ROW], Reward(), function, needed))
+        assert len(found) == bool(notice) and re.search(notice, "".join(found))
+
+
 def test_a_component_is_tried(tmp_path):
     path = tmp_path / "component.py"
     decorator = "from alphaapollo.rewards.components import reward_component\n\n@reward_component\n"
@@ -169,5 +193,5 @@ def test_a_policy_that_judges_itself_is_not_tried(custom):
     reward = Reward(components=weights, required=["rubric"], judge=Judge(backend="policy"))
     function = custom(FUNCTION + "return 1.0")
     assert asyncio.run(try_reward_function([ROW], reward, function)) == []
-    scores, _ = asyncio.run(grade_trial_answers(ROW, reward, function))
+    scores, *_ = asyncio.run(grade_trial_answers(ROW, reward, function))
     assert all(score.components.keys() == {"accuracy", "task", "format"} for score in scores.values())

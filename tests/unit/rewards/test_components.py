@@ -19,7 +19,7 @@ SUMS = [
     (RIGHT, {"repetition": 0.75}, {"repetition": -2.0}, [], -0.5),
     (RIGHT, {}, {"task": 3.0}, [], 3.0),
     (RIGHT, {"format": 1.0}, {"task": 0.0, "format": 0.0}, [], 0.0),
-    (Score(0.5), {"format": 1.0}, {"format": 1.0}, [], 1.5),  # the reward is the default accuracy
+    (Score(0.5), {"format": 1.0}, {"format": 1.0}, [], 1.5),  # without an accuracy
     (Score(1.75, {"accuracy": 0.25, "length": 1.5}), {"format": 0.0}, {"task": 2.0, "format": 0.1}, [], 3.5),
     (Score(0.0, {"accuracy": 0.0}, Outcome.WRONG_FORMAT, "no number"), {"language": 1.0}, MAGISTRAL, [], 0.1),
     # without a required component, the whole reward is 0
@@ -32,7 +32,8 @@ SUMS = [
 @pytest.mark.parametrize(("task", "parts", "weights", "required", "reward"), SUMS)
 def test_the_reward_is_the_weighted_sum(task, parts, weights, required, reward):
     score = add_component_rewards(task, parts, weights, required)
-    components = {"accuracy": task.accuracy, **task.components, "task": task.reward, **parts}
+    accuracy = {} if task.accuracy is None else {"accuracy": task.accuracy}
+    components = {**accuracy, **task.components, "task": task.reward, **parts}
     assert score == replace(task, reward=pytest.approx(reward, rel=1e-15), components=components)
     assert score.accuracy == task.accuracy
 

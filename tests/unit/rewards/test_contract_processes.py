@@ -1,14 +1,14 @@
 """Reward functions of other frameworks in grader processes: async calls, faults, reward servers."""
 
-import http.server
-import json
-import threading
+import asyncio
 
 import pytest
 
 from alphaapollo.config.schema import Reward
+from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.types import Outcome, Score
 from tests.builders import make_completion, make_turn
+from tests.mock_reward_server import open_reward_server
 from tests.unit.rewards.grading import open_graders
 from tests.unit.rewards.test_contracts import PROMPT
 
@@ -50,6 +50,24 @@ STEPS = """
 def compute_score(completion_ids, trainer_state, **kwargs):
     return [100 * trainer_state.global_step + sum(completion_ids[0])]
 """
+
+
+RANKED = """
+def compute_score(completions, **kwargs):
+    texts = [one[0]["content"] for one in completions]
+    if "raise" in texts:
+        1 / 0
+    if "hang" in texts:
+        time.sleep(100)
+    return [float("nan") if text == "nan" else float(sum(len(text) > len(other) for other in texts)) for text in texts]
+"""
+GROUPS = [
+    (["a", "bbb", "cc"], [0.0, 2.0, 1.0]),
+    (["a", "bbbb", "nan"], [0.0, 2.0, None]),
+    (["raise", "bbb", "cc"], [None, 1.0, 0.0]),
+    (["hang", "bbb", "cc"], [None, 1.0, 0.0]),
+    (["raise"], [None]),
+]
 
 
 def test_calls_of_an_async_function_overlap(grade):
@@ -94,26 +112,39 @@ def test_faults_of_an_async_function_concern_one_completion(tmp_path):
         assert failed.outcome is Outcome.GRADER_FAILED and what in failed.reason
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("texts", "rewards"), GROUPS)
+def test_the_completions_of_a_group_are_graded_in_one_call(tmp_path, texts, rewards, is_async):
+    """An episode that ends without a score is left out, and one whose completion fails alone."""
+    source = RANKED.replace("time.", "await asyncio.").replace("def", "async def") if is_async else RANKED
+    (tmp_path / "reward.py").write_text("import asyncio, time" + source)
+
+    async def grade_together(client):
+        group = CompletionGroup(len(texts) + 1)
+
+        async def end_without_score():
+            await asyncio.sleep(0.05)
+            raise RuntimeError("the environment failed")
+
+        calls = [*(group.run(client.score, PROMPT, text) for text in texts), group.run(end_without_score)]
+        return (await asyncio.gather(*calls, return_exceptions=True))[:-1]
+
+    with open_graders(Reward(timeout=1.0), tmp_path / "reward.py", "compute_score") as graders:
+        scores = graders.run(grade_together)
+        assert [None if one.outcome.failed else one.reward for one in scores] == rewards
+        faults = {"raise": "ZeroDivisionError", "hang": "within 1 s", "nan": "nan"}
+        for text, score in zip(texts, scores, strict=True):
+            assert faults.get(text, "") in score.reason
+
+
 def test_a_reward_server():
-    asked = []
+    def answer(query, prompts, labels):
+        return {"rewards": [0.5], "scores": [1.0], "extra_logs": {"a": [2.0]}}
 
-    class Server(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            body = json.dumps({"rewards": [0.5], "scores": [1.0], "extra_logs": {"a": [2.0]}}).encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    with open_graders(Reward(timeout=30), f"http://127.0.0.1:{server.server_port}/get_reward") as graders:
-        assert graders.score(PROMPT, ["4"]) == [Score(0.5, {"accuracy": 1.0, "a": 2.0})]
-    assert asked == [{"query": ["?4"], "prompts": ["?"], "labels": ["4"]}]
-    server.shutdown()
+    with open_reward_server(answer) as server:
+        with open_graders(Reward(timeout=30), server.url) as graders:
+            assert graders.score(PROMPT, ["4"]) == [Score(0.5, {"accuracy": 1.0, "a": 2.0})]
+        assert server.requests == [{"query": ["?4"], "prompts": ["?"], "labels": ["4"]}]
 
 
 def test_a_metric_that_the_algorithm_needs_must_be_finite(tmp_path):

@@ -195,8 +195,74 @@ def test_several_functions_are_added(tmp_path, name, weights, task, score):
 
 
 def test_no_function_applies(tmp_path):
-    with pytest.raises(TypeError, match="math_reward, code_reward return None"):
-        call(load(tmp_path, TWO, ["math_reward", "code_reward"]), replace(PROMPT, extra_info={"task": "x"}))
+    score = call(load(tmp_path, TWO, ["math_reward", "code_reward"]), replace(PROMPT, extra_info={"task": "x"}))
+    assert score.outcome.failed and "math_reward, code_reward return None" in score.reason
+
+
+RANK = "[float(len(text) == min(map(len, texts))) for text in texts]"  # the shortest is best
+TOGETHER = [  # parameters, what `texts` are, value, scores of "aa", "b", "ccc"
+    ("completions, **kwargs", "[one[0]['content'] for one in completions]", RANK, [0.0, 1.0, 0.0]),
+    ("solution_strs, ground_truths", "solution_strs", RANK, [0.0, 1.0, 0.0]),
+    ("queries, prompts, labels", "queries", f"{{'rewards': {RANK}}}", [0.0, 1.0, 0.0]),
+    (
+        "queries, prompts, labels",
+        "queries",
+        f"{{'rewards': {RANK}, 'scores': [0.25] * 3, 'extra_logs': {{'n': 3, 'each': [1, 2, 3], 'name': ['x'] * 3}}}}",
+        [Score(r, {"n": 3, "each": k, "accuracy": 0.25}) for r, k in ((0.0, 1), (1.0, 2), (0.0, 3))],
+    ),
+    (
+        "completions, log_extra, log_metric, **kwargs",
+        "[one[0]['content'] for one in completions]",
+        f"(log_metric('m', 7), log_extra('size', [*map(len, texts)]), {RANK})[-1]",
+        [Score(r, {"m": 7, "size": k}) for r, k in ((0.0, 2), (1.0, 1), (0.0, 3))],
+    ),
+]
+
+
+@pytest.mark.parametrize(("parameters", "texts", "value", "scores"), TOGETHER)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_functions_that_take_lists_get_the_completions_of_a_prompt(
+    tmp_path, parameters, texts, value, scores, is_async
+):
+    body = f"def compute_score({parameters}):\n    texts = {texts}\n    return {value}"
+    loaded = load(tmp_path, "async " * is_async + body)
+    results = loaded.grade_group(PROMPT, [Episode(text, [], "") for text in ("aa", "b", "ccc")])
+
+    async def wait():
+        return await results
+
+    found = [convert_to_score(one) for one in (asyncio.run(wait()) if is_async else results)]
+    assert found == [one if isinstance(one, Score) else Score(one) for one in scores]
+    assert [one.accuracy for one in found] == [one.accuracy for one in scores if isinstance(one, Score)] or all(
+        one.accuracy == one.reward for one in found
+    )
+
+
+ACCURACIES = [  # names of functions, weights, accuracy of "4" and of "no", which is shorter than 4000 characters
+    (["compute_score"], [], [1.0, 0.0]),
+    (["graded"], [], [None, None]),
+    (["compute_score", "graded"], [1.0, 0.1], [None, None]),
+    (["accuracy", "graded"], [1.0, 0.1], [1.0, 0.0]),
+    (["with_length"], [], [1.0, 0.0]),
+    (["parts"], [], [None, None]),
+]
+RIGHT_OR_GRADED = """
+def compute_score(prompt, completion):
+    return float(prompt.ground_truth == completion)
+accuracy = compute_score
+def graded(completions, **kwargs):
+    return [0.25 for one in completions]
+def with_length(prompt, completion):
+    return {"reward": compute_score(prompt, completion), "length": len(completion)}
+def parts(prompt, completion):
+    return {"right": compute_score(prompt, completion), "format": 0.0}
+"""
+
+
+@pytest.mark.parametrize(("name", "weights", "accuracies"), ACCURACIES)
+def test_a_sum_or_a_graded_reward_is_no_accuracy(tmp_path, name, weights, accuracies):
+    loaded = load(tmp_path, RIGHT_OR_GRADED, name, weights=weights)
+    assert [call(loaded, text=text).accuracy for text in ("4", "no")] == accuracies
 
 
 def test_one_weight_for_each_name():
@@ -221,8 +287,8 @@ def test_unavailable_arguments_are_rejected(tmp_path, source, what):
 
 NO_REWARDS = [
     ("completions", "1.0", TypeError),
-    ("completions", "[1.0, 0.0]", ValueError),
-    ("completions", "[]", ValueError),
+    ("completions", "[1.0, 0.0]", TypeError),
+    ("completions", "[]", TypeError),
     ("completions", "[None]", TypeError),
     ("completions", "[float('nan')]", ValueError),
     ("completions", "'1'", TypeError),

@@ -9,6 +9,7 @@ import pytest
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments.base import Observation, StepResult
+from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.runs.rollout_log import make_trajectory_record
 from alphaapollo.types import (
     EpisodeEnd,
@@ -255,6 +256,23 @@ def test_seeds_and_the_greedy_baseline():
     assert [sampling.seed for sampling in asked[:4]] == [derive_seed(42, "rollout", 5, 17, i, 0) for i in range(4)]
     play_group(FakeEngine(100, script=script), stream_position=0, validate=True)
     assert [sampling.seed for sampling in asked[5:]] == [derive_seed(42, "validate", 0, 17, i, 0) for i in range(4)]
+
+
+def test_completions_of_a_group_are_graded_together_and_the_greedy_one_alone():
+    calls = []
+
+    async def grade_all(texts):
+        calls.append(len(texts))
+        return [Score(float(len(texts)))] * len(texts)
+
+    class Graded(Environment):
+        async def step(self, action):
+            group = CompletionGroup.current.get()
+            score = await group.grade(action, grade_all) if group else (await grade_all([action]))[0]
+            return done(score.reward)
+
+    group = play_group(FakeEngine(100), lambda _: Graded(), greedy_baseline=True)
+    assert [one.score.reward for one in group.trajectories] == [4.0] * 4 and sorted(calls) == [1, 4]
 
 
 def test_engine_error_cancels_the_other_episodes():

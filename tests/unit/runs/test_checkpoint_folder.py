@@ -43,7 +43,7 @@ def test_only_complete_checkpoints_count(tmp_path: Path) -> None:
     [
         ("", [0.5, 0.9, 0.8, 0.7, 0.6], [4, 5]),
         ("val/accuracy", [0.5, 0.9, 0.8, 0.7, 0.6], [2, 4, 5]),
-        ("val/accuracy", [0.5, 0.9, 0.9, 0.7, 0.6], [3, 4, 5]),  # of equal ones the newest
+        ("val/accuracy", [0.5, 0.9, 0.9, 0.7, 0.6], [2, 4, 5]),  # of equal ones the oldest
         ("val/accuracy", [0.5, 0.6, 0.7, 0.8, 0.9], [4, 5]),
         ("val/accuracy", [0.9, None, math.nan, 0.7, None], [1, 4, 5]),
         ("val/loss_greedy", [0.5, 0.9, 0.8, 0.7, 0.6], [1, 4, 5]),

@@ -11,7 +11,7 @@ import pytest
 
 from alphaapollo.config.schema import Actor
 from alphaapollo.trainer.metrics import compute_batch_metrics, compute_rollout_metrics, compute_speed_metrics
-from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Prompt, Trajectory, TrajectoryGroup
+from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.unit.trainer.samples import build, credit_of, group, played, trajectory
 
 
@@ -84,6 +84,14 @@ def test_group_shares() -> None:
     }
     assert metrics["outcome/failed"] == metrics["outcome/grader_failed"] == 3 / 10
     assert metrics["critic/score/mean"] == 3.5 / 7 and metrics["rollout/groups_kept"] == 4
+
+
+def test_without_accuracies_no_sample_is_right_or_wrong() -> None:
+    sums = [played([0.0], Score(total, {"correct": 1.0, "short": total - 1})) for total in (1.0, 1.5)]
+    metrics = measured(group(*sums), group(trajectory(0, 0.0, 1), trajectory(1, 1.0, 1)))
+    assert [*select(metrics, "groups/")] == ["groups/zero_variance", "groups/partial", "groups/dropped"]
+    assert not {"reward/accuracy", "response_length/right", "response_length/wrong"} & metrics.keys()
+    assert metrics["reward/component/short"] == 0.25
 
 
 def test_a_group_of_one_has_no_variance_to_compare() -> None:

@@ -18,10 +18,10 @@ def test_step_rewards_are_part_of_the_reward_everywhere() -> None:
     """Two episodes with step rewards only."""
     rich, poor = played([0.5, 0.25], Score(0.0)), played([0.0, 0.25], Score(0.0), sample=1)
     both = group(rich, poor)
-    assert (rich.reward, rich.accuracy) == (0.75, 0.75)
-    assert has_metric_variance(both, "accuracy") and has_metric_variance(both, "reward")
+    assert (rich.reward, rich.accuracy) == (0.75, None) and played([0.5, 0.5], Score(0.0)).accuracy == 1.0
+    assert has_metric_variance(both, "reward")
     result = convert_to_sample_result(PROMPT, rich)
-    assert (result.reward, result.accuracy) == (0.75, 0.75)
+    assert result.reward == 0.75 and math.isnan(result.accuracy)
     assert read_sample_result(make_trajectory_record(1, PROMPT, rich)).reward == 0.75
     batch = build([both])
     assert pad(batch.layout, batch.token_rewards).sum(-1).tolist() == [rich.reward, poor.reward]
@@ -49,8 +49,9 @@ def test_a_truncated_episode_has_zero_components() -> None:
 
 
 def test_a_missing_component_is_named() -> None:
-    with pytest.raises(ValueError, match=r"metric='wun' .*accuracy, reward, won"):
-        get_metric_value(played([0.0], Score(1.0, {"won": 1.0})), "wun")
+    for metric in ("wun", "accuracy"):  # the reward is a sum
+        with pytest.raises(ValueError, match=rf"metric='{metric}' .*: reward, won"):
+            get_metric_value(played([0.0], Score(1.0, {"won": 1.0})), metric)
     assert math.isnan(Score(1.0, {"won": 1.0}).component("style"))
     assert math.isnan(Score(1.0).component("style"))
 

@@ -148,7 +148,7 @@ def test_model_score_is_added_to_the_reward() -> None:
     assert add_reward_model_score(named, 3.0, 0.0, [], is_only_reward=False).components["task"] == 1.0
     ungraded = Score(0.1, {"accuracy": 0.0, "task": 0.0, "format": 1.0})
     alone = add_reward_model_score(ungraded, 3.0, 2.0, [], is_only_reward=True)
-    assert alone.reward == 6.1 and alone.accuracy == 6.1
+    assert alone.reward == 6.1 and alone.accuracy is None
     assert alone.components == {"format": 1.0, "reward_model": 3.0}
     clash = add_reward_model_score(Score(1.0, {"reward_model": 1.0}), 3.0, 1.0, [], is_only_reward=False)
     assert clash.outcome is Outcome.GRADER_FAILED and "rename it" in clash.reason
