@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from alphaapollo.algorithms.statistics import has_variance
-from alphaapollo.config.schema import Data
+from alphaapollo.config.schema import Data, FilterGroups
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress, RecentGroups
 from alphaapollo.trainer.run_state import TrainingRun
@@ -66,10 +66,7 @@ async def collect_groups(run: TrainingRun, iteration: int, timer: Timer) -> Coll
         selected += [group for group in groups if passes_dynamic_sampling(run, group)]
         rounds += 1
     if filters.enable and filters.mode == "refill" and len(selected) < size:
-        run.console.notify(
-            f"step {iteration}: training on {len(selected)} instead of {size} groups, because only these have reward "
-            f"variance after {rounds} generation rounds (limit: algorithm.filter_groups.max_num_gen_batches)"
-        )
+        notify_incomplete_batch(run, iteration, selected)
     collected = CollectedGroups(selected[:size], generated, rounds)
     return add_recent_groups(run.progress.recent, iteration, collected, config.data)
 
@@ -134,14 +131,33 @@ def get_metric_value(trajectory: Trajectory, metric: str) -> float:
     return value
 
 
+def notify_incomplete_batch(run: TrainingRun, iteration: int, groups: Sequence[TrajectoryGroup]) -> None:
+    """Log that an iteration trains on fewer groups than planned, because too many others cannot be trained on."""
+    filters, size = run.config.algorithm.filter_groups, run.config.data.train_batch_size
+    key, kept = " (algorithm.filter_groups.max_num_gen_batches)", "only these have reward variance"
+    if not filters.enable:
+        key, kept = "", "the others failed"
+    run.console.notify(
+        f"step {iteration}: training on {len(groups)} instead of {size} groups, because {kept} after "
+        f"{get_max_rounds(filters)} generation rounds{key}"
+    )
+
+
+def get_max_rounds(filters: FilterGroups) -> int:
+    """Return after how many groups, in batches, an iteration trains on those found so far. The synchronous loop has
+    one round without filter_groups."""
+    return filters.max_rounds if filters.enable else MAX_ROUNDS
+
+
 def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
-    """Raise ValueError if no trajectory can be trained on, e.g. because the reward function is broken."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    if trajectories and not any(map(is_trainable, trajectories)):
-        first = trajectories[0].score
+    """Raise ValueError if no group can be trained on, e.g. because the reward function is broken."""
+    if groups and not any(map(is_usable_for_training, groups)):
+        first = groups[0]
+        compared = first.baseline if first.baseline and any(map(is_trainable, first.trajectories)) else None
+        kind, score = "greedy baseline" if compared else "trajectory", (compared or first.trajectories[0]).score
         raise ValueError(
-            f"all {len(trajectories)} trajectories of this iteration failed, so there is nothing to learn from. "
-            f"First failure ({first.outcome}): {first.reason}"
+            f"none of the {len(groups)} groups of this iteration can be trained on, so there is nothing to learn from. "
+            f"First failure ({kind}, {score.outcome}): {score.reason}"
         )
 
 
@@ -163,6 +179,7 @@ def add_recent_groups(recent: RecentGroups, iteration: int, collected: Collected
     return replace(collected, reused=reused, recent=RecentGroups((*kept, *added)), metrics=metrics)
 
 
+MAX_ROUNDS = 10  # limit of an asynchronous iteration in which groups fail, in batches of groups
 COUNTED = ("started", "finished", "trained", "dropped_failed", "dropped_no_signal")
 
 
@@ -214,7 +231,8 @@ class InFlightGroups:
     async def take_batch(self, iteration: int, timer: Timer) -> CollectedGroups:
         """Wait for the groups of an iteration and return them.
 
-        The batch is smaller than data.train_batch_size only at the end of the data, or if dynamic sampling gives up.
+        The batch is smaller than data.train_batch_size only at the end of the data, or if too many groups cannot be
+        trained on.
         """
         dropped: dict[int, TrajectoryGroup] = {}
         complete_since: float | None = None
@@ -230,6 +248,8 @@ class InFlightGroups:
                 self._has_news.clear()
                 dropped |= await self._accept_or_drop_finished_groups(dropped)
         self._waited = 0.0 if complete_since is None else time.perf_counter() - complete_since
+        if len(self._ready) < self._size and self._gives_up(len(dropped)):
+            notify_incomplete_batch(self._run, iteration, list(self._ready.values()))
         chosen = self._choose_oldest_ready_positions()
         groups = [self._ready[position] for position in chosen]
         self._counts["trained"] += len(chosen)
@@ -259,11 +279,14 @@ class InFlightGroups:
     def _choose_oldest_ready_positions(self) -> list[int]:
         return sorted(self._ready)[: self._size]
 
+    def _gives_up(self, num_dropped: int) -> bool:
+        rounds = get_max_rounds(self._run.config.algorithm.filter_groups)
+        return num_dropped + len(self._ready) >= rounds * self._size
+
     def _is_batch_ready(self, iteration: int, num_dropped: int) -> bool:
-        """Whether the batch is full (or dynamic sampling gives up) and no group left for later would become too old."""
-        filters = self._run.config.algorithm.filter_groups
-        gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_rounds * self._size
-        if len(self._ready) < self._size and not gives_up:
+        """Whether the batch is full, or too many groups were dropped, and no group left for later would become too
+        old."""
+        if len(self._ready) < self._size and not self._gives_up(num_dropped):
             return False
         remaining = sorted(self._version.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
         return all(
