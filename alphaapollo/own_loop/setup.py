@@ -51,8 +51,8 @@ class PreparedLoop:
 
     def make_specs(self) -> WorkerSpecs:
         """Describe how to build the policy workers and, if there are engines, the rollout workers."""
-        steps = self.config.trainer.total_training_steps or 1  # for learning rate schedules
-        specs = make_worker_specs(self.config, self.plan, new_run_id(), steps, has_reward_function=True)
+        steps = self.config.trainer.total_training_steps or 1
+        specs = make_worker_specs(self.config, self.plan, new_run_id(), steps, True, optimizer_steps=steps)
         specs = replace(specs, rank_builders={"policy": specs.rank_builders["policy"]})
         if self.has_engines:
             return specs
@@ -91,6 +91,13 @@ def prepare_loop(config: Config, has_engines: bool, console: Console) -> Prepare
     notices = check_config_and_get_notices(config, *sizes, optional_paths={"data.train_files"})
     if config.uses_trpo:
         raise ValueError("optim.name=trpo needs the loss of main_ppo's update. Set another optimizer, e.g. adamw.")
+    optim = config.actor_rollout_ref.actor.optim
+    needs_end = optim.warmup_style == "cosine" or (optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio > 0)
+    if needs_end and not trainer.total_training_steps:
+        raise ValueError(
+            f"optim.warmup_style={optim.warmup_style} with lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g} needs "
+            "the number of optimizer steps. Set trainer.total_training_steps to it."
+        )
     if config.algorithm.custom_module:
         load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
     find_environment_spec(config.env)

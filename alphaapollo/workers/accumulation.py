@@ -1,7 +1,8 @@
 """Gradients and optimizer steps of the policy on request, for loops of one's own (own_loop/).
 
 The loss of a call is a sum over the tokens of all ranks, divided by a denominator that the caller chooses. Therefore
-neither value nor gradient depends on the split into calls, ranks and micro-batches.
+neither value nor gradient depends on the split into calls, ranks and micro-batches. The load-balancing loss of a
+mixture of experts is computed for each micro-batch, as in main_ppo, with the micro-batch's share of the denominator.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
+from alphaapollo.algorithms.statistics import apply_mask
 from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
 from alphaapollo.batching.batch import TARGETS, WEIGHTS, RankBatch
 from alphaapollo.models.micro_batch import MicroBatch
@@ -34,6 +36,9 @@ class LossRequest:
 
     loss: str | bytes  # name of a policy loss, or a pickled LossFunction
     denominator: float
+    tolerance: float | None = None
+    """Largest accepted mean difference between the log-probs of the policy and those of the engine, in nats. Both have
+    the same weights, so the ratio of a loss is 1. None: they may differ."""
 
 
 def cross_entropy(logp: Tensor, columns: dict[str, Tensor]) -> Tensor:
@@ -44,7 +49,8 @@ def accumulate(worker: PolicyWorker, batch: RankBatch, request: LossRequest) -> 
     """Add the gradients of a batch to those of earlier calls (a collective). Returns sums of loss and metrics over all
     ranks, and this rank's log-probs [response tokens].
 
-    Raises ValueError on all ranks if the loss fails or is not finite on one of them. The gradients are then unchanged.
+    Raises ValueError on all ranks if the loss fails or is not finite on one of them, or if the ratio to the engine's
+    policy is not 1. The gradients are then unchanged.
     """
     (mini_batch,), loss = batch.mini_batches, request.loss
     function = pickle.loads(loss) if isinstance(loss, bytes) else None
@@ -53,28 +59,37 @@ def accumulate(worker: PolicyWorker, batch: RankBatch, request: LossRequest) -> 
     earlier = [parameter.grad for parameter in parameters]
     worker.policy.zero_grad(set_to_none=True)
     worker.state.reload()
-    worker.balancer = worker.make_expert_load_balancer(worker.policy.routers)
+    balancer = worker.make_expert_load_balancer(worker.policy.routers)
 
     def compute_loss(row_indices: list[int]) -> Tensor:
         micro = worker.builder.build(batch.rows, row_indices)
         logprobs = worker.policy(micro, worker.temperature).logprobs
         parts.append((row_indices, micro.drop_dummy_row(logprobs.detach())))
-        total, metrics = logprobs.sum() * 0.0, dict[str, Tensor]()
+        total, count, metrics = logprobs.sum() * 0.0, micro.mask.sum() * 0.0, dict[str, Tensor]()
         try:
             if function is None:
-                total, metrics = compute_policy_loss(worker, micro, logprobs, str(loss))
+                total, count, metrics = compute_policy_loss(worker, micro, logprobs, str(loss))
             elif not micro.is_dummy:
-                total = call_loss_function(worker, micro, logprobs, function)
+                total, count = call_loss_function(worker, micro, logprobs, function)
         except Exception as error:  # noqa: BLE001 raised below, because the other ranks wait for this one's passes
             errors.append(error)
         sums.add(metrics | {"loss": total / request.denominator})
-        return total / request.denominator
+        if request.tolerance is not None:
+            pair = logprobs.detach(), micro.rollout_logprobs
+            found = dict(zip(GAP, (*pair, (pair[0] - pair[1]).abs(), torch.ones_like(micro.mask)), strict=True))
+            sums.add({name: apply_mask(one.double(), micro.mask).sum() for name, one in found.items()})
+        total = total / request.denominator
+        if balancer is None or not balancer.coefficient:
+            return total
+        dist.all_reduce(count, group=worker.data_group)
+        return total + balancer.compute_last_pass_loss(count / request.denominator)
 
     worker.accumulate_gradients(batch.rows, mini_batch, compute_loss)
-    worker.balancer = None
     messages = [""] * dist.get_world_size()
     dist.all_gather_object(messages, "".join(str(error) or repr(error) for error in errors[:1]))
     failed = next(filter(None, messages), "")
+    totals = {} if failed else sums.reduce(worker.device)
+    failed = failed or find_gap(totals, request.tolerance)
     for parameter, gradient in zip(parameters, earlier, strict=True):
         if failed or parameter.grad is None:
             parameter.grad = gradient
@@ -82,7 +97,28 @@ def accumulate(worker: PolicyWorker, batch: RankBatch, request: LossRequest) -> 
             parameter.grad.add_(gradient)
     if failed:
         raise ValueError(failed) from next(iter(errors), None)
-    return sums.reduce(worker.device), merge_token_values(batch.rows, parts)
+    return totals, merge_token_values(batch.rows, parts)
+
+
+GAP = ("gap/trainer", "gap/engine", "gap/difference", "gap/tokens")
+"""Sums over tokens: log-probs, their absolute difference, and 1."""
+
+
+def find_gap(sums: dict[str, float], tolerance: float | None) -> str:
+    """Remove the sums of GAP, and describe a difference above the tolerance; empty if there is none."""
+    if tolerance is None:
+        return ""
+    *values, tokens = (sums.pop(name) for name in GAP)
+    trainer, engine, difference = (value / tokens for value in values)
+    tolerance *= 1 + 3 / tokens**0.5  # the mean of a few tokens varies
+    if difference <= tolerance:
+        return ""
+    return (
+        "the ratio to the engine's policy must be 1 before the first step, but the mean log-prob of "
+        f"{tokens:.0f} tokens is {trainer:.5g} under the trainer and {engine:.5g} under the engine, with equal weights "
+        f"(mean difference {difference:.2g} nats, tolerance {tolerance:.0e}). Pass the rows as they were sampled, or "
+        "old_logprobs=[...]."
+    )
 
 
 def take_step(worker: PolicyWorker, lr: float | None, grad_clip: float | None) -> dict[str, float]:
@@ -100,8 +136,11 @@ def take_step(worker: PolicyWorker, lr: float | None, grad_clip: float | None) -
     return {"grad_norm": step.grad_norm, "lr": step.lr}
 
 
-def call_loss_function(worker: PolicyWorker, micro: MicroBatch, logprobs: Tensor, function: LossFunction) -> Tensor:
-    """Sum the loss of a user's function over the tokens of a micro-batch, with their weights, or over its rows."""
+def call_loss_function(
+    worker: PolicyWorker, micro: MicroBatch, logprobs: Tensor, function: LossFunction
+) -> tuple[Tensor, Tensor]:
+    """Sum the loss of a user's function over the tokens of a micro-batch, with their weights, or over its rows. Returns
+    it with the number of tokens or rows."""
     columns, logp = make_columns(worker, micro), micro.to_matrix(logprobs)
     with explain_user_errors(function, "the loss"):
         losses = function(logp, dict(columns))
@@ -113,14 +152,16 @@ def call_loss_function(worker: PolicyWorker, micro: MicroBatch, logprobs: Tensor
 
 def compute_policy_loss(
     worker: PolicyWorker, micro: MicroBatch, logprobs: Tensor, name: str
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Sum a registered policy loss in the same way. Returns it with the sums of its metrics."""
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Sum a registered policy loss in the same way. Returns also the sums of its metrics."""
     columns, engine = make_columns(worker, micro), micro.to_matrix(micro.rollout_logprobs).to(logprobs.dtype)
-    found = [columns.get(column, engine) for column in ("old_logprobs", "advantages")]
+    logp = micro.to_matrix(logprobs)
+    known = torch.where(engine.isnan(), logp.detach(), engine)  # NaN: only of losses without a ratio to it
+    found = [columns.get("old_logprobs", known), columns["advantages"]]
     old, advantages = (one if one.ndim == 2 else one[:, None].expand_as(engine) for one in found)
-    inputs = PolicyLossInputs(micro.to_matrix(logprobs), old, advantages, columns["mask"], engine)
+    inputs = PolicyLossInputs(logp, old, advantages, columns["mask"], engine)
     output = get_policy_loss(name)(inputs, worker.actor)
-    return sum_losses(output.loss, columns), output.metrics
+    return *sum_losses(output.total, columns), output.metrics
 
 
 def make_columns(worker: PolicyWorker, micro: MicroBatch) -> dict[str, Tensor]:
@@ -135,10 +176,12 @@ def make_columns(worker: PolicyWorker, micro: MicroBatch) -> dict[str, Tensor]:
     return {name: column for name, column in found.items() if name != TARGETS}
 
 
-def sum_losses(losses: Tensor, columns: dict[str, Tensor]) -> Tensor:
+def sum_losses(losses: Tensor, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the sum of the losses [b, L] or [b], and the number of tokens or rows."""
+    count = columns["mask"].sum() if losses.ndim == 2 else columns["mask"].any(dim=1).sum().float()
     if losses.ndim == 2:
         losses = torch.where(columns["mask"].bool(), losses, 0.0) * columns[WEIGHTS]
     if not losses.isfinite().all():
         bad = losses.detach().flatten()[~losses.isfinite().flatten()][:4].tolist()
         raise ValueError(f"the loss is not finite: {bad}. Check the columns and the weights of the rows")
-    return losses.sum()
+    return losses.sum(), count

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -170,13 +172,20 @@ def fail_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> tuple[l
     plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=12, padded=True)
     worker = training.make_worker(case, rank, num_ranks, address)
     batches = [distribute(READER.read(rows_of_test(), {"number": [*range(6)]}), plan).rank_batches[rank]]
-    accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 10.0))
+    _, values = accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 10.0))
     before, weights, errors = gradients_of(worker), training.parameters(worker), []
     for loss in (nan_loss, short_loss, broken_loss):
         with pytest.raises(ValueError) as failed:
             accumulate(worker, batches[0], LossRequest(cloudpickle.dumps(loss), 10.0))
         errors.append(str(failed.value))
+    sampled = replace(batches[0], rows=replace(batches[0].rows, rollout_logprobs=values - 0.25 * (rank == 1)))
+    sampled.rows.columns.pop("old_logprobs")
+    with pytest.raises(ValueError) as failed:
+        accumulate(worker, sampled, LossRequest("ppo", 10.0, 1e-5))
+    errors.append(str(failed.value))
     training.assert_close(gradients_of(worker), before, 0, 0)
+    sums, _ = accumulate(worker, sampled, LossRequest("ppo", 10.0, 1.0))
+    assert not [name for name in sums if name.startswith("gap")]
     worker.policy.zero_grad()
     accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 1e-300))
     with pytest.raises(FloatingPointError, match="gradient norm is"):
@@ -193,7 +202,32 @@ def fail_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> tuple[l
 def test_a_loss_that_fails_on_one_rank_fails_on_all_and_changes_nothing(model_folder: Any) -> None:
     for errors, is_right in run_ranks(fail_on_rank, 2, Case(str(model_folder("qwen3"))), timeout=120):
         assert is_right
-        nan, short, broken = errors
+        nan, short, broken, ratio = errors
         assert "the loss is not finite: [nan" in nan and "nan_loss" in nan
         assert "must be a float tensor of shape (1, " in short and "short_loss" in short
         assert "3 is not in list" in broken and "broken_loss" in broken
+        means = re.search(r"mean log-prob of \d+ tokens is (\S+) under the trainer and (\S+) under", ratio)
+        assert means and 0 < float(means[1]) - float(means[2]) < 0.25, ratio
+
+
+def test_losses_without_a_ratio_take_rows_by_hand(model_folder: Any) -> None:
+    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=1), max_tokens=99, padded=True)
+    with closing(training.make_worker(Case(str(model_folder("qwen3"))))) as worker:
+        rows = READER.read([make_row([5, 6, 7], advantages=1.0)])
+        (batch,) = distribute(rows, plan).rank_batches
+        sums, values = accumulate(worker, batch, LossRequest("reinforce", 1.0))
+        assert sums["loss"] == pytest.approx(-values.sum()) and sums["old_policy_kl"] == 0.0
+
+
+def test_the_load_balancing_loss_has_the_calls_share_of_the_denominator(model_folder: Any) -> None:
+    """With one row per micro-batch, one call equals one call per row, whatever the lengths of their prompts."""
+    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=1), max_tokens=1, padded=True)
+    found = []
+    for split in ([[0, 1, 2, 3, 4, 5]], [[2], [0], [1], [5, 4], [3]]):
+        with closing(training.make_worker(Case(str(model_folder("qwen3_moe")), aux=0.5))) as worker:
+            for indices in split:
+                rows = READER.read([rows_of_test()[index] for index in indices])
+                (batch,) = distribute(rows, plan).rank_batches
+                accumulate(worker, batch, LossRequest(LOSSES["cross_entropy"], 27.0))
+            found.append(gradients_of(worker))
+    training.assert_close(*found, atol=1e-6, rtol=1e-4)

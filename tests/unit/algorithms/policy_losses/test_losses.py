@@ -41,10 +41,10 @@ def evaluate(name: str, batch: PolicyLossInputs, options: dict[str, Any]) -> tup
     loss, actor = get_policy_loss(name), Actor(**options)
     output = loss(with_choice(batch, loss, actor), actor)
     inside = batch.mask > 0 if loss.level == "token" else batch.mask.amax(1) > 0
-    output.loss[inside].sum().backward()
+    output.total[inside].sum().backward()
     assert not batch.logp.grad[batch.mask == 0].any()
     metrics = {key: value.item() for key, value in output.metrics.items()}
-    return output.loss[inside].tolist(), batch.logp.grad[batch.mask > 0].tolist(), metrics
+    return output.total[inside].tolist(), batch.logp.grad[batch.mask > 0].tolist(), metrics
 
 
 E, LOG2 = math.e, math.log(2)
