@@ -41,8 +41,6 @@ from alphaapollo.config.schema import KLControl, PolicyLossOptions
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
 """Estimator names in the config -> formula."""
-FLOOR = 2.0**-10
-"""Least coefficient of the doubling rule, as a share of the initial one."""
 
 
 def kl_penalty(logp: Tensor, ref_logp: Tensor, kind: str) -> Tensor:
@@ -128,7 +126,7 @@ def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) 
             error = min(max(kl / target - 1.0, -0.2), 0.2)
             return coef * (1.0 + error * num_sequences / config.horizon)
         case "doubling":
-            return next_kl_coef_by_doubling(coef, kl, target, config.kl_coef * FLOOR)
+            return next_kl_coef_by_doubling(coef, kl, target, config.kl_coef)
         case "dual":
             return next_kl_coef_by_dual_ascent(coef, kl, target)
 
@@ -143,16 +141,14 @@ def next_policy_kl_coef(options: PolicyLossOptions, coef: float | None, kl: floa
     coef, target = options.ppo_kl_coef if coef is None else coef, options.ppo_kl_target
     if options.ppo_kl_type == "dual":
         return next_kl_coef_by_dual_ascent(coef, kl, target, options.ppo_kl_rate)
-    return next_kl_coef_by_doubling(coef, kl, target, options.ppo_kl_coef * FLOOR)
+    return next_kl_coef_by_doubling(coef, kl, target, options.ppo_kl_coef)
 
 
-def next_kl_coef_by_doubling(coef: float, kl: float, target: float, floor: float = 0.0) -> float:
-    """Halve the KL coefficient if kl < target / 1.5, double it if kl > 1.5 target (arXiv 1707.06347, section 4).
-
-    floor: least coefficient, so that the number of iterations that it needs to grow again is bounded.
-    """
+def next_kl_coef_by_doubling(coef: float, kl: float, target: float, initial: float) -> float:
+    """Halve the KL coefficient if kl < target / 1.5, double it if kl > 1.5 target (arXiv 1707.06347, section 4). It is
+    at least initial / 1024, so that it can grow again in a few iterations."""
     if kl < target / 1.5:
-        return max(coef / 2.0, floor)
+        return max(coef / 2.0, initial / 1024)
     return coef * 2.0 if kl > target * 1.5 else coef
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -65,7 +65,7 @@ class Trainer:
         self._verbs, self._stop = Future[Verbs](), threading.Event()
         self._failure: BaseException | None = None  # why the workers have ended
         self._loop_error: BaseException | None = None  # that ended the caller's block
-        self._changed: dict[str, str | None] = {}  # environment variables that the caller's block set or removed
+        self._environment: dict[str, str] = {}  # environment variables at the start of the block
         self._thread = threading.Thread(target=self._run, name="own-loop", daemon=True)
 
     sample = _make_sync(Verbs.sample)
@@ -110,9 +110,12 @@ class Trainer:
             raise self._failure
 
     def _close(self, error: BaseException | None) -> None:
-        self._loop_error = error
+        self._loop_error, environment = error, dict(os.environ)
         self._stop.set()
-        self._thread.join()
+        self._thread.join()  # restores the variables before the start
+        os.environ.update(environment.items() - self._environment.items())
+        for name in self._environment.keys() - environment:
+            os.environ.pop(name, None)
 
     def _submit(self, call: Callable[[Verbs], Coroutine[Any, Any, T]]) -> Future[T]:
         if not self._thread.is_alive():
@@ -127,9 +130,6 @@ class Trainer:
             self._failure = error
             if not self._verbs.done():
                 self._verbs.set_exception(error)
-        for name, value in self._changed.items():
-            os.environ.pop(name, None)
-            os.environ |= {name: value} if value is not None else {}
 
     def _run_in_temp_folder(self) -> int:
         with lock_folder(self.folder), clean_up_processes():
@@ -145,12 +145,12 @@ class Trainer:
                 async with session as started:
                     with closing(Verbs(prepared, started)) as verbs:
                         await verbs.begin()
-                        with record_environment_changes(self._changed):
-                            self._verbs.set_result(verbs)
-                            while not self._stop.is_set():
-                                if not HEARTBEAT.list_active_calls():
-                                    HEARTBEAT.tick()  # the time between two verbs is no stall
-                                await asyncio.to_thread(self._stop.wait, IDLE_SECONDS)
+                        self._environment = dict(os.environ)
+                        self._verbs.set_result(verbs)
+                        while not self._stop.is_set():
+                            if not HEARTBEAT.list_active_calls():
+                                HEARTBEAT.tick()  # the time between two verbs is no stall
+                            await asyncio.to_thread(self._stop.wait, IDLE_SECONDS)
 
             with record_in_history(self.folder):
                 asyncio.run(serve())
@@ -158,17 +158,6 @@ class Trainer:
                     is_interrupt = isinstance(self._loop_error, KeyboardInterrupt)
                     raise KeyboardInterrupt if is_interrupt else RuntimeError(str(self._loop_error))
         return 0
-
-
-@contextmanager
-def record_environment_changes(changes: dict[str, str | None]) -> Iterator[None]:
-    """Context manager that adds to `changes` the environment variables that change in it. None: removed."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        names = {*before, *os.environ}
-        changes |= {name: os.environ.get(name) for name in names if os.environ.get(name) != before.get(name)}
 
 
 class AsyncVerbs:

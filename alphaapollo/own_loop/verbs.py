@@ -15,7 +15,7 @@ import numpy as np
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import WEIGHTS
-from alphaapollo.batching.sampled_rows import are_of_version, check_engine_log_probs
+from alphaapollo.batching.sampled_rows import check_engine_log_probs, check_first_ratio
 from alphaapollo.cli.run_process import pickle_by_value
 from alphaapollo.data.prompts import check_length_limit
 from alphaapollo.environments.base import EnvironmentFactory, StepResult, get_environment_spec
@@ -175,18 +175,18 @@ class Verbs:
             raise ValueError(f"loss={loss} is a loss of rows, so weights must be 0 or 1. Multiply advantages instead.")
         count = len(read) if per_row else num_tokens
         sent = loss if isinstance(loss, str) else pickle_by_value("loss", loss, [loss])
-        tolerance = None
-        if policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns:
-            heat = self._plan.rollout.temperature
-            check_engine_log_probs(read, heat)
-            if self._publisher and are_of_version(read, self._trained_version):
-                tolerance = self._publisher.probe_tolerance / min(heat, 1.0)
-        request = LossRequest(sent, count if denominator is None else denominator, tolerance)
+        has_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns
+        if has_ratio:
+            check_engine_log_probs(read, self._plan.rollout.temperature)
+        request = LossRequest(sent, count if denominator is None else denominator)
         async with self._use_trainer():
-            sums, logprobs = await self._workers.policy.accumulate(layout.rank_batches, request)
-            self._num_accumulated += 1
+            sums, values = await self._workers.policy.accumulate(layout.rank_batches, request)
+            self._num_accumulated, logprobs = self._num_accumulated + 1, split_by_row(layout, read, values)
+            if has_ratio and self._publisher:
+                limit = self._publisher.probe_tolerance / min(self._plan.rollout.temperature, 1.0)
+                check_first_ratio(read, logprobs, self._trained_version, limit)
         metrics = {name: value / count for name, value in sums.items() if name != "loss"}
-        return GradientResult(sums["loss"], num_tokens, split_by_row(layout, read, logprobs), metrics)
+        return GradientResult(sums["loss"], num_tokens, logprobs, metrics)
 
     async def optim_step(self, lr: float | None = None, grad_clip: float | None = None) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients. None: as configured. Returns lr, and the gradient norm

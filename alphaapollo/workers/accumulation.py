@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
-from alphaapollo.algorithms.statistics import apply_mask
 from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
 from alphaapollo.batching.batch import TARGETS, WEIGHTS, RankBatch
 from alphaapollo.models.micro_batch import MicroBatch
@@ -28,6 +27,7 @@ from alphaapollo.workers.policy import PolicyWorker
 LossFunction = Callable[[Tensor, dict[str, Tensor]], Tensor]
 """(log-probs [b, L], columns [b, L] or [b]) -> loss of each token [b, L], or of each row [b]. Column 0 is the first
 token that a row is trained on."""
+Sum = tuple[Tensor, Tensor]  # of losses, and the number of tokens or rows
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,6 @@ class LossRequest:
 
     loss: str | bytes  # name of a policy loss, or a pickled LossFunction
     denominator: float
-    tolerance: float | None = None
-    """Largest accepted mean difference between the log-probs of the policy and those of the engine, in nats. Both have
-    the same weights, so the ratio of a loss is 1. None: they may differ."""
 
 
 def cross_entropy(logp: Tensor, columns: dict[str, Tensor]) -> Tensor:
@@ -49,8 +46,7 @@ def accumulate(worker: PolicyWorker, batch: RankBatch, request: LossRequest) -> 
     """Add the gradients of a batch to those of earlier calls (a collective). Returns sums of loss and metrics over all
     ranks, and this rank's log-probs [response tokens].
 
-    Raises ValueError on all ranks if the loss fails or is not finite on one of them, or if the ratio to the engine's
-    policy is not 1. The gradients are then unchanged.
+    Raises ValueError on all ranks if the loss fails or is not finite on one of them. The gradients are then unchanged.
     """
     (mini_batch,), loss = batch.mini_batches, request.loss
     function = pickle.loads(loss) if isinstance(loss, bytes) else None
@@ -74,22 +70,15 @@ def accumulate(worker: PolicyWorker, batch: RankBatch, request: LossRequest) -> 
         except Exception as error:  # noqa: BLE001 raised below, because the other ranks wait for this one's passes
             errors.append(error)
         sums.add(metrics | {"loss": total / request.denominator})
-        if request.tolerance is not None:
-            pair = logprobs.detach(), micro.rollout_logprobs
-            found = dict(zip(GAP, (*pair, (pair[0] - pair[1]).abs(), torch.ones_like(micro.mask)), strict=True))
-            sums.add({name: apply_mask(one.double(), micro.mask).sum() for name, one in found.items()})
-        total = total / request.denominator
         if balancer is None or not balancer.coefficient:
-            return total
+            return total / request.denominator
         dist.all_reduce(count, group=worker.data_group)
-        return total + balancer.compute_last_pass_loss(count / request.denominator)
+        return total / request.denominator + balancer.compute_last_pass_loss(count / request.denominator)
 
     worker.accumulate_gradients(batch.rows, mini_batch, compute_loss)
     messages = [""] * dist.get_world_size()
     dist.all_gather_object(messages, "".join(str(error) or repr(error) for error in errors[:1]))
     failed = next(filter(None, messages), "")
-    totals = {} if failed else sums.reduce(worker.device)
-    failed = failed or find_gap(totals, request.tolerance)
     for parameter, gradient in zip(parameters, earlier, strict=True):
         if failed or parameter.grad is None:
             parameter.grad = gradient
@@ -97,28 +86,7 @@ def accumulate(worker: PolicyWorker, batch: RankBatch, request: LossRequest) -> 
             parameter.grad.add_(gradient)
     if failed:
         raise ValueError(failed) from next(iter(errors), None)
-    return totals, merge_token_values(batch.rows, parts)
-
-
-GAP = ("gap/trainer", "gap/engine", "gap/difference", "gap/tokens")
-"""Sums over tokens: log-probs, their absolute difference, and 1."""
-
-
-def find_gap(sums: dict[str, float], tolerance: float | None) -> str:
-    """Remove the sums of GAP, and describe a difference above the tolerance; empty if there is none."""
-    if tolerance is None:
-        return ""
-    *values, tokens = (sums.pop(name) for name in GAP)
-    trainer, engine, difference = (value / tokens for value in values)
-    tolerance *= 1 + 3 / tokens**0.5  # the mean of a few tokens varies
-    if difference <= tolerance:
-        return ""
-    return (
-        "the ratio to the engine's policy must be 1 before the first step, but the mean log-prob of "
-        f"{tokens:.0f} tokens is {trainer:.5g} under the trainer and {engine:.5g} under the engine, with equal weights "
-        f"(mean difference {difference:.2g} nats, tolerance {tolerance:.0e}). Pass the rows as they were sampled, or "
-        "old_logprobs=[...]."
-    )
+    return sums.reduce(worker.device), merge_token_values(batch.rows, parts)
 
 
 def take_step(worker: PolicyWorker, lr: float | None, grad_clip: float | None) -> dict[str, float]:
@@ -136,12 +104,9 @@ def take_step(worker: PolicyWorker, lr: float | None, grad_clip: float | None) -
     return {"grad_norm": step.grad_norm, "lr": step.lr}
 
 
-def call_loss_function(
-    worker: PolicyWorker, micro: MicroBatch, logprobs: Tensor, function: LossFunction
-) -> tuple[Tensor, Tensor]:
-    """Sum the loss of a user's function over the tokens of a micro-batch, with their weights, or over its rows. Returns
-    it with the number of tokens or rows."""
-    columns, logp = make_columns(worker, micro), micro.to_matrix(logprobs)
+def call_loss_function(worker: PolicyWorker, micro: MicroBatch, logp: Tensor, function: LossFunction) -> Sum:
+    """Sum the loss of a user's function over the tokens of a micro-batch, with their weights, or over its rows."""
+    columns, logp = make_columns(worker, micro), micro.to_matrix(logp)
     with explain_user_errors(function, "the loss"):
         losses = function(logp, dict(columns))
         check_float_tensor("the result", losses, logp.shape if getattr(losses, "ndim", 2) == 2 else logp.shape[:1])
@@ -161,7 +126,7 @@ def compute_policy_loss(
     old, advantages = (one if one.ndim == 2 else one[:, None].expand_as(engine) for one in found)
     inputs = PolicyLossInputs(logp, old, advantages, columns["mask"], engine)
     output = get_policy_loss(name)(inputs, worker.actor)
-    return *sum_losses(output.total, columns), output.metrics
+    return *sum_losses(output.loss + output.penalty, columns), output.metrics
 
 
 def make_columns(worker: PolicyWorker, micro: MicroBatch) -> dict[str, Tensor]:
@@ -176,8 +141,7 @@ def make_columns(worker: PolicyWorker, micro: MicroBatch) -> dict[str, Tensor]:
     return {name: column for name, column in found.items() if name != TARGETS}
 
 
-def sum_losses(losses: Tensor, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the sum of the losses [b, L] or [b], and the number of tokens or rows."""
+def sum_losses(losses: Tensor, columns: dict[str, Tensor]) -> Sum:
     count = columns["mask"].sum() if losses.ndim == 2 else columns["mask"].any(dim=1).sum().float()
     if losses.ndim == 2:
         losses = torch.where(columns["mask"].bool(), losses, 0.0) * columns[WEIGHTS]

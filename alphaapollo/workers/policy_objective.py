@@ -85,8 +85,7 @@ def compute_policy_objective(
     losses = output.loss
     if factor is not None:
         losses = losses * (factor if policy_loss.level == "token" else row_mean(factor, mask))
-    if output.penalty is not None:
-        losses = losses + output.penalty
+    losses = losses + output.penalty
     if policy_loss.level == "token":
         loss, prefix = aggregate_token_losses(losses, mask, weights), ""
     else:

@@ -51,11 +51,7 @@ class PolicyLossOutput:
 
     loss: Tensor  # [B, L] at token level, [B] at sequence level; values outside the mask and in empty rows are ignored
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    penalty: Tensor | None = None  # shape of `loss`; added to it, but not weighted or masked by rollout_correction
-
-    @property
-    def total(self) -> Tensor:
-        return self.loss if self.penalty is None else self.loss + self.penalty
+    penalty: Tensor | float = 0.0  # shape of `loss`; added to it, but not weighted or masked by rollout_correction
 
 
 PolicyLossFn = Callable[[PolicyLossInputs, Actor], PolicyLossOutput]
@@ -100,8 +96,7 @@ class PolicyLoss:
             output = self.fn(inputs, config)
             shape = inputs.mask.shape[:1] if per_row else inputs.mask.shape
             check_float_tensor(f"the loss (level={self.level})", output.loss, shape)
-            if output.penalty is not None:
-                check_float_tensor("the penalty", output.penalty, shape)
+            check_float_tensor("the loss with its penalty", output.loss + output.penalty, shape)
             for name, value in output.metrics.items():
                 check_float_tensor(f"the metric {name!r}", value, ())
             if inputs.logp.requires_grad and not output.loss.requires_grad:

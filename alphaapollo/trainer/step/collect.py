@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from alphaapollo.algorithms.statistics import has_variance
-from alphaapollo.config.schema import Data, FilterGroups
+from alphaapollo.config.schema import Data
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress, RecentGroups
 from alphaapollo.trainer.run_state import TrainingRun
@@ -66,7 +66,7 @@ async def collect_groups(run: TrainingRun, iteration: int, timer: Timer) -> Coll
         selected += [group for group in groups if passes_dynamic_sampling(run, group)]
         rounds += 1
     if filters.enable and filters.mode == "refill" and len(selected) < size:
-        notify_incomplete_batch(run, iteration, selected)
+        notify_incomplete_batch(run, iteration, len(selected))
     collected = CollectedGroups(selected[:size], generated, rounds)
     return add_recent_groups(run.progress.recent, iteration, collected, config.data)
 
@@ -131,22 +131,10 @@ def get_metric_value(trajectory: Trajectory, metric: str) -> float:
     return value
 
 
-def notify_incomplete_batch(run: TrainingRun, iteration: int, groups: Sequence[TrajectoryGroup]) -> None:
-    """Log that an iteration trains on fewer groups than planned, because too many others cannot be trained on."""
+def notify_incomplete_batch(run: TrainingRun, iteration: int, count: int) -> None:
     filters, size = run.config.algorithm.filter_groups, run.config.data.train_batch_size
-    key, kept = " (algorithm.filter_groups.max_num_gen_batches)", "only these have reward variance"
-    if not filters.enable:
-        key, kept = "", "the others failed"
-    run.console.notify(
-        f"step {iteration}: training on {len(groups)} instead of {size} groups, because {kept} after "
-        f"{get_max_rounds(filters)} generation rounds{key}"
-    )
-
-
-def get_max_rounds(filters: FilterGroups) -> int:
-    """Return after how many groups, in batches, an iteration trains on those found so far. The synchronous loop has
-    one round without filter_groups."""
-    return filters.max_rounds if filters.enable else MAX_ROUNDS
+    reason = "no reward variance (limit: algorithm.filter_groups.max_num_gen_batches)" if filters.enable else "failed"
+    run.console.notify(f"step {iteration}: training on {count} instead of {size} groups. Too many others: {reason}")
 
 
 def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
@@ -249,7 +237,7 @@ class InFlightGroups:
                 dropped |= await self._accept_or_drop_finished_groups(dropped)
         self._waited = 0.0 if complete_since is None else time.perf_counter() - complete_since
         if len(self._ready) < self._size and self._gives_up(len(dropped)):
-            notify_incomplete_batch(self._run, iteration, list(self._ready.values()))
+            notify_incomplete_batch(self._run, iteration, len(self._ready))
         chosen = self._choose_oldest_ready_positions()
         groups = [self._ready[position] for position in chosen]
         self._counts["trained"] += len(chosen)
@@ -280,8 +268,9 @@ class InFlightGroups:
         return sorted(self._ready)[: self._size]
 
     def _gives_up(self, num_dropped: int) -> bool:
-        rounds = get_max_rounds(self._run.config.algorithm.filter_groups)
-        return num_dropped + len(self._ready) >= rounds * self._size
+        filters = self._run.config.algorithm.filter_groups
+        limit = (filters.max_rounds if filters.enable else MAX_ROUNDS) * self._size
+        return num_dropped + len(self._ready) >= limit
 
     def _is_batch_ready(self, iteration: int, num_dropped: int) -> bool:
         """Whether the batch is full, or too many groups were dropped, and no group left for later would become too

@@ -151,7 +151,8 @@ def test_loss_reads_its_declared_keys_and_each_has_an_effect(name: str):
     wide = Actor(policy_loss={"clip_cov_ratio": 0.3, "clip_cov_lb": 0.0, "clip_cov_ub": 5.0})
 
     def losses(actor: Actor) -> torch.Tensor:
-        return loss(with_choice(loss_batch(), loss, actor), actor).total
+        output = loss(with_choice(loss_batch(), loss, actor), actor)
+        return output.loss + output.penalty
 
     for field in loss.reads:
         pairs = [(actor, with_field(actor, field, OTHER_ACTOR[field])) for actor in (Actor(), wide)]
@@ -163,7 +164,7 @@ def test_losses_without_a_ratio_and_no_others_ignore_the_old_log_probs(name: str
     loss = get_policy_loss(name)
     batch = with_choice(loss_batch(), loss, Actor())
     other = replace(batch, old_logp=batch.old_logp - 0.5)
-    assert torch.equal(loss(batch, Actor()).total, loss(other, Actor()).total) == loss.on_policy
+    assert torch.equal(loss(batch, Actor()).loss, loss(other, Actor()).loss) == loss.on_policy
 
 
 def test_only_the_owner_reads_these_fields():

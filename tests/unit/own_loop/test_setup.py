@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.batching.sampled_rows import check_engine_log_probs
+from alphaapollo.batching.sampled_rows import check_engine_log_probs, check_first_ratio
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.observability.console import Console
 from alphaapollo.own_loop.rows import RowReader, make_row
 from alphaapollo.own_loop.setup import expand_key, load_loop_config, prepare_loop
 from alphaapollo.types import Row
+from alphaapollo.weight_sync.verification import WeightSyncError
 
 SAMPLED = Row([1, 2, 3, 4], [0, 0, 1, 1], [0.0, 0.0, -2.0, -3.0], [3], temperature=0.9)
 
@@ -65,7 +67,7 @@ def test_weights_of_a_call_choose_the_trained_tokens() -> None:
         (SAMPLED, {}, None),
         (SAMPLED, {"weights": [[0, 0, 1.0, 0]]}, None),
         (replace(SAMPLED, temperature=None), {}, None),  # log-probs of the caller
-        (replace(SAMPLED, temperature=0.5), {}, "sampled at temperature 0.5, .* rollout.temperature=0.9"),
+        (replace(SAMPLED, temperature=0.5), {}, "temperature 0.5 of its samples, .* rollout.temperature=0.9"),
         (SAMPLED, {"weights": [[0, 1, 1, 1]]}, "no engine sampled 1 of its 3 trained tokens"),
         (SAMPLED, {"targets": [[1, 2, 3, 9]]}, "no engine sampled 1 of its 2"),
         (make_row([1, 2, 3, 4]), {}, "no engine sampled 3 of its 3"),
@@ -75,6 +77,17 @@ def test_ratios_need_the_engines_log_probs(row: Row, columns: Any, problem: str 
     rows = RowReader(None, 10).read([row], columns)
     with pytest.raises(ValueError, match=f"row 0.*{problem}") if problem else nullcontext():
         check_engine_log_probs(rows, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("shift", "version", "is_checked"), [(2e-5, 7, True), (0.25, 6, False), (0.25, 7, True), (math.nan, 7, True)]
+)
+def test_the_first_ratio_is_one(shift: float, version: int, is_checked: bool) -> None:
+    rows = [replace(SAMPLED, weight_versions=[(7, 2)])] * 8
+    logprobs = [np.array([0.0, 0.0, -2.0 + shift, -3.0])] * 8
+    problem = r"log-prob of 16 tokens is (-2.375|nan) under the trainer and -2.5 under the engine"
+    with pytest.raises(WeightSyncError, match=problem) if is_checked and not shift < 0.1 else nullcontext():
+        check_first_ratio(rows, logprobs, version, 1e-4)
 
 
 def test_schedules_know_the_number_of_optimizer_steps(tmp_path: Path, model_folder: Any) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -172,20 +170,13 @@ def fail_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> tuple[l
     plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=12, padded=True)
     worker = training.make_worker(case, rank, num_ranks, address)
     batches = [distribute(READER.read(rows_of_test(), {"number": [*range(6)]}), plan).rank_batches[rank]]
-    _, values = accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 10.0))
+    accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 10.0))
     before, weights, errors = gradients_of(worker), training.parameters(worker), []
     for loss in (nan_loss, short_loss, broken_loss):
         with pytest.raises(ValueError) as failed:
             accumulate(worker, batches[0], LossRequest(cloudpickle.dumps(loss), 10.0))
         errors.append(str(failed.value))
-    sampled = replace(batches[0], rows=replace(batches[0].rows, rollout_logprobs=values - 0.25 * (rank == 1)))
-    sampled.rows.columns.pop("old_logprobs")
-    with pytest.raises(ValueError) as failed:
-        accumulate(worker, sampled, LossRequest("ppo", 10.0, 1e-5))
-    errors.append(str(failed.value))
     training.assert_close(gradients_of(worker), before, 0, 0)
-    sums, _ = accumulate(worker, sampled, LossRequest("ppo", 10.0, 1.0))
-    assert not [name for name in sums if name.startswith("gap")]
     worker.policy.zero_grad()
     accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 1e-300))
     with pytest.raises(FloatingPointError, match="gradient norm is"):
@@ -202,12 +193,10 @@ def fail_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> tuple[l
 def test_a_loss_that_fails_on_one_rank_fails_on_all_and_changes_nothing(model_folder: Any) -> None:
     for errors, is_right in run_ranks(fail_on_rank, 2, Case(str(model_folder("qwen3"))), timeout=120):
         assert is_right
-        nan, short, broken, ratio = errors
+        nan, short, broken = errors
         assert "the loss is not finite: [nan" in nan and "nan_loss" in nan
         assert "must be a float tensor of shape (1, " in short and "short_loss" in short
         assert "3 is not in list" in broken and "broken_loss" in broken
-        means = re.search(r"mean log-prob of \d+ tokens is (\S+) under the trainer and (\S+) under", ratio)
-        assert means and 0 < float(means[1]) - float(means[2]) < 0.25, ratio
 
 
 def test_losses_without_a_ratio_take_rows_by_hand(model_folder: Any) -> None:
