@@ -97,8 +97,8 @@ def prepare_loop(config: Config, has_engines: bool, console: Console) -> Prepare
         raise ValueError("optim.name=trpo needs the loss of main_ppo's update. Set another optimizer, e.g. adamw.")
     optim, end = config.actor_rollout_ref.actor.optim, trainer.total_training_steps
     if not end and (optim.warmup_style == "cosine" or (optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio)):
-        key = "warmup_style=cosine" if optim.warmup_style == "cosine" else "lr_warmup_steps_ratio"
-        raise ValueError(f"optim.{key} needs the number of optimizer steps. Set trainer.total_training_steps to it.")
+        keys = f"warmup_style={optim.warmup_style}, lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g}"
+        raise ValueError(f"optim.{keys} need the number of optimizer steps. Set trainer.total_training_steps to it.")
     if config.algorithm.custom_module:
         load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
     find_environment_spec(config.env)

@@ -32,7 +32,7 @@ from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.publish import WeightPublisher, make_publisher
 from alphaapollo.trainer.setup.inputs import make_probe
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
-from alphaapollo.workers.accumulation import LossFunction, LossRequest, cross_entropy
+from alphaapollo.workers.accumulation import LossFunction, cross_entropy
 
 Prompts = Sequence[Prompt | str | list[Message]]
 """Each is a text to continue, a chat `[{"role": ..., "content": ...}]`, or a Prompt of a data file."""
@@ -175,12 +175,11 @@ class Verbs:
             raise ValueError(f"loss={loss} is a loss of rows, so weights must be 0 or 1. Multiply advantages instead.")
         count = len(read) if per_row else num_tokens
         sent = loss if isinstance(loss, str) else pickle_by_value("loss", loss, [loss])
-        has_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns
-        if has_ratio:
+        if has_ratio := policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns:
             check_engine_log_probs(read, self._plan.rollout.temperature)
-        request = LossRequest(sent, count if denominator is None else denominator)
+        scale = count if denominator is None else denominator
         async with self._use_trainer():
-            sums, values = await self._workers.policy.accumulate(layout.rank_batches, request)
+            sums, values = await self._workers.policy.accumulate(layout.rank_batches, sent, scale)
             self._num_accumulated, logprobs = self._num_accumulated + 1, split_by_row(layout, read, values)
             if has_ratio and self._publisher:
                 limit = self._publisher.probe_tolerance / min(self._plan.rollout.temperature, 1.0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,25 +29,19 @@ token that a row is trained on."""
 Sum = tuple[Tensor, Tensor]  # of losses, and the number of tokens or rows
 
 
-@dataclass(frozen=True)
-class LossRequest:
-    """Loss of one call."""
-
-    loss: str | bytes  # name of a policy loss, or a pickled LossFunction
-    denominator: float
-
-
 def cross_entropy(logp: Tensor, columns: dict[str, Tensor]) -> Tensor:
     return -logp
 
 
-def accumulate(worker: PolicyWorker, batch: RankBatch, request: LossRequest) -> tuple[dict[str, float], np.ndarray]:
+def accumulate(
+    worker: PolicyWorker, batch: RankBatch, loss: str | bytes, denominator: float
+) -> tuple[dict[str, float], np.ndarray]:
     """Add the gradients of a batch to those of earlier calls (a collective). Returns sums of loss and metrics over all
-    ranks, and this rank's log-probs [response tokens].
+    ranks, and this rank's log-probs [response tokens]. loss: name of a policy loss, or a pickled LossFunction.
 
     Raises ValueError on all ranks if the loss fails or is not finite on one of them. The gradients are then unchanged.
     """
-    (mini_batch,), loss = batch.mini_batches, request.loss
+    (mini_batch,) = batch.mini_batches
     function = pickle.loads(loss) if isinstance(loss, bytes) else None
     sums, parts, errors = MetricSums(worker.data_group), TokenParts(), list[Exception]()
     parameters = [parameter for parameter in worker.policy.parameters() if parameter.requires_grad]
@@ -69,11 +62,11 @@ def accumulate(worker: PolicyWorker, batch: RankBatch, request: LossRequest) -> 
                 total, count = call_loss_function(worker, micro, logprobs, function)
         except Exception as error:  # noqa: BLE001 raised below, because the other ranks wait for this one's passes
             errors.append(error)
-        sums.add(metrics | {"loss": total / request.denominator})
+        sums.add(metrics | {"loss": total / denominator})
         if balancer is None or not balancer.coefficient:
-            return total / request.denominator
+            return total / denominator
         dist.all_reduce(count, group=worker.data_group)
-        return total / request.denominator + balancer.compute_last_pass_loss(count / request.denominator)
+        return total / denominator + balancer.compute_last_pass_loss(count / denominator)
 
     worker.accumulate_gradients(batch.rows, mini_batch, compute_loss)
     messages = [""] * dist.get_world_size()

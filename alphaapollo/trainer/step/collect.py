@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from alphaapollo.algorithms.statistics import has_variance
-from alphaapollo.config.schema import Data
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress, RecentGroups
 from alphaapollo.trainer.run_state import TrainingRun
@@ -68,7 +67,7 @@ async def collect_groups(run: TrainingRun, iteration: int, timer: Timer) -> Coll
     if filters.enable and filters.mode == "refill" and len(selected) < size:
         notify_incomplete_batch(run, iteration, len(selected))
     collected = CollectedGroups(selected[:size], generated, rounds)
-    return add_recent_groups(run.progress.recent, iteration, collected, config.data)
+    return add_recent_groups(run, iteration, collected)
 
 
 def take_stream_positions(progress: Progress, count: int) -> list[int]:
@@ -133,8 +132,8 @@ def get_metric_value(trajectory: Trajectory, metric: str) -> float:
 
 def notify_incomplete_batch(run: TrainingRun, iteration: int, count: int) -> None:
     filters, size = run.config.algorithm.filter_groups, run.config.data.train_batch_size
-    reason = "no reward variance (limit: algorithm.filter_groups.max_num_gen_batches)" if filters.enable else "failed"
-    run.console.notify(f"step {iteration}: training on {count} instead of {size} groups. Too many others: {reason}")
+    why = "have no reward variance (algorithm.filter_groups.max_num_gen_batches)" if filters.enable else "failed"
+    run.console.notify(f"step {iteration}: training on {count} instead of {size} groups, because too many others {why}")
 
 
 def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
@@ -149,15 +148,19 @@ def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
         )
 
 
-def add_recent_groups(recent: RecentGroups, iteration: int, collected: CollectedGroups, data: Data) -> CollectedGroups:
+def add_recent_groups(run: TrainingRun, iteration: int, collected: CollectedGroups) -> CollectedGroups:
     """Choose the groups of earlier iterations that this iteration trains on again (data.reuse), and keep its own
     groups for later ones.
 
-    Only groups with different rewards are kept, because the others have no advantages.
+    Only groups with different rewards are kept, because the others have no advantages, and only those of the trainer's
+    temperature, which may change when a run resumes.
     """
+    data, known = run.config.data, {None, run.config.actor_rollout_ref.rollout.temperature}
     if not data.reuse.groups:
         return collected
-    kept = [(origin, group) for origin, group in recent.entries if iteration - origin <= data.reuse.max_age]
+    recent = [(origin, one) for origin, one in run.progress.recent.entries if iteration - origin <= data.reuse.max_age]
+    heats = [{row.temperature for one in group.trajectories for row in one.rows} for _, group in recent]
+    kept = [entry for entry, heat in zip(recent, heats, strict=True) if heat <= known]
     rng = np.random.default_rng(derive_seed(data.seed, "reuse", iteration))
     chosen = [kept[index] for index in sorted(rng.permutation(len(kept))[: data.reuse.groups])]
     added = [(iteration, group) for group in collected.selected if has_metric_variance(group, "reward")]
@@ -185,6 +188,8 @@ class InFlightGroups:
         self._run = run
         self._size = run.config.data.train_batch_size
         self._staleness = run.config.trainer.max_staleness
+        filters = run.config.algorithm.filter_groups
+        self._max_finished = self._size * (filters.max_rounds if filters.enable else MAX_ROUNDS)  # of an iteration
         self._generating: dict[int, asyncio.Task[TrajectoryGroup]] = {}  # by position in the stream of training prompts
         self._version: dict[int, int] = {}  # weight version at the start of each group in flight
         self._has_news = asyncio.Event()  # set when a task is done
@@ -236,7 +241,8 @@ class InFlightGroups:
                 self._has_news.clear()
                 dropped |= await self._accept_or_drop_finished_groups(dropped)
         self._waited = 0.0 if complete_since is None else time.perf_counter() - complete_since
-        if len(self._ready) < self._size and self._gives_up(len(dropped)):
+        gave_up = len(dropped) + len(self._ready) >= self._max_finished
+        if len(self._ready) < self._size and gave_up and not self._run.config.algorithm.filter_groups.reweights:
             notify_incomplete_batch(self._run, iteration, len(self._ready))
         chosen = self._choose_oldest_ready_positions()
         groups = [self._ready[position] for position in chosen]
@@ -247,7 +253,7 @@ class InFlightGroups:
         in_order = [generated[position] for position in sorted(generated)]
         metrics = compute_staleness_metrics(groups, iteration - 1)
         collected = CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size), metrics=metrics)
-        return add_recent_groups(self._run.progress.recent, iteration, collected, self._run.config.data)
+        return add_recent_groups(self._run, iteration, collected)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return numbers of groups: started, finished, trained and dropped since the last call, and now in flight."""
@@ -267,15 +273,10 @@ class InFlightGroups:
     def _choose_oldest_ready_positions(self) -> list[int]:
         return sorted(self._ready)[: self._size]
 
-    def _gives_up(self, num_dropped: int) -> bool:
-        filters = self._run.config.algorithm.filter_groups
-        limit = (filters.max_rounds if filters.enable else MAX_ROUNDS) * self._size
-        return num_dropped + len(self._ready) >= limit
-
     def _is_batch_ready(self, iteration: int, num_dropped: int) -> bool:
         """Whether the batch is full, or too many groups were dropped, and no group left for later would become too
         old."""
-        if len(self._ready) < self._size and not self._gives_up(num_dropped):
+        if len(self._ready) < self._size and num_dropped + len(self._ready) < self._max_finished:
             return False
         remaining = sorted(self._version.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
         return all(

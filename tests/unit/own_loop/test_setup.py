@@ -97,7 +97,7 @@ def test_schedules_know_the_number_of_optimizer_steps(tmp_path: Path, model_fold
         return prepare_loop(load_loop_config(settings, [*lengths, *words], 0, 1), False, Console())
 
     for word in ("optim.warmup_style=cosine", "optim.lr_warmup_steps_ratio=0.1"):
-        with pytest.raises(ValueError, match="needs the number of optimizer steps"):
+        with pytest.raises(ValueError, match=f"{word[6:]}.* the number of optimizer steps"):
             prepare(word)
         builder: Any = prepare(word, "trainer.total_training_steps=10").make_specs().rank_builders["policy"]
         assert builder.args[0].optimizer_steps == 10  # whatever the sizes of main_ppo's iterations
