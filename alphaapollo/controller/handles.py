@@ -202,8 +202,7 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         metrics over all ranks, and the log-probs of each batch."""
         from alphaapollo.workers.accumulation import accumulate  # imports torch
 
-        inputs = loss, denominator
-        results = await self._call_with_batches(lambda worker, batch: accumulate(worker, batch, *inputs), batches)
+        results = await self._call_with_batches(lambda one, batch: accumulate(one, batch, loss, denominator), batches)
         return results[0][0], [logprobs for _, logprobs in results]
 
     async def take_step(self, lr: float | None, grad_clip: float | None) -> dict[str, float]:

@@ -199,8 +199,7 @@ class PolicyWorker(TrainingWorker):
         return np.flatnonzero(rows.action_mask & np.repeat(trained, rows.response_lengths))
 
     def _measure_policy_kl(self, loss_weights: np.ndarray | None) -> dict[str, float]:
-        """Estimate KL(old||new) of this update in nats per token, over all ranks (a collective). The tokens have the
-        weights [R] of their rows in the loss, as in the penalty."""
+        """Estimate KL(old||new) of this update in nats per token, weighted as in the loss (a collective)."""
         assert loss_weights is not None
         new, tokens = self._compute_log_probs(self.last_mini_batches), self._find_trained_tokens()
         d = torch.from_numpy((new - self.get_old_log_probs())[tokens].astype(np.float64))

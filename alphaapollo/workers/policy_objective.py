@@ -5,8 +5,7 @@ of all losses, and of their gradients, does not depend on micro-batches, ranks o
 
     sum_i w_i sum_t m_it (rho_it * policy loss + penalty + kl_coef * KL - entropy_coef * entropy)
 
-m: action mask. rho: weight or mask of algorithm.rollout_correction, or 1. penalty: of the policy loss (ppo_kl, kl_cov),
-or 0. Companions of the policy worker add terms.
+m: action mask. rho: weight or mask of algorithm.rollout_correction, or 1. Companions of the policy worker add terms.
 """
 
 from __future__ import annotations

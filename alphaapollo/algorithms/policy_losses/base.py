@@ -95,8 +95,7 @@ class PolicyLoss:
         with explain_user_errors(self.fn, str(self)):
             output = self.fn(inputs, config)
             shape = inputs.mask.shape[:1] if per_row else inputs.mask.shape
-            check_float_tensor(f"the loss (level={self.level})", output.loss, shape)
-            check_float_tensor("the loss with its penalty", output.loss + output.penalty, shape)
+            check_float_tensor(f"the loss (level={self.level})", output.loss + output.penalty, shape)
             for name, value in output.metrics.items():
                 check_float_tensor(f"the metric {name!r}", value, ())
             if inputs.logp.requires_grad and not output.loss.requires_grad:

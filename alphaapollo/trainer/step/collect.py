@@ -224,8 +224,7 @@ class InFlightGroups:
     async def take_batch(self, iteration: int, timer: Timer) -> CollectedGroups:
         """Wait for the groups of an iteration and return them.
 
-        The batch is smaller than data.train_batch_size only at the end of the data, or if too many groups cannot be
-        trained on.
+        The batch is smaller than data.train_batch_size only at the end of the data, or if too many groups are dropped.
         """
         dropped: dict[int, TrajectoryGroup] = {}
         complete_since: float | None = None
@@ -274,8 +273,7 @@ class InFlightGroups:
         return sorted(self._ready)[: self._size]
 
     def _is_batch_ready(self, iteration: int, num_dropped: int) -> bool:
-        """Whether the batch is full, or too many groups were dropped, and no group left for later would become too
-        old."""
+        """Whether the batch is full, or too many groups were dropped, and no group for later would become too old."""
         if len(self._ready) < self._size and num_dropped + len(self._ready) < self._max_finished:
             return False
         remaining = sorted(self._version.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
