@@ -268,7 +268,7 @@ class Row:
 
     token_ids: Sequence[int]  # [T]
     action_mask: Sequence[int]  # [T] 1 if the model sampled the token
-    logprobs: Sequence[float]  # [T] log-probs of the engine, 0.0 off the mask
+    logprobs: Sequence[float]  # [T] log-probs of the engine, 0.0 off the mask; NaN: no engine sampled the token
     turn_ends: list[int]  # position of the last action token of each turn
     first_turn: int = 0  # index in Trajectory.turns of the first turn of the row
     weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, number of action tokens) in order
@@ -278,11 +278,12 @@ class Row:
     num_earlier_tokens: int = 0
     """Tokens before the row's response that count towards the same data.max_response_length: with agents, of earlier
     answers and observations of its path; in memory context, of earlier turns."""
+    temperature: float | None = None  # at which an engine sampled; of `logprobs`, too, unless it is 0; None: unknown
 
     def __reduce__(self) -> tuple[object, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
         fields = (self.turn_ends, self.first_turn, self.weight_versions, self.images, self.columns)
-        return Row, (*compact, *fields, self.num_earlier_tokens)
+        return Row, (*compact, *fields, self.num_earlier_tokens, self.temperature)
 
     @property
     def response_start(self) -> int:

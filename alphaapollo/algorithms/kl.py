@@ -126,7 +126,7 @@ def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) 
             error = min(max(kl / target - 1.0, -0.2), 0.2)
             return coef * (1.0 + error * num_sequences / config.horizon)
         case "doubling":
-            return next_kl_coef_by_doubling(coef, kl, target)
+            return next_kl_coef_by_doubling(coef, kl, target, config.kl_coef)
         case "dual":
             return next_kl_coef_by_dual_ascent(coef, kl, target)
 
@@ -141,13 +141,14 @@ def next_policy_kl_coef(options: PolicyLossOptions, coef: float | None, kl: floa
     coef, target = options.ppo_kl_coef if coef is None else coef, options.ppo_kl_target
     if options.ppo_kl_type == "dual":
         return next_kl_coef_by_dual_ascent(coef, kl, target, options.ppo_kl_rate)
-    return next_kl_coef_by_doubling(coef, kl, target)
+    return next_kl_coef_by_doubling(coef, kl, target, options.ppo_kl_coef)
 
 
-def next_kl_coef_by_doubling(coef: float, kl: float, target: float) -> float:
-    """Halve the KL coefficient if kl < target / 1.5, double it if kl > 1.5 target (arXiv 1707.06347, section 4)."""
+def next_kl_coef_by_doubling(coef: float, kl: float, target: float, initial: float) -> float:
+    """Halve the KL coefficient if kl < target / 1.5, double it if kl > 1.5 target (arXiv 1707.06347, section 4). It is
+    at least initial / 1024, so that it can grow again in a few iterations."""
     if kl < target / 1.5:
-        return coef / 2.0
+        return max(coef / 2.0, initial / 1024)
     return coef * 2.0 if kl > target * 1.5 else coef
 
 

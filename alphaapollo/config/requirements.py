@@ -6,6 +6,7 @@ trainer/setup/combinations.py, rows about model families in launch/model_require
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from alphaapollo.config.schema.algorithm import Actor, Filtration, RolloutCorrec
 from alphaapollo.config.schema.base import Device, Section
 from alphaapollo.config.schema.commands import Config, TuningConfig, TuningData
 from alphaapollo.config.schema.generation import EvolvingConfig, GenerationConfig, ServedModel
-from alphaapollo.config.schema.model import Fsdp, Rollout
+from alphaapollo.config.schema.model import Fsdp, Optimizer, Rollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Teacher, TeacherModel
 from alphaapollo.config.schema.trainer import RunSettings, Training
 
@@ -99,6 +100,11 @@ def list_divisors(*numbers: int) -> str:
 def gpus(trainer: Any, case: Case) -> Any:
     own = not isinstance(case.config, EvolvingConfig) or any(model.path for model in case.config.models.values())
     return case.device == "cuda" and not case.num_gpus and own
+
+
+@requirement(Optimizer, "name", "torchao is not installed", "Install it with pip, or set adamw")
+def torchao(optim: Optimizer, case: Case) -> Any:
+    return optim.name == "adamw_8bit" and importlib.util.find_spec("torchao") is None
 
 
 @requirement(Training, "n_gpus_per_node", "a node has {} GPUs", "Set {} or less")

@@ -30,7 +30,6 @@ from alphaapollo.weight_sync.verification import Probe, merge_weight_updates
 if TYPE_CHECKING:
     from alphaapollo.rollout.suites import Suite, SuiteResult
     from alphaapollo.rollout.worker import RolloutWorker
-    from alphaapollo.workers.accumulation import LossRequest
     from alphaapollo.workers.critic import CriticWorker, RewardModelWorker
     from alphaapollo.workers.finetuning_worker import FinetuningWorker  # noqa: F401  (used in a string)
     from alphaapollo.workers.model_worker import TrainingWorker
@@ -197,13 +196,13 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         return results[0][0], sums, [old for _, _, old in results if old is not None]
 
     async def accumulate(
-        self, batches: Sequence[RankBatch], request: LossRequest
+        self, batches: Sequence[RankBatch], loss: str | bytes, denominator: float
     ) -> tuple[dict[str, float], list[np.ndarray]]:
         """Add the gradients of rows with a loss of their own (workers/accumulation.py). Returns the sums of loss and
         metrics over all ranks, and the log-probs of each batch."""
         from alphaapollo.workers.accumulation import accumulate  # imports torch
 
-        results = await self._call_with_batches(lambda worker, batch: accumulate(worker, batch, request), batches)
+        results = await self._call_with_batches(lambda one, batch: accumulate(one, batch, loss, denominator), batches)
         return results[0][0], [logprobs for _, logprobs in results]
 
     async def take_step(self, lr: float | None, grad_clip: float | None) -> dict[str, float]:

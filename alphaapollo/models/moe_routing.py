@@ -221,9 +221,11 @@ class ExpertLoadBalancer:
             self.tokens = torch.tensor(tokens, device=self.device)
             dist.all_reduce(self.tokens, group=self.group)
 
-    def compute_last_pass_loss(self) -> Tensor | float:
+    def compute_last_pass_loss(self, share: Tensor | None = None) -> Tensor | float:
         """Return the last forward pass's part of the load-balancing loss, and add its expert loads to `counts`.
-        Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0."""
+        Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0.
+
+        share: weight of the passes that all ranks run at the same time; None: their share of the step's tokens."""
         routing = self.routers.current
         assert routing is not None, "run a forward pass first"
         self.counts += routing.counts
@@ -237,7 +239,7 @@ class ExpertLoadBalancer:
         dist.all_reduce(stacked)
         counts, probabilities = stacked
         tokens = counts.sum().clamp(min=1.0) / self.routers.sizes.experts_per_token
-        share = tokens / self.tokens
+        share = tokens / self.tokens if share is None else share
         self.loss += load_balancing_loss(counts, probabilities, tokens, share)
         return self.coefficient * load_balancing_loss(counts, routing.probabilities, tokens, share)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,7 @@ def make_row(
     length = len(token_ids)
     mask = [0] + [1] * (length - 1) if weights is None else [int(one != 0) for one in weights]
     own = {name: one for name, one in {TARGETS: targets, WEIGHTS: weights, **columns}.items() if one is not None}
-    return Row(list(token_ids), mask, [0.0] * length, [length - 1], columns=own)
+    return Row(list(token_ids), mask, [math.nan] * length, [length - 1], columns=own)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ class RowReader:
                 size = self.vocabulary_size
                 raise ValueError(f"{label}: the {noun} {wrong[0]} is outside the model's vocabulary of {size} tokens.")
         found |= {WEIGHTS: weights} if WEIGHTS in found else {}
-        return replace(row, columns=found, action_mask=(weights != 0).astype(int).tolist())
+        is_sampled = (trained != 0) & (found.get(TARGETS, ids) == ids)
+        logprobs = np.where(weights == 0, 0.0, np.where(is_sampled, row.logprobs, math.nan)).tolist()
+        return replace(row, columns=found, action_mask=(weights != 0).astype(int).tolist(), logprobs=logprobs)
 
 
 def distribute(rows: Sequence[Row], plan: Plan, groups: Sequence[object] | None = None) -> BatchLayout:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.api import Settings, format_settings
@@ -51,9 +53,11 @@ class PreparedLoop:
 
     def make_specs(self) -> WorkerSpecs:
         """Describe how to build the policy workers and, if there are engines, the rollout workers."""
-        steps = self.config.trainer.total_training_steps or 1  # for learning rate schedules
+        steps = self.config.trainer.total_training_steps or 1
         specs = make_worker_specs(self.config, self.plan, new_run_id(), steps, has_reward_function=True)
-        specs = replace(specs, rank_builders={"policy": specs.rank_builders["policy"]})
+        build: Any = specs.rank_builders["policy"]
+        build = partial(build.func, replace(build.args[0], optimizer_steps=steps), *build.args[1:])
+        specs = replace(specs, rank_builders={"policy": build})
         if self.has_engines:
             return specs
         return replace(specs, engine_builder=None, placement=replace(specs.placement, num_engines=0))
@@ -91,6 +95,10 @@ def prepare_loop(config: Config, has_engines: bool, console: Console) -> Prepare
     notices = check_config_and_get_notices(config, *sizes, optional_paths={"data.train_files"})
     if config.uses_trpo:
         raise ValueError("optim.name=trpo needs the loss of main_ppo's update. Set another optimizer, e.g. adamw.")
+    optim, end = config.actor_rollout_ref.actor.optim, trainer.total_training_steps
+    if not end and (optim.warmup_style == "cosine" or (optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio)):
+        keys = f"warmup_style={optim.warmup_style}, lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g}"
+        raise ValueError(f"optim.{keys} need the number of optimizer steps. Set trainer.total_training_steps to it.")
     if config.algorithm.custom_module:
         load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
     find_environment_spec(config.env)

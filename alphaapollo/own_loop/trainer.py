@@ -65,6 +65,7 @@ class Trainer:
         self._verbs, self._stop = Future[Verbs](), threading.Event()
         self._failure: BaseException | None = None  # why the workers have ended
         self._loop_error: BaseException | None = None  # that ended the caller's block
+        self._environment: dict[str, str] = {}  # environment variables at the start of the block
         self._thread = threading.Thread(target=self._run, name="own-loop", daemon=True)
 
     sample = _make_sync(Verbs.sample)
@@ -109,9 +110,12 @@ class Trainer:
             raise self._failure
 
     def _close(self, error: BaseException | None) -> None:
-        self._loop_error = error
+        self._loop_error, environment = error, dict(os.environ)
         self._stop.set()
-        self._thread.join()
+        self._thread.join()  # restores the variables before the start
+        os.environ.update(environment.items() - self._environment.items())
+        for name in self._environment.keys() - environment:
+            os.environ.pop(name, None)
 
     def _submit(self, call: Callable[[Verbs], Coroutine[Any, Any, T]]) -> Future[T]:
         if not self._thread.is_alive():
@@ -141,6 +145,7 @@ class Trainer:
                 async with session as started:
                     with closing(Verbs(prepared, started)) as verbs:
                         await verbs.begin()
+                        self._environment = dict(os.environ)
                         self._verbs.set_result(verbs)
                         while not self._stop.is_set():
                             if not HEARTBEAT.list_active_calls():

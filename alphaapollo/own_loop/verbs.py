@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import WEIGHTS
+from alphaapollo.batching.sampled_rows import check_engine_log_probs, check_first_ratio
 from alphaapollo.cli.run_process import pickle_by_value
 from alphaapollo.data.prompts import check_length_limit
 from alphaapollo.environments.base import EnvironmentFactory, StepResult, get_environment_spec
@@ -30,7 +32,7 @@ from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.publish import WeightPublisher, make_publisher
 from alphaapollo.trainer.setup.inputs import make_probe
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
-from alphaapollo.workers.accumulation import LossFunction, LossRequest, cross_entropy
+from alphaapollo.workers.accumulation import LossFunction, cross_entropy
 
 Prompts = Sequence[Prompt | str | list[Message]]
 """Each is a text to continue, a chat `[{"role": ..., "content": ...}]`, or a Prompt of a data file."""
@@ -64,6 +66,7 @@ class Verbs:
         start, folder = prepared.start, config.trainer.folder
         self.progress = Progress.read(start.checkpoint) if start.checkpoint else Progress()
         self._num_accumulated = 0  # forward_backward calls since the last step
+        self._trained_version: int | None = None  # version of the trainer's weights; None: not published
         self._version, self._has_synced_engines, self._training = self.progress.step, False, asyncio.Lock()
         self._rollout_log = RolloutLog(folder / "rollouts")
         checkpoints = CheckpointFolder(folder / "checkpoints", keep=None, inputs=start.inputs)
@@ -167,14 +170,22 @@ class Verbs:
             raise ValueError(f"loss={loss} needs advantages=[...], with one entry per row.")
         read = self._prepared.reader.read(rows, columns)
         layout, num_tokens = distribute(read, self._plan, groups), sum(sum(row.action_mask) for row in read)
-        count = len(read) if policy_loss and policy_loss.level == "sequence" else num_tokens
+        per_row = policy_loss is not None and policy_loss.level == "sequence"
+        if per_row and not all(np.isin(row.columns.get(WEIGHTS, 1), (0, 1)).all() for row in read):
+            raise ValueError(f"loss={loss} is a loss of rows, so weights must be 0 or 1. Multiply advantages instead.")
+        count = len(read) if per_row else num_tokens
         sent = loss if isinstance(loss, str) else pickle_by_value("loss", loss, [loss])
-        request = LossRequest(sent, count if denominator is None else denominator)
+        if has_ratio := policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns:
+            check_engine_log_probs(read, self._plan.rollout.temperature)
+        scale = count if denominator is None else denominator
         async with self._use_trainer():
-            sums, logprobs = await self._workers.policy.accumulate(layout.rank_batches, request)
-            self._num_accumulated += 1
+            sums, values = await self._workers.policy.accumulate(layout.rank_batches, sent, scale)
+            self._num_accumulated, logprobs = self._num_accumulated + 1, split_by_row(layout, read, values)
+            if has_ratio and self._publisher:
+                limit = self._publisher.probe_tolerance / min(self._plan.rollout.temperature, 1.0)
+                check_first_ratio(read, logprobs, self._trained_version, limit)
         metrics = {name: value / count for name, value in sums.items() if name != "loss"}
-        return GradientResult(sums["loss"], num_tokens, split_by_row(layout, read, logprobs), metrics)
+        return GradientResult(sums["loss"], num_tokens, logprobs, metrics)
 
     async def optim_step(self, lr: float | None = None, grad_clip: float | None = None) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients. None: as configured. Returns lr, and the gradient norm
@@ -182,7 +193,7 @@ class Verbs:
         if not self._num_accumulated:
             raise ValueError("there are no gradients. Call forward_backward before optim_step.")
         async with self._use_trainer():
-            self._num_accumulated = 0
+            self._num_accumulated, self._trained_version = 0, None
             return await self._workers.policy.take_step(lr, grad_clip)
 
     async def publish(self) -> dict[str, float]:
@@ -274,6 +285,7 @@ class Verbs:
         if self._publisher is None:
             raise ValueError("there are no engines to publish to. Create the trainer with engines=1 or more.")
         self._version, self._has_synced_engines = self._version + 1, True
+        self._trained_version = self._version
         return await self._publisher.publish(self._version)
 
     @asynccontextmanager

@@ -336,6 +336,8 @@ async def run_group(
         episodes.append(asyncio.ensure_future(run_episode(greedy)))
     try:
         trajectories = await asyncio.gather(*episodes)
+        for task, row in ((task, row) for task, one in zip(tasks, trajectories, strict=True) for row in one.rows):
+            row.temperature = task.sampling.temperature
         baseline = trajectories.pop() if request.greedy_baseline else None
         untrained = [*(trajectories if request.validate else []), *([baseline] if baseline else [])]
         for row in [row for trajectory in untrained for row in trajectory.rows]:

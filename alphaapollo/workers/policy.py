@@ -170,7 +170,7 @@ class PolicyWorker(TrainingWorker):
         metrics |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
         metrics |= self.balancer.compute_metrics() if self.balancer else {}
         if self.actor.policy_loss.adapts_kl_coef:
-            metrics |= self._measure_policy_kl()
+            metrics |= self._measure_policy_kl(columns.loss_weights)
         for companion in self.companions:
             metrics |= companion.pop_metrics()
         return {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
@@ -198,14 +198,16 @@ class PolicyWorker(TrainingWorker):
         trained[[row for mini_batch in self.last_mini_batches for row in mini_batch.row_indices]] = True
         return np.flatnonzero(rows.action_mask & np.repeat(trained, rows.response_lengths))
 
-    def _measure_policy_kl(self) -> dict[str, float]:
-        """Estimate KL(old||new) of this update in nats per token, over all ranks (a collective)."""
+    def _measure_policy_kl(self, loss_weights: np.ndarray | None) -> dict[str, float]:
+        """Estimate KL(old||new) of this update in nats per token, weighted as in the loss (a collective)."""
+        assert loss_weights is not None
         new, tokens = self._compute_log_probs(self.last_mini_batches), self._find_trained_tokens()
         d = torch.from_numpy((new - self.get_old_log_probs())[tokens].astype(np.float64))
+        weights = torch.from_numpy(np.repeat(loss_weights, self.batch.rows.response_lengths)[tokens].astype(np.float64))
         sums = MetricSums(self.data_group)
-        sums.add({"kl": old_policy_penalty(clamp_log_ratio(d)).sum(), "tokens": torch.tensor(float(len(tokens)))})
+        sums.add({"kl": (weights * old_policy_penalty(clamp_log_ratio(d))).sum(), "weights": weights.sum()})
         totals = sums.reduce(self.device)
-        return {"policy_kl": totals["kl"] / max(totals["tokens"], 1.0)}
+        return {"policy_kl": totals["kl"] / (totals["weights"] or 1.0)}
 
     def send_weights(self, version: int) -> WeightUpdate | None:
         """Send the weights to the inference engines. Returns None on ranks that only help to gather the weights."""

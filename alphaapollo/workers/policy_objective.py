@@ -3,7 +3,7 @@
 The loss is a weighted sum over token sequences. The driver computes the weights for the complete mini-batch, so the sum
 of all losses, and of their gradients, does not depend on micro-batches, ranks or packing:
 
-    sum_i w_i sum_t m_it (rho_it * policy loss + kl_coef * KL - entropy_coef * entropy)
+    sum_i w_i sum_t m_it (rho_it * policy loss + penalty + kl_coef * KL - entropy_coef * entropy)
 
 m: action mask. rho: weight or mask of algorithm.rollout_correction, or 1. Companions of the policy worker add terms.
 """
@@ -84,6 +84,7 @@ def compute_policy_objective(
     losses = output.loss
     if factor is not None:
         losses = losses * (factor if policy_loss.level == "token" else row_mean(factor, mask))
+    losses = losses + output.penalty
     if policy_loss.level == "token":
         loss, prefix = aggregate_token_losses(losses, mask, weights), ""
     else:

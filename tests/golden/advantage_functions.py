@@ -154,6 +154,8 @@ def place_outcome_reward(scores, mask) -> Results:
     placed = torch.zeros_like(mask)
     for row, score, target in zip(mask, scores.tolist(), placed, strict=True):
         positions = row.nonzero().flatten().tolist()  # each action token is a turn after the tokens before it
+        if not positions:
+            continue  # a trajectory of a run has at least one action token
         turns = [make_turn([0], [0] * (one - before - 1)) for before, one in pairwise([-1, *positions])]
         inside = slice(positions[0], positions[-1] + 1)  # the response of the row
         length = np.array([0, inside.stop - inside.start])

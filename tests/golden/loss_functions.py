@@ -124,7 +124,8 @@ def clip_cov(logp, old_logp, adv, mask, selected, eps_low=0.2, eps_high=0.2, agg
 def kl_cov(logp, old_logp, adv, mask, ratio=2e-4, coef=1.0, agg=CORRECTED, logp_sg=None) -> Results:
     cov = ppo.token_covariance(logp if logp_sg is None else logp_sg, adv, mask)
     selected = ppo.top_covariance_tokens(cov, mask, ratio)
-    loss = ppo.kl_cov(log_ratio(logp, old_logp, mask), adv, selected, coef)
+    d = log_ratio(logp, old_logp, mask)
+    loss = -d.exp() * adv + ppo.kl_cov_penalty(d, selected, coef)
     return {**agg.sum_weighted(loss, mask), "selected": selected.nonzero().tolist()}
 
 

@@ -40,7 +40,7 @@ def test_command_prints_one_line_per_function_and_exits_0(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("change", "verdict"),
     [
-        ({"expected": {"value": [[0.0, 1.0 + 1e-8]]}}, "failed"),  # beyond rtol
+        ({"expected": {"value": [[0.0, 1.0 + 1e-8], [0.0, 0.0]]}}, "failed"),  # beyond rtol
         ({"expected": {"value": [0.0, 1.0]}}, "failed"),  # wrong shape
         ({"inputs": {"scores": [1.0], "mask": [[1, 1], [1, 1]]}}, "failed"),  # shapes that do not match
         ({"function": "place_reward"}, "unsupported"),
@@ -54,8 +54,8 @@ def test_command_exits_1_and_names_the_item(
     good = {
         "function": "place_outcome_reward",
         "params": {},
-        "inputs": {"scores": [1.0], "mask": [[1, 1]]},
-        "expected": {"value": [[0.0, 1.0]]},
+        "inputs": {"scores": [1.0, 2.0], "mask": [[1, 1], [0, 0]]},
+        "expected": {"value": [[0.0, 1.0], [0.0, 0.0]]},
     }
     assert main([write(tmp_path, good)]) == 0
     assert main([write(tmp_path, {**good, **change})]) == 1

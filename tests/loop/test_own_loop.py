@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.runs.run_history import read_history
 from alphaapollo.types import Prompt, Row, Score
+from alphaapollo.weight_sync.verification import WeightSyncError
 from examples.own_loop import distill, dpo, grpo, own_loss, sft
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, Task, child, wait_until_nothing_is_left
 from tests.loop.ray_nodes import two_ray_nodes
@@ -96,6 +98,8 @@ def test_a_saved_state_resumes_bit_for_bit(task: Task, tmp_path: Path) -> None:
         loaded = train_one_step(t)
         t.save("best")
         check_errors(t)
+        os.environ["SET_IN_THE_BLOCK"] = "1"
+    assert os.environ.pop("SET_IN_THE_BLOCK") == "1"
     with Trainer(settings, *words(tmp_path)) as t:  # from the newest checkpoint, step_000001
         assert t.step == 1
         resumed = train_one_step(t)
@@ -124,6 +128,19 @@ def check_errors(t: Trainer) -> None:
     refuse(lambda: t.forward_backward([make_row([5, -6])]), "token -6", "vocabulary")
     refuse(lambda: t.forward_backward([make_row([5, 6], weights=[0, 0])]), "row 0 must be trained on some token")
     refuse(lambda: t.forward_backward([row], loss="ppo"), "advantages")
+    refuse(lambda: t.forward_backward([row], loss="ppo", advantages=[1.0]), "no engine sampled 2", "old_logprobs")
+    refuse(
+        lambda: t.forward_backward([row], loss="gspo", advantages=[1.0], old_logprobs=[0.0], weights=[0.5]),
+        "gspo is a loss of rows",
+        "weights",
+    )
+    (group,) = t.sample([CHAT], n=2, temperature=0.5)
+    heated = [one.rows[0] for one in group.trajectories]
+    refuse(lambda: t.forward_backward(heated, loss="ppo", advantages=[1.0, -1.0]), "temperature 0.5", "temperature=1")
+    (group,) = t.sample([CHAT], n=2)
+    wrong = [replace(one.rows[0], logprobs=[-9.0] * len(one.rows[0].token_ids)) for one in group.trajectories]
+    refuse(lambda: t.forward_backward(wrong, loss="ppo", advantages=[1.0, -1.0]), "-9 under", kind=WeightSyncError)
+    t.optim_step(lr=0.0)  # drops the gradients
     refuse(lambda: t.forward_backward([row], loss="pppo"), "pppo", "ppo")
     refuse(lambda: t.forward_backward([row], loss="kl_cov", advantages=[1.0]), "kl_cov")
     refuse(lambda: t.forward_backward([row, row], loss="ppo", advantages=[1.0]), "1 entries for 2 rows")

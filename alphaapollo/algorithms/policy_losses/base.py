@@ -9,7 +9,7 @@ def mine(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -43,7 +43,7 @@ class PolicyLossInputs:
 
 @dataclass(frozen=True)
 class PolicyLossOutput:
-    """Loss of each token or sequence, before aggregation to a scalar, and metrics.
+    """Loss and penalty of each token or sequence, before aggregation to a scalar, and metrics.
 
     A metric is a scalar: the sum over action tokens (token level) or non-empty rows (sequence level). The logger
     divides it by the number of tokens or rows in all micro-batches and ranks.
@@ -51,6 +51,7 @@ class PolicyLossOutput:
 
     loss: Tensor  # [B, L] at token level, [B] at sequence level; values outside the mask and in empty rows are ignored
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    penalty: Tensor | float = 0.0  # shape of `loss`; added to it, but not weighted or masked by rollout_correction
 
 
 PolicyLossFn = Callable[[PolicyLossInputs, Actor], PolicyLossOutput]
@@ -94,12 +95,12 @@ class PolicyLoss:
         with explain_user_errors(self.fn, str(self)):
             output = self.fn(inputs, config)
             shape = inputs.mask.shape[:1] if per_row else inputs.mask.shape
-            check_float_tensor(f"the loss (level={self.level})", output.loss, shape)
+            check_float_tensor(f"the loss (level={self.level})", output.loss + output.penalty, shape)
             for name, value in output.metrics.items():
                 check_float_tensor(f"the metric {name!r}", value, ())
             if inputs.logp.requires_grad and not output.loss.requires_grad:
                 raise ValueError("the loss has no gradient, because it does not depend on inputs.logp")
-        return PolicyLossOutput(output.loss, output.metrics | {"old_policy_kl": old_policy_kl(inputs, per_row)})
+        return replace(output, metrics=output.metrics | {"old_policy_kl": old_policy_kl(inputs, per_row)})
 
 
 _policy_losses: Registry[PolicyLoss] = Registry("policy loss")

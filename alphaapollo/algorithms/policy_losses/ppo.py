@@ -82,8 +82,8 @@ def _ppo_kl(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute PPO's penalized loss -r A + beta KL(old||pi) (arXiv 1707.06347, Eq. 8)."""
     coef = config.policy_loss.ppo_kl_coef if inputs.kl_coef is None else inputs.kl_coef
     d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
-    loss = -d.exp() * inputs.advantages + coef * old_policy_penalty(d)
-    return PolicyLossOutput(loss, {"policy_kl_coef": token_sum(torch.full_like(d, coef), inputs.mask)})
+    metrics = {"policy_kl_coef": token_sum(torch.full_like(d, coef), inputs.mask)}
+    return PolicyLossOutput(-d.exp() * inputs.advantages, metrics, coef * old_policy_penalty(d))
 
 
 @register_policy_loss("surrogate", zero_without_advantage=True, is_surrogate=True, reads=())
@@ -242,9 +242,9 @@ def top_covariance_tokens(covariance: Tensor, mask: Tensor, ratio: float) -> Ten
     return top.view_as(mask)
 
 
-def kl_cov(log_ratio: Tensor, advantages: Tensor, selected: Tensor, coef: float) -> Tensor:
-    """Compute the KL-Cov loss: -ratio * advantage, plus coef * |log_ratio| on the selected tokens. All [B, L]."""
-    return -log_ratio.exp() * advantages + torch.where(selected, coef * log_ratio.abs(), torch.zeros_like(log_ratio))
+def kl_cov_penalty(log_ratio: Tensor, selected: Tensor, coef: float) -> Tensor:
+    """Compute KL-Cov's penalty: coef * |log_ratio| on the selected tokens, else 0. All [B, L]."""
+    return torch.where(selected, coef * log_ratio.abs(), torch.zeros_like(log_ratio))
 
 
 def _count_selected_tokens(ratio: float, mask: Tensor) -> int:
@@ -296,5 +296,6 @@ def _select_top_covariance_tokens(logp: Tensor, advantages: Tensor, config: Acto
 def _kl_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     assert inputs.selected_tokens is not None
     d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
-    loss = kl_cov(d, inputs.advantages, inputs.selected_tokens, config.policy_loss.ppo_kl_coef)
-    return PolicyLossOutput(loss, {"kl_cov_fraction": token_sum(inputs.selected_tokens, inputs.mask)})
+    penalty = kl_cov_penalty(d, inputs.selected_tokens, config.policy_loss.ppo_kl_coef)
+    metrics = {"kl_cov_fraction": token_sum(inputs.selected_tokens, inputs.mask)}
+    return PolicyLossOutput(-d.exp() * inputs.advantages, metrics, penalty)

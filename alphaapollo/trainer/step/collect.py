@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from alphaapollo.algorithms.statistics import has_variance
-from alphaapollo.config.schema import Data
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress, RecentGroups
 from alphaapollo.trainer.run_state import TrainingRun
@@ -66,12 +65,9 @@ async def collect_groups(run: TrainingRun, iteration: int, timer: Timer) -> Coll
         selected += [group for group in groups if passes_dynamic_sampling(run, group)]
         rounds += 1
     if filters.enable and filters.mode == "refill" and len(selected) < size:
-        run.console.notify(
-            f"step {iteration}: training on {len(selected)} instead of {size} groups, because only these have reward "
-            f"variance after {rounds} generation rounds (limit: algorithm.filter_groups.max_num_gen_batches)"
-        )
+        notify_incomplete_batch(run, iteration, len(selected))
     collected = CollectedGroups(selected[:size], generated, rounds)
-    return add_recent_groups(run.progress.recent, iteration, collected, config.data)
+    return add_recent_groups(run, iteration, collected)
 
 
 def take_stream_positions(progress: Progress, count: int) -> list[int]:
@@ -136,26 +132,37 @@ def get_metric_value(trajectory: Trajectory, metric: str) -> float:
     return value
 
 
+def notify_incomplete_batch(run: TrainingRun, iteration: int, count: int) -> None:
+    filters, size = run.config.algorithm.filter_groups, run.config.data.train_batch_size
+    why = "have no reward variance (algorithm.filter_groups.max_num_gen_batches)" if filters.enable else "failed"
+    run.console.notify(f"step {iteration}: training on {count} instead of {size} groups, because too many others {why}")
+
+
 def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
-    """Raise ValueError if no trajectory can be trained on, e.g. because the reward function is broken."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    if trajectories and not any(map(is_trainable, trajectories)):
-        first = trajectories[0].score
+    """Raise ValueError if no group can be trained on, e.g. because the reward function is broken."""
+    if groups and not any(map(is_usable_for_training, groups)):
+        first = groups[0]
+        compared = first.baseline if first.baseline and any(map(is_trainable, first.trajectories)) else None
+        kind, score = "greedy baseline" if compared else "trajectory", (compared or first.trajectories[0]).score
         raise ValueError(
-            f"all {len(trajectories)} trajectories of this iteration failed, so there is nothing to learn from. "
-            f"First failure ({first.outcome}): {first.reason}"
+            f"none of the {len(groups)} groups of this iteration can be trained on, so there is nothing to learn from. "
+            f"First failure ({kind}, {score.outcome}): {score.reason}"
         )
 
 
-def add_recent_groups(recent: RecentGroups, iteration: int, collected: CollectedGroups, data: Data) -> CollectedGroups:
+def add_recent_groups(run: TrainingRun, iteration: int, collected: CollectedGroups) -> CollectedGroups:
     """Choose the groups of earlier iterations that this iteration trains on again (data.reuse), and keep its own
     groups for later ones.
 
-    Only groups with different rewards are kept, because the others have no advantages.
+    Only groups with different rewards are kept, because the others have no advantages, and only those of the trainer's
+    temperature, which may change when a run resumes.
     """
+    data, known = run.config.data, {None, run.config.actor_rollout_ref.rollout.temperature}
     if not data.reuse.groups:
         return collected
-    kept = [(origin, group) for origin, group in recent.entries if iteration - origin <= data.reuse.max_age]
+    recent = [(origin, one) for origin, one in run.progress.recent.entries if iteration - origin <= data.reuse.max_age]
+    heats = [{row.temperature for one in group.trajectories for row in one.rows} for _, group in recent]
+    kept = [entry for entry, heat in zip(recent, heats, strict=True) if heat <= known]
     rng = np.random.default_rng(derive_seed(data.seed, "reuse", iteration))
     chosen = [kept[index] for index in sorted(rng.permutation(len(kept))[: data.reuse.groups])]
     added = [(iteration, group) for group in collected.selected if has_metric_variance(group, "reward")]
@@ -165,6 +172,7 @@ def add_recent_groups(recent: RecentGroups, iteration: int, collected: Collected
     return replace(collected, reused=reused, recent=RecentGroups((*kept, *added)), metrics=metrics)
 
 
+MAX_ROUNDS = 10  # limit of an asynchronous iteration in which groups fail, in batches of groups
 COUNTED = ("started", "finished", "trained", "dropped_failed", "dropped_no_signal")
 
 
@@ -182,6 +190,8 @@ class InFlightGroups:
         self._run = run
         self._size = run.config.data.train_batch_size
         self._staleness = run.config.trainer.max_staleness
+        filters = run.config.algorithm.filter_groups
+        self._max_finished = self._size * (filters.max_rounds if filters.enable else MAX_ROUNDS)  # of an iteration
         self._generating: dict[int, asyncio.Task[TrajectoryGroup]] = {}  # by position in the stream of training prompts
         self._version: dict[int, int] = {}  # weight version at the start of each group in flight
         self._has_news = asyncio.Event()  # set when a task is done
@@ -216,7 +226,7 @@ class InFlightGroups:
     async def take_batch(self, iteration: int, timer: Timer) -> CollectedGroups:
         """Wait for the groups of an iteration and return them.
 
-        The batch is smaller than data.train_batch_size only at the end of the data, or if dynamic sampling gives up.
+        The batch is smaller than data.train_batch_size only at the end of the data, or if too many groups are dropped.
         """
         dropped: dict[int, TrajectoryGroup] = {}
         complete_since: float | None = None
@@ -232,6 +242,9 @@ class InFlightGroups:
                 self._has_news.clear()
                 dropped |= await self._accept_or_drop_finished_groups(dropped)
         self._waited = 0.0 if complete_since is None else time.perf_counter() - complete_since
+        gave_up = len(dropped) + len(self._ready) >= self._max_finished
+        if len(self._ready) < self._size and gave_up and not self._run.config.algorithm.filter_groups.reweights:
+            notify_incomplete_batch(self._run, iteration, len(self._ready))
         chosen = self._choose_oldest_ready_positions()
         groups = [self._ready[position] for position in chosen]
         self._counts["trained"] += len(chosen)
@@ -241,7 +254,7 @@ class InFlightGroups:
         in_order = [generated[position] for position in sorted(generated)]
         metrics = compute_staleness_metrics(groups, iteration - 1)
         collected = CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size), metrics=metrics)
-        return add_recent_groups(self._run.progress.recent, iteration, collected, self._run.config.data)
+        return add_recent_groups(self._run, iteration, collected)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return numbers of groups: started, finished, trained and dropped since the last call, and now in flight."""
@@ -262,10 +275,8 @@ class InFlightGroups:
         return sorted(self._ready)[: self._size]
 
     def _is_batch_ready(self, iteration: int, num_dropped: int) -> bool:
-        """Whether the batch is full (or dynamic sampling gives up) and no group left for later would become too old."""
-        filters = self._run.config.algorithm.filter_groups
-        gives_up = filters.enable and num_dropped + len(self._ready) >= filters.max_rounds * self._size
-        if len(self._ready) < self._size and not gives_up:
+        """Whether the batch is full, or too many groups were dropped, and no group for later would become too old."""
+        if len(self._ready) < self._size and num_dropped + len(self._ready) < self._max_finished:
             return False
         remaining = sorted(self._version.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
         return all(

@@ -115,7 +115,7 @@ async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup]
             if config.algorithm.use_kl_in_reward:
                 kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
                 coef = next_kl_coef(config.algorithm.kl_ctrl, coef, kl, len(batch.trajectories))
-            if options.adapts_kl_coef:
+            if options.adapts_kl_coef and not updated["actor/steps_skipped"]:  # else the KL is not that of an update
                 policy_kl_coef = next_policy_kl_coef(options, penalty, updated["actor/policy_kl"])
     return UpdateResult(
         metrics,

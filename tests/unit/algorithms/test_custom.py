@@ -116,7 +116,9 @@ def test_losses_declare_whether_tokens_without_advantage_have_a_gradient(name: s
     loss = get_policy_loss(name)
     if loss.fn.__module__.startswith("alphaapollo."):
         inputs = with_choice(loss_inputs(advantage=0.0), loss, Actor())
-        (gradient,) = torch.autograd.grad(loss(inputs, Actor()).loss.sum(), inputs.logp, materialize_grads=True)
+        output = loss(inputs, Actor())
+        losses = output.loss + output.penalty
+        (gradient,) = torch.autograd.grad(losses.sum(), inputs.logp, materialize_grads=True)
         assert loss.zero_without_advantage == (not gradient.any())
 
 

@@ -151,7 +151,8 @@ def test_loss_reads_its_declared_keys_and_each_has_an_effect(name: str):
     wide = Actor(policy_loss={"clip_cov_ratio": 0.3, "clip_cov_lb": 0.0, "clip_cov_ub": 5.0})
 
     def losses(actor: Actor) -> torch.Tensor:
-        return loss(with_choice(loss_batch(), loss, actor), actor).loss
+        output = loss(with_choice(loss_batch(), loss, actor), actor)
+        return output.loss + output.penalty
 
     for field in loss.reads:
         pairs = [(actor, with_field(actor, field, OTHER_ACTOR[field])) for actor in (Actor(), wide)]

@@ -36,7 +36,8 @@ def loss_and_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Aggregated with these weights of the rows, or as seq-mean-token-mean, or as a mean over rows."""
     loss = get_policy_loss(name)
-    output, lengths = loss(batch, actor or Actor()).loss, batch.mask.sum(1)
+    found, lengths = loss(batch, actor or Actor()), batch.mask.sum(1)
+    output = found.loss + found.penalty
     if weights is None:
         mode = "seq-mean-token-mean" if loss.level == "token" else "seq-mean-token-sum"
         weights = row_weights(lengths, torch.arange(len(lengths)), mode, 1)

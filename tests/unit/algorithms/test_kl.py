@@ -90,6 +90,7 @@ CONTROL = {"kl_coef": 0.5, "target_kl": 6.0, "horizon": 1000.0}
         ("doubling", 1.0, 4.0, 1.0),
         ("doubling", 1.0, 9.1, 2.0),
         ("doubling", 2.0, 3.9, 1.0),
+        ("doubling", 0.5 / 2**10, 3.9, 0.5 / 2**10),  # the floor
         ("dual", 0.05, 11.0, 0.10),
         ("dual", 0.15, -94.0, 0.0),  # projected: a negative multiplier would reward divergence
     ],
@@ -103,6 +104,7 @@ def test_next_kl_coef(kind: str, coef: float, kl: float, expected: float):
     [
         ("doubling", None, 0.1, 4.0),  # above 1.5 targets; the initial coefficient is 2
         ("doubling", 8.0, 0.01, 4.0),
+        ("doubling", 1e-12, 0.0, 2.0 / 2**10),
         ("doubling", 8.0, 0.02, 8.0),
         ("dual", 8.0, 0.12, 8.5),  # 8 + 5 (0.12 - 0.02)
         ("dual", 0.05, 0.0, 0.0),

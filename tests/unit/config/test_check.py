@@ -1,6 +1,7 @@
 """Errors and warnings about combinations of keys, about files, and about the machine."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,15 @@ def rows(table: dict[str, dict[str, str]]) -> list[Any]:
 def test_an_error_names_the_keys_and_values(command: str, words: str, facts: str):
     text = problem(command, words)
     assert [fact for fact in expand(command, facts) if fact not in text] == [], text
+
+
+def test_adamw_8bit_needs_torchao(monkeypatch: pytest.MonkeyPatch):
+    outcome("ppo", "actor.optim.name=adamw_8bit")
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    for command, section in (("ppo", "actor."), ("sft", "")):
+        assert f"{section}optim.name=adamw_8bit: torchao is not installed" in problem(
+            command, f"{section}optim.name=adamw_8bit"
+        )
 
 
 def test_model_and_data_are_required():

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from alphaapollo.batching.sampled_rows import check_engine_log_probs, check_first_ratio
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.observability.console import Console
 from alphaapollo.own_loop.rows import RowReader, make_row
-from alphaapollo.own_loop.setup import expand_key, load_loop_config
+from alphaapollo.own_loop.setup import expand_key, load_loop_config, prepare_loop
 from alphaapollo.types import Row
+from alphaapollo.weight_sync.verification import WeightSyncError
+
+SAMPLED = Row([1, 2, 3, 4], [0, 0, 1, 1], [0.0, 0.0, -2.0, -3.0], [3], temperature=0.9)
 
 
 def test_beginnings_of_keys_may_be_left_out() -> None:
@@ -44,9 +53,52 @@ def test_weights_of_a_call_choose_the_trained_tokens() -> None:
     half, some = reader.read([sampled, make_row([5, 6])], {"weights": [0.5, [0.0, 2.0]]})
     np.testing.assert_array_equal(half.columns["weights"], [0.0, 0.5, 0.5, 0.5])
     (chosen,) = reader.read([sampled], {"weights": [[0.0, 0.0, 2.0, 0.0]]})
-    assert chosen.action_mask == [0, 0, 1, 0] and chosen.logprobs == sampled.logprobs
+    assert chosen.action_mask == [0, 0, 1, 0] and chosen.logprobs == [0.0, 0.0, -2.0, 0.0]
     assert some.action_mask == [0, 1] and make_row([5, 6, 7], weights=[0, 0, 1]).action_mask == [0, 0, 1]
     mixed = reader.read([make_row([5, 6], targets=[0, 9]), sampled])
     np.testing.assert_array_equal(mixed[1].columns["targets"], sampled.token_ids)
     with pytest.raises(ValueError, match="row 1: its column a is missing"):
         reader.read([make_row([5, 6], a=1.0), sampled])
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "problem"),
+    [
+        (SAMPLED, {}, None),
+        (SAMPLED, {"weights": [[0, 0, 1.0, 0]]}, None),
+        (replace(SAMPLED, temperature=None), {}, None),  # log-probs of the caller
+        (replace(SAMPLED, temperature=0.5), {}, "temperature 0.5 of its samples, .* rollout.temperature=0.9"),
+        (SAMPLED, {"weights": [[0, 1, 1, 1]]}, "no engine sampled 1 of its 3 trained tokens"),
+        (SAMPLED, {"targets": [[1, 2, 3, 9]]}, "no engine sampled 1 of its 2"),
+        (make_row([1, 2, 3, 4]), {}, "no engine sampled 3 of its 3"),
+    ],
+)
+def test_ratios_need_the_engines_log_probs(row: Row, columns: Any, problem: str | None) -> None:
+    rows = RowReader(None, 10).read([row], columns)
+    with pytest.raises(ValueError, match=f"row 0.*{problem}") if problem else nullcontext():
+        check_engine_log_probs(rows, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("shift", "version", "is_checked"), [(2e-5, 7, True), (0.25, 6, False), (0.25, 7, True), (math.nan, 7, True)]
+)
+def test_the_first_ratio_is_one(shift: float, version: int, is_checked: bool) -> None:
+    rows = [replace(SAMPLED, weight_versions=[(7, 2)])] * 8
+    logprobs = [np.array([0.0, 0.0, -2.0 + shift, -3.0])] * 8
+    problem = r"log-prob of 16 tokens is (-2.375|nan) under the trainer and -2.5 under the engine"
+    with pytest.raises(WeightSyncError, match=problem) if is_checked and not shift < 0.1 else nullcontext():
+        check_first_ratio(rows, logprobs, version, 1e-4)
+
+
+def test_schedules_know_the_number_of_optimizer_steps(tmp_path: Path, model_folder: Any) -> None:
+    def prepare(*words: str) -> Any:
+        settings = {"model.path": model_folder("qwen3"), "trainer.output_dir": tmp_path}
+        lengths = "data.max_prompt_length=64", "data.max_response_length=8"
+        return prepare_loop(load_loop_config(settings, [*lengths, *words], 0, 1), False, Console())
+
+    for word in ("optim.warmup_style=cosine", "optim.lr_warmup_steps_ratio=0.1"):
+        with pytest.raises(ValueError, match=f"{word[6:]}.* the number of optimizer steps"):
+            prepare(word)
+        builder: Any = prepare(word, "trainer.total_training_steps=10").make_specs().rank_builders["policy"]
+        assert builder.args[0].optimizer_steps == 10  # whatever the sizes of main_ppo's iterations
+    prepare("optim.lr_warmup_steps=3")

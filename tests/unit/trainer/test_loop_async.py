@@ -17,10 +17,10 @@ from alphaapollo.trainer import loop
 from alphaapollo.trainer.progress import CurriculumState, Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import COUNTED, compute_staleness_metrics, take_stream_positions
 from alphaapollo.trainer.step.learn import UpdateResult
-from alphaapollo.types import GroupRequest, Outcome, Prompt, Row, Trajectory, TrajectoryGroup
+from alphaapollo.types import EpisodeEnd, GroupRequest, Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
 from tests.unit import virtual_time
 from tests.unit.metric_names import undocumented
-from tests.unit.trainer.fakes import make_run_state
+from tests.unit.trainer.fakes import do_nothing, make_run_state
 from tests.unit.trainer.samples import group, trajectory
 
 SIZE, PROMPTS = 3, 50
@@ -210,17 +210,53 @@ def test_only_carry_mode_pauses_before_the_update(mode: str, calls: list[str]) -
     assert train(make_run(steps=2, mode=mode)).workers.engines.calls == calls
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_only_failures_or_an_engine_that_dies_end_the_run(dies: bool) -> None:
+def test_an_engine_that_dies_ends_the_run() -> None:
     async def play(request: GroupRequest) -> TrajectoryGroup:
-        if dies:
-            raise Killed
-        return group(trajectory(0, math.nan, 1, Outcome.GRADER_FAILED))
+        raise Killed
 
     run = make_run()
     run.workers.engines.generate_group = play
-    with pytest.raises(Killed if dies else ValueError, match=None if dies else r"all \d+ trajectories .*failed"):
+    with pytest.raises(Killed):
         train(run)
+
+
+RIGHT, FAILED = trajectory(0, 1.0, 1), trajectory(1, math.nan, 1, Outcome.GRADER_FAILED)
+BROKEN = replace(FAILED, score=Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason="broken"))
+EMPTY = Trajectory(0, 0, [], [], Score(0.0, reason="the prompt is too long"), EpisodeEnd.PROMPT_LIMIT)
+UNUSABLE = {
+    "grader": (group(FAILED, FAILED), r"trajectory, grader_failed"),
+    "environment": (group(BROKEN), r"trajectory, environment_failed.*broken"),
+    "no tokens": (group(EMPTY, FAILED), r"trajectory, scored.*too long"),
+    "baseline not graded": (group(RIGHT, baseline=FAILED), r"greedy baseline, grader_failed"),
+    "environment of the baseline": (group(RIGHT, baseline=BROKEN), r"greedy baseline, environment_failed.*broken"),
+    "no variance": (group(RIGHT, RIGHT), None),
+}
+
+
+@pytest.mark.parametrize("good", [0, 8])
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("reason", UNUSABLE)
+def test_groups_in_vain_end_the_run(reason: str, is_async: bool, good: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """All groups after the first `good` ones cannot be trained on."""
+    unusable, error = UNUSABLE[reason]
+
+    async def play(request: GroupRequest) -> TrajectoryGroup:
+        await asyncio.sleep(1)
+        return group(RIGHT, trajectory(1, 0.0, 1)) if request.stream_position < good else unusable
+
+    run = make_run(steps=4, dynamic=reason == "no variance")
+    run.workers.engines.generate_group = play
+    run.workers.engines.sleep = do_nothing
+    loops = loop.train_async if is_async else loop.train
+    if error:
+        with pytest.raises(ValueError, match=f"none of the .* groups .*{error}"):
+            virtual_time.run(loops(run))
+    else:
+        virtual_time.run(loops(run))
+    counts = [3, 3, 2] if good else []
+    assert [len(groups) for groups in run.trained.values()] == counts + [0] * (0 if error else 4 - len(counts))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("training on 2 instead of 3 groups" in shown) is (good > 0 and (is_async or not error))
 
 
 def test_the_synchronous_loop_takes_unfinished_prompts_first() -> None:

@@ -17,7 +17,7 @@ from alphaapollo.models.sharding import full_tensor
 from alphaapollo.own_loop.rows import RowReader, distribute, make_row, split_by_row
 from alphaapollo.trainer.replay.run import Float64Mode
 from alphaapollo.types import Row
-from alphaapollo.workers.accumulation import LossRequest, accumulate, cross_entropy, take_step
+from alphaapollo.workers.accumulation import accumulate, cross_entropy, take_step
 from tests.unit.tiny import VOCABULARY, run_ranks
 from tests.unit.workers import training
 from tests.unit.workers.layouts import run_on_ranks
@@ -80,7 +80,7 @@ def accumulate_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> F
                     layout = distribute(
                         rows, plan, [index // 2 for index in range(len(rows))] if name == "pairs" else None
                     )
-                    sums, values = accumulate(worker, layout.rank_batches[rank], LossRequest(loss, DENOMINATOR))
+                    sums, values = accumulate(worker, layout.rank_batches[rank], loss, DENOMINATOR)
                     total += sums["loss"]
                     for index, row in zip(indices, split_by_row(layout, rows, gather(values, num_ranks)), strict=True):
                         logprobs[index, : len(row)] = row
@@ -170,19 +170,19 @@ def fail_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> tuple[l
     plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=12, padded=True)
     worker = training.make_worker(case, rank, num_ranks, address)
     batches = [distribute(READER.read(rows_of_test(), {"number": [*range(6)]}), plan).rank_batches[rank]]
-    accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 10.0))
+    accumulate(worker, batches[0], LOSSES["cross_entropy"], 10.0)
     before, weights, errors = gradients_of(worker), training.parameters(worker), []
     for loss in (nan_loss, short_loss, broken_loss):
         with pytest.raises(ValueError) as failed:
-            accumulate(worker, batches[0], LossRequest(cloudpickle.dumps(loss), 10.0))
+            accumulate(worker, batches[0], cloudpickle.dumps(loss), 10.0)
         errors.append(str(failed.value))
     training.assert_close(gradients_of(worker), before, 0, 0)
     worker.policy.zero_grad()
-    accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 1e-300))
+    accumulate(worker, batches[0], LOSSES["cross_entropy"], 1e-300)
     with pytest.raises(FloatingPointError, match="gradient norm is"):
         take_step(worker, 1e-2, 1.0)
     training.assert_close(training.parameters(worker), weights, 0, 0)
-    accumulate(worker, batches[0], LossRequest(LOSSES["cross_entropy"], 10.0))
+    accumulate(worker, batches[0], LOSSES["cross_entropy"], 10.0)
     done = take_step(worker, 1e-2, 0.5)
     has_moved = any((weights[name] != one).any() for name, one in training.parameters(worker).items())
     is_cleared = not gradients_of(worker)
@@ -197,3 +197,26 @@ def test_a_loss_that_fails_on_one_rank_fails_on_all_and_changes_nothing(model_fo
         assert "the loss is not finite: [nan" in nan and "nan_loss" in nan
         assert "must be a float tensor of shape (1, " in short and "short_loss" in short
         assert "3 is not in list" in broken and "broken_loss" in broken
+
+
+def test_losses_without_a_ratio_take_rows_by_hand(model_folder: Any) -> None:
+    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=1), max_tokens=99, padded=True)
+    with closing(training.make_worker(Case(str(model_folder("qwen3"))))) as worker:
+        rows = READER.read([make_row([5, 6, 7], advantages=1.0)])
+        (batch,) = distribute(rows, plan).rank_batches
+        sums, values = accumulate(worker, batch, "reinforce", 1.0)
+        assert sums["loss"] == pytest.approx(-values.sum()) and sums["old_policy_kl"] == 0.0
+
+
+def test_the_load_balancing_loss_has_the_calls_share_of_the_denominator(model_folder: Any) -> None:
+    """With one row per micro-batch, one call equals one call per row, whatever the lengths of their prompts."""
+    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=1), max_tokens=1, padded=True)
+    found = []
+    for split in ([[0, 1, 2, 3, 4, 5]], [[2], [0], [1], [5, 4], [3]]):
+        with closing(training.make_worker(Case(str(model_folder("qwen3_moe")), aux=0.5))) as worker:
+            for indices in split:
+                rows = READER.read([rows_of_test()[index] for index in indices])
+                (batch,) = distribute(rows, plan).rank_batches
+                accumulate(worker, batch, LOSSES["cross_entropy"], 27.0)
+            found.append(gradients_of(worker))
+    training.assert_close(*found, atol=1e-6, rtol=1e-4)

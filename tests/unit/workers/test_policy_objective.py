@@ -18,8 +18,11 @@ RATIOS = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.95, 9.0]], dtype=torch.float64
 SIGNS = torch.tensor([[-1.0], [1.0], [-1.0]], dtype=torch.float64)
 
 
-def objective(loss: str, threshold: float | None, old_logp: torch.Tensor = ENGINE, **actor: Any):
-    """Loss, gradient and metrics. The weight of each token and row is 1; the reference is the engine's policy."""
+def objective(
+    loss: str, threshold: float | None, old_logp: torch.Tensor = ENGINE, correction: Any = None, **actor: Any
+):
+    """Loss, gradient and metrics. The weight of each token and row is 1; the reference is the engine's policy. A loss
+    that selects tokens has the first one of each row."""
     logp = (ENGINE + RATIOS.log()).requires_grad_()
     matrices = ObjectiveInputs(
         logp=logp,
@@ -28,12 +31,13 @@ def objective(loss: str, threshold: float | None, old_logp: torch.Tensor = ENGIN
         mask=MASK,
         rollout_logp=ENGINE,
         ref_logp=ENGINE,
+        selected_tokens=torch.tensor([[True, False]] * 3),
         loss_weights=torch.ones(3, dtype=torch.float64),
         sequence_weights=torch.ones(3, dtype=torch.float64),
         divergence_weights=torch.zeros(3, dtype=torch.float64),
     )
     settings = Actor(policy_loss={"loss_mode": loss}, **actor)
-    correction = RolloutCorrection(off_policy_mask_threshold=threshold)
+    correction = RolloutCorrection(off_policy_mask_threshold=threshold, **correction or {})
     total, metrics = compute_policy_objective(matrices, settings, get_policy_loss(loss), correction)
     total.backward()
     return total.item(), logp.grad.tolist(), {name: float(one.detach()) for name, one in metrics.items()}
@@ -65,3 +69,17 @@ def test_the_unbiased_kl_has_the_ratio_to_the_engine_and_no_mask(old_logp: torch
     slopes = torch.tensor(pairs[0][1]) - torch.tensor(pairs[1][1])
     expected = 2.0 * RATIOS * RATIOS.log() * MASK
     torch.testing.assert_close(slopes.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "correction", "old_logp"),
+    [(0.1, {}, ENGINE), (None, {"method": "mask", "high": 1.5}, ENGINE + 1.0)],  # drops the first row; drops all
+)
+@pytest.mark.parametrize(("loss", "slope"), [("ppo_kl", lambda r: r - 1), ("kl_cov", lambda r: (r > 1) * 2.0 - 1)])
+def test_masks_keep_the_penalty(
+    loss: str, slope: Any, threshold: float | None, correction: Any, old_logp: torch.Tensor
+) -> None:
+    """The first row's only gradient is that of the penalty, by hand r - 1 or the sign of log r."""
+    _, gradient, _ = objective(loss, threshold, old_logp, correction)
+    expected = slope(RATIOS[0] * (ENGINE - old_logp)[0].exp()) * torch.tensor([1.0, float(loss == "ppo_kl")])
+    assert gradient[0] == pytest.approx(expected.tolist())

@@ -50,6 +50,19 @@ def test_a_checkpoint_before_the_first_step_has_no_step(start, tmp_path):
     training.assert_close(moved[1], moved[0], atol=0, rtol=0)
 
 
+def test_the_kl_of_ppo_kl_has_the_weights_of_the_penalty(start):
+    """Rows without weight in the loss, here those with the largest KL, do not count."""
+    actor = FAST | {"policy_loss": {"loss_mode": "ppo_kl"}, "loss_agg_mode": "seq-mean-token-mean"}
+    worker, columns = start(actor=actor, rough=True)
+    old = columns.old_logprobs.copy()
+    old[np.repeat(columns.loss_weights == 0, worker.batch.rows.response_lengths)] -= 3.0
+    metrics = worker.update(replace(columns, old_logprobs=old))
+    d = worker.compute_log_probs() - old
+    weights = np.repeat(columns.loss_weights, worker.batch.rows.response_lengths) * worker.batch.rows.action_mask
+    expected = (weights * (np.expm1(d) - d)).sum() / weights.sum()
+    assert metrics["actor/policy_kl"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_metrics_by_hand(start):
     """All old log-probs are much larger, so every ratio is tiny and each token with a negative advantage is clipped."""
     worker, columns = start()

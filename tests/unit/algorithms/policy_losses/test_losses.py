@@ -40,11 +40,12 @@ def evaluate(name: str, batch: PolicyLossInputs, options: dict[str, Any]) -> tup
     """Loss of the tokens or of the row, gradient of its sum, and metrics. Masked tokens have neither."""
     loss, actor = get_policy_loss(name), Actor(**options)
     output = loss(with_choice(batch, loss, actor), actor)
+    losses = output.loss + output.penalty
     inside = batch.mask > 0 if loss.level == "token" else batch.mask.amax(1) > 0
-    output.loss[inside].sum().backward()
+    losses[inside].sum().backward()
     assert not batch.logp.grad[batch.mask == 0].any()
     metrics = {key: value.item() for key, value in output.metrics.items()}
-    return output.loss[inside].tolist(), batch.logp.grad[batch.mask > 0].tolist(), metrics
+    return losses[inside].tolist(), batch.logp.grad[batch.mask > 0].tolist(), metrics
 
 
 E, LOG2 = math.e, math.log(2)

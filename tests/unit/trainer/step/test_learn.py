@@ -70,6 +70,20 @@ def test_the_kl_controller_is_constant_during_critic_warmup(step: int, updates: 
     assert (learned.kl_coef != 1e-3) == moves
 
 
+@pytest.mark.parametrize(("skipped", "coef"), [(0.0, 0.5), (1.0, None)])
+def test_a_skipped_step_does_not_move_the_coefficient_of_ppo_kl(skipped: float, coef: float | None) -> None:
+    class Updated(Workers):
+        async def update(self, *arguments: Any) -> Any:
+            _, *others = await super().update(*arguments)
+            return {"actor/policy_kl": 0.0, "actor/steps_skipped": skipped}, *others
+
+    run = learner(Updated())
+    run.workers.critic = None
+    run.config = replace_value(run.config, "actor_rollout_ref.actor.policy_loss.loss_mode", "ppo_kl")
+    run.config = replace_value(run.config, "algorithm.adv_estimator", "grpo")
+    assert asyncio.run(learn(run, 3, [GROUP], Timer())).policy_kl_coef == coef
+
+
 def test_the_entropy_is_measured_every_so_many_iterations() -> None:
     workers = Workers()
     run = learner(workers)

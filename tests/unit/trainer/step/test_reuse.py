@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.data import Data
@@ -17,7 +19,8 @@ def rewarded(prompt_id: int, *rewards: float) -> TrajectoryGroup:
 
 
 def take_recent_groups(progress: Progress, step: int, fresh: list[TrajectoryGroup], data: Data) -> CollectedGroups:
-    collected = add_recent_groups(progress.recent, step, CollectedGroups(fresh, fresh, 1), data)
+    run: Any = SimpleNamespace(progress=progress, config=Config(data=data))
+    collected = add_recent_groups(run, step, CollectedGroups(fresh, fresh, 1))
     progress.recent = collected.recent
     return collected
 
@@ -50,6 +53,9 @@ def test_a_resumed_run_reuses_the_same_groups(tmp_path: Path) -> None:
         for one, other in zip(kept.trajectories, read.trajectories, strict=True):
             assert ([*one.rows[0].logprobs], one.reward) == ([*other.rows[0].logprobs], other.reward)
     assert take_recent_groups(copied, 3, [], settings(groups=0)) == CollectedGroups([], [], 1)
+    for _, old in resumed.recent.entries[:7]:
+        old.trajectories[1].rows[0].temperature = 0.5  # sampled before the run resumed with another temperature
+    assert len(take_recent_groups(resumed, 3, [], data).reused) == 1
 
 
 def test_a_reused_group_keeps_its_own_baseline() -> None:
