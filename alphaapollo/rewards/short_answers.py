@@ -12,7 +12,6 @@ from collections import Counter
 from fractions import Fraction
 
 from alphaapollo.rewards.answers import (
-    find_adjacent_boxes,
     find_answer_tag,
     find_marked_answer,
     list_answers,
@@ -188,7 +187,7 @@ def answer_multiple_choice(prompt: Prompt) -> str:
 def find_chosen_letters(text: str) -> str:
     """Return the letters marked by <answer>, box or ####, else after "answer is", else at the start of the last line.
     The letters are in order: `AC`; empty if no letter is chosen."""
-    marked = find_adjacent_boxes(text) or find_marked_answer(text)
+    marked = find_marked_answer(text)
     if marked is not None:
         return read_letters(marked) or _find_stated_letters(marked)
     lines = text.strip().splitlines()

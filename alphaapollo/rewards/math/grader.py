@@ -18,7 +18,7 @@ from typing import Any
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from alphaapollo.rewards.answers import find_adjacent_boxes, find_marked_answer, read_accepted_answers
+from alphaapollo.rewards.answers import find_marked_answer, find_marked_answers, read_accepted_answers
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.rewards.math.latex import (
     LETTER,
@@ -106,8 +106,9 @@ def _compare_with_truth(truth: str, completion: str) -> Score:
     elif measure_bracket_depth(answer) > max(MAX_DEPTH, measure_bracket_depth(truth)):
         return make_wrong_format_score(f"the brackets are nested too deeply ({measure_bracket_depth(answer)} levels)")
     else:
-        found = normalize_latex(answer)
-        is_equal = is_equal_answer(expected, found) and _is_consistent(expected, found) if answer.strip() else None
+        is_equal = _is_right(expected, answer) if answer.strip() else None
+        if is_equal is False and len(parts := {*find_marked_answers(completion)}) > 1:  # one answer in several forms
+            is_equal = all(_is_right(expected, part) for part in parts)
     return make_wrong_format_score("no expression in the answer") if is_equal is None else make_accuracy_score(is_equal)
 
 
@@ -123,7 +124,7 @@ def find_final_answer(text: str, allow_words: bool = False) -> str | None:
     An unmarked answer must be an expression or a letter. With `allow_words`, it may also be one or two words. Adjacent
     boxes, `\boxed{2} and \boxed{3}`, are one answer. Returns None if there is no answer.
     """
-    marked = find_adjacent_boxes(text) or find_marked_answer(text)
+    marked = find_marked_answer(text)
     if marked is not None:
         return marked
     for stated in reversed(STATED.findall(BOLD.sub(r"\1", text[-TAIL_LENGTH:]))):
@@ -144,10 +145,12 @@ def _find_last_expression(text: str) -> str | None:
     return last[1] if last and parse_expressions(f"\\boxed{{{normalize_latex(last[1])}}}") else None
 
 
-def _is_consistent(truth: str, answer: str) -> bool:
-    """Return False for an answer that begins with another number than the truth, e.g. `5 = 6` or `5 \\to 6` for 6."""
+def _is_right(truth: str, text: str) -> bool:
+    """Return whether an answer equals the normalized truth, and does not begin with another number: `5 = 6`, `5 \\to 6`
+    for 6."""
+    answer = normalize_latex(text)
     first = None if "=" in truth or NUMBER_FIRST.match(truth) else NUMBER_FIRST.match(answer)
-    return first is None or is_equal_answer(truth, first[1])
+    return is_equal_answer(truth, answer) and (first is None or is_equal_answer(truth, first[1]))
 
 
 def is_equal_answer(truth: str, answer: str) -> bool:
