@@ -18,7 +18,7 @@ from alphaapollo.utils.literals import drop_none, read_literal
 BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
 MAX_SEPARATOR = 120  # characters between two boxes that are one answer
 LIST_MARK = re.compile(r"\n\s*(?:[-+*•]|\w{1,3}[.)])\s|\(\w{1,3}\)")
-MARKUP = re.compile(r"\\(?:q?quad\b|[\\,;:! ()\[\]]|(?:text|math)\w*)|[$*&~\s]")
+MARKUP = re.compile(r"\\(?:(?:q?quad|lor|vee)\b|hspace\{[^}]*|[\\,;:! ()\[\]]|(?:text|math)\w*)|[$*&~\s]")
 BRACES = str.maketrans("", "", "{}")
 SEPARATOR = re.compile(
     r"[\s,;/.=]*(?:(?:[\w()]+,? ){0,3}(?:and(?: also)?|or(?:,? \w+){0,3})\b)?(?:[\s,;/.:=]|\b[a-zA-Z]\w{0,9} ?=)*"
