@@ -290,7 +290,8 @@ class Request:
             self.discard_history()
         self.id, self.prompt_ids, self.is_constrained = request_id, prompt_ids, is_constrained
         self.earlier = session.find_undelivered(self)
-        budget = session.sampling.max_tokens - len(prompt_ids) + self._count_root_tokens(prompt_ids)
+        most = min(session.limits.max_model_len, session.sampling.max_tokens + self._count_root_tokens(prompt_ids))
+        budget = most - len(prompt_ids)
         self.token_limit = max(1, min(budget, session.limits.max_tokens_per_turn or budget))
         self.seed = session.derive_seed(session.count_sampling(prompt_ids))
         return replace(session.sampling, max_tokens=max(1, min(max_tokens, self.token_limit)), seed=self.seed)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from alphaapollo.rewards.judges import remove_thoughts
+from alphaapollo.rewards.answers import remove_thoughts
 from alphaapollo.types import Message
 from alphaapollo.utils.registry import Registry
 

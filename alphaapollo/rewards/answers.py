@@ -16,53 +16,82 @@ import numpy as np
 from alphaapollo.utils.literals import drop_none, read_literal
 
 BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
-BETWEEN_BOXES = r"(?:[\s,$}]|\\text\{|\band\b|\bor\b|\b[a-z]\s*=)*"
-SEVERAL_BOXES = re.compile(rf"\\boxed\{{[^{{}}]*\}}(?:{BETWEEN_BOXES}\\boxed\{{[^{{}}]*\}})+")
-BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+MAX_SEPARATOR = 120  # characters between two boxes that are one answer
+LIST_MARK = re.compile(r"\n\s*(?:[-+*•]|\w{1,3}[.)])\s|\(\w{1,3}\)")
+MARKUP = re.compile(r"\\(?:(?:q?quad|lor|vee)\b|hspace\{[^}]*|[\\,;:! ()\[\]]|(?:text|math)\w*)|[$*&~\s]")
+BRACES = str.maketrans("", "", "{}")
+SEPARATOR = re.compile(
+    r"[\s,;/.=]*(?:(?:[\w()]+,? ){0,3}(?:and(?: also)?|or(?:,? \w+){0,3})\b)?(?:[\s,;/.:=]|\b[a-zA-Z]\w{0,9} ?=)*"
+)
 BARE_BOX = re.compile(r"\\boxed\s+([^{$\n][^$\n]*)")
+
+
+def remove_thoughts(text: str) -> str:
+    """Remove the thoughts of a completion: what precedes a first `</think>` without `<think>`, each
+    `<think>...</think>`, and what follows an open `<think>`, up to an `<answer>`."""
+    *closed, rest = text.split("</think>")
+    before, _, thought = rest.partition("<think>")
+    answer = thought.find("<answer>")
+    shown = [part.partition("<think>")[0] if number or "<think>" in part else "" for number, part in enumerate(closed)]
+    return "".join([*shown, before, thought[answer:] if answer >= 0 else ""])
 
 
 def find_marked_answer(text: str) -> str | None:
     r"""Return the answer marked with `<answer>` (or a `\boxed` inside this tag), else with `\boxed`, else with `####`.
-    Returns None for a text without these marks."""
+    Several tags or boxes with nothing but a separator between them are one answer: `2, 3` for `\boxed{2} and
+    \boxed{3}`. Returns None for a text without these marks."""
+    answers = find_marked_answers(text)
+    return ", ".join(dict.fromkeys(answers)) if answers else None
+
+
+def find_marked_answers(text: str) -> list[str]:
+    """Return the parts of `find_marked_answer`, e.g. of alternatives; empty for a text without marks."""
     tag = find_answer_tag(text)
-    boxed = find_boxed(text if tag is None else tag)
-    if boxed is not None:
-        return boxed
-    return find_text_after_hash_marks(text) if tag is None else tag
+    boxes = _list_adjacent(_list_boxes(text if tag is None else tag))
+    found = (find_boxed(text if tag is None else tag), find_text_after_hash_marks(text) if tag is None else tag)
+    return boxes or [answer for answer in found if answer is not None][:1]
 
 
 def find_answer_tag(text: str) -> str | None:
-    """Return the content of the last `<answer>...</answer>`; None if there is none."""
-    for part in reversed(text.split("</answer>")[:-1]):
-        if "<answer>" in part:
-            return part.partition("<answer>")[2].strip()
-    return None
+    """Return the content of the last `<answer>...</answer>`; of several with a separator, `5, 6` for
+    `<answer>5</answer> or <answer>6</answer>`; None if there is none."""
+    parts = [part.partition("<answer>") for part in text.split("</answer>")[:-1]]
+    tags = [(gap if gap.strip() else None, content) for gap, opened, content in parts if opened]
+    return ", ".join(_list_adjacent(tags)) if tags else None
+
+
+def _list_adjacent(marked: list[tuple[str | None, str]]) -> list[str]:
+    """Return the last contents of (text before, content) between which there are only separators."""
+    contents: list[str] = []
+    for gap, content in reversed(marked):
+        contents.append(content.strip())
+        if gap is None or len(gap) > MAX_SEPARATOR:
+            break
+        words = MARKUP.sub(" ", LIST_MARK.sub(" ", gap)).translate(BRACES).split()
+        if not SEPARATOR.fullmatch(" ".join(words)):
+            break
+    return contents[::-1]
+
+
+def _list_boxes(text: str) -> list[tuple[str | None, str]]:
+    """Return (text before, content) of each complete box, of nested ones the innermost."""
+    opened: list[tuple[int, int] | None] = []  # per open brace: start and end of the command if it opens a box
+    boxes: list[tuple[str | None, str]] = []
+    end = last = 0  # of the last box, and start of its content
+    for brace in BRACE.finditer(text):
+        if brace[0] != "}":
+            opened.append(None if brace[0] == "{" else brace.span())
+        elif opened and (box := opened.pop()) and box[1] > last:
+            boxes.append((text[end : box[0]], text[box[1] : brace.start()]))
+            last, end = box[1], brace.end()
+    return boxes
 
 
 def find_boxed(text: str) -> str | None:
     r"""Return the content of the last complete `\boxed{...}` (or `\fbox`), the innermost of nested boxes. Without such
     a box, return what follows the last `\boxed` without braces, up to a dollar sign (`$\boxed 7$`)."""
-    opened: list[int | None] = []  # per open brace: start of the content if the brace opens a box
-    last: tuple[int, int] | None = None
-    for brace in BRACE.finditer(text):
-        if brace[0] != "}":
-            opened.append(None if brace[0] == "{" else brace.end())
-        elif opened and (start := opened.pop()) is not None:
-            last = max(last or (0, 0), (start, brace.start()))
-    if last:
-        return text[last[0] : last[1]].strip()
-    bare = BARE_BOX.findall(text)
-    return bare[-1].strip() if bare else None
-
-
-def find_adjacent_boxes(text: str) -> str | None:
-    r"""Return the contents of the last boxes if they are adjacent: `2, 3` for `\boxed{2} and \boxed{3}`; else None."""
-    boxed_part = find_answer_tag(text) or text
-    rows = list(SEVERAL_BOXES.finditer(boxed_part))
-    if rows and find_boxed(boxed_part) == (boxes := BOX.findall(rows[-1][0]))[-1].strip():
-        return ", ".join(dict.fromkeys(box.strip() for box in boxes))
-    return None
+    found = [content for _, content in _list_boxes(text)] or BARE_BOX.findall(text)
+    return found[-1].strip() if found else None
 
 
 def find_text_after_hash_marks(text: str) -> str | None:

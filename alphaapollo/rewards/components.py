@@ -120,6 +120,13 @@ def score_format_without_opening_tag(prompt: Prompt, completion: str) -> float:
     return float(tags == (1, 1) and bool(find_answer_tag(answer)))
 
 
+@COMPONENTS.register("think_format")
+def score_thoughts(prompt: Prompt, completion: str) -> float:
+    """Return 1 if a completion starts with one `<think>...</think>`, else 0 (`think_format_reward` of TRL)."""
+    is_closed = completion.startswith("<think>") and "</think>" in completion
+    return float(is_closed and completion.count("<think>") == 1)
+
+
 @COMPONENTS.register("repetition")
 def score_distinct_ngrams(prompt: Prompt, completion: str) -> float:
     """Return the share of distinct 4-grams among all 4-grams: 1 without repetition, near 0 for a loop.

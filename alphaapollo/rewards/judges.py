@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from alphaapollo.config.schema import Criterion, Judge, Reward, Rubric
+from alphaapollo.rewards.answers import remove_thoughts
 from alphaapollo.rewards.base import get_question
 from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.types import JudgeUsage, Prompt, Score
@@ -32,10 +33,6 @@ MAX_REPLIES = 2  # replies to read, of which the first has no verdict
 DEADLINE = 3  # time limit of a request with all its retries, as a multiple of reward.judge.timeout
 ValueT = TypeVar("ValueT")
 CompleteMessage = Callable[[str], Awaitable[str | None]]
-
-
-def remove_thoughts(text: str) -> str:
-    return text.rpartition("</think>")[2]
 
 
 class JudgeError(ValueError):

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from alphaapollo.config.schema import Reward
+from alphaapollo.rewards.answers import remove_thoughts
 from alphaapollo.rewards.base import RewardFunction
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.judges import JUDGES, check_judge_server, list_criteria
@@ -53,9 +54,10 @@ def get_grader(data_source: str) -> str:
 
 
 def load_grader(data_source: str) -> RewardFunction:
-    """Import the built-in reward function of a data source. Raises ValueError if no grader matches."""
-    function: RewardFunction = _load_function(data_source, "grade")
-    return function
+    """Import the built-in reward function of a data source, which grades a completion without its thoughts. Raises
+    ValueError if no grader matches."""
+    grade = _load_function(data_source, "grade")
+    return lambda prompt, completion: grade(prompt, remove_thoughts(completion))
 
 
 def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:

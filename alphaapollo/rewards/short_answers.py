@@ -12,7 +12,6 @@ from collections import Counter
 from fractions import Fraction
 
 from alphaapollo.rewards.answers import (
-    find_adjacent_boxes,
     find_answer_tag,
     find_marked_answer,
     list_answers,
@@ -92,7 +91,7 @@ def f1_score(answer: list[str], truth: list[str]) -> float:
 
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 MAX_DIGITS = 200  # bounds degenerate repetition; Python refuses to parse numbers of thousands of digits
-THOUSANDS = re.compile(r"(?<=\d)(?:\\[,;!]|\{,\}|,\\!|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")  # 1{,}000
+THOUSANDS = re.compile(r"(?<=\d)(?:,?\\!\s*|\\[,;]\s*|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")  # 1{,}000
 SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")  # 1 000; outside a marked answer, 5 100 may be two numbers
 POWER_OF_TEN = re.compile(r"(?<=\d)\s*(?:\\times|\\cdot|\u00d7|\*)\s*10\s*(?:\^|\*\*)\s*+\{?\s*+([-+]?\d+)\s*\}?")
 DATE = re.compile(r"\b\d{4}-(?:0[1-9]|1[0-2])(?:-\d{2})?\b(?!\s*=)")  # neither a number nor a subtraction
@@ -188,7 +187,7 @@ def answer_multiple_choice(prompt: Prompt) -> str:
 def find_chosen_letters(text: str) -> str:
     """Return the letters marked by <answer>, box or ####, else after "answer is", else at the start of the last line.
     The letters are in order: `AC`; empty if no letter is chosen."""
-    marked = find_adjacent_boxes(text) or find_marked_answer(text)
+    marked = find_marked_answer(text)
     if marked is not None:
         return read_letters(marked) or _find_stated_letters(marked)
     lines = text.strip().splitlines()

@@ -161,7 +161,7 @@ class McpTool(Tool):
 
 def format_answer(answer: CallToolResult) -> str:
     """Return an MCP tool's answer as text, with placeholders such as `[image]` for parts that are not text."""
-    parts = [getattr(part, "text", f"[{part.type}]") for part in answer.content]
+    parts = [getattr(getattr(part, "resource", part), "text", f"[{part.type}]") for part in answer.content]
     if not parts and answer.structured_content is not None:
         return json.dumps(answer.structured_content, ensure_ascii=False)
     return "\n".join(parts)

@@ -129,7 +129,7 @@ class PolicyClient:
         async def preprocess_and_keep(request: Any, messages: Any, *, parser: Any = None, **arguments: object) -> Any:
             if (current := CURRENT_REQUEST.get()) is not None:
                 current.parse_answer = partial(self._parse_answer, request, parser)
-                _allow_free_tool_calls(request)
+                _set_tool_constraints(request)
             return await preprocess(request, messages, parser=parser, **arguments)
 
         return preprocess_and_keep
@@ -263,15 +263,16 @@ class PolicyClient:
         request.record_answers(answers, output)
 
 
-def _allow_free_tool_calls(request: Any) -> None:
-    """Remove settings that would constrain sampling although the model may choose whether it calls a tool."""
-    if getattr(request, "tool_choice", None) not in (None, "auto"):
-        return
-    request.parallel_tool_calls = True
+def _set_tool_constraints(request: Any) -> None:
+    """Sample freely if the model may choose whether it calls a tool, else constrain all arguments to their schemas,
+    which vLLM does for `strict` tools only."""
+    is_free = getattr(request, "tool_choice", None) in (None, "auto")
+    if is_free:
+        request.parallel_tool_calls = True
     for tool in request.tools or ():
         function = getattr(tool, "function", tool)
-        if getattr(function, "strict", None):
-            function.strict = False
+        if hasattr(function, "strict"):
+            function.strict = not is_free
 
 
 def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constrained: bool) -> SamplingParams:

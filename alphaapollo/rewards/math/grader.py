@@ -18,10 +18,11 @@ from typing import Any
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from alphaapollo.rewards.answers import find_adjacent_boxes, find_marked_answer, read_accepted_answers
+from alphaapollo.rewards.answers import find_marked_answer, find_marked_answers, read_accepted_answers
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.rewards.math.latex import (
     LETTER,
+    NUMBER,
     SIGNS,
     WORD,
     compare_choice_letters,
@@ -29,6 +30,7 @@ from alphaapollo.rewards.math.latex import (
     compare_numbers_in_base_notation,
     compare_words,
     extract_words,
+    join_thousands,
     normalize_latex,
     remove_spacing,
     split_unit,
@@ -46,12 +48,16 @@ STATED = re.compile(
 BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
 FEW_WORDS = re.compile(r"[a-zA-Z]+(?: [a-zA-Z]+)?")
 LAST_EXPRESSION = re.compile(r"(?: is| are| equals|=)\s+((?:(?![a-zA-Z]{2}|[$=\\\n]).){1,40}?)\.?\s*$")  # `is 2√3.`
+LAST_QUANTITY = re.compile(
+    r"(?:^|(?<=[\s(])(?<!and )(?<!or )(?<!, ))"
+    rf"(?:\$([^$\n]+)\$|({NUMBER})(?=\s*[%\\a-z]))\s*(\\?%|[a-z]+(?: [a-z]+)?|)\.?$"
+)  # `$\frac{1}{3}$ meters`, `by 28 percent`
 NO_WORD = r"((?:(?![a-zA-Z]{2}|[=<>≤≥\n:;]|\.\s).){1,40}?)"
 ALTERNATIVES = re.compile(
     rf"(?:^|[a-zA-Z]{{2}}\s|=){NO_WORD}(?:\s[a-zA-Z]+)?,?\s+or\s+(?:[a-zA-Z]\s*=\s*)?{NO_WORD}(?:\s[a-zA-Z]+){{0,3}}\.?\s*$",
     re.MULTILINE,
 )  # `is 5 or 6.`, `5 cm or 6 cm`
-PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|per cent)\s*\}|percent)")
+PERCENT = re.compile(r"\s*\\?%")
 MODULUS = re.compile(
     r"^\s*[a-zA-Z]\s*\\equiv|\\pmod\s*(?:\{\w+\}|\w)|\(?\s*(?:\\text\s*\{\s*\(?\s*mod\s*\}|\\b?mod)\s*\w+\s*\)?"
 )
@@ -106,8 +112,9 @@ def _compare_with_truth(truth: str, completion: str) -> Score:
     elif measure_bracket_depth(answer) > max(MAX_DEPTH, measure_bracket_depth(truth)):
         return make_wrong_format_score(f"the brackets are nested too deeply ({measure_bracket_depth(answer)} levels)")
     else:
-        found = normalize_latex(answer)
-        is_equal = is_equal_answer(expected, found) and _is_consistent(expected, found) if answer.strip() else None
+        is_equal = _is_right(expected, answer) if answer.strip() else None
+        if is_equal is False and len(parts := {*find_marked_answers(completion)}) > 1:  # one answer in several forms
+            is_equal = all(_is_right(expected, part) for part in parts)
     return make_wrong_format_score("no expression in the answer") if is_equal is None else make_accuracy_score(is_equal)
 
 
@@ -123,7 +130,7 @@ def find_final_answer(text: str, allow_words: bool = False) -> str | None:
     An unmarked answer must be an expression or a letter. With `allow_words`, it may also be one or two words. Adjacent
     boxes, `\boxed{2} and \boxed{3}`, are one answer. Returns None if there is no answer.
     """
-    marked = find_adjacent_boxes(text) or find_marked_answer(text)
+    marked = find_marked_answer(text)
     if marked is not None:
         return marked
     for stated in reversed(STATED.findall(BOLD.sub(r"\1", text[-TAIL_LENGTH:]))):
@@ -140,14 +147,19 @@ def _find_last_expression(text: str) -> str | None:
         parse_expressions(f"\\boxed{{{normalize_latex(one)}}}") for one in several.groups()
     ):
         return ", ".join(one.strip() for one in several.groups())
-    last = LAST_EXPRESSION.search(text)
-    return last[1] if last and parse_expressions(f"\\boxed{{{normalize_latex(last[1])}}}") else None
+    candidates = [last[1] for last in [LAST_EXPRESSION.search(text)] if last]
+    if last := LAST_QUANTITY.search(text.strip()):
+        is_word = last[1] and last[3].isalpha()
+        candidates.append(f"{last[1] or last[2]} " + (f"\\text{{{last[3]}}}" if is_word else last[3]))
+    return next((one for one in candidates if parse_expressions(f"\\boxed{{{normalize_latex(one)}}}")), None)
 
 
-def _is_consistent(truth: str, answer: str) -> bool:
-    """Return False for an answer that begins with another number than the truth, e.g. `5 = 6` or `5 \\to 6` for 6."""
+def _is_right(truth: str, text: str) -> bool:
+    """Return whether an answer equals the normalized truth, and does not begin with another number: `5 = 6`, `5 \\to 6`
+    for 6."""
+    answer = normalize_latex(text)
     first = None if "=" in truth or NUMBER_FIRST.match(truth) else NUMBER_FIRST.match(answer)
-    return first is None or is_equal_answer(truth, first[1])
+    return is_equal_answer(truth, answer) and (first is None or is_equal_answer(truth, first[1]))
 
 
 def is_equal_answer(truth: str, answer: str) -> bool:
@@ -157,8 +169,8 @@ def is_equal_answer(truth: str, answer: str) -> bool:
     for compare in (compare_choice_letters, compare_numbers_in_base_notation, compare_clock_times, compare_words):
         if (verdict := compare(truth, answer)) is not None:
             return verdict
-    truth, unit = split_unit(truth, answer)
-    answer, other_unit = split_unit(answer, truth)
+    truth, unit = split_unit(join_thousands(truth, answer), answer)
+    answer, other_unit = split_unit(join_thousands(answer, truth), truth)
     if unit and other_unit and unit != other_unit:
         return False
     if (_is_math_set(truth) and _is_tuple(answer)) or (_is_tuple(truth) and _is_math_set(answer)):
@@ -250,7 +262,10 @@ def _is_close(gold: Any, answer: Any) -> bool:
     because math-verify rounds tiny numbers to six places and truncates huge ones."""
     if not all(isinstance(one, sympy.Expr) and one.is_number for one in (gold, answer)):
         return True
-    size, error = abs(gold.evalf(NUM_DIGITS)), abs(gold.evalf(NUM_DIGITS) - answer.evalf(NUM_DIGITS))
+    value = gold.evalf(NUM_DIGITS)
+    if value in (sympy.zoo, sympy.nan):  # the truth 12:00, read as a ratio
+        return False
+    size, error = abs(value), abs(value - answer.evalf(NUM_DIGITS))
     if not size.is_finite or not error.is_finite:
         return True
     is_decimal = gold.has(sympy.Float) or answer.has(sympy.Float)

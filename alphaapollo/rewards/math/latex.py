@@ -9,6 +9,7 @@ whether they are equal, or None if it does not apply, e.g. if the answers are no
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from fractions import Fraction
@@ -33,12 +34,14 @@ FONT = (
 REWRITES = [  # applied in this order
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"(?<=\d)(?:\{,\}|,?\\!|\\,)(?=\d{3}(?!\d))", ""),  # between groups of thousands
+        (r"(?<=\d)(?:\{,\}|,?\\!|\\,)\s*(?=\d{3}(?!\d))", ""),  # between groups of thousands
+        (r"(?<=\d),\\[,;: ]\s*(?=\d{3}(?!\d))", "{,}"),  # thousands or a list, see join_thousands
         (r"(?<!\\)\\[,;:! ]|~", " "),
         (r"\\\\\[\d+[a-z]{2}\]", r"\\\\"),  # space between rows
         (r"\\?\$|[£€¥]|(?<!\\)\\[()\[\]]", " "),  # prices, and delimiters of formulas
         (rf"{FONT}\s*\{{\s*([a-fi-knp-rt-zA-Z]|[-+\d.,/:]+)\s*\}}", r" \1 "),  # one letter, not a unit; a number
         (FONT + r"(?=\s*\{)", r"\\text"),
+        (r"\\text\s*\{\s*(?:percent|per cent|pct)\s*\}|\b(?:percent|per cent|pct)\b", r"\\%"),
         (r"\\frac\s*(\\pi|[a-zA-Z\d])\s*(\\pi|[a-zA-Z\d])", r"\\frac{\1}{\2}"),
         (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         (r"\\math(?:bin|punct)\{:\}|\{:\}", ":"),
@@ -110,7 +113,8 @@ LETTER = re.compile(r"\(?\s*([A-J])\s*\)?\.?")
 LETTER_IN_BRACKETS = re.compile(r"\(\s*([A-J])\s*\)\s")  # followed by the text of the choice
 LETTER_FIRST = re.compile(r"(?:option|choice)?\s*(?:\(\s*([A-J])\s*\)|([A-J])(?=\s*[.):]|$))", re.IGNORECASE)
 BASED = re.compile(r"(\w+)\s*_\s*\{?(\d+)\}?")
-CLOCK = re.compile(r"(\d{1,2}):(\d{2})\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
+CLOCK = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
+LIST_COMMA = re.compile(r",(?!\d{3}(?!\d))")
 WORD = re.compile(r"[^\W\d_]{3,}")
 SYNONYMOUS_WORDS = {
     "does not exist": "none", "dne": "none", "undefined": "none", "no solution": "none", "no solutions": "none",
@@ -156,12 +160,22 @@ def compare_numbers_in_base_notation(truth: str, answer: str) -> bool | None:
 
 
 def compare_clock_times(truth: str, answer: str) -> bool | None:
-    """Return whether two times of day are equal; None if one is not a time of day, or neither has am or pm."""
+    """Return whether two times of day are equal; None if one is not a time of day, or both may be ratios. The truth
+    12:00 or 3:45 is no ratio, because it is not in lowest terms."""
     expected, found = CLOCK.fullmatch(extract_words(truth)), CLOCK.fullmatch(extract_words(answer))
-    if not expected or not found or not (expected[3] or found[3]):
+    if not expected or not found:
         return None
+    times = [(int(one[1]), int(one[2])) for one in (expected, found)]
     halves = {half.lower() for half in (expected[3], found[3]) if half}
-    return expected.group(1, 2) == found.group(1, 2) and len(halves) == 1
+    if not halves and expected[2][0] != "0" and math.gcd(*times[0]) == 1:
+        return None
+    return times[0] == times[1] and len(halves) <= 1
+
+
+def join_thousands(text: str, compared_answer: str) -> str:
+    r"""Rewrite `32,\; 349`, normalized to `32{,}349`, as a list if the compared answer is a list, else as a number."""
+    is_list = LIST_COMMA.search(compared_answer.replace("{,}", ""))
+    return text.replace("{,}", ", " if is_list else "")
 
 
 def compare_words(truth: str, answer: str) -> bool | None:

@@ -58,7 +58,8 @@ class AgentRunner:
     async def run(self, task: EpisodeTask) -> Trajectory:
         """Run one episode and return its trajectory.
 
-        A program that fails or returns no reward is run once more in a new session. After a second failure, or if it
+        A program that fails or returns no reward is run once more in a new session, unless a limit of the session
+        ended its last request: then the episode is scored like others at the limit. After a second failure, or if it
         exceeds env.agent.timeout, the trajectory has no reward and is excluded from training. Raises EngineError if the
         engine fails.
         """
@@ -126,12 +127,12 @@ class AgentRunner:
             return failed, make_failure_score(f"the program's result is no reward: {error}")
         if session.overflow and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.overflow)
-        if result.error and (session.overflow or session.reached_limit):  # as other episodes without an answer
-            grade = None if self.grade is None else partial(self._grade, prompt, session, "")
-            limit = await score_limit(session.limits.reward, grade)
-            end = EpisodeEnd.TOKEN_LIMIT if session.overflow else EpisodeEnd.TURN_LIMIT
-            reason = f"no answer before the limit: {session.overflow or session.reached_limit}"
-            return end, replace(limit, reason=reason)
+        cut = "a limit of tokens cut the last answer" if answers and answers[-1].is_truncated else ""
+        if result.error and (limit := session.overflow or cut or session.reached_limit):
+            grade = None if self.grade is None else partial(self._grade, prompt, session, "")  # as other episodes
+            score = await score_limit(session.limits.reward, grade)
+            end = EpisodeEnd.TURN_LIMIT if limit == session.reached_limit else EpisodeEnd.TOKEN_LIMIT
+            return end, replace(score, reason=f"no answer before the limit: {limit}")
         if result.error:
             return failed, make_failure_score(f"the program failed: {result.error}")
         if not answers:

@@ -63,7 +63,7 @@ def test_names_are_checked_at_startup():
 def test_every_component_grades_any_text_between_0_and_1():
     prompt = Prompt(0, "", "?")
     functions = load_components(["task", *COMPONENTS.names()])
-    assert functions.keys() == {"format", "format_opened", "language", "repetition"}
+    assert functions.keys() == {"format", "format_opened", "language", "repetition", "think_format"}
     for function in functions.values():
         for text in ("", " \n", "\0", "\ud800", "<think>", "</think>" * 3, "🙂" * 9, "क्या", "a" * 1000):
             assert 0.0 <= function(prompt, text) <= 1.0

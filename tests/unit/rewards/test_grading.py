@@ -95,6 +95,10 @@ GRADED = [
     ("search", True, ["yes", "True"], ["no"]),
     ("search_f1", "Paris", ["Paris"], ["London"]),
     ("mmlu", "B", ["B", "Answer: (b)"], ["A", "A, B", "AB"]),
+    ("exact", "6", ["<think>5</think> 6"], ["<answer>5</answer> or <answer>6</answer>"]),
+    ("gsm8k", "2,\\! 500", ["2500", "<think>1</think> 2500"], ["500", "<think>2500</think> 500"]),
+    ("math", "5", ["<think>\\boxed{4}</think> 5"], ["\\boxed{5}</think> 4", "\\boxed{4}</think> is 4"]),
+    ("search", "Paris", ["<think>\\boxed{Rome}</think>Paris"], ["\\boxed{Rome} or \\boxed{Paris}"]),
     ("mmlu", "(B) Paris", ["Answer: B"], ["A"]),
     ("mmlu", "A, C", ["A, C", "C and A", "AC", "<answer>A. x, C. y</answer>"], ["A", "C", "A, B, C"]),
     ("mmlu", "AC", ["A, C"], ["A", "B"]),
@@ -115,7 +119,7 @@ def test_right_and_wrong_answers(name, truth, right, wrong):
 
 
 UNREADABLE = [
-    ("gsm8k math", "5", ["I do not know"]),
+    ("gsm8k math", "5", ["I do not know", "<think>It is \\boxed{5}", "<think>It is \\boxed{5}</think> Done."]),
     ("math", "5", ["", r"\boxed{}"]),
     ("exact", "the cat", ["<answer>the cat", "<answer></answer>", " "]),
     ("mmlu", "B", ["Who knows?"]),

@@ -8,9 +8,9 @@ import pytest
 
 from alphaapollo.evaluation.estimates import extract_answer
 from alphaapollo.evolving.roles import VERDICT, is_last_choice, strip_markup
-from alphaapollo.rewards.answers import find_answer_tag
+from alphaapollo.rewards.answers import find_answer_tag, remove_thoughts
 from alphaapollo.rewards.components import COMPONENTS, load_components
-from alphaapollo.rewards.judges import JUDGES, read_criteria, read_score, read_winner, remove_thoughts
+from alphaapollo.rewards.judges import JUDGES, read_criteria, read_score, read_winner
 from alphaapollo.rewards.math import grader as math_grader
 from alphaapollo.rewards.registry import GRADERS, load_grader
 from alphaapollo.tools.sandbox import SandboxUnavailableError
@@ -29,6 +29,11 @@ TEXTS = [
     ("The answer is", " ", "!"),
     ("The answer is", "\t\n", "!"),
     ("", "answer: option ", "9"),
+    ("", "<answer>1</answer> or maybe ", ""),
+    ("", "\\boxed{1} and\n1. x = ", ""),
+    ("\\boxed{1}", "a1=a) ", "\\boxed{2}"),
+    ("", "\\boxed{1}" + "a) a= " * 19 + "and ", "!\\boxed{2}"),
+    ("", "1\\!  ", "000"),
     ("", "<think>", "</think>"),
     ("Here:\n```python\ndef f(): return 1\n```\nso ```", "x", ""),
     ("", "``` ", "\n"),

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.rewards.answers import find_answer_tag, find_boxed, find_marked_answer, find_text_after_hash_marks
+from alphaapollo.rewards.answers import (
+    find_answer_tag,
+    find_boxed,
+    find_marked_answer,
+    find_text_after_hash_marks,
+    remove_thoughts,
+)
 from alphaapollo.rewards.components import (
     detect_language,
     extract_prose,
@@ -15,6 +21,7 @@ from alphaapollo.rewards.components import (
     score_format,
     score_format_without_opening_tag,
     score_language,
+    score_thoughts,
     split_thoughts,
 )
 from alphaapollo.rewards.short_answers import (
@@ -42,9 +49,9 @@ def asked(question):
     return partial(score_language, Prompt(0, "math", question))
 
 
-distinct_ngrams, format_score, format_opened = (
+distinct_ngrams, format_score, format_opened, think_format = (
     partial(function, Prompt(0, "math", "?"))
-    for function in (score_distinct_ngrams, score_format, score_format_without_opening_tag)
+    for function in (score_distinct_ngrams, score_format, score_format_without_opening_tag, score_thoughts)
 )
 MARKS = [
     (find_boxed, "5", [r"so \boxed{5}.", r"\boxed {5}", r"\fbox{5}", r"{ \boxed{5}", r"} \boxed{5}"]),
@@ -64,6 +71,10 @@ MARKS = [
     (find_marked_answer, "2", [r"\boxed{2} #### 1"]),
     (find_marked_answer, "1", ["2\n#### 1"]),
     (find_marked_answer, None, ["2"]),
+    (find_marked_answer, "1, 2", [r"\boxed{1} \quad \text{ or } \boxed{2}", r"<answer>\boxed{1}, \boxed{2}</answer>"]),
+    (find_marked_answer, r"\{1\}, 2", [r"\(\boxed{\{1\}}\)" + "\n\n2. " + r"\(\boxed{2}\)"]),
+    (remove_thoughts, "b", ["<think>a</think>b", "a</think>b", "b", "b<think>a", "<think>a</think>b<think>a</think>"]),
+    (remove_thoughts, "<answer>b", ["<think>a<answer>b", "<think><answer>a</think><answer>b"]),
     (split_thoughts, ("a", "b"), ["<think>a</think>b", "a</think>b"]),
     (split_thoughts, ("a", ""), ["<think>a"]),
     (split_thoughts, ("", "b"), ["b"]),
@@ -125,6 +136,18 @@ FORMATS = [
     (0.0, [r"<think><think>2</think>\boxed{4}", r"<think>2</think></think>\boxed{4}"]),
     (0.0, [r"<think>2</think><think>2</think>\boxed{4}"]),
 ]
+THINK_FORMATS = [  # of the test of TRL's think_format_reward
+    (1.0, ["<think>This is my reasoning.</think>This is my answer.", "<think></think>\nThis is my answer."]),
+    (1.0, ["<think>\nThis is my reasoning.\n</think>\nThis is my answer."]),
+    (1.0, ["<think>\nThis is\nmy reasoning.\n</think>\nThis is my answer."]),
+    (1.0, ["<think>\nThis is <some tag> my reasoning.</think>\nThis is my answer."]),
+    (0.0, ["<think>\nThis is my reasoning.\nThis is my answer.", "<think>This is my reasoning.\nThis is my answer."]),
+    (0.0, ["This is my reasoning. This is my answer.", "This is my reasoning.\nThis is my answer."]),
+    (0.0, ["This is my reasoning.</think>\nThis is my answer.", "This is my reasoning.</think>This is my answer."]),
+    (0.0, ["This<think>is my reasoning.</think>\nThis is my answer."]),
+    (0.0, ["<think>This is<think>my reasoning.</think></think>This is my answer."]),
+    (0.0, ["<think>This is</think>\nmy\n<think>reasoning.</think>\nThis is my answer."]),
+]
 LANGUAGES = [
     ("en", [THOUGHTS, THOUGHTS.upper()]),
     ("fr", [FRENCH]),
@@ -179,6 +202,7 @@ TABLES = {
     read_final_number: NUMBERS,
     find_chosen_letters: LETTERS,
     format_score: FORMATS,
+    think_format: THINK_FORMATS,
     detect_language: LANGUAGES,
     extract_prose: PROSE,
 }

@@ -13,10 +13,12 @@ import pytest
 
 pytest.importorskip("mcp")
 
+from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, TextResourceContents
+
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
-from alphaapollo.tools.mcp_client import McpClient, McpTool, find_root_cause
+from alphaapollo.tools.mcp_client import McpClient, McpTool, find_root_cause, format_answer
 from alphaapollo.tools.toolbox import ToolBox
 from tests.processes import wait_until
 
@@ -144,3 +146,9 @@ def test_unusable_server_is_a_value_error(arguments: dict[str, object], message:
 
 def test_root_cause() -> None:
     assert find_root_cause(ExceptionGroup("a", [ExceptionGroup("b", [OSError("c")]), ValueError("d")])) == "OSError: c"
+
+
+def test_text_of_an_embedded_resource_is_shown() -> None:
+    text = EmbeddedResource(resource=TextResourceContents(uri="demo://1", text="hello"))
+    data = EmbeddedResource(resource=BlobResourceContents(uri="demo://2", blob="aGk="))
+    assert format_answer(CallToolResult(content=[text, data])) == "hello\n[resource]"

@@ -97,10 +97,10 @@ async def run(task, endpoint):
     assert one.first_observation == [{"role": "user", "content": "one"}]
 
 
-def run_each(server, tmp_path, *bodies):
+def run_each(server, tmp_path, *bodies, **keys):
     """Run one episode of each body in the same host process."""
     branches = (f"if task['sample'] == {number}:\n{indent(body, '    ')}" for number, body in enumerate(bodies))
-    return run(server, tmp_path, "\n".join(branches), samples=len(bodies))
+    return run(server, tmp_path, "\n".join(branches), samples=len(bodies), **keys)
 
 
 def test_rewards_of_turns(server, tmp_path):
@@ -178,6 +178,30 @@ def test_prompt_over_the_limit_is_no_failure(server, tmp_path):
     assert first.end is EpisodeEnd.PROMPT_LIMIT and first.score.outcome.failed
     assert one.end is EpisodeEnd.TOKEN_LIMIT and one.score.reward == 0.0
     assert "no answer before the limit" in one.score.reason
+
+
+CUT_BY_THE_SESSION = [  # programs that fail if an answer is incomplete
+    "answer = ask(endpoint); assert answer.choices[0].finish_reason == 'stop'; return 1.0",
+    "answer = OpenAI().responses.create(model='policy', input='one'); assert answer.status == 'completed'; return 1.0",
+    "for part in ask(endpoint, stream=True):\n    assert part.choices[0].finish_reason != 'length'",
+    "import pydantic\nPrice = pydantic.create_model('Price', price=int)\n"
+    "OpenAI().chat.completions.parse(model='policy', messages=task['content'], response_format=Price)",
+]
+
+
+@pytest.mark.parametrize("limit_reward", [None, -0.5])
+def test_program_that_fails_after_a_cut_answer_is_at_the_token_limit(server, tmp_path, limit_reward):
+    server.script.answers = {"one": "{" + "x" * MAX_LENGTH}
+    bodies = [f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n{body}" for body in CUT_BY_THE_SESSION]
+    *found, failed = run_each(
+        server, tmp_path, *bodies, "ask(endpoint, max_tokens=1); raise KeyError", limit_reward=limit_reward
+    )
+    server.script.answers = {}
+    for one, code in zip(found, CUT_BY_THE_SESSION, strict=True):
+        assert (one.end, one.reward, len(one.rows)) == (EpisodeEnd.TOKEN_LIMIT, limit_reward or 0.0, 1), code
+        assert "cut the last answer" in one.score.reason
+    assert (tmp_path / "runs").read_text() == "x" * len(found)
+    assert failed.end is EpisodeEnd.ENVIRONMENT_FAILED  # the program's own limit cut its answer
 
 
 def test_engine_error_is_not_a_failure_of_the_agent(server, tmp_path, monkeypatch):
