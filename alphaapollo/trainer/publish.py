@@ -8,12 +8,14 @@ from statistics import fmean
 
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.worker_groups import WorkerGroups
+from alphaapollo.types import Completion
 from alphaapollo.weight_sync.verification import (
     PROBE_TOLERANCE_BFLOAT16,
     PROBE_TOLERANCE_FLOAT32,
     Probe,
     check_probe_finite,
     check_probe_log_probs,
+    check_samples,
     check_weight_receipts,
     tighten_tolerance,
 )
@@ -43,7 +45,8 @@ class WeightPublisher:
         `sync/probe_moved` (mean change of the policy's since the previous publish); {} with fake engines.
 
         Raises:
-            WeightSyncError: the engine's weight digests or its log-probs of the probe differ from the policy's.
+            WeightSyncError: the engine's weight digests, its log-probs of the probe, or those with which it samples a
+                few tokens differ from the policy's.
             FloatingPointError: the policy's weights are not finite. Nothing is sent.
         """
         expected = self.probe.select_text(await self.policy.compute_probe_log_probs(self.probe))
@@ -58,8 +61,17 @@ class WeightPublisher:
             return {}
         last, self._last_logprobs = self._last_logprobs, expected
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}
-        actual = [self.probe.select_text(logprobs) for logprobs in found]
+        actual = [self.probe.select_text(logprobs) for logprobs, _ in found]
         gap = check_probe_log_probs(expected, actual, self.probe_tolerance)
+        await self._check_samples([sample for _, sample in found])
         if not last:
             self.probe_tolerance = tighten_tolerance(self.probe_tolerance, gap)
         return {"sync/probe_gap": gap, **moved}
+
+    async def _check_samples(self, samples: list[Completion]) -> None:
+        """Compute the policy's log-probs of the tokens that each engine sampled, and compare them with the engine's."""
+        scored = {tuple(sample.token_ids): self.probe.append_sample(sample) for sample in samples}  # usually one
+        async with self.engines.release_kv_cache_temporarily():
+            expected = {ids: await self.policy.compute_probe_log_probs(probe) for ids, probe in scored.items()}
+        ends = [expected[tuple(sample.token_ids)][-len(sample.token_ids) :] for sample in samples]
+        check_samples(ends, samples, self.probe_tolerance)

@@ -1,26 +1,29 @@
-"""Verification that the engines hold the weights that the trainer sent, and that they compute with them.
+"""Verification that the engines hold the weights that the trainer sent, and that they compute and sample with them.
 
-There are two checks. The digest covers every parameter, but misses a layer that computes with a stale packed copy (tied
-embeddings on vLLM's CPU engine). The log-prob probe of a few tokens detects such layers, but does not depend on every
-parameter. For a vision-language model, an image precedes these tokens, so that the probe also detects image features
-that an engine computed with earlier weights.
+There are three checks. The digest covers every parameter, but misses a layer that computes with a stale packed copy
+(tied embeddings on vLLM's CPU engine). The log-prob probe of a few tokens detects such layers, but does not depend on
+every parameter. For a vision-language model, an image precedes these tokens, so that the probe also detects image
+features that an engine computed with earlier weights. A few tokens that the engine samples after the probe detect what
+changes only sampling, e.g. a KV cache of lower precision.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from alphaapollo.types import ImageInput, WeightReceipt, WeightUpdate
+from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt, WeightUpdate
 
 # Tolerances of the mean |log-prob difference|, in nats. float32: at most 1e-5 if all weights are correct, 7e-4 to 9e-3
 # with one stale layer. bfloat16: about 0.02 from rounding alone, depending on the model; above 0.1,
 # observability/advice.py logs a warning.
 PROBE_TOLERANCE_FLOAT32 = 5e-5
 PROBE_TOLERANCE_BFLOAT16 = 1.0  # of the first sync, whose difference limits that of later ones
+SAMPLE_TOLERANCE_BFLOAT16 = 0.2  # at least; the mean over SAMPLED_TOKENS varies more than that over the probe
+SAMPLED_TOKENS = 8
 MAX_PROBE_LOGPROB = 1e4  # limit of |log-prob| in nats; a uniform distribution over a million tokens has 14
 
 
@@ -40,6 +43,16 @@ class Probe:
         placeholders = {image.placeholder_id for image in self.images}
         pairs = zip(self.token_ids[1:], logprobs, strict=True)
         return [logprob for token, logprob in pairs if token not in placeholders]
+
+    def make_sample_request(self) -> tuple[list[int], Sampling]:
+        """Return the start of the probe, and the settings to sample tokens that replace its end."""
+        num_text = len(self.select_text([0.0] * (len(self.token_ids) - 1)))
+        count = max(1, min(SAMPLED_TOKENS, num_text // 2))
+        return self.token_ids[:-count], Sampling(max_tokens=count, temperature=1.0, seed=0)
+
+    def append_sample(self, sampled: Completion) -> Probe:
+        """Return the probe whose end is replaced by the sampled tokens."""
+        return replace(self, token_ids=[*self.make_sample_request()[0], *sampled.token_ids])
 
 
 def merge_weight_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
@@ -92,12 +105,33 @@ def check_probe_log_probs(
 
     engine_logprobs: one list per engine.
     """
-    gaps = [float(np.abs(np.array(logprobs) - np.array(trainer_logprobs)).mean()) for logprobs in engine_logprobs]
-    worst = max(gaps)
+    engine, worst = _find_largest_gap([trainer_logprobs] * len(engine_logprobs), engine_logprobs)
     if not worst <= tolerance:  # also true if `worst` is NaN
         raise WeightSyncError(
-            f"after a weight sync, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
+            f"after a weight sync, the log-probs of engine {engine} differ from the trainer's by "
             f"{worst:.2e} nats on average over {len(trainer_logprobs)} test tokens (tolerance {tolerance:.0e}): "
             "the engine received the weights but its forward pass uses others. Resume from the last checkpoint."
         )
     return worst
+
+
+def check_samples(trainer_logprobs: Sequence[Sequence[float]], samples: Sequence[Completion], tolerance: float) -> None:
+    """Compare the log-probs with which each engine sampled a few tokens with the trainer's of these tokens. Raises
+    WeightSyncError if their mean absolute difference exceeds `tolerance` (in bfloat16 SAMPLE_TOLERANCE_BFLOAT16)."""
+    allowed = tolerance if tolerance == PROBE_TOLERANCE_FLOAT32 else max(tolerance, SAMPLE_TOLERANCE_BFLOAT16)
+    engine, worst = _find_largest_gap(trainer_logprobs, [sample.logprobs for sample in samples])
+    if not worst <= allowed:
+        raise WeightSyncError(
+            f"engine {engine} sampled tokens with log-probs that differ from the trainer's by {worst:.2e} nats on "
+            f"average (tolerance {allowed:.0e}), although those of a fixed text are equal: something changes only "
+            "what is sampled. Remove rollout.engine_kwargs, or set another rollout.name."
+        )
+
+
+def _find_largest_gap(
+    trainer_logprobs: Sequence[Sequence[float]], engine_logprobs: Sequence[Sequence[float]]
+) -> tuple[int, float]:
+    """Return the engine with the largest mean absolute difference, and the difference. NaN is larger than numbers."""
+    pairs = zip(trainer_logprobs, engine_logprobs, strict=True)
+    gaps = np.array([np.abs(np.subtract(ours, theirs)).mean() for ours, theirs in pairs])
+    return int(gaps.argmax()), float(gaps.max())

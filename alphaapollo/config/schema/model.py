@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from alphaapollo.config.schema.base import (
     CHANGES_ADAPTERS,
@@ -195,6 +195,12 @@ class EngineKwargs(Section):
         EngineArguments, ActiveWhen("/actor_rollout_ref.rollout.name", "sglang"), ActiveWhen("/rollout.name", "sglang")
     ] = {}
     """Further arguments of SGLang's engine (ServerArgs) by name, e.g. {schedule_policy: fcfs}."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _use_underscores(cls, given: object) -> object:
+        """Accept names as on the engine's command line, e.g. max-cudagraph-capture-size."""
+        return {str(key).replace("-", "_"): value for key, value in given.items()} if isinstance(given, dict) else given
 
 
 class Rollout(Section):

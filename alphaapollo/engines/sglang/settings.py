@@ -25,7 +25,7 @@ _RESERVED = """
     enable_weights_cpu_backup ep_size json_model_override_args load_format log_level lora_backend lora_paths
     lora_target_modules max_lora_rank max_loras_per_batch max_prefill_tokens max_running_requests max_total_tokens
     mem_fraction_static model_path nnodes node_rank page_size pp_size random_seed sampling_backend
-    skip_tokenizer_init speculative_algorithm tokenizer_path tokenizer_worker_num tp_size trust_remote_code
+    skip_tokenizer_init tokenizer_path tokenizer_worker_num tp_size trust_remote_code
     watchdog_timeout weight_version
 """
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
@@ -35,6 +35,11 @@ RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 def find_python() -> Path:
     """Return the Python of SGLang's environment, which may not exist."""
     return Path(sys.prefix, "sglang", "bin", "python")
+
+
+def list_argument_files() -> list[Path]:
+    """Return the files that define SGLang's engine arguments."""
+    return list(find_python().parents[1].glob("lib/*/site-packages/sglang/srt/arg_groups/fields/*.py"))
 
 
 def build_environment(spec: EngineSpec) -> dict[str, str]:

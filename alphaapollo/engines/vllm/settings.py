@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -46,6 +47,12 @@ _RESERVED = """
 """
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 """Arguments of vLLM that follow from other keys, or that are not supported."""
+
+
+def list_argument_files() -> list[Path]:
+    """Return the files that define vLLM's engine arguments."""
+    found = find_spec("vllm")
+    return [Path(found.origin).parent / "engine" / "arg_utils.py"] if found and found.origin else []
 
 
 def build_vllm_environment(spec: EngineSpec) -> dict[str, str]:
