@@ -7,10 +7,12 @@ are the functions below. The column of vLLM in docs/models.md is generated from 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.requirements import Case, Requirement, find_conflicts, list_divisors, requirement
@@ -94,7 +96,7 @@ def arguments_of_engines(use: ModelUse, case: Case) -> Any:
     name = use.engine.name if use.engine and use.engine.has_engine_process else ""
     given = getattr(use.engine.engine_kwargs, name) if use.engine and name else {}
     engine = sglang if name == "sglang" else vllm
-    known = read_argument_names(engine.list_argument_files()) if given else set()
+    known = read_argument_names(Path(sys.prefix).glob(engine.ARGUMENT_FILES)) if given else set()
     for key in given:
         if key in engine.RESERVED_ARGUMENTS:
             return f"{name}.{key}", "other keys set it"

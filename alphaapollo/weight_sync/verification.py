@@ -98,40 +98,17 @@ def tighten_tolerance(tolerance: float, first_difference: float) -> float:
 
 
 def check_probe_log_probs(
-    trainer_logprobs: Sequence[float], engine_logprobs: Sequence[Sequence[float]], tolerance: float
+    trainer_logprobs: Sequence[Sequence[float]], engine_logprobs: Sequence[Sequence[float]], tolerance: float, text: str
 ) -> float:
-    """Compare each engine's log-probs of the probe (a few fixed tokens) with the trainer's. Returns the mean absolute
-    difference of the worst engine, in nats. Raises WeightSyncError if it exceeds `tolerance`.
-
-    engine_logprobs: one list per engine.
-    """
-    engine, worst = _find_largest_gap([trainer_logprobs] * len(engine_logprobs), engine_logprobs)
-    if not worst <= tolerance:  # also true if `worst` is NaN
-        raise WeightSyncError(
-            f"after a weight sync, the log-probs of engine {engine} differ from the trainer's by "
-            f"{worst:.2e} nats on average over {len(trainer_logprobs)} test tokens (tolerance {tolerance:.0e}): "
-            "the engine received the weights but its forward pass uses others. Resume from the last checkpoint."
-        )
-    return worst
-
-
-def check_samples(trainer_logprobs: Sequence[Sequence[float]], samples: Sequence[Completion], tolerance: float) -> None:
-    """Compare the log-probs with which each engine sampled a few tokens with the trainer's of these tokens. Raises
-    WeightSyncError if their mean absolute difference exceeds `tolerance` (in bfloat16 SAMPLE_TOLERANCE_BFLOAT16)."""
-    allowed = tolerance if tolerance == PROBE_TOLERANCE_FLOAT32 else max(tolerance, SAMPLE_TOLERANCE_BFLOAT16)
-    engine, worst = _find_largest_gap(trainer_logprobs, [sample.logprobs for sample in samples])
-    if not worst <= allowed:
-        raise WeightSyncError(
-            f"engine {engine} sampled tokens with log-probs that differ from the trainer's by {worst:.2e} nats on "
-            f"average (tolerance {allowed:.0e}), although those of a fixed text are equal: something changes only "
-            "what is sampled. Remove rollout.engine_kwargs, or set another rollout.name."
-        )
-
-
-def _find_largest_gap(
-    trainer_logprobs: Sequence[Sequence[float]], engine_logprobs: Sequence[Sequence[float]]
-) -> tuple[int, float]:
-    """Return the engine with the largest mean absolute difference, and the difference. NaN is larger than numbers."""
+    """Compare log-probs of trainer and engines, one list per engine. `text` names their tokens in the error. Returns
+    the mean absolute difference of the worst engine, in nats. Raises WeightSyncError if it exceeds `tolerance`."""
     pairs = zip(trainer_logprobs, engine_logprobs, strict=True)
     gaps = np.array([np.abs(np.subtract(ours, theirs)).mean() for ours, theirs in pairs])
-    return int(gaps.argmax()), float(gaps.max())
+    worst = float(gaps.max())
+    if not worst <= tolerance:  # also true if `worst` is NaN, which numpy's max and argmax find
+        raise WeightSyncError(
+            f"after a weight sync, the log-probs of engine {gaps.argmax()} differ from the trainer's by {worst:.2e} "
+            f"nats on average over {text} (tolerance {tolerance:.0e}): the engine received the weights but its forward "
+            "pass uses others, or an argument in rollout.engine_kwargs changes it. Resume from the last checkpoint."
+        )
+    return worst

@@ -28,6 +28,7 @@ _RESERVED = """
     skip_tokenizer_init tokenizer_path tokenizer_worker_num tp_size trust_remote_code
     watchdog_timeout weight_version
 """
+ARGUMENT_FILES = "sglang/lib/*/site-packages/sglang/srt/arg_groups/fields/*.py"  # see vLLM's settings
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 """Arguments of SGLang that follow from other keys, or that are not supported."""
 
@@ -35,11 +36,6 @@ RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 def find_python() -> Path:
     """Return the Python of SGLang's environment, which may not exist."""
     return Path(sys.prefix, "sglang", "bin", "python")
-
-
-def list_argument_files() -> list[Path]:
-    """Return the files that define SGLang's engine arguments."""
-    return list(find_python().parents[1].glob("lib/*/site-packages/sglang/srt/arg_groups/fields/*.py"))
 
 
 def build_environment(spec: EngineSpec) -> dict[str, str]:

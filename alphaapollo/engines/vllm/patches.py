@@ -3,7 +3,6 @@
 record_digest_before_packing CPU: record the digest of each weight when vLLM packs it for its kernel
 repack_experts_on_each_load  CPU: pack expert weights again after each weight sync
 pad_single_row               CPU: results of a sequence do not depend on the batch size
-skip_adapters_of_head        CPU: no LoRA adapter on the output head, whose kernel cannot score prompts in a batch
 use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
 return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
 """
@@ -37,7 +36,8 @@ def patch_vllm() -> None:
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
         use_fused_kernels()
-        PunicaWrapperCPU.add_lora_logits = skip_adapters_of_head
+        # Adapters have no part for the output head. vLLM's kernel for it fails for a batch with prompt log-probs.
+        PunicaWrapperCPU.add_lora_logits = lambda self, logits, *arguments, **options: logits
         process = UnquantizedFusedMoEMethod.process_weights_after_loading
         UnquantizedFusedMoEMethod.process_weights_after_loading = repack_experts_on_each_load(process)
         utils.dispatch_cpu_unquantized_gemm = record_digest_before_packing(utils.dispatch_cpu_unquantized_gemm)
@@ -50,11 +50,6 @@ def patch_vllm() -> None:
         from vllm.v1.worker.gpu.sample.sampler import Sampler
 
         Sampler._sample_random = return_untruncated_logits(Sampler._sample_random)
-
-
-def skip_adapters_of_head(_: Any, logits: torch.Tensor, *arguments: Any, **more: Any) -> torch.Tensor:
-    """Return the logits. Adapters never have a part for the output head (models/lora.py)."""
-    return logits
 
 
 def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[..., None]:

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -45,14 +44,9 @@ _RESERVED = """
     skip_tokenizer_init sleep_mode_offload_cudagraph tensor_parallel_size tokenizer trust_remote_code
     weight_transfer_config worker_extension_cls
 """
+ARGUMENT_FILES = "lib/*/site-packages/vllm/engine/arg_utils.py"  # below sys.prefix; their classes have the arguments
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 """Arguments of vLLM that follow from other keys, or that are not supported."""
-
-
-def list_argument_files() -> list[Path]:
-    """Return the files that define vLLM's engine arguments."""
-    found = find_spec("vllm")
-    return [Path(found.origin).parent / "engine" / "arg_utils.py"] if found and found.origin else []
 
 
 def build_vllm_environment(spec: EngineSpec) -> dict[str, str]:

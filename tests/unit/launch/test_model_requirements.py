@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Data, EngineKwargs, Fsdp, Model, Rollout
+from alphaapollo.engines.process import read_argument_names
+from alphaapollo.engines.sglang import settings as sglang
+from alphaapollo.engines.vllm import settings as vllm
 from alphaapollo.launch.model_requirements import ModelUse, check_models, find_unsupported_features
 from tests.unit.tiny import build_model
 
@@ -118,6 +122,10 @@ def test_images_are_for_vllm_and_are_read_like_by_the_policy(
     assert list_errors(model_folder("qwen3"), policy=Model(path=str(model_folder("qwen3")))) == []
 
 
+def test_arguments_of_the_installed_engine_are_known() -> None:
+    assert {"max_model_len", "compilation_config"} <= read_argument_names(Path(sys.prefix).glob(vllm.ARGUMENT_FILES))
+
+
 @pytest.mark.parametrize(
     ("name", "key", "reason"),
     [
@@ -137,10 +145,11 @@ def test_refused_arguments_of_engines(
         engine = Rollout(name=name, engine_kwargs=EngineKwargs(**{name: dict.fromkeys(keys, 1)}))
         return list_errors(model_folder("qwen3"), engine=engine)
 
-    fields = sglang_environment.parents[1] / "lib/python3/site-packages/sglang/srt/arg_groups/fields/schedule.py"
+    files = {"vllm": vllm, "sglang": sglang}[name].ARGUMENT_FILES
+    fields = sglang_environment.parents[2] / files.replace("*", "x")
     fields.parent.mkdir(parents=True)
     fields.write_text("class Schedule:\n    schedule_policy: str = 'fcfs'\n")
-    fine = "hf_overrides" if name == "vllm" else "schedule-policy"
+    fine = "schedule-policy"
     (error,) = list_errors_with(fine, key)
     assert error.startswith(f"rollout.engine_kwargs.{name}.{reason}") and list_errors_with(fine) == []
 
