@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,7 +19,7 @@ from alphaapollo.data.rendering import load_tokenizer, make_template_digest
 from alphaapollo.data.vocabulary import find_generation_config
 from alphaapollo.models import lora
 from alphaapollo.models.checkpoint import explain_write_errors
-from alphaapollo.models.decoder import find_decoder_layers
+from alphaapollo.models.decoder import find_decoder_layers, replace_placeholder_ids
 from alphaapollo.models.load import has_custom_code, load_config
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.utils.seeds import derive_seed
@@ -85,7 +86,7 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
                 tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
                 config = copy.deepcopy(model.config)
                 config.architectures = [type(model).__name__]
-                _write_folder(partial, tensors, config, dtype, source)
+                write_folder(partial, tensors, config, dtype, source)
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
     dist.barrier()
@@ -108,10 +109,10 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
         tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in gather_parameters(critic.model, dtype)}
         for name, parameter in critic.value_head.named_parameters():
             tensors[f"score.{name}"] = full_tensor(parameter.detach()).float().cpu()
-        _write_folder(Path(folder), tensors, config, dtype, source)
+        write_folder(Path(folder), tensors, config, dtype, source)
 
 
-def _write_folder(
+def write_folder(
     folder: Path, tensors: dict[str, Tensor], config: PretrainedConfig, dtype: torch.dtype, source: Model
 ) -> None:
     """Write weights and configuration to a Hugging Face folder, and copy modeling code, generation_config.json,
@@ -152,28 +153,35 @@ def _group_parameter_names_by_layer(model: PreTrainedModel) -> list[list[str]]:
     return list(groups.values())
 
 
-def make_probe_tokens(vocab_size: int, pad_token_id: int | None) -> list[int]:
+def make_probe_tokens(config: PretrainedConfig) -> list[int]:
     """Return fixed random token ids for comparing an exported model with its checkpoint. The last is not padding."""
+    size, padding = config.get_text_config().vocab_size, config.get_text_config().pad_token_id
     generator = torch.Generator().manual_seed(derive_seed(0, "export_probe"))
-    tokens = [int(token) for token in torch.randint(vocab_size, (PROBE_TOKENS,), generator=generator)]
-    if tokens[-1] == pad_token_id:  # classifiers would ignore it
-        tokens[-1] = (pad_token_id + 1) % vocab_size
-    return tokens
+    tokens = [int(token) for token in torch.randint(size, (PROBE_TOKENS,), generator=generator)]
+    if tokens[-1] == padding:  # classifiers would ignore it
+        tokens[-1] = (padding + 1) % size
+    return [int(token) for token in replace_placeholder_ids(np.array(tokens), find_placeholder_ids(config))]
 
 
-@torch.no_grad()
 def compute_transformers_outputs(folder: Path, kind: ModelKind, token_ids: list[int], source: Model) -> list[float]:
-    """Compute the outputs of an exported model on T `token_ids` with transformers only, in float32: a policy's T - 1
-    log-probs, a critic's T - 1 values, or a reward model's score. Adapters are loaded on their base model."""
+    """Compute the outputs of an exported model (see compute_outputs) with transformers only, in float32. Adapters are
+    loaded on their base model."""
     import transformers
 
     config = load_config(source)
     vision = reads_images(config) and not has_custom_code(source, config)
     auto = getattr(transformers, "AutoModelForImageTextToText" if vision else AUTO_CLASSES[kind])
     loaded = auto.from_pretrained(folder, dtype=torch.float32, trust_remote_code=source.trust_remote_code).eval()
-    logits = loaded(input_ids=torch.tensor([token_ids])).logits[0].float()
+    return compute_outputs(loaded, kind, token_ids)
+
+
+@torch.no_grad()
+def compute_outputs(model: PreTrainedModel, kind: ModelKind, token_ids: list[int]) -> list[float]:
+    """Compute the outputs of a model of transformers or peft on T `token_ids`: a policy's T - 1 log-probs, a critic's
+    T - 1 values, or a reward model's score."""
+    logits = model(input_ids=torch.tensor([token_ids])).logits[0].float()
     if kind == "policy":
-        logits[:, list(find_placeholder_ids(loaded.config))] = EXCLUDED_LOGIT
+        logits[:, list(find_placeholder_ids(model.config))] = EXCLUDED_LOGIT
         logits = logits[:-1].log_softmax(-1).gather(1, torch.tensor(token_ids[1:]).unsqueeze(1))
     elif kind == "critic":
         logits = logits[:-1]
@@ -188,7 +196,7 @@ def check_exported_outputs(expected: list[float], exported: list[float], dtype: 
     allowed = TOLERANCES[dtype] * (1 + float(reference.abs().mean()))
     if not difference <= allowed:  # also true for NaN
         raise ValueError(
-            f"the outputs of the exported model differ from those of the checkpoint by {difference:.1e} on average, "
-            f"but rounding explains only {allowed:.0e}. The export is discarded. Please report this model as a bug."
+            f"the outputs of the written model differ from those before by {difference:.1e} on average, but rounding "
+            f"explains only {allowed:.0e}. The result is discarded."
         )
     return difference

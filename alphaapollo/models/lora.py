@@ -175,22 +175,6 @@ def gather_scaled_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor * scale if name.endswith("lora_B.weight") else tensor
 
 
-def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "") -> None:
-    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. dtype: auto = that of the
-    base model. base_path: base model, if it has moved. Raises ValueError if one of both cannot be read."""
-    from peft import PeftConfig, PeftModel
-
-    from alphaapollo.data.rendering import load_tokenizer
-
-    base = Model(path=base_path or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path or "")
-    loaded = load_causal_lm(base, "padded")
-    chosen = loaded.dtype if dtype == "auto" else getattr(torch, dtype)
-    merged = PeftModel.from_pretrained(loaded.float(), str(adapter)).merge_and_unload().to(chosen)
-    merged.save_pretrained(folder)
-    has_tokenizer = (adapter / "tokenizer_config.json").is_file()
-    load_tokenizer(str(adapter) if has_tokenizer else base.path).save_pretrained(folder)
-
-
 def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], base_path: str) -> None:
     """Write a LoRA adapter folder, which peft and vLLM load on the base model at `base_path`."""
     from safetensors.torch import save_file

@@ -18,8 +18,9 @@ from alphaapollo.config.schema.model import Lora
 from alphaapollo.data.vocabulary import read_sampling_settings
 from alphaapollo.processes.host import make_subprocess_environ
 from alphaapollo.runs.checkpoint_folder import PROGRESS, list_checkpoints
+from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.runs.resume import read_saved_config
-from alphaapollo.utils.hub import explain_gguf_file, is_adapter
+from alphaapollo.utils.hub import explain_gguf_file, find_verl_shards, is_adapter
 from alphaapollo.utils.json_types import JsonObject
 
 PROMPT_KEYS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
@@ -53,7 +54,7 @@ def find_newest_model(path: Path) -> RunModel:
     for model in (path, path / "model"):
         if has_complete_weights(model):
             return RunModel(_find_run_of_model(model), model)
-        if is_adapter(model):
+        if is_adapter(model) or find_verl_shards(model):
             return _find_merged_model(model)
     raise ValueError(
         f"{path} has no model and no complete checkpoint yet. A run writes a checkpoint every trainer.save_freq "
@@ -67,10 +68,11 @@ def has_complete_weights(folder: Path) -> bool:
 
 
 def _find_merged_model(adapter: Path) -> RunModel:
-    """Return the model with an adapter merged into its base model. Its folder is named after the adapter's content."""
+    """Return the model with an adapter merged into its base model, or converted from verl. Its folder is named after
+    the content of the files."""
     digest = hashlib.sha256()
-    for file in sorted(adapter.glob("adapter_*")):
-        digest.update(file.read_bytes())
+    for file in find_verl_shards(adapter) or sorted(adapter.glob("adapter_*")):
+        digest.update(digest_file(file).encode())
     merged = Path("outputs/merged").absolute() / f"{adapter.name}-{digest.hexdigest()[:12]}"
     run = _find_run_of_model(adapter)
     todo = None if has_complete_weights(merged) else adapter

@@ -53,6 +53,12 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder).expanduser() / "adapter_config.json").is_file()
 
 
+def find_verl_shards(folder: str | Path) -> list[Path]:
+    """Return the files in which the ranks of verl saved the weights of an FSDP model, in the order of the ranks."""
+    files = Path(folder).expanduser().glob("model_world_size_*_rank_*.pt")
+    return sorted(files, key=lambda file: int(file.stem.rpartition("_")[2]))
+
+
 def explain_gguf_file(path: str) -> str:
     """Return an error message if a model path is a GGUF file, else ""."""
     return f"{path} is a GGUF file. Convert it: alphaapollo import-gguf {path} FOLDER" if path.endswith(".gguf") else ""
