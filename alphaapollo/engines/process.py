@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from alphaapollo.engines.protocol import EngineDied, EngineSpec
@@ -19,15 +18,6 @@ CLEANUP = "ALPHAAPOLLO_ENGINE_CLEANUP"  # folders to remove when the owner dies
 LOG = "ALPHAAPOLLO_ENGINE_LOG"  # log file of the engine's processes
 ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .+$", re.MULTILINE)  # last line of a traceback
 LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
-
-
-def read_argument_names(files: Iterable[Path]) -> set[str]:
-    """Return the names of the fields of all classes in Python files, which are not imported: that takes seconds."""
-    classes = (
-        node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)
-    )
-    fields = (line.target for node in classes for line in node.body if isinstance(line, ast.AnnAssign))
-    return {field.id for field in fields if isinstance(field, ast.Name)}
 
 
 def build_process_environment(log_path: str, cleanup_folders: Sequence[str]) -> dict[str, str]:

@@ -45,7 +45,7 @@ class ExportPlan:
 
 def convert_model(config: ExportConfig) -> Path:
     """Write the Hugging Face folder of an adapter with its base model, or of a checkpoint of verl. Returns it."""
-    from alphaapollo.models.conversion import write_merged_model, write_verl_model
+    from alphaapollo.models.export import write_merged_model, write_verl_model
 
     _check_keys(config)
     if config.role == "critic" or config.export_lora == "adapter":

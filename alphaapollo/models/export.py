@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids, reads_images
@@ -20,7 +22,7 @@ from alphaapollo.data.vocabulary import find_generation_config
 from alphaapollo.models import lora
 from alphaapollo.models.checkpoint import explain_write_errors
 from alphaapollo.models.decoder import find_decoder_layers, replace_placeholder_ids
-from alphaapollo.models.load import has_custom_code, load_config
+from alphaapollo.models.load import has_custom_code, load_causal_lm, load_config
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.utils.seeds import derive_seed
 
@@ -86,7 +88,7 @@ def export_model(folder: str, model: PreTrainedModel, source: Model, dtype: torc
                 tensors |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in persistent}
                 config = copy.deepcopy(model.config)
                 config.architectures = [type(model).__name__]
-                write_folder(partial, tensors, config, dtype, source)
+                _write_folder(partial, tensors, config, dtype, source)
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
     dist.barrier()
@@ -109,10 +111,10 @@ def export_critic(folder: str, critic: ValueModel, source: Model, dtype: torch.d
         tensors = {f"{prefix}.{name}": tensor.cpu() for name, tensor in gather_parameters(critic.model, dtype)}
         for name, parameter in critic.value_head.named_parameters():
             tensors[f"score.{name}"] = full_tensor(parameter.detach()).float().cpu()
-        write_folder(Path(folder), tensors, config, dtype, source)
+        _write_folder(Path(folder), tensors, config, dtype, source)
 
 
-def write_folder(
+def _write_folder(
     folder: Path, tensors: dict[str, Tensor], config: PretrainedConfig, dtype: torch.dtype, source: Model
 ) -> None:
     """Write weights and configuration to a Hugging Face folder, and copy modeling code, generation_config.json,
@@ -200,3 +202,72 @@ def check_exported_outputs(expected: list[float], exported: list[float], dtype: 
             f"explains only {allowed:.0e}. The result is discarded."
         )
     return difference
+
+
+def check_written_model(model: PreTrainedModel, folder: Path, source: Model) -> None:
+    """Raise ValueError if the log-probs of a language model and of the folder written from it differ (in float32)."""
+    tokens = make_probe_tokens(model.config)
+    found = compute_transformers_outputs(folder, "policy", tokens, source)
+    check_exported_outputs(compute_outputs(model, "policy", tokens), found, torch.float32)
+
+
+def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "") -> None:
+    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. dtype: auto = that of the
+    base model. base_path: base model, if it has moved. Raises ValueError if one of both cannot be read, or if the
+    log-probs of a text differ before and after merging, or in the written folder."""
+    from peft import PeftConfig, PeftModel
+    from peft.utils import load_peft_weights
+
+    base = Model(path=base_path or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path or "")
+    loaded = load_causal_lm(base, "padded")
+    chosen, tokens = loaded.dtype if dtype == "auto" else getattr(torch, dtype), make_probe_tokens(loaded.config)
+    try:
+        weights = load_peft_weights(str(adapter), device="cpu")
+        for embeddings in (weights[name] for name in weights if name.endswith(".embed_tokens.weight")):
+            loaded.resize_token_embeddings(len(embeddings), mean_resizing=False)
+        adapted: Any = PeftModel.from_pretrained(loaded.float(), str(adapter)).eval()
+        expected = compute_outputs(adapted, "policy", tokens)
+        merged = adapted.merge_and_unload()
+        check_exported_outputs(expected, compute_outputs(merged, "policy", tokens), torch.float32)
+        for parameter in merged.parameters():  # not the frequencies of position embeddings
+            parameter.data = parameter.data.to(chosen)
+        merged.save_pretrained(folder)
+        check_written_model(merged.float(), folder, base)
+    except (RuntimeError, ValueError, AttributeError) as error:  # those of peft, e.g. for an adapter without a merge
+        raise ValueError(f"{adapter} cannot be merged into {base.path}: {error}") from error
+    has_tokenizer = (adapter / "tokenizer_config.json").is_file()
+    load_tokenizer(str(adapter) if has_tokenizer else base.path).save_pretrained(folder)
+
+
+def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto") -> None:
+    """Write the Hugging Face folder of the shards that verl's FSDP ranks saved, in the order of the ranks. dtype: auto
+    = that of the shards. Raises ValueError if shards or weights are missing, or are not those of a complete model."""
+    own = shards[0].parent / "huggingface"
+    source = Model(path=str(own if own.is_dir() else own.parent))
+    try:
+        if len(shards) != (size := int(shards[0].name.split("_")[3])):
+            raise ValueError(f"{len(shards)} of {size} shards exist")
+        logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # there is no process group
+        states = [torch.load(shard, map_location="cpu", weights_only=True) for shard in shards]
+        tensors = {name: _join_shards([state[name] for state in states]) for name in states[0]}
+        chosen = next(iter(tensors.values())).dtype if dtype == "auto" else getattr(torch, dtype)
+        tensors = {name: tensor.to(chosen) for name, tensor in tensors.items()}
+        _write_folder(folder, tensors, load_config(source), chosen, source)
+        load_causal_lm(Model(path=str(folder)), "padded")
+    except Exception as error:  # those of torch for a damaged file, or for types other than tensors
+        reason = str(error).split(". ")[0]  # torch's advice is to load the file without a check
+        fix = "If its files are complete, convert it with `python -m verl.model_merger merge`."
+        raise ValueError(f"{shards[0].parent} of verl cannot be converted: {reason}. {fix}") from error
+
+
+def _join_shards(parts: list[Any]) -> Tensor:
+    """Return the complete tensor, of which each rank saved a part."""
+    first = parts[0]
+    if isinstance(first, DTensor):
+        parts = [part.to_local() for part in parts]
+        for size, how in zip(reversed(first.device_mesh.mesh.shape), reversed(first.placements), strict=True):
+            groups = [parts[start : start + size] for start in range(0, len(parts), size)]
+            parts = [torch.cat(group, how.dim) if how.is_shard() else group[0] for group in groups]
+        if parts[0].shape != first.shape or not all(type(how) in (Shard, Replicate) for how in first.placements):
+            raise ValueError(f"placements {first.placements} are not supported")
+    return cast("Tensor", parts[0])

@@ -11,12 +11,7 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.models.checkpoint import explain_write_errors
-from alphaapollo.models.export import (
-    check_exported_outputs,
-    compute_outputs,
-    compute_transformers_outputs,
-    make_probe_tokens,
-)
+from alphaapollo.models.export import check_written_model
 
 
 def import_gguf(file: Path, folder: Path) -> int:
@@ -51,10 +46,7 @@ def import_gguf(file: Path, folder: Path) -> int:
             written = Path(part, "model")
             model.save_pretrained(written)
             tokenizer.save_pretrained(written)
-            tokens = make_probe_tokens(model.config)
-            expected = compute_outputs(model, "policy", tokens)
-            found = compute_transformers_outputs(written, "policy", tokens, Model(path=str(written)))
-            check_exported_outputs(expected, found, torch.float32)
+            check_written_model(model, written, Model(path=str(written)))
             for weights in written.glob("*.safetensors"):  # safetensors makes them readable only by their owner
                 shutil.copymode(written / "config.json", weights)
             written.rename(folder)

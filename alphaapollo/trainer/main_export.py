@@ -9,7 +9,7 @@ from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import ExportConfig
 from alphaapollo.processes.entry_point import entry_point, run_program
-from alphaapollo.utils.hub import find_verl_shards, is_adapter
+from alphaapollo.utils.hub import needs_conversion
 
 
 @entry_point
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from alphaapollo.launch.export_checkpoint import convert_model, prepare_export, push_folder, write_export
 
         try:
-            if is_adapter(config.checkpoint) or find_verl_shards(config.checkpoint):
+            if needs_conversion(config.checkpoint):
                 output, export = convert_model(config), None
             else:
                 export = prepare_export(config)

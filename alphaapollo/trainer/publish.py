@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
@@ -69,12 +69,13 @@ class WeightPublisher:
         return {"sync/probe_gap": gap, **moved}
 
     async def _check_samples(self, samples: list[Completion]) -> None:
-        """Compute the policy's log-probs of the tokens that each engine sampled, and compare them with the engine's."""
-        scored = {tuple(sample.token_ids): self.probe.append_sample(sample) for sample in samples}  # usually one
+        """Compare the log-probs with which each engine sampled tokens with the policy's of the same tokens."""
+        start, _ = self.probe.make_sample_request()
+        scored: dict[tuple[int, ...], list[float]] = {}  # usually of one sample, because all engines have one seed
         async with self.engines.release_kv_cache_temporarily():
-            expected = {ids: await self.policy.compute_probe_log_probs(probe) for ids, probe in scored.items()}
-        ours = [expected[tuple(sample.token_ids)][-len(sample.token_ids) :] for sample in samples]
-        theirs = [sample.logprobs for sample in samples]
-        is_exact = self.probe_tolerance == PROBE_TOLERANCE_FLOAT32
-        allowed = self.probe_tolerance if is_exact else max(self.probe_tolerance, SAMPLE_TOLERANCE_BFLOAT16)
-        check_probe_log_probs(ours, theirs, allowed, "tokens that it sampled")
+            for ids in {tuple(sample.token_ids) for sample in samples}:
+                text = replace(self.probe, token_ids=[*start, *ids])
+                scored[ids] = (await self.policy.compute_probe_log_probs(text))[-len(ids) :]
+        ours, theirs = zip(*((scored[tuple(one.token_ids)], one.logprobs) for one in samples), strict=True)
+        floor = 0.0 if self.probe_tolerance == PROBE_TOLERANCE_FLOAT32 else SAMPLE_TOLERANCE_BFLOAT16
+        check_probe_log_probs(ours, theirs, max(self.probe_tolerance, floor), "tokens that it sampled")

@@ -59,6 +59,11 @@ def find_verl_shards(folder: str | Path) -> list[Path]:
     return sorted(files, key=lambda file: int(file.stem.rpartition("_")[2]))
 
 
+def needs_conversion(folder: str | Path) -> bool:
+    """Return whether a folder has an adapter or a checkpoint of verl, which are first written as a complete model."""
+    return is_adapter(folder) or bool(find_verl_shards(folder))
+
+
 def explain_gguf_file(path: str) -> str:
     """Return an error message if a model path is a GGUF file, else ""."""
     return f"{path} is a GGUF file. Convert it: alphaapollo import-gguf {path} FOLDER" if path.endswith(".gguf") else ""

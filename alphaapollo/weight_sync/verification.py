@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt, WeightUpdate
+from alphaapollo.types import ImageInput, Sampling, WeightReceipt, WeightUpdate
 
 # Tolerances of the mean |log-prob difference|, in nats. float32: at most 1e-5 if all weights are correct, 7e-4 to 9e-3
 # with one stale layer. bfloat16: about 0.02 from rounding alone, depending on the model; above 0.1,
@@ -49,10 +49,6 @@ class Probe:
         num_text = len(self.select_text([0.0] * (len(self.token_ids) - 1)))
         count = max(1, min(SAMPLED_TOKENS, num_text // 2))
         return self.token_ids[:-count], Sampling(max_tokens=count, temperature=1.0, seed=0)
-
-    def append_sample(self, sampled: Completion) -> Probe:
-        """Return the probe whose end is replaced by the sampled tokens."""
-        return replace(self, token_ids=[*self.make_sample_request()[0], *sampled.token_ids])
 
 
 def merge_weight_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:

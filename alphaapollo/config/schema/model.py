@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_ADAPTERS,
@@ -183,7 +183,8 @@ class ValSampling(Section):
     """Also validate once greedily: val/accuracy_greedy."""
 
 
-EngineArguments = dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]]
+ArgumentName = Annotated[str, AfterValidator(lambda name: name.replace("-", "_"))]  # as on a command line, too
+EngineArguments = dict[ArgumentName, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]]
 
 
 class EngineKwargs(Section):
@@ -195,12 +196,6 @@ class EngineKwargs(Section):
         EngineArguments, ActiveWhen("/actor_rollout_ref.rollout.name", "sglang"), ActiveWhen("/rollout.name", "sglang")
     ] = {}
     """Further arguments of SGLang's engine (ServerArgs) by name, e.g. {schedule_policy: fcfs}."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _use_underscores(cls, given: object) -> object:
-        """Accept names as on the engine's command line, e.g. max-cudagraph-capture-size."""
-        return {str(key).replace("-", "_"): value for key, value in given.items()} if isinstance(given, dict) else given
 
 
 class Rollout(Section):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Data, EngineKwargs, Fsdp, Model, Rollout
-from alphaapollo.engines.process import read_argument_names
 from alphaapollo.engines.sglang import settings as sglang
 from alphaapollo.engines.vllm import settings as vllm
 from alphaapollo.launch.model_requirements import ModelUse, check_models, find_unsupported_features
@@ -122,8 +120,11 @@ def test_images_are_for_vllm_and_are_read_like_by_the_policy(
     assert list_errors(model_folder("qwen3"), policy=Model(path=str(model_folder("qwen3")))) == []
 
 
-def test_arguments_of_the_installed_engine_are_known() -> None:
-    assert {"max_model_len", "compilation_config"} <= read_argument_names(Path(sys.prefix).glob(vllm.ARGUMENT_FILES))
+def test_arguments_of_the_installed_engine_are_known(model_folder: Any) -> None:
+    known, unknown = ({"vllm": {key: {}}} for key in ("compilation-config", "disable_mm_preprocessor_cache"))
+    assert list_errors(model_folder("qwen3"), engine=Rollout(engine_kwargs=EngineKwargs(**known))) == []
+    (error,) = list_errors(model_folder("qwen3"), engine=Rollout(engine_kwargs=EngineKwargs(**unknown)))
+    assert "vllm has no such argument" in error
 
 
 @pytest.mark.parametrize(

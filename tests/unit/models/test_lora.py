@@ -7,7 +7,7 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.models import cpu_linear as linear
-from alphaapollo.models.conversion import write_merged_model
+from alphaapollo.models.export import write_merged_model
 from alphaapollo.models.lora import (
     gather_adapter,
     get_base_parameter_name,
