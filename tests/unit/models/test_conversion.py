@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from alphaapollo.cli.main import main
 from alphaapollo.models.export import write_merged_model, write_verl_model
 from alphaapollo.runs.run_model import find_newest_model
 from alphaapollo.utils.hub import find_verl_shards
@@ -94,6 +95,15 @@ def test_other_adapters_are_refused(bases: Any, tmp_path: Path, config: Any, rea
         write_merged_model(tmp_path / "a", tmp_path / "merged")
 
 
+def test_the_command_takes_an_adapter(bases: Any, tmp_path: Path) -> None:
+    save_adapter(bases[False], tmp_path / "a", peft.LoraConfig(r=4, target_modules=LINEAR))
+    assert main(["export", str(tmp_path / "a"), str(tmp_path / "one")]) == 0
+    assert main(["export", f"checkpoint={tmp_path / 'a'}", f"output={tmp_path / 'other'}"]) == 0
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "other"))
+    assert all(torch.equal(other[name], weight) for name, weight in one.items())
+    assert main(["export", str(tmp_path / "a"), str(tmp_path / "one")]) == 2  # it exists
+
+
 def write_shards(base: Path, folder: Path, mesh_shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """Save the weights of a model as verl's ranks do: rank R has its part of each tensor's first dimension."""
     shutil.copytree(base, folder / "huggingface", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -120,7 +130,7 @@ def test_shards_of_verl_are_joined(bases: Any, tmp_path: Path, mesh: tuple[int, 
     weights = write_shards(bases[tied], tmp_path / "actor", mesh)
     assert find_newest_model(tmp_path / "actor").source == tmp_path / "actor"
     shards = find_verl_shards(tmp_path / "actor")
-    write_verl_model(shards, tmp_path / "out")
+    assert main(["export", str(tmp_path / "actor"), str(tmp_path / "out")]) == 0
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
     assert weights.keys() - written.keys() <= {"lm_head.weight"}
