@@ -215,26 +215,18 @@ def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_pa
     """Write the Hugging Face folder of an adapter's base model with the adapter merged in. dtype: auto = that of the
     base model. base_path: base model, if it has moved. Raises ValueError if one of both cannot be read, or if the
     log-probs of a text differ before and after merging, or in the written folder."""
-    from peft import PeftConfig, PeftModel
-    from peft.utils import load_peft_weights
-
-    base = Model(path=base_path or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path or "")
-    loaded = load_causal_lm(base, "padded")
-    chosen, tokens = loaded.dtype if dtype == "auto" else getattr(torch, dtype), make_probe_tokens(loaded.config)
     try:
-        weights = load_peft_weights(str(adapter), device="cpu")
-        for embeddings in (weights[name] for name in weights if name.endswith(".embed_tokens.weight")):
-            loaded.resize_token_embeddings(len(embeddings), mean_resizing=False)
-        adapted: Any = PeftModel.from_pretrained(loaded.float(), str(adapter)).eval()
+        adapted, base, stored = lora.load_adapter(adapter, base_path)
+        tokens = make_probe_tokens(adapted.config)
         expected = compute_outputs(adapted, "policy", tokens)
         merged = adapted.merge_and_unload()
         check_exported_outputs(expected, compute_outputs(merged, "policy", tokens), torch.float32)
         for parameter in merged.parameters():  # not the frequencies of position embeddings
-            parameter.data = parameter.data.to(chosen)
+            parameter.data = parameter.data.to(stored if dtype == "auto" else getattr(torch, dtype))
         merged.save_pretrained(folder)
         check_written_model(merged.float(), folder, base)
     except (RuntimeError, ValueError, AttributeError) as error:  # those of peft, e.g. for an adapter without a merge
-        raise ValueError(f"{adapter} cannot be merged into {base.path}: {error}") from error
+        raise ValueError(f"{adapter} cannot be merged into its base model: {error}") from error
     has_tokenizer = (adapter / "tokenizer_config.json").is_file()
     load_tokenizer(str(adapter) if has_tokenizer else base.path).save_pretrained(folder)
 
@@ -267,7 +259,7 @@ def _join_shards(parts: list[Any]) -> Tensor:
         parts = [part.to_local() for part in parts]
         for size, how in zip(reversed(first.device_mesh.mesh.shape), reversed(first.placements), strict=True):
             groups = [parts[start : start + size] for start in range(0, len(parts), size)]
-            parts = [torch.cat(group, how.dim) if how.is_shard() else group[0] for group in groups]
+            parts = [torch.cat(group, how.dim) if isinstance(how, Shard) else group[0] for group in groups]
         if parts[0].shape != first.shape or not all(type(how) in (Shard, Replicate) for how in first.placements):
             raise ValueError(f"placements {first.placements} are not supported")
     return cast("Tensor", parts[0])
