@@ -229,9 +229,7 @@ def export(argv: Sequence[str]) -> int:
         epilog="keys: role=policy|critic, dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, "
         "the current location of the run's initial model (docs/checkpoints.md)",
     )
-    parser.add_argument(
-        "run", metavar="RUN", help="folder of a run (newest checkpoint), a checkpoint, an adapter, or verl's shards"
-    )
+    parser.add_argument("run", metavar="RUN", help="a run, a checkpoint, an adapter, or the folder of verl's shards")
     parser.add_argument(
         "out", metavar="OUT", nargs="*", help="the folder to write (default <RUN>/exported/<checkpoint>)"
     )

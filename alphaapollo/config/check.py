@@ -26,8 +26,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import ActiveWhen, Device, FilePath, Requires, Section
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.config.verl import find_values_meant_for_verl
-from alphaapollo.utils.hub import DatasetEntry, explain_gguf_file, is_local_path
-from alphaapollo.utils.model_files import explain_model_folder
+from alphaapollo.utils.hub import DatasetEntry, explain_gguf_file, explain_model_folder, is_local_path
 
 
 def check_config_and_get_notices(

@@ -93,9 +93,10 @@ def full_weights(use: ModelUse, case: Case) -> Any:
 
 @model_requirement("{use.engine_section}.engine_kwargs.{0}", "{1}", "Remove it")
 def arguments_of_engines(use: ModelUse, case: Case) -> Any:
-    name = use.engine.name if use.engine and use.engine.has_engine_process else ""
-    given = getattr(use.engine.engine_kwargs, name) if use.engine and name else {}
-    engine = sglang if name == "sglang" else vllm
+    if use.engine is None or not use.engine.has_engine_process:
+        return None
+    name, engine = use.engine.name, sglang if use.engine.name == "sglang" else vllm
+    given = getattr(use.engine.engine_kwargs, name)
     files = Path(sys.prefix).glob(engine.ARGUMENT_FILES) if given else ()  # importing them would take seconds
     known = {field for file in files for field in re.findall(r"^    (\w+): ", file.read_text(), re.MULTILINE)}
     for key in given:

@@ -20,9 +20,14 @@ from alphaapollo.processes.host import make_subprocess_environ
 from alphaapollo.runs.checkpoint_folder import PROGRESS, list_checkpoints
 from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.runs.resume import read_saved_config
-from alphaapollo.utils.hub import explain_gguf_file, find_verl_shards, needs_conversion
+from alphaapollo.utils.hub import (
+    explain_foreign_checkpoint,
+    explain_gguf_file,
+    explain_model_folder,
+    find_verl_shards,
+    needs_conversion,
+)
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.utils.model_files import explain_foreign_checkpoint, explain_model_folder
 
 PROMPT_KEYS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
 
@@ -53,12 +58,12 @@ def find_newest_model(path: Path) -> RunModel:
         exported = run / "exported" / checkpoint.name
         return RunModel(run, exported, None if has_complete_weights(exported) else checkpoint)
     for model in (path, path / "model"):
-        if (model / "config.json").is_file() and (problem := explain_model_folder(model)):
-            raise ValueError(problem)
-        if has_complete_weights(model):
-            return RunModel(_find_run_of_model(model), model)
         if needs_conversion(model):
             return _find_merged_model(model)
+        if has_complete_weights(model):
+            if problem := explain_model_folder(model):
+                raise ValueError(problem)
+            return RunModel(_find_run_of_model(model), model)
     raise ValueError(
         explain_foreign_checkpoint(path)
         or f"{path} has no model and no complete checkpoint yet. A run writes a checkpoint every trainer.save_freq "

@@ -71,11 +71,10 @@ class WeightPublisher:
     async def _check_samples(self, samples: list[Completion]) -> None:
         """Compare the log-probs with which each engine sampled tokens with the policy's of the same tokens."""
         start, _ = self.probe.make_sample_request()
-        scored: dict[tuple[int, ...], list[float]] = {}  # usually of one sample, because all engines have one seed
-        async with self.engines.release_kv_cache_temporarily():
-            for ids in {tuple(sample.token_ids) for sample in samples}:
-                text = replace(self.probe, token_ids=[*start, *ids])
-                scored[ids] = (await self.policy.compute_probe_log_probs(text))[-len(ids) :]
-        ours, theirs = zip(*((scored[tuple(one.token_ids)], one.logprobs) for one in samples), strict=True)
-        floor = 0.0 if self.probe_tolerance == PROBE_TOLERANCE_FLOAT32 else SAMPLE_TOLERANCE_BFLOAT16
-        check_probe_log_probs(ours, theirs, max(self.probe_tolerance, floor), "tokens that it sampled")
+        texts = {tuple(one.token_ids): replace(self.probe, token_ids=[*start, *one.token_ids]) for one in samples}
+        async with self.engines.release_kv_cache_temporarily():  # usually for one text: all engines have one seed
+            scored = {ids: await self.policy.compute_probe_log_probs(text) for ids, text in texts.items()}
+        ours = [scored[tuple(one.token_ids)][-len(one.token_ids) :] for one in samples]
+        limit = self.probe_tolerance
+        allowed = limit if limit == PROBE_TOLERANCE_FLOAT32 else max(limit, SAMPLE_TOLERANCE_BFLOAT16)
+        check_probe_log_probs(ours, [one.logprobs for one in samples], allowed, "tokens that it sampled")

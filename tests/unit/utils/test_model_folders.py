@@ -41,20 +41,20 @@ VERL = ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt", "hugging
         (
             [f"run/checkpoint-{n}/{name}" for n in (50, 100) for name in MODEL],
             "run",
-            "last checkpoint, {}/run/checkpoint-100.",
+            "Set the last one, {}/run/checkpoint-100.",
         ),
         (
             ["z/config.json", "z/zero_to_fp32.py", "z/training_args.bin"],
             "z",
             "python {0}/z/zero_to_fp32.py {0}/z {0}/z",
         ),
-        (["dcp/iter_1/__0_0.distcp"], "dcp", "torch.distributed.checkpoint in {}/dcp/iter_1."),
+        (["dcp/iter_1/__0_0.distcp"], "dcp", "torch.distributed in {}/dcp/iter_1."),
     ],
 )
 def test_checkpoints_of_other_trainers_are_named(tmp_path: Path, files: list[str], path: str, hint: str) -> None:
     write(tmp_path, *files)
     assert hint.format(tmp_path) in find_error(tmp_path / path)
-    with pytest.raises(ValueError, match="checkpoint"):
+    with pytest.raises(ValueError, match=r"checkpoint|DeepSpeed"):
         find_newest_model(tmp_path / path)
 
 
