@@ -229,7 +229,7 @@ def export(argv: Sequence[str]) -> int:
         epilog="keys: role=policy|critic, dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, "
         "the current location of the run's initial model (docs/checkpoints.md)",
     )
-    parser.add_argument("run", metavar="RUN", help="a run's folder, for its newest checkpoint, or a checkpoint")
+    parser.add_argument("run", metavar="RUN", help="a run, a checkpoint, an adapter, or the folder of verl's shards")
     parser.add_argument(
         "out", metavar="OUT", nargs="*", help="the folder to write (default <RUN>/exported/<checkpoint>)"
     )
@@ -239,7 +239,7 @@ def export(argv: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     from alphaapollo.config.keys import format_override
 
-    words = [format_override("checkpoint", options.run)]
+    words = [options.run if options.run.startswith("checkpoint=") else format_override("checkpoint", options.run)]
     words += [word if "=" in word else format_override("output", word) for word in options.out]
     words += [format_override("push_to", options.push)] if options.push else []
     run: MainFunction = pkgutil.resolve_name("alphaapollo.trainer.main_export:main")

@@ -26,7 +26,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import ActiveWhen, Device, FilePath, Requires, Section
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.config.verl import find_values_meant_for_verl
-from alphaapollo.utils.hub import DatasetEntry, explain_gguf_file, is_local_path
+from alphaapollo.utils.hub import DatasetEntry, explain_gguf_file, explain_model_folder, is_local_path
 
 
 def check_config_and_get_notices(
@@ -153,8 +153,7 @@ def _find_path_error(path_kind: str, path: str) -> str:
         if any(map(os.path.exists, (local, os.path.expanduser(entry.path), *glob.glob(local)))) or entry.is_hub_id:
             return ""
     if path_kind == "model" and is_folder:
-        is_model = os.path.isfile(os.path.join(local, "config.json"))
-        return "" if is_model else f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."
+        return explain_model_folder(path)
     if path_kind == "model" and (error := explain_gguf_file(path)):
         return error
     if path_kind == "tokenizer" or (path_kind == "model" and not is_local_path(path)):

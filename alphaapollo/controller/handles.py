@@ -22,7 +22,7 @@ from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
 from alphaapollo.observability.timing import start_profile, take_profile
 from alphaapollo.processes.watchdog import remove_paths
-from alphaapollo.types import GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
+from alphaapollo.types import Completion, GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.utils.heartbeat import Span
 from alphaapollo.weight_sync.digest import format_digest
 from alphaapollo.weight_sync.verification import Probe, merge_weight_updates
@@ -276,11 +276,14 @@ async def prepare_weight_sync(worker: RolloutWorker, pauses_requests: bool) -> N
 
 async def finish_weight_sync(
     worker: RolloutWorker, probe: Probe, resumes_requests: bool
-) -> tuple[list[float], dict[str, float]]:
+) -> tuple[tuple[list[float], Completion], dict[str, float]]:
     await worker.engine.wake_cache()
     if resumes_requests:
         await worker.resume()
-    return await worker.engine.log_probs(probe.token_ids, probe.images), worker.get_memory_metrics()
+    logprobs = await worker.engine.log_probs(probe.token_ids, probe.images)
+    token_ids, sampling = probe.make_sample_request()
+    sample = await worker.engine.generate(token_ids, sampling, "probe", probe.images)
+    return (logprobs, sample), worker.get_memory_metrics()
 
 
 class EngineGroup(WorkerGroup["RolloutWorker"]):
@@ -341,11 +344,12 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         receipts = await self.ranks.call(lambda worker: worker.confirm_weights(version, shared_folder))
         return [receipt for receipt in receipts if receipt is not None]
 
-    async def finish_weight_sync(self, probe: Probe, resumes_requests: bool) -> list[list[float]]:
-        """Allocate the KV cache after `sleep`, resume requests, and return each engine's log-probs of the probe."""
+    async def finish_weight_sync(self, probe: Probe, resumes_requests: bool) -> list[tuple[list[float], Completion]]:
+        """Allocate the KV cache after `sleep`, resume requests, and return each engine's log-probs of the probe and the
+        tokens that it samples at its end."""
         results = await self.ranks.call(lambda worker: finish_weight_sync(worker, probe, resumes_requests))
         self._set_memory_metrics(results)
-        return [logprobs for logprobs, _ in results]
+        return [found for found, _ in results]
 
     async def sleep(self, pauses_requests: bool = False) -> None:
         """Free the engines' GPU memory until the next weight sync. pauses_requests: first pause requests until then."""

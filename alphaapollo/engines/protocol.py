@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from alphaapollo.weight_sync.transport import TransportKind, UpdateInfo
 
 
+CHANGES_SAMPLES = (
+    *("speculative_*", "spec_*", "quantiz*", "*_quant", "*quant_profile", "*torchao_config", "kv_cache_dtype*"),
+    *("logits_processors", "override_generation_config", "reasoning_config", "watermark_config", "diffusion_config"),
+)
+"""Patterns of arguments of engines with which tokens are sampled from another distribution than the trainer's."""
+
+
 class EngineError(RuntimeError):
     """Error: an inference engine failed and cannot be used any more."""
 

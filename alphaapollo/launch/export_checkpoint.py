@@ -8,6 +8,8 @@ push_folder       upload the folder to the Hugging Face hub
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +21,7 @@ from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.runs.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress
 from alphaapollo.runs.model_card import format_model_card
 from alphaapollo.runs.resume import read_saved_config
-from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.hub import find_verl_shards, is_local_path
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.workers.builders import make_critic_model_section
 
@@ -41,22 +43,36 @@ class ExportPlan:
     export_lora: LoraForm
 
 
-def merge_adapter(config: ExportConfig) -> Path:
-    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. Returns the folder."""
-    from alphaapollo.models.lora import write_merged_model
+def convert_model(config: ExportConfig) -> Path:
+    """Write the Hugging Face folder of an adapter with its base model, or of a checkpoint of verl. Returns it."""
+    from alphaapollo.models.export import write_merged_model, write_verl_model
 
     _check_keys(config)
     if config.role == "critic" or config.export_lora == "adapter":
         key = "role=critic" if config.role == "critic" else "export_lora=adapter"
-        raise ValueError(f"checkpoint={config.checkpoint} is an adapter, which is merged. Remove {key}.")
-    adapter = Path(config.checkpoint).expanduser().resolve()
-    output = _find_output(config, Path(f"{adapter}_merged"))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_name(f".writing_{output.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    write_merged_model(adapter, partial, config.dtype, config.model_path)
-    partial.rename(output)
+        raise ValueError(f"checkpoint={config.checkpoint} is not a run's, and is converted. Remove {key}.")
+    source = Path(config.checkpoint).expanduser().resolve()
+    shards = find_verl_shards(source)
+    output = _find_output(config, Path(f"{source}_merged"))
+    with _named_when_complete(output) as folder:
+        if shards:
+            write_verl_model(shards, folder, config.dtype)
+        else:
+            write_merged_model(source, folder, config.dtype, config.model_path)
     return output
+
+
+@contextmanager
+def _named_when_complete(output: Path) -> Iterator[Path]:
+    """Context manager that yields a folder to write, which gets the name `output` at the end, or is removed."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    folder = output.with_name(f".unverified_{output.name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+        folder.rename(output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def prepare_export(config: ExportConfig) -> ExportPlan:
@@ -107,11 +123,8 @@ def write_export(export: ExportPlan) -> str:
     from alphaapollo.models.export import OUTPUT_NAMES
     from alphaapollo.workers.export import export_checkpoint
 
-    export.output.parent.mkdir(parents=True, exist_ok=True)
-    unverified = export.output.with_name(f".unverified_{export.output.name}")
-    shutil.rmtree(unverified, ignore_errors=True)
     dtype: torch.dtype = getattr(torch, export.dtype)
-    try:
+    with _named_when_complete(export.output) as unverified:
         gap = export_checkpoint(
             str(export.weights_folder), export.model, dtype, str(unverified), export.export_lora, export.kind
         )
@@ -122,9 +135,6 @@ def write_export(export: ExportPlan) -> str:
         step, run = int(read_progress(export.checkpoint)["step"]), export.checkpoint.parents[1]
         card = format_model_card(export.run_config, run, step, export.kind, export.model.path, proof)
         (unverified / "README.md").write_text(card, encoding="utf-8")
-        unverified.rename(export.output)
-    finally:
-        shutil.rmtree(unverified, ignore_errors=True)
     return proof
 
 

@@ -7,9 +7,13 @@ are the functions below. The column of vLLM in docs/models.md is generated from 
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.requirements import Case, Requirement, find_conflicts, list_divisors, requirement
@@ -17,6 +21,7 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.data.images import reads_images
+from alphaapollo.engines.protocol import CHANGES_SAMPLES
 from alphaapollo.engines.sglang import settings as sglang
 from alphaapollo.engines.vllm import settings as vllm
 from alphaapollo.models.load import (
@@ -86,12 +91,22 @@ def full_weights(use: ModelUse, case: Case) -> Any:
     return not (use.engine and use.engine.name == "vllm" and not use.fsdp) and find_quantization(use.config)
 
 
-@model_requirement("{use.engine_section}.engine_kwargs.{}", "other keys set it", "Remove it")
+@model_requirement("{use.engine_section}.engine_kwargs.{0}", "{1}", "Remove it")
 def arguments_of_engines(use: ModelUse, case: Case) -> Any:
     if use.engine is None or not use.engine.has_engine_process:
         return None
-    name, reserved = use.engine.name, (sglang if use.engine.name == "sglang" else vllm).RESERVED_ARGUMENTS
-    return next((f"{name}.{key}" for key in getattr(use.engine.engine_kwargs, name) if key in reserved), "")
+    name, engine = use.engine.name, sglang if use.engine.name == "sglang" else vllm
+    given = getattr(use.engine.engine_kwargs, name)
+    files = Path(sys.prefix).glob(engine.ARGUMENT_FILES) if given else ()  # importing them would take seconds
+    known = {field for file in files for field in re.findall(r"^    (\w+): ", file.read_text(), re.MULTILINE)}
+    for key in given:
+        if key in engine.RESERVED_ARGUMENTS:
+            return f"{name}.{key}", "other keys set it"
+        if any(fnmatch(key, pattern) for pattern in CHANGES_SAMPLES):
+            return f"{name}.{key}", "with it, tokens are sampled from another distribution than the model's"
+        if known and key not in known:
+            return f"{name}.{key}", f"{name} has no such argument"
+    return None
 
 
 @model_requirement(

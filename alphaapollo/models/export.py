@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids, reads_images
@@ -18,8 +21,8 @@ from alphaapollo.data.rendering import load_tokenizer, make_template_digest
 from alphaapollo.data.vocabulary import find_generation_config
 from alphaapollo.models import lora
 from alphaapollo.models.checkpoint import explain_write_errors
-from alphaapollo.models.decoder import find_decoder_layers
-from alphaapollo.models.load import has_custom_code, load_config
+from alphaapollo.models.decoder import find_decoder_layers, replace_placeholder_ids
+from alphaapollo.models.load import has_custom_code, load_causal_lm, load_config
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.utils.seeds import derive_seed
 
@@ -152,28 +155,35 @@ def _group_parameter_names_by_layer(model: PreTrainedModel) -> list[list[str]]:
     return list(groups.values())
 
 
-def make_probe_tokens(vocab_size: int, pad_token_id: int | None) -> list[int]:
+def make_probe_tokens(config: PretrainedConfig) -> list[int]:
     """Return fixed random token ids for comparing an exported model with its checkpoint. The last is not padding."""
+    size, padding = config.get_text_config().vocab_size, config.get_text_config().pad_token_id
     generator = torch.Generator().manual_seed(derive_seed(0, "export_probe"))
-    tokens = [int(token) for token in torch.randint(vocab_size, (PROBE_TOKENS,), generator=generator)]
-    if tokens[-1] == pad_token_id:  # classifiers would ignore it
-        tokens[-1] = (pad_token_id + 1) % vocab_size
-    return tokens
+    tokens = [int(token) for token in torch.randint(size, (PROBE_TOKENS,), generator=generator)]
+    if tokens[-1] == padding:  # classifiers would ignore it
+        tokens[-1] = (padding + 1) % size
+    return [int(token) for token in replace_placeholder_ids(np.array(tokens), find_placeholder_ids(config))]
 
 
-@torch.no_grad()
 def compute_transformers_outputs(folder: Path, kind: ModelKind, token_ids: list[int], source: Model) -> list[float]:
-    """Compute the outputs of an exported model on T `token_ids` with transformers only, in float32: a policy's T - 1
-    log-probs, a critic's T - 1 values, or a reward model's score. Adapters are loaded on their base model."""
+    """Compute the outputs of an exported model (see compute_outputs) with transformers only, in float32. Adapters are
+    loaded on their base model."""
     import transformers
 
     config = load_config(source)
     vision = reads_images(config) and not has_custom_code(source, config)
     auto = getattr(transformers, "AutoModelForImageTextToText" if vision else AUTO_CLASSES[kind])
     loaded = auto.from_pretrained(folder, dtype=torch.float32, trust_remote_code=source.trust_remote_code).eval()
-    logits = loaded(input_ids=torch.tensor([token_ids])).logits[0].float()
+    return compute_outputs(loaded, kind, token_ids)
+
+
+@torch.no_grad()
+def compute_outputs(model: PreTrainedModel, kind: ModelKind, token_ids: list[int]) -> list[float]:
+    """Compute the outputs of a model of transformers or peft on T `token_ids`: a policy's T - 1 log-probs, a critic's
+    T - 1 values, or a reward model's score."""
+    logits = model(input_ids=torch.tensor([token_ids])).logits[0].float()
     if kind == "policy":
-        logits[:, list(find_placeholder_ids(loaded.config))] = EXCLUDED_LOGIT
+        logits[:, list(find_placeholder_ids(model.config))] = EXCLUDED_LOGIT
         logits = logits[:-1].log_softmax(-1).gather(1, torch.tensor(token_ids[1:]).unsqueeze(1))
     elif kind == "critic":
         logits = logits[:-1]
@@ -188,7 +198,68 @@ def check_exported_outputs(expected: list[float], exported: list[float], dtype: 
     allowed = TOLERANCES[dtype] * (1 + float(reference.abs().mean()))
     if not difference <= allowed:  # also true for NaN
         raise ValueError(
-            f"the outputs of the exported model differ from those of the checkpoint by {difference:.1e} on average, "
-            f"but rounding explains only {allowed:.0e}. The export is discarded. Please report this model as a bug."
+            f"the outputs of the written model differ from those before by {difference:.1e} on average, but rounding "
+            f"explains only {allowed:.0e}. The result is discarded."
         )
     return difference
+
+
+def check_written_model(model: PreTrainedModel, folder: Path, source: Model) -> None:
+    """Raise ValueError if the log-probs of a language model and of the folder written from it differ (in float32)."""
+    tokens = make_probe_tokens(model.config)
+    found = compute_transformers_outputs(folder, "policy", tokens, source)
+    check_exported_outputs(compute_outputs(model, "policy", tokens), found, torch.float32)
+
+
+def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "") -> None:
+    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. dtype: auto = that of the
+    base model. base_path: base model, if it has moved. Raises ValueError if one of both cannot be read, or if the
+    log-probs of a text differ before and after merging, or in the written folder."""
+    try:
+        adapted, base, stored = lora.load_adapter(adapter, base_path)
+        tokens = make_probe_tokens(adapted.config)
+        expected = compute_outputs(adapted, "policy", tokens)
+        merged = adapted.merge_and_unload()
+        check_exported_outputs(expected, compute_outputs(merged, "policy", tokens), torch.float32)
+        for parameter in merged.parameters():  # not the frequencies of position embeddings
+            parameter.data = parameter.data.to(stored if dtype == "auto" else getattr(torch, dtype))
+        merged.save_pretrained(folder)
+        check_written_model(merged.float(), folder, base)
+    except (RuntimeError, ValueError, AttributeError) as error:  # those of peft, e.g. for an adapter without a merge
+        raise ValueError(f"{adapter} cannot be merged into its base model: {error}") from error
+    has_tokenizer = (adapter / "tokenizer_config.json").is_file()
+    load_tokenizer(str(adapter) if has_tokenizer else base.path).save_pretrained(folder)
+
+
+def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto") -> None:
+    """Write the Hugging Face folder of the shards that verl's FSDP ranks saved, in the order of the ranks. dtype: auto
+    = that of the shards. Raises ValueError if shards or weights are missing, or are not those of a complete model."""
+    own = shards[0].parent / "huggingface"
+    source = Model(path=str(own if own.is_dir() else own.parent))
+    try:
+        if len(shards) != (size := int(shards[0].name.split("_")[3])):
+            raise ValueError(f"{len(shards)} of {size} shards exist")
+        logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # there is no process group
+        states = [torch.load(shard, map_location="cpu", weights_only=True) for shard in shards]
+        tensors = {name: _join_shards([state[name] for state in states]) for name in states[0]}
+        chosen = next(iter(tensors.values())).dtype if dtype == "auto" else getattr(torch, dtype)
+        tensors = {name: tensor.to(chosen) for name, tensor in tensors.items()}
+        _write_folder(folder, tensors, load_config(source), chosen, source)
+        load_causal_lm(Model(path=str(folder)), "padded")
+    except Exception as error:  # those of torch for a damaged file, or for types other than tensors
+        reason = str(error).split(". ")[0]  # torch's advice is to load the file without a check
+        fix = "If its files are complete, convert it with `python -m verl.model_merger merge`."
+        raise ValueError(f"{shards[0].parent} of verl cannot be converted: {reason}. {fix}") from error
+
+
+def _join_shards(parts: list[Any]) -> Tensor:
+    """Return the complete tensor, of which each rank saved a part."""
+    first = parts[0]
+    if isinstance(first, DTensor):
+        parts = [part.to_local() for part in parts]
+        for size, how in zip(reversed(first.device_mesh.mesh.shape), reversed(first.placements), strict=True):
+            groups = [parts[start : start + size] for start in range(0, len(parts), size)]
+            parts = [torch.cat(group, how.dim) if isinstance(how, Shard) else group[0] for group in groups]
+        if parts[0].shape != first.shape or not all(type(how) in (Shard, Replicate) for how in first.placements):
+            raise ValueError(f"placements {first.placements} are not supported")
+    return cast("Tensor", parts[0])

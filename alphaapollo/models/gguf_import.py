@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from alphaapollo.config.schema import Model
 from alphaapollo.models.checkpoint import explain_write_errors
+from alphaapollo.models.export import check_written_model
 
 
 def import_gguf(file: Path, folder: Path) -> int:
@@ -44,6 +46,7 @@ def import_gguf(file: Path, folder: Path) -> int:
             written = Path(part, "model")
             model.save_pretrained(written)
             tokenizer.save_pretrained(written)
+            check_written_model(model, written, Model(path=str(written)))
             for weights in written.glob("*.safetensors"):  # safetensors makes them readable only by their owner
                 shutil.copymode(written / "config.json", weights)
             written.rename(folder)

@@ -175,20 +175,18 @@ def gather_scaled_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor * scale if name.endswith("lora_B.weight") else tensor
 
 
-def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "") -> None:
-    """Write the Hugging Face folder of an adapter's base model with the adapter merged in. dtype: auto = that of the
-    base model. base_path: base model, if it has moved. Raises ValueError if one of both cannot be read."""
+def load_adapter(adapter: Path, base_path: str = "") -> tuple[Any, Model, torch.dtype]:
+    """Load an adapter of peft on its base model in float32. Returns the model, the base model's section and the dtype
+    of its files. base_path: base model, if it has moved. Raises ValueError if the base model cannot be read."""
     from peft import PeftConfig, PeftModel
-
-    from alphaapollo.data.rendering import load_tokenizer
+    from peft.utils import load_peft_weights
 
     base = Model(path=base_path or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path or "")
-    loaded = load_causal_lm(base, "padded")
-    chosen = loaded.dtype if dtype == "auto" else getattr(torch, dtype)
-    merged = PeftModel.from_pretrained(loaded.float(), str(adapter)).merge_and_unload().to(chosen)
-    merged.save_pretrained(folder)
-    has_tokenizer = (adapter / "tokenizer_config.json").is_file()
-    load_tokenizer(str(adapter) if has_tokenizer else base.path).save_pretrained(folder)
+    loaded, weights = load_causal_lm(base, "padded"), load_peft_weights(str(adapter), device="cpu")
+    dtype = loaded.dtype
+    for embeddings in (weights[name] for name in weights if name.endswith(".embed_tokens.weight")):
+        loaded.resize_token_embeddings(len(embeddings), mean_resizing=False)
+    return PeftModel.from_pretrained(loaded.float(), str(adapter)).eval(), base, dtype
 
 
 def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], base_path: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import math
 import pickle
 import resource
 import shutil
@@ -29,7 +30,7 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.http_api import MODEL_NAME
-from alphaapollo.engines.protocol import Engine, EngineSpec
+from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec
 from alphaapollo.environments.base import Environment, EnvironmentFactory, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.timing import read_peak_memory_gib
@@ -201,6 +202,11 @@ class RolloutWorker:
         with HEARTBEAT.use_track(f"rollout {self._index}"):
             given = pickle.loads(request.environment) if request.environment else self._environment.factory
             group = await run_group(request, self._runner.run, partial(self._make_environment, given))
+        if not math.isfinite(sum(sum(row.logprobs) for one in group.trajectories for row in one.rows)):
+            raise EngineError(
+                f"rollout engine {self._index} sampled a token with a non-finite log-prob for prompt "
+                f"{request.prompt.id}. Check rollout.engine_kwargs and the engine's log."
+            )
         if self._teacher_prompts and not request.validate:
             self._teacher_prompts.add_prompts(group)
         return group

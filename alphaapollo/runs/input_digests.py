@@ -23,7 +23,7 @@ from alphaapollo.utils.hub import is_local_path
 Digests = dict[str, list[tuple[str, str]]]
 """Configuration key -> (path, digest) of each file, in order."""
 TRAIN_FILES = "data.train_files"
-WEIGHTS = (".safetensors", ".bin")
+WEIGHTS = (".safetensors", ".bin", ".pt")
 MODEL_FILES = (*WEIGHTS, ".json", ".jinja", ".model", ".txt", ".py")
 MAX_HASHED_BYTES, NUM_BLOCKS, BLOCK_BYTES = 2**26, 256, 2**14  # of weights
 

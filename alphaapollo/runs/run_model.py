@@ -18,8 +18,15 @@ from alphaapollo.config.schema.model import Lora
 from alphaapollo.data.vocabulary import read_sampling_settings
 from alphaapollo.processes.host import make_subprocess_environ
 from alphaapollo.runs.checkpoint_folder import PROGRESS, list_checkpoints
+from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.runs.resume import read_saved_config
-from alphaapollo.utils.hub import explain_gguf_file, is_adapter
+from alphaapollo.utils.hub import (
+    explain_foreign_checkpoint,
+    explain_gguf_file,
+    explain_model_folder,
+    find_verl_shards,
+    needs_conversion,
+)
 from alphaapollo.utils.json_types import JsonObject
 
 PROMPT_KEYS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
@@ -42,7 +49,7 @@ def find_newest_model(path: Path) -> RunModel:
             explain_gguf_file(str(path))
             or f"{path} is not a folder. Use the folder of a run, e.g. outputs/alphaapollo/default, or of a model."
         )
-    if not (has_complete_weights(path) or is_adapter(path)) and (completed := list_checkpoints(path)):
+    if not (has_complete_weights(path) or needs_conversion(path)) and (completed := list_checkpoints(path)):
         checkpoint, model = completed[-1], path / "model"
         written = checkpoint / PROGRESS  # without it the checkpoint is damaged, which the export reports
         if has_complete_weights(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
@@ -51,26 +58,30 @@ def find_newest_model(path: Path) -> RunModel:
         exported = run / "exported" / checkpoint.name
         return RunModel(run, exported, None if has_complete_weights(exported) else checkpoint)
     for model in (path, path / "model"):
-        if has_complete_weights(model):
-            return RunModel(_find_run_of_model(model), model)
-        if is_adapter(model):
+        if needs_conversion(model):
             return _find_merged_model(model)
+        if has_complete_weights(model):
+            if problem := explain_model_folder(model):
+                raise ValueError(problem)
+            return RunModel(_find_run_of_model(model), model)
     raise ValueError(
-        f"{path} has no model and no complete checkpoint yet. A run writes a checkpoint every trainer.save_freq "
+        explain_foreign_checkpoint(path)
+        or f"{path} has no model and no complete checkpoint yet. A run writes a checkpoint every trainer.save_freq "
         "iterations, and its model at the end (trainer.export_hf). Resume this run, or use another folder."
     )
 
 
 def has_complete_weights(folder: Path) -> bool:
-    """Return whether the folder is a Hugging Face model with complete weights, not only LoRA adapters."""
-    return (folder / "config.json").is_file() and not is_adapter(folder)
+    """Return whether the folder is a Hugging Face model with complete weights, not only LoRA adapters or shards."""
+    return (folder / "config.json").is_file() and not needs_conversion(folder)
 
 
 def _find_merged_model(adapter: Path) -> RunModel:
-    """Return the model with an adapter merged into its base model. Its folder is named after the adapter's content."""
+    """Return the model with an adapter merged into its base model, or converted from verl. Its folder is named after
+    the content of the files."""
     digest = hashlib.sha256()
-    for file in sorted(adapter.glob("adapter_*")):
-        digest.update(file.read_bytes())
+    for file in find_verl_shards(adapter) or sorted(adapter.glob("adapter_*")):
+        digest.update(digest_file(file).encode())
     merged = Path("outputs/merged").absolute() / f"{adapter.name}-{digest.hexdigest()[:12]}"
     run = _find_run_of_model(adapter)
     todo = None if has_complete_weights(merged) else adapter

@@ -9,7 +9,7 @@ from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import ExportConfig
 from alphaapollo.processes.entry_point import entry_point, run_program
-from alphaapollo.utils.hub import is_adapter
+from alphaapollo.utils.hub import needs_conversion
 
 
 @entry_point
@@ -20,11 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     with exit_on_config_error():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.launch.export_checkpoint import merge_adapter, prepare_export, push_folder, write_export
+        from alphaapollo.launch.export_checkpoint import convert_model, prepare_export, push_folder, write_export
 
         try:
-            if is_adapter(config.checkpoint):
-                output, export = merge_adapter(config), None
+            if needs_conversion(config.checkpoint):
+                output, export = convert_model(config), None
             else:
                 export = prepare_export(config)
                 output = export.output

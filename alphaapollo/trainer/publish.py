@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.worker_groups import WorkerGroups
+from alphaapollo.types import Completion
 from alphaapollo.weight_sync.verification import (
     PROBE_TOLERANCE_BFLOAT16,
     PROBE_TOLERANCE_FLOAT32,
+    SAMPLE_TOLERANCE_BFLOAT16,
     Probe,
     check_probe_finite,
     check_probe_log_probs,
@@ -43,7 +45,8 @@ class WeightPublisher:
         `sync/probe_moved` (mean change of the policy's since the previous publish); {} with fake engines.
 
         Raises:
-            WeightSyncError: the engine's weight digests or its log-probs of the probe differ from the policy's.
+            WeightSyncError: the engine's weight digests, its log-probs of the probe, or those with which it samples a
+                few tokens differ from the policy's.
             FloatingPointError: the policy's weights are not finite. Nothing is sent.
         """
         expected = self.probe.select_text(await self.policy.compute_probe_log_probs(self.probe))
@@ -58,8 +61,20 @@ class WeightPublisher:
             return {}
         last, self._last_logprobs = self._last_logprobs, expected
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}
-        actual = [self.probe.select_text(logprobs) for logprobs in found]
-        gap = check_probe_log_probs(expected, actual, self.probe_tolerance)
+        actual = [self.probe.select_text(logprobs) for logprobs, _ in found]
+        gap = check_probe_log_probs([expected] * len(actual), actual, self.probe_tolerance, "a fixed text")
+        await self._check_samples([sample for _, sample in found])
         if not last:
             self.probe_tolerance = tighten_tolerance(self.probe_tolerance, gap)
         return {"sync/probe_gap": gap, **moved}
+
+    async def _check_samples(self, samples: list[Completion]) -> None:
+        """Compare the log-probs with which each engine sampled tokens with the policy's of the same tokens."""
+        start, _ = self.probe.make_sample_request()
+        texts = {tuple(one.token_ids): replace(self.probe, token_ids=[*start, *one.token_ids]) for one in samples}
+        async with self.engines.release_kv_cache_temporarily():  # usually for one text: all engines have one seed
+            scored = {ids: await self.policy.compute_probe_log_probs(text) for ids, text in texts.items()}
+        ours = [scored[tuple(one.token_ids)][-len(one.token_ids) :] for one in samples]
+        limit = self.probe_tolerance
+        allowed = limit if limit == PROBE_TOLERANCE_FLOAT32 else max(limit, SAMPLE_TOLERANCE_BFLOAT16)
+        check_probe_log_probs(ours, [one.logprobs for one in samples], allowed, "tokens that it sampled")

@@ -1,9 +1,10 @@
-"""Distinguish ids on the Hugging Face hub from local paths."""
+"""Paths of models and data: ids on the Hugging Face hub, local folders, and what is wrong with a folder."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,13 @@ DATA_FILE = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|z
 """End of the name of a data file: its format and, except for parquet and arrow, a compression."""
 ENTRY = re.compile(r"(?P<path>.+?)(:(?P<config>[^:@#/]+))?(@(?P<revision>[^:@#]+))?(#(?P<split>[^#/]+))?")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+FOREIGN_CHECKPOINTS = {  # file of another trainer: what to do with its folder
+    "model_world_size_*_rank_*.pt": "has a checkpoint of verl. Set the folder with its shards, {}",
+    "checkpoint-*/config.json": "has checkpoints of transformers' Trainer. Set the last one, {}",
+    "zero_to_fp32.py": "has files of DeepSpeed. Convert them: python {0}/zero_to_fp32.py {0} {0} --safe_serialization",
+    "*.distcp": "has a checkpoint of torch.distributed in {}. Convert it with the project that wrote it, "
+    "e.g. accelerate merge-weights or verl.model_merger",
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,55 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder).expanduser() / "adapter_config.json").is_file()
 
 
+def find_verl_shards(folder: str | Path) -> list[Path]:
+    """Return the files in which the ranks of verl saved the weights of an FSDP model, in the order of the ranks."""
+    files = Path(folder).expanduser().glob("model_world_size_*_rank_*.pt")
+    return sorted(files, key=lambda file: int(file.stem.rpartition("_")[2]))
+
+
+def needs_conversion(folder: str | Path) -> bool:
+    """Return whether a folder has an adapter or a checkpoint of verl, which are first written as a complete model."""
+    return is_adapter(folder) or bool(find_verl_shards(folder))
+
+
 def explain_gguf_file(path: str) -> str:
     """Return an error message if a model path is a GGUF file, else ""."""
     return f"{path} is a GGUF file. Convert it: alphaapollo import-gguf {path} FOLDER" if path.endswith(".gguf") else ""
+
+
+def explain_model_folder(path: str | Path) -> str:
+    """Return an error message if a folder is no complete model: another trainer's checkpoint, without config.json, or
+    with missing or damaged files. Else ""."""
+    folder = Path(path).expanduser()
+    if (foreign := explain_foreign_checkpoint(folder)) or (folder / "config.json").is_file():
+        return foreign or next(_find_damage(folder), "")
+    return f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."
+
+
+def explain_foreign_checkpoint(folder: Path) -> str:
+    """Return how to use a folder that another trainer wrote and that is not also the folder of a model. Else ""."""
+    if (folder / "config.json").is_file() and [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
+        return ""
+    start = folder.parent if folder.name == "huggingface" else folder  # verl's name for files without weights
+    for pattern, hint in FOREIGN_CHECKPOINTS.items():
+        if found := [file for depth in range(3) for file in start.glob("*/" * depth + pattern)]:
+            last = max(found, key=lambda file: [*map(int, re.findall(r"\d+", str(file)))])
+            return f"{folder} {hint.format(last.parent)}."
+    return ""
+
+
+def _find_damage(folder: Path) -> Iterator[str]:
+    from safetensors import SafetensorError, safe_open
+
+    for index in folder.glob("*.safetensors.index.json"):
+        names = sorted(set(re.findall(r'"([^"]+\.safetensors)"', index.read_text())))
+        yield from (f"{folder} lacks {name}. Download it again." for name in names if not (folder / name).is_file())
+    for file in filter(Path.is_file, sorted(folder.iterdir())):
+        with file.open("rb") as opened:
+            if opened.read(40).startswith(b"version https://git-lfs"):
+                yield f"{file} is a pointer of Git LFS. Run `git lfs pull` in its folder."
+        if file.suffix == ".safetensors":
+            try:
+                safe_open(file, "numpy")  # reads the header, and compares it with the size
+            except SafetensorError as error:
+                yield f"{file} is truncated or damaged ({error}). Download it again."

@@ -1,9 +1,10 @@
-"""Verification that the engines hold the weights that the trainer sent, and that they compute with them.
+"""Verification that the engines hold the weights that the trainer sent, and that they compute and sample with them.
 
-There are two checks. The digest covers every parameter, but misses a layer that computes with a stale packed copy (tied
-embeddings on vLLM's CPU engine). The log-prob probe of a few tokens detects such layers, but does not depend on every
-parameter. For a vision-language model, an image precedes these tokens, so that the probe also detects image features
-that an engine computed with earlier weights.
+There are three checks. The digest covers every parameter, but misses a layer that computes with a stale packed copy
+(tied embeddings on vLLM's CPU engine). The log-prob probe of a few tokens detects such layers, but does not depend on
+every parameter. For a vision-language model, an image precedes these tokens, so that the probe also detects image
+features that an engine computed with earlier weights. A few tokens that the engine samples after the probe detect what
+changes only sampling, e.g. a KV cache of lower precision.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaapollo.types import ImageInput, WeightReceipt, WeightUpdate
+from alphaapollo.types import ImageInput, Sampling, WeightReceipt, WeightUpdate
 
 # Tolerances of the mean |log-prob difference|, in nats. float32: at most 1e-5 if all weights are correct, 7e-4 to 9e-3
 # with one stale layer. bfloat16: about 0.02 from rounding alone, depending on the model; above 0.1,
 # observability/advice.py logs a warning.
 PROBE_TOLERANCE_FLOAT32 = 5e-5
 PROBE_TOLERANCE_BFLOAT16 = 1.0  # of the first sync, whose difference limits that of later ones
+SAMPLE_TOLERANCE_BFLOAT16 = 0.2  # at least; the mean over SAMPLED_TOKENS varies more than that over the probe
+SAMPLED_TOKENS = 8
 MAX_PROBE_LOGPROB = 1e4  # limit of |log-prob| in nats; a uniform distribution over a million tokens has 14
 
 
@@ -40,6 +43,12 @@ class Probe:
         placeholders = {image.placeholder_id for image in self.images}
         pairs = zip(self.token_ids[1:], logprobs, strict=True)
         return [logprob for token, logprob in pairs if token not in placeholders]
+
+    def make_sample_request(self) -> tuple[list[int], Sampling]:
+        """Return the start of the probe, and the settings to sample tokens that replace its end."""
+        num_text = len(self.select_text([0.0] * (len(self.token_ids) - 1)))
+        count = max(1, min(SAMPLED_TOKENS, num_text // 2))
+        return self.token_ids[:-count], Sampling(max_tokens=count, temperature=1.0, seed=0)
 
 
 def merge_weight_updates(updates: Sequence[WeightUpdate | None]) -> WeightUpdate:
@@ -85,19 +94,17 @@ def tighten_tolerance(tolerance: float, first_difference: float) -> float:
 
 
 def check_probe_log_probs(
-    trainer_logprobs: Sequence[float], engine_logprobs: Sequence[Sequence[float]], tolerance: float
+    trainer_logprobs: Sequence[Sequence[float]], engine_logprobs: Sequence[Sequence[float]], tolerance: float, text: str
 ) -> float:
-    """Compare each engine's log-probs of the probe (a few fixed tokens) with the trainer's. Returns the mean absolute
-    difference of the worst engine, in nats. Raises WeightSyncError if it exceeds `tolerance`.
-
-    engine_logprobs: one list per engine.
-    """
-    gaps = [float(np.abs(np.array(logprobs) - np.array(trainer_logprobs)).mean()) for logprobs in engine_logprobs]
-    worst = max(gaps)
-    if not worst <= tolerance:  # also true if `worst` is NaN
+    """Compare log-probs of trainer and engines, one list per engine. `text` names their tokens in the error. Returns
+    the mean absolute difference of the worst engine, in nats. Raises WeightSyncError if it exceeds `tolerance`."""
+    pairs = zip(trainer_logprobs, engine_logprobs, strict=True)
+    gaps = np.array([np.abs(np.subtract(ours, theirs)).mean() for ours, theirs in pairs])
+    worst = float(gaps.max())
+    if not worst <= tolerance:  # also true if `worst` is NaN, which numpy's max and argmax find
         raise WeightSyncError(
-            f"after a weight sync, the log-probs of engine {gaps.index(worst)} differ from the trainer's by "
-            f"{worst:.2e} nats on average over {len(trainer_logprobs)} test tokens (tolerance {tolerance:.0e}): "
-            "the engine received the weights but its forward pass uses others. Resume from the last checkpoint."
+            f"after a weight sync, the log-probs of engine {gaps.argmax()} differ from the trainer's by {worst:.2e} "
+            f"nats on average over {text} (tolerance {tolerance:.0e}): the engine received the weights but its forward "
+            "pass uses others, or an argument in rollout.engine_kwargs changes it. Resume from the last checkpoint."
         )
     return worst

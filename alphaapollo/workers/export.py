@@ -10,9 +10,7 @@ import numpy as np
 import torch
 
 from alphaapollo.config.schema import LoraForm, Model
-from alphaapollo.data.images import find_placeholder_ids
 from alphaapollo.models.checkpoint import load_snapshot
-from alphaapollo.models.decoder import replace_placeholder_ids
 from alphaapollo.models.export import (
     ModelKind,
     check_exported_outputs,
@@ -61,14 +59,14 @@ def export_checkpoint(
                 export_critic(output_folder, root, model, dtype)
             else:
                 export_model(output_folder, loaded, model, dtype, form)
-            config = loaded.config.get_text_config()
-            tokens = np.array(make_probe_tokens(config.vocab_size, config.pad_token_id))
-            tokens = replace_placeholder_ids(tokens, find_placeholder_ids(loaded.config))
+            tokens = make_probe_tokens(loaded.config)
             builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))
-            micro = builder.build(make_rows([tokens], [1]), [0])  # the response is all tokens except the first
+            micro = builder.build(
+                make_rows([np.array(tokens)], [1]), [0]
+            )  # the response is all tokens except the first
             expected = (root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)).tolist()
     finally:
         shut_down_rank()
     del loaded, root  # their memory is needed for the exported model
-    found = compute_transformers_outputs(Path(output_folder), kind, tokens.tolist(), model)
+    found = compute_transformers_outputs(Path(output_folder), kind, tokens, model)
     return check_exported_outputs(expected, found, torch.float32 if form == "adapter" else dtype)

@@ -218,7 +218,11 @@ class FakeRollout:
         self.paused_since: float | None = None
         self.goes_on = asyncio.Event()
 
-    async def generate(self, request: GroupRequest) -> TrajectoryGroup:
+    async def generate(self, request: Any, *of_the_engine: Any) -> Any:
+        """Make a group; with the arguments of the engine, the sample that verifies a weight sync."""
+        if of_the_engine:
+            count = of_the_engine[0].max_tokens
+            return Completion([1] * count, [-1.0] * count, StopReason.LENGTH, self.version)
         with self.clock.elsewhere():
             draws = np.random.default_rng([request.sampling.seed, request.stream_position])
             lengths = self._lengths(draws, request.num_samples)

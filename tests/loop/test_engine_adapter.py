@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from alphaapollo.types import Sampling
 from tests.loop.engine_kit import PROBE, logprobs_of, make_model, mean_abs_difference, needs_sglang, start_engine
 
 pytest.importorskip("peft")
+
+
+async def gather(calls: Any) -> list[Any]:
+    return list(await asyncio.gather(*calls))
 
 
 def draw(model: Any, seed: int) -> None:
@@ -44,6 +49,10 @@ def test_adapters_are_loaded_and_used(kind: str, targets: Any, rank: int, tmp_pa
                 session.publish_verified(update)
             assert session.gap(model) < 1e-5
             assert mean_abs_difference(session.run(session.engine.log_probs(PROBE)), before) > 0.05
+        texts = [list(range(5 + start, 45 + start)) for start in range(4)]
+        scored = session.run(gather(session.engine.log_probs(text) for text in texts))
+        for text, logprobs in zip(texts, scored, strict=True):
+            assert logprobs == pytest.approx(logprobs_of(model, text), abs=1e-4)
         (answer,) = session.generate((PROBE, Sampling(4, temperature=1.0)))
         assert answer.weight_version == 2
         expected = logprobs_of(model, [*PROBE, *answer.token_ids])[-4:]

@@ -103,7 +103,7 @@ class Vision:
         assert probe.images
         expected = probe.select_text(compute_logprobs(model, probe.token_ids, probe.images))
         actual = probe.select_text(self.session.run(self.session.engine.log_probs(probe.token_ids, probe.images)))
-        return check_probe_log_probs(expected, [actual], PROBE_TOLERANCE_FLOAT32)
+        return check_probe_log_probs([expected], [actual], PROBE_TOLERANCE_FLOAT32, "the probe")
 
 
 def make_renderer(folder: Path) -> Renderer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_ADAPTERS,
@@ -183,7 +183,8 @@ class ValSampling(Section):
     """Also validate once greedily: val/accuracy_greedy."""
 
 
-EngineArguments = dict[str, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]]
+ArgumentName = Annotated[str, AfterValidator(lambda name: name.replace("-", "_"))]  # as on a command line, too
+EngineArguments = dict[ArgumentName, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]]
 
 
 class EngineKwargs(Section):

@@ -25,9 +25,10 @@ _RESERVED = """
     enable_weights_cpu_backup ep_size json_model_override_args load_format log_level lora_backend lora_paths
     lora_target_modules max_lora_rank max_loras_per_batch max_prefill_tokens max_running_requests max_total_tokens
     mem_fraction_static model_path nnodes node_rank page_size pp_size random_seed sampling_backend
-    skip_tokenizer_init speculative_algorithm tokenizer_path tokenizer_worker_num tp_size trust_remote_code
+    skip_tokenizer_init tokenizer_path tokenizer_worker_num tp_size trust_remote_code
     watchdog_timeout weight_version
 """
+ARGUMENT_FILES = "sglang/lib/*/site-packages/sglang/srt/arg_groups/fields/*.py"  # see vLLM's settings
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 """Arguments of SGLang that follow from other keys, or that are not supported."""
 

@@ -32,9 +32,12 @@ def patch_vllm() -> None:
 
     TopKTopPSampler.forward_native = return_untruncated_logprobs(TopKTopPSampler.forward_native)
     if current_platform.is_cpu():
+        from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
         use_fused_kernels()
+        # Adapters have no part for the output head. vLLM's kernel for it fails for a batch with prompt log-probs.
+        PunicaWrapperCPU.add_lora_logits = lambda self, logits, *arguments, **options: logits
         process = UnquantizedFusedMoEMethod.process_weights_after_loading
         UnquantizedFusedMoEMethod.process_weights_after_loading = repack_experts_on_each_load(process)
         utils.dispatch_cpu_unquantized_gemm = record_digest_before_packing(utils.dispatch_cpu_unquantized_gemm)

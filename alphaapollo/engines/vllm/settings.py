@@ -44,6 +44,7 @@ _RESERVED = """
     skip_tokenizer_init sleep_mode_offload_cudagraph tensor_parallel_size tokenizer trust_remote_code
     weight_transfer_config worker_extension_cls
 """
+ARGUMENT_FILES = "lib/*/site-packages/vllm/engine/arg_utils.py"  # below sys.prefix; their classes have the arguments
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 """Arguments of vLLM that follow from other keys, or that are not supported."""
 

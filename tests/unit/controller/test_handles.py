@@ -9,8 +9,22 @@ import pytest
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.trainer.publish import WeightPublisher
-from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_BFLOAT16, Probe, WeightSyncError
+from alphaapollo.types import (
+    Completion,
+    GroupRequest,
+    Prompt,
+    Sampling,
+    StopReason,
+    TrajectoryGroup,
+    WeightReceipt,
+    WeightUpdate,
+)
+from alphaapollo.weight_sync.verification import (
+    PROBE_TOLERANCE_BFLOAT16,
+    PROBE_TOLERANCE_FLOAT32,
+    Probe,
+    WeightSyncError,
+)
 
 
 @dataclass
@@ -22,9 +36,13 @@ class Engine:
     most: int = 0
     receipt: WeightReceipt | None = field(default_factory=lambda: WeightReceipt(1, "abc"))
     held: list[float] = field(default_factory=lambda: [-1.0, -2.0])
+    sampled: float | None = None  # log-prob of a sampled token; None: held
     calls: list[str] = field(default_factory=list)  # of a weight sync
 
-    async def generate(self, request: GroupRequest) -> TrajectoryGroup:
+    async def generate(self, request: Any, *of_the_engine: Any) -> Any:
+        if of_the_engine:
+            self.calls.append("sample")
+            return Completion([7], [self.held[-1] if self.sampled is None else self.sampled], StopReason.LENGTH, 1)
         self.running += request.num_samples
         self.most = max(self.most, self.running)
         await asyncio.sleep(0.001 * request.prompt.id)
@@ -35,6 +53,9 @@ class Engine:
         pass
 
     async def wake_cache(self) -> None:
+        pass
+
+    async def release_cache(self) -> None:
         pass
 
     async def pause(self) -> None:
@@ -80,6 +101,9 @@ class TwoRanks:
 
     async def call_rank(self, rank, function, *arguments):  # type: ignore[no-untyped-def]
         return await function(self.workers[rank], *arguments)
+
+    async def call(self, function):  # type: ignore[no-untyped-def]
+        return [(await LocalRanks(worker).call(function))[0] for worker in self.workers]
 
 
 def requests(count: int) -> list[GroupRequest]:
@@ -144,11 +168,16 @@ def test_the_first_gap_limits_later_ones_in_bfloat16() -> None:
         (Engine(receipt=WeightReceipt(0, "abc")), "version 0"),
         (Engine(held=[-1.0, -2.1]), "forward pass"),
         (Engine(held=[-1.0, float("nan")]), "forward pass"),
+        (Engine(sampled=-2.001), "of engine 1 differ .* tokens that it sampled"),
+        (Engine(sampled=float("nan")), "of engine 1 differ .* tokens that it sampled"),
     ],
 )
 def test_any_difference_stops_the_run(engine: Engine, says: str) -> None:
+    """Engine 0 is right."""
+    publisher = make_publisher(engine, Policy(), PROBE_TOLERANCE_FLOAT32)
+    publisher.engines = EngineGroup(TwoRanks(Engine(), engine), 1)  # type: ignore[arg-type]
     with pytest.raises(WeightSyncError, match=says):
-        publish(make_publisher(engine, Policy()))
+        publish(publisher)
 
 
 class FourRanks:
@@ -212,7 +241,8 @@ def test_the_policy_update_and_the_mismatch_are_one_call(measures_mismatch: bool
 
 @pytest.mark.parametrize("receipt", [WeightReceipt(1, "abc"), None])
 @pytest.mark.parametrize(
-    ("in_flight", "calls"), [(True, ["pause", "confirm", "resume", "probe"]), (False, ["confirm", "probe"])]
+    ("in_flight", "calls"),
+    [(True, ["pause", "confirm", "resume", "probe", "sample"]), (False, ["confirm", "probe", "sample"])],
 )
 def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(
     receipt: WeightReceipt | None, in_flight: bool, calls: list[str]

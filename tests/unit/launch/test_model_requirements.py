@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Data, EngineKwargs, Fsdp, Model, Rollout
+from alphaapollo.engines.sglang import settings as sglang
+from alphaapollo.engines.vllm import settings as vllm
 from alphaapollo.launch.model_requirements import ModelUse, check_models, find_unsupported_features
 from tests.unit.tiny import build_model
 
@@ -118,14 +120,39 @@ def test_images_are_for_vllm_and_are_read_like_by_the_policy(
     assert list_errors(model_folder("qwen3"), policy=Model(path=str(model_folder("qwen3")))) == []
 
 
-@pytest.mark.parametrize(("name", "key"), [("vllm", "max_model_len"), ("sglang", "context_length")])
-def test_arguments_that_other_keys_set(model_folder: Any, sglang_environment: Path, name: str, key: str) -> None:
+def test_arguments_of_the_installed_engine_are_known(model_folder: Any) -> None:
+    known, unknown = ({"vllm": {key: {}}} for key in ("compilation-config", "disable_mm_preprocessor_cache"))
+    assert list_errors(model_folder("qwen3"), engine=Rollout(engine_kwargs=EngineKwargs(**known))) == []
+    (error,) = list_errors(model_folder("qwen3"), engine=Rollout(engine_kwargs=EngineKwargs(**unknown)))
+    assert "vllm has no such argument" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "reason"),
+    [
+        ("vllm", "max-model-len", "max_model_len: other keys set it"),
+        ("sglang", "context_length", "context_length: other keys set it"),
+        ("vllm", "speculative_config", "speculative_config: with it, tokens are sampled from another distribution"),
+        ("vllm", "quantization", "quantization: with it, tokens are sampled from another distribution"),
+        ("sglang", "speculative_algorithm", "speculative_algorithm: with it, tokens are sampled from another"),
+        ("vllm", "disable-mm-cache", "disable_mm_cache: vllm has no such argument"),
+        ("sglang", "schedule", "schedule: sglang has no such argument"),
+    ],
+)
+def test_refused_arguments_of_engines(
+    model_folder: Any, sglang_environment: Path, name: str, key: str, reason: str
+) -> None:
     def list_errors_with(*keys: str) -> list[str]:
         engine = Rollout(name=name, engine_kwargs=EngineKwargs(**{name: dict.fromkeys(keys, 1)}))
         return list_errors(model_folder("qwen3"), engine=engine)
 
-    (error,) = list_errors_with("hf_overrides", key)
-    assert error.startswith(f"rollout.engine_kwargs.{name}.{key}: ") and list_errors_with("hf_overrides") == []
+    files = {"vllm": vllm, "sglang": sglang}[name].ARGUMENT_FILES
+    fields = sglang_environment.parents[2] / files.replace("*", "x")
+    fields.parent.mkdir(parents=True)
+    fields.write_text("class Schedule:\n    schedule_policy: str = 'fcfs'\n")
+    fine = "schedule-policy"
+    (error,) = list_errors_with(fine, key)
+    assert error.startswith(f"rollout.engine_kwargs.{name}.{reason}") and list_errors_with(fine) == []
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -7,13 +7,13 @@ import torch
 
 from alphaapollo.config.schema import Model
 from alphaapollo.models import cpu_linear as linear
+from alphaapollo.models.export import write_merged_model
 from alphaapollo.models.lora import (
     gather_adapter,
     get_base_parameter_name,
     get_lora_layers,
     load_trainable_lm,
     write_adapter,
-    write_merged_model,
 )
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.models.sharding import join_process_group, make_mesh, shard_model

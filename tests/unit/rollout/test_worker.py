@@ -10,6 +10,7 @@ import alphaapollo.rollout.worker as rollout_worker
 from alphaapollo.config.schema import Judge, Reward
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
+from alphaapollo.engines.protocol import EngineError
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Score, TrajectoryGroup
 from alphaapollo.utils.user_module import load_user_module
@@ -58,6 +59,15 @@ def test_a_chat_is_rendered_answered_and_graded(folder):
     assert text == engine.renderer.decode(turn.context_ids)
     assert sampling.stop_token_ids == engine.renderer.eos_token_ids
     assert worker.get_memory_metrics()["memory/rollout_gib"] > 0.01
+
+
+def test_a_log_prob_that_is_not_finite_ends_the_generation(folder):
+    class Broken(TextEngine):
+        async def generate(self, *request):
+            return replace(await super().generate(*request), logprobs=[float("nan")])
+
+    with pytest.raises(EngineError, match="rollout engine 0 sampled a token with a non-finite log-prob"):
+        generate(make_worker(folder, Broken(folder, lambda _: "")), GroupRequest(PROMPT, 1, Sampling(16), 0))
 
 
 def test_fake_engine_is_selected_by_name_and_has_no_weights(folder):

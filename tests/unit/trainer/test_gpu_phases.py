@@ -26,7 +26,7 @@ from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
-from alphaapollo.types import GroupRequest, Prompt, TrajectoryGroup, WeightReceipt, WeightUpdate
+from alphaapollo.types import Completion, Prompt, StopReason, WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.verification import Probe
 from tests.unit.trainer.fakes import make_plan, make_run_state
 from tests.unit.trainer.samples import group, trajectory
@@ -129,8 +129,10 @@ class Engine:
     def __init__(self, gpu: Gpu):
         self.gpu, self.engine = gpu, self
 
-    async def generate(self, request: GroupRequest) -> TrajectoryGroup:
-        self.gpu.note("generate", "weights", "cache")
+    async def generate(self, request: Any, *of_the_engine: Any) -> Any:
+        self.gpu.note("sample" if of_the_engine else "generate", "weights", "cache")
+        if of_the_engine:
+            return Completion([7], [-1.0], StopReason.LENGTH, 1)
         return group(trajectory(0, 1.0, 2), trajectory(1, 0.0, 2))
 
     async def log_probs(self, token_ids: list[int], images: Any) -> list[float]:
@@ -228,7 +230,8 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
 
 PUBLISH = [
     *("policy.probe", "policy.rest", "engine.wake_weights", "policy.send", "engine.receive", "engine.confirm"),
-    *("policy.release", "policy.rest", "engine.wake_cache", "engine.log_probs"),
+    *("policy.release", "policy.rest", "engine.wake_cache", "engine.log_probs", "engine.sample"),
+    *("engine.release_cache", "policy.probe", "policy.rest", "engine.wake_cache"),
 ]
 SAVE = ["engine.release_cache", "policy.save", "policy.rest", "engine.wake_cache"]
 
@@ -287,7 +290,7 @@ def test_two_iterations_in_carry_mode(tmp_path: Path) -> None:
     run.sampler = PromptSampler(range(2), Data(shuffle=False))
     run.weights.pauses_requests = True
     asyncio.run(train_async(run))
-    publish = [*PUBLISH[:2], "engine.pause", *PUBLISH[2:-1], "engine.resume", PUBLISH[-1]]
+    publish = [*PUBLISH[:2], "engine.pause", *PUBLISH[2:9], "engine.resume", *PUBLISH[9:]]
     iteration = [
         "engine.pause",
         "engine.sleep",

@@ -36,6 +36,8 @@ def test_probe_of_a_text_model_repeats_the_prompt() -> None:
     renderer: Any = TextRenderer()
     assert make_probe(renderer, "123", 5) == Probe([1, 2, 3, 1, 2])
     assert len(make_probe(renderer, "1", 500).token_ids) == 64
+    token_ids, sampling = make_probe(renderer, "123", 5).make_sample_request()
+    assert (token_ids, sampling.max_tokens) == ([1, 2, 3], 2)
 
 
 def test_probe_of_a_vision_model_begins_with_an_image() -> None:
@@ -44,6 +46,7 @@ def test_probe_of_a_vision_model_begins_with_an_image() -> None:
     probe = make_probe(renderer, "12993", 8)
     assert probe.token_ids == [7, PAD, PAD, 8, 1, 2, 3, 1] and len(probe.images) == 1
     assert len(make_probe(renderer, "1", 500).token_ids) == 4 + 64
+    assert make_probe(renderer, "1", 5).make_sample_request()[0] == [7, PAD, PAD, 8], "the image stays complete"
     assert make_probe(renderer, "12", 4) == Probe([1, 2, 1, 2]), "the image does not fit"
 
 

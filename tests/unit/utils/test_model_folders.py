@@ -1,0 +1,79 @@
+"""Folders of other trainers and damaged folders, as the checks before the start of every command see them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from alphaapollo.config.check import find_path_errors
+from alphaapollo.config.schema import SftConfig
+from alphaapollo.runs.run_model import find_newest_model
+
+MODEL = ["config.json", "model.safetensors"]
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+        if name.endswith(".safetensors"):
+            save_file({"a": np.zeros(9)}, folder / name)
+
+
+def find_error(path: Path) -> str:
+    return " ".join(find_path_errors(SftConfig(model={"path": str(path)}, data={"train_files": os.devnull})))
+
+
+VERL = ("model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt", "huggingface/config.json")
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "hint"),
+    [
+        ([f"ck/global_step_{n}/actor/{name}" for n in (20, 100) for name in VERL], "ck", "ck/global_step_100/actor."),
+        ([f"actor/{name}" for name in VERL], "actor/huggingface", "Set the folder with its shards, {}/actor."),
+        (
+            [f"run/checkpoint-{n}/{name}" for n in (50, 100) for name in MODEL],
+            "run",
+            "Set the last one, {}/run/checkpoint-100.",
+        ),
+        (
+            ["z/config.json", "z/zero_to_fp32.py", "z/training_args.bin"],
+            "z",
+            "python {0}/z/zero_to_fp32.py {0}/z {0}/z",
+        ),
+        (["dcp/iter_1/__0_0.distcp"], "dcp", "torch.distributed in {}/dcp/iter_1."),
+    ],
+)
+def test_checkpoints_of_other_trainers_are_named(tmp_path: Path, files: list[str], path: str, hint: str) -> None:
+    write(tmp_path, *files)
+    assert hint.format(tmp_path) in find_error(tmp_path / path)
+    with pytest.raises(ValueError, match=r"checkpoint|DeepSpeed"):
+        find_newest_model(tmp_path / path)
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    write(tmp_path, *MODEL)
+    assert find_error(tmp_path) == ""
+    weights = tmp_path / "model.safetensors"
+    complete = weights.read_bytes()
+    for content in (complete[:-1], complete[:20], b"", complete + b"x", b"\xff" * 100):
+        weights.write_bytes(content)
+        assert find_error(tmp_path).startswith(f"model.path: {weights} is truncated or damaged (")
+    with pytest.raises(ValueError, match="truncated"):
+        find_newest_model(tmp_path)
+    weights.write_text(LFS)
+    assert "model.safetensors is a pointer of Git LFS" in find_error(tmp_path)
+    weights.write_bytes(complete)
+    (tmp_path / "tokenizer.json").write_text(LFS)
+    assert "tokenizer.json is a pointer of Git LFS" in find_error(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "lacks model-00002-of-00002.safetensors." in find_error(tmp_path)
