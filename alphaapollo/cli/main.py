@@ -137,7 +137,10 @@ SUBCOMMANDS = {  # in the order of --help
     "samples": Subcommand("print a run's samples side by side, with their rewards", "cli.show:print_samples"),
     "chat": Subcommand("chat with a run's model, with its environment and tools", "cli.chat:main"),
     "replay": Subcommand("recompute a recorded iteration and compare", "trainer.replay.__main__:main"),
-    "explain": Subcommand("explain a key (also of verl)", "config.__main__:main", first_argument="explain"),
+    "port": Subcommand(
+        "convert a script of verl, TRL, OpenRLHF or ms-swift", "config.__main__:main", first_argument="port"
+    ),
+    "explain": Subcommand("explain a key, also of these projects", "config.__main__:main", first_argument="explain"),
 }
 
 

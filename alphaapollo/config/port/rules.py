@@ -108,14 +108,31 @@ def _convert_multi_turn(value: str, values: Options) -> ConvertedKeys:
     return {f"env.{name}": text for name, text in words.items()}, remark
 
 
+def _convert_lora_alpha(value: str, values: Options, model: str) -> ConvertedKeys:
+    rank = values.get(f"{model}.lora_rank", values.get(f"{model}.lora.rank", "0"))
+    return ({}, "there is no lora_rank") if rank in ("0", "null") else ({f"{model}.lora_alpha": value}, "")
+
+
+def _convert_aggregation(value: str, values: Options) -> ConvertedKeys:
+    is_mean = value == "seq-mean-token-sum-norm"
+    remark = "verl adds the sequences up, so its gradient is as many times larger as a mini-batch has sequences"
+    return {f"{ACTOR}.loss_agg_mode": value}, remark if is_mean else ""
+
+
 VERL_RULES: dict[str, Rule] = {
     f"{ACTOR}.ppo_mini_batch_size": _convert_mini_batch_size,
+    f"{ACTOR}.loss_agg_mode": _convert_aggregation,
     f"{ACTOR}.tis_imp_ratio_cap": _convert_rollout_is,
     f"{ROLLOUT}.tensor_model_parallel_size": _convert_tensor_parallel_size,
     **{f"{CORRECTION}.rollout_{name}": _convert_rollout_is for name in ("is", "is_threshold", "rs", "rs_threshold")},
     **{
         f"{TURNS}.{name}": _convert_multi_turn
         for name in ("enable", "format", "max_turns", "max_user_turns", "max_assistant_turns")
+    },
+    **{
+        f"{model}.{name}": partial(_convert_lora_alpha, model=model)
+        for model in ("actor_rollout_ref.model", "critic.model", "model")
+        for name in ("lora_alpha", "lora.alpha")
     },
     **{f"{VALIDATION}.{name}": _convert_validation_temperature for name in ("do_sample", "temperature")},
     "algorithm.kl_ctrl.target_kl": _convert_target_kl,
