@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from alphaapollo._version import __version__
-from alphaapollo.processes.entry_point import MainFunction, run_program
+from alphaapollo.processes.entry_point import MainFunction, name_user, run_program
 from alphaapollo.utils.registry import suggest_similar
 
 HELP = ("-h", "--help", "help")
@@ -166,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: alphaapollo {name}: unknown subcommand.{hint}", file=sys.stderr)
         return REFUSED
     subcommand = SUBCOMMANDS[name]
+    name_user()
     if subcommand.command and any(word in HELP[:2] for word in rest):
         print(format_subcommand_help(name, subcommand), end="")
         return 0

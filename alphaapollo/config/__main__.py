@@ -11,28 +11,28 @@ from alphaapollo.config.errors import EXIT_CODE, report_error
 from alphaapollo.config.key_tables import find_key_status, find_option_status
 from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, format_value, list_keys, list_sections
 from alphaapollo.config.port.shell import MAX_SOURCE
-from alphaapollo.config.port.translate import port_script
+from alphaapollo.config.port.translate import describe_other_project, port_script
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.verl import find_differences_from_verl
 
 
 def main(argv: list[str]) -> int:
     match argv:
-        case ["explain", *names] if {"-h", "--help"} & set(names):
+        case ["explain" | "port", *names] if {"-h", "--help"} & set(names):
             print(__doc__)
         case ["explain", *names] if names:
             print("\n".join(explain_key(name) for name in names))
         case ["port", script, *words]:
+            source = ""
             try:
                 with open(script, encoding="utf-8") as file:
                     source = file.read(MAX_SOURCE + 1)
                 print(port_script(source, script, words), end="")
-            except (OSError, ValueError) as error:
-                return report_error(error, EXIT_CODE)
-            except (RecursionError, MemoryError):
-                return report_error(
-                    ValueError(f"{script}: nested too deeply. Port only the training script."), EXIT_CODE
-                )
+            except (OSError, ValueError, RecursionError, MemoryError) as error:
+                is_deep = isinstance(error, RecursionError | MemoryError)
+                reason = f"{script}: nested too deeply. Shorten it." if is_deep else str(error)
+                other = source and describe_other_project(f"{source}\n{script}")
+                return report_error(ValueError(f"{script}: {other}." if other else reason), EXIT_CODE)
         case _:
             print(__doc__, file=sys.stderr)
             return EXIT_CODE

@@ -39,6 +39,9 @@ def translate_keys(values: Options, command: str, project: str = "verl", program
             remark = ""
     for key, (text, remark) in _compute_keys(table, options, values).items():
         lines.setdefault(key, _format_argument(key, text, remark, schema))
+    for key, rank in [(key, key.replace("alpha", "rank")) for key in lines if key.endswith("lora_alpha")]:
+        if lines.get(rank, ("=0", ""))[0].endswith("=0"):
+            lines[key] = ("", f"{key}: left out, there is no lora_rank")
     if "trainer.async_mode" in lines:
         lines.setdefault(f"{CORRECTION}.method", (f"{CORRECTION}.method=tis", "samples are older than the weights"))
     for key, (text, remark) in _list_other_defaults(project, defaults, options, values, command):
@@ -79,7 +82,7 @@ def _list_other_defaults(
 def _convert_option(project: str, option: str, value: str, options: Options, command: str) -> ConvertedKeys:
     schema, table = COMMANDS[command], load_project(project).tables[command]
     rule = RULES[project].get(option)
-    if rule and (project != "verl" or command == "main_ppo" or option.startswith(("trainer.", "model."))):
+    if rule and (project != "verl" or command == "main_ppo" or option.startswith("trainer.")):
         return rule(value, options)
     if project == "verl" and ".engine_kwargs." in option:
         return {}, "left out: the engine may not have it, or another key sets it; add it if you need it"

@@ -108,15 +108,9 @@ def _convert_multi_turn(value: str, values: Options) -> ConvertedKeys:
     return {f"env.{name}": text for name, text in words.items()}, remark
 
 
-def _convert_lora_alpha(value: str, values: Options, model: str) -> ConvertedKeys:
-    rank = values.get(f"{model}.lora_rank", values.get(f"{model}.lora.rank", "0"))
-    return ({}, "there is no lora_rank") if rank in ("0", "null") else ({f"{model}.lora_alpha": value}, "")
-
-
 def _convert_aggregation(value: str, values: Options) -> ConvertedKeys:
-    is_mean = value == "seq-mean-token-sum-norm"
     remark = "verl adds the sequences up, so its gradient is as many times larger as a mini-batch has sequences"
-    return {f"{ACTOR}.loss_agg_mode": value}, remark if is_mean else ""
+    return {f"{ACTOR}.loss_agg_mode": value}, remark if value == "seq-mean-token-sum-norm" else ""
 
 
 VERL_RULES: dict[str, Rule] = {
@@ -128,11 +122,6 @@ VERL_RULES: dict[str, Rule] = {
     **{
         f"{TURNS}.{name}": _convert_multi_turn
         for name in ("enable", "format", "max_turns", "max_user_turns", "max_assistant_turns")
-    },
-    **{
-        f"{model}.{name}": partial(_convert_lora_alpha, model=model)
-        for model in ("actor_rollout_ref.model", "critic.model", "model")
-        for name in ("lora_alpha", "lora.alpha")
     },
     **{f"{VALIDATION}.{name}": _convert_validation_temperature for name in ("do_sample", "temperature")},
     "algorithm.kl_ctrl.target_kl": _convert_target_kl,

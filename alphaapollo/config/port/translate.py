@@ -37,15 +37,6 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
     arguments: `KEY=VALUE` adds an option to the command, `NAME=VALUE` sets a variable that the script reads.
     """
     pairs = {match[1]: match[2] for word in arguments if (match := WORD.fullmatch(word))}
-    try:
-        return _port_commands(source, path, pairs)
-    except ValueError:
-        if other := _describe_other_project(f"{source}\n{path}"):
-            raise ValueError(f"{path}: {other}.") from None
-        raise
-
-
-def _port_commands(source: str, path: str, pairs: Mapping[str, str]) -> str:
     commands, notes = list_foreign_commands(source, path, {name: pairs[name] for name in pairs if "." not in name})
     new_keys = {key: value for key, value in pairs.items() if "." in key}
     translated = [_translate_command(command, new_keys) for command in commands]
@@ -65,7 +56,7 @@ def _port_commands(source: str, path: str, pairs: Mapping[str, str]) -> str:
     return header + "".join(OFFLINE.format(name, name.upper()) for name in uploading) + ported
 
 
-def _describe_other_project(text: str) -> str:
+def describe_other_project(text: str) -> str:
     """Return which known project, whose scripts are not converted, a text is from; empty if none."""
     flags = re.IGNORECASE | re.MULTILINE | re.DOTALL
     found = next((one for pattern, one in OTHER_PROJECTS.items() if re.search(pattern, text, flags)), None)
@@ -76,7 +67,7 @@ def _translate_command(command: ForeignCommand, new_keys: Mapping[str, str]) -> 
     """Return the arguments of a command; the command is refused if its program or its options are another project's."""
     if not command.command:
         return command, {}
-    if other := _describe_other_project(command.place):
+    if other := describe_other_project(command.place):
         return replace(command, command="", reason=other), {}
     program = command.command.split()[0]
     lines = translate_keys({**command.values, **new_keys}, program, command.project, command.program)

@@ -81,7 +81,7 @@ def test_clip_ranges_that_differ_from_verls_are_written(loss: str):
         ({f"{ACTOR}.grad_clip": "none"}, [], "expected number > 0"),
         ({f"{ROLLOUT}.multi_turn.format": "hermes"}, [], "episodes have one turn"),
         ({"tools": "[f]", "callbacks": "[C()]"}, ["trl", "grpo"], "tools=[f]: not supported"),
-        ({"actor_rollout_ref.model.lora_alpha": "16"}, [], "there is no lora_rank"),
+        ({"actor_rollout_ref.model.lora_alpha": "16"}, [], "left out, there is no lora_rank"),
         ({f"{ROLLOUT}.engine_kwargs.vllm.max-model-len": "1"}, [], "add it if you need it"),
         ({"data.label_key": "label"}, ["openrlhf"], "rename the column"),
         ({"nonsense": "1"}, ["trl", "grpo"], "nonsense="),
