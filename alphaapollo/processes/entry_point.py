@@ -180,6 +180,8 @@ def run_in_temp_folder(command: Callable[[], int]) -> int:
     """
     name_user()
     base = find_temp_base()
+    if base != Path(tempfile.gettempdir()):
+        print(f"note: temporary files are in {base}, because TMPDIR is too long for sockets", file=sys.stderr)
     remove_stale_folders(base)
     folder, lock = _make_locked_folder(base)
     code: int | None = None
