@@ -34,12 +34,13 @@ def list_config_calls(source: str, path: str) -> list[ConfigCall]:
         raise ValueError(f"{path}: line {error.lineno}: {error.msg}. Correct the script.") from None
     names, imported = _list_constants(tree), {*_list_imports(tree)}
     calls = [(node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    extra = {key: pair for node, name in calls for key, *pair in _read_trainer_arguments(node, name, names)}
+    trainers = (one for node, name in calls for one in _read_trainer_arguments(node, name, names))
+    extra = {key: (text, known) for key, text, known in trainers}
     found = []
     for node, name in calls:
         name = name.removeprefix("trl.")
         if name.endswith("Config") and name not in OTHER_CONFIGS and name in imported:
-            arguments = {one.arg: _read_value(one.value, names) for one in node.keywords if one.arg} | extra
+            arguments = {one.arg or "**": _read_value(one.value, names) for one in node.keywords} | extra
             values = {key: text for key, (text, is_known) in arguments.items() if is_known}
             notes = (
                 f"{key}={text}: known only at run time; set it" for key, (text, known) in arguments.items() if not known
@@ -60,15 +61,16 @@ def _list_imports(tree: ast.AST) -> Iterator[str]:
 
 def _read_trainer_arguments(node: ast.Call, name: str, names: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
     """Yield (option, value, is_known) for the arguments of a trainer, e.g. reward_funcs, or of LoraConfig."""
-    given = [("model", one) for one in node.args[:1]] + [(one.arg, one.value) for one in node.keywords if one.arg]
-    arguments = {key: _read_value(value, names) for key, value in given}
+    arguments = {one.arg or "**": _read_value(one.value, names) for one in node.keywords}
     if name.endswith("LoraConfig"):
         yield "use_peft", "true", True
         yield from ((LORA_OPTIONS.get(key, key), *pair) for key, pair in arguments.items())
     elif name.endswith("Trainer"):
+        if node.args:
+            arguments["model"] = _read_value(node.args[0], names)
         for key, (text, is_known) in arguments.items():  # functions and data sets are options whose value is a name
             if key not in ("args", "peft_config"):
-                yield key, text, is_known or key != "model"
+                yield key, text, is_known or key not in ("model", "**")
 
 
 def _list_constants(tree: ast.AST) -> dict[str, str]:

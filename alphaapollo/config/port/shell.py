@@ -50,13 +50,9 @@ def list_script_commands(source: str, path: str, variables: dict[str, str]) -> t
     known, unset, deadline = dict(variables), {""}, time.monotonic() + SECONDS
     while unset:
         if time.monotonic() > deadline:
-            raise ValueError(
-                f"{path}: reading it takes over {SECONDS:g} seconds. Set its variables: port SCRIPT NAME=VALUE."
-            )
+            raise ValueError(f"{path} takes over {SECONDS:g} seconds. Set its variables: port SCRIPT NAME=VALUE.")
         commands, errors = _run_script_in_sandbox(source, path, known)
-        unset = (
-            set(re.findall(r"line \d+: \$?([A-Za-z_]\w*|\d\d?)(?:\[.*\])?: unbound variable", errors)) - known.keys()
-        )
+        unset = {*re.findall(r"line \d+: \$?([A-Za-z_]\w*|\d\d?)(?:\[.*\])?: unbound variable", errors)} - known.keys()
         known |= {name: "" if name in defaulted else f"\2${{{name}}}\3" for name in unset}
     notes = re.findall(rf"(?m)^(?:{re.escape(path)}: |environment: )?(?:-c: )?((?:line \d+: |stopped).+)", errors)
     if syntax_errors := [note for note in notes if re.search("syntax error near|unexpected (?:EOF|end)", note)]:

@@ -200,22 +200,15 @@ def _read_yaml_keys(file: Path, script: Path) -> dict[str, str]:
 def _flatten_yaml(source: str, path: str) -> dict[str, str]:
     """Return the keys of a YAML file. The sections `train` and `rollout` of ms-swift have options of the command."""
     try:
-        aliases = [
-            event for event in yaml.parse(source[:MAX_SOURCE], yaml.SafeLoader) if isinstance(event, yaml.AliasEvent)
-        ]
-        if len(source) > MAX_SOURCE or len(aliases) > MAX_ALIASES:
-            raise ValueError(
-                f"{path}: more than {MAX_SOURCE} characters or {MAX_ALIASES} references. Shorten the file."
-            )
+        events = yaml.parse(source[:MAX_SOURCE], yaml.SafeLoader)
+        if len(source) > MAX_SOURCE or sum(isinstance(one, yaml.AliasEvent) for one in events) > MAX_ALIASES:
+            raise ValueError(f"{path}: over {MAX_SOURCE} characters or {MAX_ALIASES} references. Shorten the file.")
         found = yaml.safe_load(source)
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: {' '.join(str(error).split())}. Correct the file.") from None
     flat = flatten_maps(found) if isinstance(found, dict) else {}
-    names = {
-        key: key if key.endswith(".gpus") else re.sub(r"^(?:train|rollout)\.(?=[a-z_]+$)", "", key) for key in flat
-    }
     return {
-        names[key]: remove_marks(format_value(value))
+        re.sub(r"^(?:train|rollout)\.(?!gpus$)(?=[a-z_]+$)", "", key): remove_marks(format_value(value))
         for key, value in flat.items()
         if not key.startswith(("defaults", "hydra"))
     }

@@ -49,9 +49,8 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
             f"trl grpo, openrlhf.cli.train_sft or swift rlhf.{others} If the command is inside an `if`, set the "
             "variables of its condition: port SCRIPT NAME=VALUE."
         )
-    header = HEADER.format(" ".join(Path(path).name.split()), converted[0]) + "".join(
-        f"{_format_comment(note)}\n" for note in notes
-    )
+    header = HEADER.format(" ".join(Path(path).name.split()), converted[0])
+    header += "".join(f"{_format_comment(note)}\n" for note in notes)
     uploading = [name for name in ("wandb", "swanlab") if re.search(f"trainer.logger=.*{name}", ported)]
     return header + "".join(OFFLINE.format(name, name.upper()) for name in uploading) + ported
 
@@ -71,11 +70,9 @@ def _translate_command(command: ForeignCommand, new_keys: Mapping[str, str]) -> 
         return replace(command, command="", reason=other), {}
     program = command.command.split()[0]
     lines = translate_keys({**command.values, **new_keys}, program, command.project, command.program)
-    unknown, name = sum(NOT_KNOWN in comment for _, comment in lines.values()), PROJECTS[command.project]
-    if unknown > max(2, len(command.values) / 2):
-        reason = (
-            f"{unknown} of its {len(command.values)} options are not of {name}: another project, or another version"
-        )
+    unknown, total = sum(NOT_KNOWN in comment for _, comment in lines.values()), len(command.values)
+    if unknown > max(2, total / 2):
+        reason = f"{unknown} of its {total} options are not of {PROJECTS[command.project]}: another project or version"
         return replace(command, command="", reason=reason), {}
     return command, lines
 
@@ -102,9 +99,8 @@ def _port_command(command: ForeignCommand, lines: ArgumentLines) -> Iterator[str
     for word, comment in found:
         if {*UNKNOWN.findall(word)} - {*expanded}:
             word, comment = "", f"{word}: known only at run time; set it. {comment}"
-        yield "    " + "  ".join(
-            part for part in (_quote_for_shell(word), comment and _format_comment(comment)) if part
-        )
+        parts = (_quote_for_shell(word), comment and _format_comment(comment))
+        yield "    " + "  ".join(filter(None, parts))
     yield f')\npython -m alphaapollo.trainer.{program} "${{arguments[@]}}" "$@"'
 
 

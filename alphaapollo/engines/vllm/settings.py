@@ -157,15 +157,8 @@ def build_server_command(
 ) -> list[str]:
     """Return the command that starts vLLM's OpenAI-compatible server. tool_parser: vLLM's parser of tool calls."""
     words = [sys.executable, "-m", SERVER, "--model", spec.model_path, "--served-model-name", served_model_name]
-    words += [
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--middleware",
-        MIDDLEWARE,
-        *format_flags(build_common_arguments(spec)),
-    ]
+    words += ["--host", host, "--port", str(port), *format_flags(build_common_arguments(spec))]
+    words += ["--middleware", MIDDLEWARE]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
 
 

@@ -129,7 +129,8 @@ lr = 2
 if lr:
     lr = 3
 name = make()
-config = trl.SFTConfig(learning_rate=lr, output_dir=name, seed=7)
+config = trl.SFTConfig(learning_rate=lr, output_dir=name, seed=7, **more)
+trainer = SFTTrainer(build(), train_dataset=rows, peft_config=LoraConfig(r=lr, bias="all"))
 """
 
 
@@ -142,6 +143,8 @@ config = trl.SFTConfig(learning_rate=lr, output_dir=name, seed=7)
         ("a.sh", "torchrun --nproc_per_node=4 -m verl.trainer.sft_trainer", ["    trainer.n_gpus_per_node=4\n"]),
         ("a.sh", "torchrun --standalone --nproc-per-node 4 -m verl.trainer.sft_trainer", ["n_gpus_per_node=4\n"]),
         ("a.py", ASSIGNED, ["# learning_rate=lr: known only", "# output_dir=name: known only", "    trainer.seed=7  "]),
+        ("a.py", ASSIGNED, ["# **=more: known only", "# model=build(): known only", "# train_dataset=rows: not supp"]),
+        ("a.py", ASSIGNED, ["# lora_r=lr: known only", "# bias=all: not a known option"]),
     ],
 )
 def test_other_programs(name: str, text: str, lines: list[str]):
