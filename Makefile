@@ -32,7 +32,7 @@ setup-sglang: ## install the runtime requirements, and SGLang into .venv/sglang
 setup-dev: ## install the runtime, test and check requirements into .venv
 	@scripts/setup.sh dev
 
-test: setup-dev ## run the core tests: mathematics, config, data, rewards, and one complete run per promise (ten minutes)
+test: setup-dev ## run the core tests: mathematics, config, data, rewards, and one complete run per promise (7 to 18 minutes)
 	@$(PYTEST) $(SIDE_BY_SIDE) -m core --durations=10 $(ARGS)
 
 test-all: setup-dev ## run all tests but the nightly ones (GPU tests are skipped without a GPU)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import logging
 import os
 import platform
@@ -18,11 +19,17 @@ from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.request import getproxies, proxy_bypass
 
+import psutil
+
+from alphaapollo.config.resolve import has_bfloat16_instructions
+from alphaapollo.processes.entry_point import find_temp_base
 from alphaapollo.processes.network import find_connection_error, reserve_port, take_reserved_socket_fd
 from alphaapollo.utils.versions import find_unmet_requirements, find_version, list_versions, read_requirements
 
 GIB = 2**30
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container, in bytes, or "max"
 Level = Literal["ok", "warn", "fail"]
 
 
@@ -83,6 +90,25 @@ def check_gpus() -> Iterator[CheckResult]:
         yield CheckResult("gpu", found)
 
 
+def check_user() -> Iterator[CheckResult]:
+    """Check the user's home folder, the temporary folder, and the memory and cores of this machine."""
+    home = Path.home()
+    fix = "set HOME, or HF_HOME and XDG_CACHE_HOME, to a folder that you can write to"
+    yield CheckResult("user", f"{getpass.getuser()}, HOME={home}", "ok" if os.access(home, os.W_OK) else "warn", fix)
+    try:
+        yield CheckResult("sockets", f"can be created in {find_temp_base()}")
+    except OSError as error:
+        yield CheckResult("sockets", f"cannot be created: {error}", "fail", "set TMPDIR to a local folder")
+    free = psutil.virtual_memory().available
+    limit = MEMORY_LIMIT.read_text().strip() if MEMORY_LIMIT.exists() else ""
+    free = min(free, int(limit)) if limit.isdigit() else free
+    fix = "end other programs, raise the limit of the container, or use a smaller model"
+    yield check_size("memory", f"{free / GIB:.1f} GiB available", free, 2 * GIB, 8 * GIB, fix)
+    bfloat16 = "with" if has_bfloat16_instructions() else "without"
+    cores = len(os.sched_getaffinity(0))
+    yield CheckResult("cpu", f"{cores} cores, {bfloat16} bfloat16 instructions (model.dtype=fastest)")
+
+
 def check_space() -> Iterator[CheckResult]:
     """Check free space in the folders of runs, models and Ray's session, shared memory, and the open files limit."""
     shared = shutil.disk_usage("/dev/shm").free
@@ -110,6 +136,9 @@ def check_network() -> Iterator[CheckResult]:
         fix = "allow loopback connections, and map the host name to this machine in /etc/hosts"
         yield CheckResult("ports", f"{host} {error or 'can be reached'}", level if error else "ok", fix)
     os.close(take_reserved_socket_fd(port))
+    if getproxies().keys() & {"http", "all"} and not proxy_bypass("127.0.0.1"):
+        fix = "export no_proxy=127.0.0.1,localhost, which judges and reward servers on this machine need"
+        yield CheckResult("proxy", "http_proxy is also used for 127.0.0.1", "warn", fix)
     host, _, ray_port = os.environ.get("RAY_ADDRESS", "").rpartition(":")
     if ray_port.isdigit():
         error, fix = find_connection_error(host, int(ray_port)), "start Ray there (docs/scaling.md), or unset it"
@@ -131,7 +160,7 @@ def check_sandbox() -> Iterator[CheckResult]:
         yield CheckResult("sandbox", "python_code and code rewards are not available", "fail", str(error))
 
 
-CHECKS = (check_versions, check_gpus, check_space, check_network, check_sandbox)
+CHECKS = (check_versions, check_user, check_gpus, check_space, check_network, check_sandbox)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from alphaapollo._version import __version__
-from alphaapollo.processes.entry_point import MainFunction, run_program
+from alphaapollo.processes.entry_point import MainFunction, name_user, run_program
 from alphaapollo.utils.registry import suggest_similar
 
 HELP = ("-h", "--help", "help")
@@ -137,7 +137,10 @@ SUBCOMMANDS = {  # in the order of --help
     "samples": Subcommand("print a run's samples side by side, with their rewards", "cli.show:print_samples"),
     "chat": Subcommand("chat with a run's model, with its environment and tools", "cli.chat:main"),
     "replay": Subcommand("recompute a recorded iteration and compare", "trainer.replay.__main__:main"),
-    "explain": Subcommand("explain a key (also of verl)", "config.__main__:main", first_argument="explain"),
+    "port": Subcommand(
+        "convert a script of verl, TRL, OpenRLHF or ms-swift", "config.__main__:main", first_argument="port"
+    ),
+    "explain": Subcommand("explain a key, also of these projects", "config.__main__:main", first_argument="explain"),
 }
 
 
@@ -163,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: alphaapollo {name}: unknown subcommand.{hint}", file=sys.stderr)
         return REFUSED
     subcommand = SUBCOMMANDS[name]
+    name_user()
     if subcommand.command and any(word in HELP[:2] for word in rest):
         print(format_subcommand_help(name, subcommand), end="")
         return 0

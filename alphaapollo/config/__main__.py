@@ -5,28 +5,34 @@ python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...]
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from alphaapollo.config.build import find_similar_keys
 from alphaapollo.config.errors import EXIT_CODE, report_error
-from alphaapollo.config.key_tables import PROJECTS, find_key_status
+from alphaapollo.config.key_tables import find_key_status, find_option_status
 from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, format_value, list_keys, list_sections
-from alphaapollo.config.port.translate import port_script
+from alphaapollo.config.port.shell import MAX_SOURCE
+from alphaapollo.config.port.translate import describe_other_project, port_script
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.verl import find_differences_from_verl
 
 
 def main(argv: list[str]) -> int:
     match argv:
-        case ["explain", *names] if {"-h", "--help"} & set(names):
+        case ["explain" | "port", *names] if {"-h", "--help"} & set(names):
             print(__doc__)
         case ["explain", *names] if names:
             print("\n".join(explain_key(name) for name in names))
         case ["port", script, *words]:
+            source = ""
             try:
-                print(port_script(Path(script).read_text(encoding="utf-8"), script, words), end="")
-            except (OSError, ValueError) as error:
-                return report_error(error, EXIT_CODE)
+                with open(script, encoding="utf-8") as file:
+                    source = file.read(MAX_SOURCE + 1)
+                print(port_script(source, script, words), end="")
+            except (OSError, ValueError, RecursionError, MemoryError) as error:
+                is_deep = isinstance(error, RecursionError | MemoryError)
+                reason = f"{script}: nested too deeply. Shorten it." if is_deep else str(error)
+                other = source and describe_other_project(f"{source}\n{script}")
+                return report_error(ValueError(f"{script}: {other}." if other else reason), EXIT_CODE)
         case _:
             print(__doc__, file=sys.stderr)
             return EXIT_CODE
@@ -58,9 +64,8 @@ def explain_key(name: str) -> str:
             return f"{name}: accepted (an entry of the map {map_key}: {meaning})"
     if status := describe_rename(name) or find_key_status("verl", name, *COMMANDS.values()):
         return f"{name}: {status}"
-    for project in PROJECTS:
-        if status := find_key_status(project, name, *COMMANDS.values()):
-            return f"{name}: an option of {PROJECTS[project]}, {status}"
+    if status := find_option_status(name, *COMMANDS.values()):
+        return f"{name}: {status}"
     near = find_similar_keys(name, {key: None for schema in COMMANDS.values() for key in list_keys(schema)})
     return f"{name}: unknown (nearest {', '.join(near)})" if near else f"{name}: unknown (no similar key)"
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.check import find_unmet_requirements
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.key_tables import find_key_status
+from alphaapollo.config.key_tables import find_key_status, find_option_status
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys, list_sections, rename_verl_group_size_key
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.requirements import Case, find_conflicts
@@ -49,6 +49,10 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
         return f"{shown}: {rename}."
     if status := find_key_status("verl", name, schema):
         return f"{shown}: a key of verl, {status}."
+    if others := [command for command, other in COMMANDS.items() if name in list_keys(other)]:
+        return f"{shown}: a key of {', '.join(others)}, which this command does not have."
+    if status := find_option_status(name, schema):
+        return f"{shown}: {status}."
     suggestion = format_suggestion(find_similar_keys(name, list_keys(schema)))
     return f"{shown}: unknown key.{suggestion or ' docs/config.md lists the pages of all keys.'}"
 

@@ -139,6 +139,17 @@ def find_key_status(project: str, name: str, *schemas: type[BaseModel]) -> str |
     return answer.status if answer else None
 
 
+def find_option_status(name: str, *schemas: type[BaseModel]) -> str | None:
+    """Return what a name, or its last part, is in TRL, OpenRLHF or ms-swift: `an option of TRL, renamed to optim.lr`.
+
+    The last part counts only if no key of the schemas has it, because then the section is wrong."""
+    last = name.rpartition(".")[2]
+    has_last = any(key.rpartition(".")[2] == last for schema in schemas for key in list_keys(schema))
+    names = [name] if has_last else [name, last]
+    pairs = [(project, find_key_status(project, one, *schemas)) for one in names for project in PROJECTS]
+    return next((f"an option of {PROJECTS[project]}, {status}" for project, status in pairs if status), None)
+
+
 def _get_command_name(schema: type[BaseModel]) -> str:
     """Return the command whose configuration has this schema; "" for the settings of an environment."""
     return next((command for command, known in COMMANDS.items() if known is schema), "")

@@ -96,7 +96,12 @@ def list_divisors(*numbers: int) -> str:
 # The machine
 
 
-@requirement(RunSettings, "device", "this machine has no GPU", "Set trainer.device=auto or cpu")
+@requirement(
+    RunSettings,
+    "device",
+    "this machine has no GPU",
+    "Set trainer.device=auto or cpu, or RAY_ADDRESS of a cluster with GPUs",
+)
 def gpus(trainer: Any, case: Case) -> Any:
     own = not isinstance(case.config, EvolvingConfig) or any(model.path for model in case.config.models.values())
     return case.device == "cuda" and not case.num_gpus and own

@@ -9,12 +9,13 @@ import platform
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
@@ -61,7 +62,7 @@ def join_cluster(trainer: TrainerSection, rollout: Rollout | None = None) -> Mac
 
 def start_local_cluster() -> None:
     """Start Ray on this machine, reachable only from this machine, until this process ends. Raises WorkerDied if Ray
-    does not start."""
+    does not start in two attempts, because its time limits may be too short on a busy machine."""
     health_checks = {  # long timeouts, because a busy laptop answers late; dead processes are detected anyway
         "health_check_timeout_ms": 60_000,
         "health_check_failure_threshold": 10,
@@ -80,11 +81,18 @@ def start_local_cluster() -> None:
     has_clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     popen, services.ConsolePopen = services.ConsolePopen, RayProcess
     try:
-        init_ray(address="local", include_dashboard=False, _system_config=health_checks)
-    except Exception as error:  # Ray raises a bare Exception if the raylet takes too long
-        ray.shutdown()
-        reason = " ".join(str(error).split())
-        raise WorkerDied(f"Ray does not start on this machine: {reason}", "Ray's start") from error
+        for is_last in (False, True):
+            try:
+                init_ray(address="local", include_dashboard=False, _system_config=health_checks)
+                break
+            except Exception as error:  # Ray raises a bare Exception if the raylet takes too long
+                ray.shutdown()
+                while RayProcess.started:
+                    RayProcess.started.pop().kill()
+                reason = " ".join(str(error).split())
+                if is_last:
+                    raise WorkerDied(f"Ray does not start on this machine: {reason}", "Ray's start") from error
+                print(f"warning: Ray did not start ({reason}). It is started once more.", file=sys.stderr)
     finally:
         constants.ENABLE_RAY_CLUSTER, services.ConsolePopen = has_clusters, popen
         for name, method in unused.items():
@@ -95,12 +103,15 @@ class RayProcess(subprocess.Popen[bytes]):
     """Process of a local Ray that outlives signals to the driver's process group and signals of job systems to all
     processes, because the driver would wait a minute for a GCS that is gone. Ray itself blocks SIGINT."""
 
+    started: ClassVar[list[RayProcess]] = []
+
     def __init__(self, command: Sequence[str], **options: Any):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
         try:
             super().__init__(command, start_new_session=True, **options)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        RayProcess.started.append(self)
 
     terminate = subprocess.Popen.kill
 

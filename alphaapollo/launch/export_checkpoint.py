@@ -21,6 +21,7 @@ from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.runs.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress
 from alphaapollo.runs.model_card import format_model_card
 from alphaapollo.runs.resume import read_saved_config
+from alphaapollo.runs.run_model import has_complete_weights
 from alphaapollo.utils.hub import find_verl_shards, is_local_path
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.workers.builders import make_critic_model_section
@@ -152,6 +153,11 @@ def _find_weights_folder(checkpoint: Path, kind: ModelKind) -> Path:
 def _find_checkpoint(path: Path) -> Path:
     """Return `path` if it is a checkpoint, or the newest checkpoint if `path` is the folder of a run."""
     written = list_checkpoints(path)
+    if not written and has_complete_weights(path / "model"):
+        raise ValueError(
+            f"checkpoint={path}: the run wrote no checkpoint (trainer.save_freq). Its final model, a Hugging Face "
+            f"folder, is {path / 'model'}."
+        )
     if not written:
         raise ValueError(
             f"checkpoint={path} is neither a complete checkpoint (no {PROGRESS}) nor the folder of a run with one. "

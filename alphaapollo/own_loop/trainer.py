@@ -23,7 +23,7 @@ from alphaapollo.observability.timing import Timer
 from alphaapollo.own_loop.setup import load_loop_config, prepare_loop
 from alphaapollo.own_loop.verbs import Verbs
 from alphaapollo.processes.allocator import share_main_arena
-from alphaapollo.processes.entry_point import hide_main_script, run_in_temp_folder
+from alphaapollo.processes.entry_point import check_started_once, hide_main_script, run_in_temp_folder
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.run_history import record_in_history
 from alphaapollo.utils.heartbeat import HEARTBEAT
@@ -132,6 +132,7 @@ class Trainer:
                 self._verbs.set_exception(error)
 
     def _run_in_temp_folder(self) -> int:
+        check_started_once()
         with lock_folder(self.folder), clean_up_processes():
             console = Console()
             prepared = prepare_loop(self.config, self._has_engines, console)

@@ -19,6 +19,7 @@ import multiprocessing.forkserver
 import multiprocessing.process
 import os
 import shlex
+import socket
 import sys
 import tempfile
 import traceback
@@ -56,6 +57,12 @@ def entry_point(main: MainFunction) -> MainFunction:
                 f"Run the command as a separate process: !{words}",
                 file=sys.stderr,
             )
+            return 2
+        try:
+            check_started_once()
+            find_temp_base()
+        except (ValueError, OSError) as error:
+            print(f"error: {error}{'. Set TMPDIR to a local folder' * isinstance(error, OSError)}", file=sys.stderr)
             return 2
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of torch, which is not imported yet, and of workers:
         # threads that wait for others by spinning make everything several times slower beside other processes
@@ -118,6 +125,41 @@ def print_redacted_traceback(error_type: type[BaseException], error: BaseExcepti
     print(replace_control_characters(text), end="", file=sys.stderr)
 
 
+LAUNCHERS = {  # variable with the number of processes -> (launcher, variable with the number of this process)
+    "ROLE_WORLD_SIZE": ("torchrun or accelerate", "RANK"),
+    "LOCAL_SIZE": ("deepspeed", "RANK"),
+    "OMPI_COMM_WORLD_SIZE": ("mpirun", "OMPI_COMM_WORLD_RANK"),
+    "PMI_SIZE": ("mpirun", "PMI_RANK"),
+    "SLURM_STEP_NUM_TASKS": ("srun", "SLURM_PROCID"),
+}
+
+
+def check_started_once() -> None:
+    """Raise ValueError if a launcher started several processes of this command, of which all but the first exit.
+
+    A driver in a Ray cluster may be in a step of Slurm that started Ray on each node."""
+    for variable, (launcher, rank) in LAUNCHERS.items():
+        count = os.environ.get(variable, "")
+        if count.isdigit() and int(count) > 1 and not (launcher == "srun" and "RAY_ADDRESS" in os.environ):
+            if os.environ.get(rank, "0") != "0":
+                raise SystemExit(0)  # not an error, for which the launcher could kill the first process too early
+            raise ValueError(
+                f"started {count} times by {launcher} ({variable}={count}), but a run starts its own workers. Start "
+                f"the command once, with trainer.n_gpus_per_node={count}; several nodes: docs/scaling.md."
+            )
+
+
+def name_user() -> None:
+    """Set USER and HOME, which libraries read, if the user has neither a name nor a home folder, e.g. in a container
+    that runs with any user id."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = str(os.getuid())
+    if os.path.expanduser("~") == "~":
+        os.environ["HOME"] = "/"  # as container runtimes do
+
+
 def _is_in_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
@@ -134,15 +176,14 @@ CLEAN_EXITS = (0, 130)  # exit codes of a completed and an interrupted command
 def run_in_temp_folder(command: Callable[[], int]) -> int:
     """Call the command with its own temporary folder and return its exit code.
 
-    If the folder's path would be too long for sockets, the command uses the system's temporary folder.
+    If the folder's path would be too long for sockets, it is in /tmp.
     """
-    base = Path(tempfile.gettempdir())
+    name_user()
+    base = find_temp_base()
+    if base != Path(tempfile.gettempdir()):
+        print(f"note: temporary files are in {base}, because TMPDIR is too long for sockets", file=sys.stderr)
     remove_stale_folders(base)
     folder, lock = _make_locked_folder(base)
-    if len(os.fsencode(folder)) > MAX_PATH:
-        folder.rmdir()
-        os.close(lock)
-        return command()
     code: int | None = None
     try:
         with _redirect_temporary_files(folder, base):
@@ -152,6 +193,16 @@ def run_in_temp_folder(command: Callable[[], int]) -> int:
         if code in CLEAN_EXITS or not (folder / "ray").exists():
             remove_paths([folder])
         os.close(lock)
+
+
+def find_temp_base() -> Path:
+    """Return the folder in which commands create their temporary folders. Raises OSError if it cannot have sockets."""
+    base = Path(tempfile.gettempdir())
+    if len(os.fsencode(base)) > MAX_PATH - len(PREFIX) - 9:
+        base = Path("/tmp")
+    with tempfile.TemporaryDirectory(dir=base) as folder, socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(f"{folder}/socket")
+    return base
 
 
 def remove_stale_folders(base: Path) -> None:
@@ -182,12 +233,13 @@ def _make_locked_folder(base: Path) -> tuple[Path, int]:
 def _redirect_temporary_files(folder: Path, base: Path) -> Iterator[None]:
     """Context manager in which tempfile, multiprocessing, Ray and other users of TMPDIR write to the folder.
 
-    torch's compilation cache stays in `base`, where later commands find it. Ray stays in `base` if its sockets' paths
-    would be too long.
+    torch's compilation cache stays in `base`, where later commands find it. Ray stays in `base`, or in /tmp, if its
+    sockets' paths would be too long.
     """
     variables = {"TMPDIR": str(folder)}
     variables |= {"TORCHINDUCTOR_CACHE_DIR": str(base / f"torchinductor_{getpass.getuser()}")}
-    variables |= {"RAY_TMPDIR": str(base)} if len(os.fsencode(folder)) > MAX_RAY_PATH else {}
+    if len(os.fsencode(folder)) > MAX_RAY_PATH:
+        variables |= {"RAY_TMPDIR": str(base) if len(os.fsencode(base)) <= MAX_RAY_PATH else "/tmp"}
     variables = {name: value for name, value in variables.items() if name == "TMPDIR" or name not in os.environ}
     before, cached = {name: os.environ[name] for name in variables if name in os.environ}, tempfile.tempdir
     multiprocessing_config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]

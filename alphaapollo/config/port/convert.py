@@ -13,10 +13,11 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_tables import Answer, KeyTable, exists, find_answer, load_project
 from alphaapollo.config.keys import COMMANDS, format_override, format_value, list_keys
 from alphaapollo.config.load import check_override
-from alphaapollo.config.port.rules import RULES, ConvertedKeys, Options
+from alphaapollo.config.port.rules import CORRECTION, RULES, ConvertedKeys, Options
 from alphaapollo.config.port.shell import UNKNOWN
 from alphaapollo.config.renamed_keys import describe_rename
 
+NOT_KNOWN = "not a known"  # in the comment of an option that the tables do not have
 ArgumentLines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or empty, comment)
 
 
@@ -38,6 +39,11 @@ def translate_keys(values: Options, command: str, project: str = "verl", program
             remark = ""
     for key, (text, remark) in _compute_keys(table, options, values).items():
         lines.setdefault(key, _format_argument(key, text, remark, schema))
+    for key, rank in [(key, key.replace("alpha", "rank")) for key in lines if key.endswith("lora_alpha")]:
+        if lines.get(rank, ("=0", ""))[0].endswith("=0"):
+            lines[key] = ("", f"{key}: left out, there is no lora_rank")
+    if "trainer.async_mode" in lines:
+        lines.setdefault(f"{CORRECTION}.method", (f"{CORRECTION}.method=tis", "samples are older than the weights"))
     for key, (text, remark) in _list_other_defaults(project, defaults, options, values, command):
         lines.setdefault(key, (f"{key}={text}", remark))
     return lines
@@ -69,7 +75,8 @@ def _list_other_defaults(
         words, _ = _convert_option(project, option, value, {**options, option: value}, command)
         for key, text in words.items():
             if key in keys and text != format_value(keys[key].default):
-                yield key, (text, f"{name}'s default" + (f" of {option}" if option != key else ""))
+                theirs = f" of {option}" + (f" is {value}" if value.lower() != text else "")
+                yield key, (text, f"{name}'s default" + theirs * (option != key))
 
 
 def _convert_option(project: str, option: str, value: str, options: Options, command: str) -> ConvertedKeys:
@@ -77,6 +84,8 @@ def _convert_option(project: str, option: str, value: str, options: Options, com
     rule = RULES[project].get(option)
     if rule and (project != "verl" or command == "main_ppo" or option.startswith("trainer.")):
         return rule(value, options)
+    if project == "verl" and ".engine_kwargs." in option:
+        return {}, "left out: the engine may not have it, or another key sets it; add it if you need it"
     if project == "verl":
         known = list_keys(schema).get(option)
         if value == "null" and known is not None and "null" not in known.type:
@@ -89,7 +98,7 @@ def _convert_option(project: str, option: str, value: str, options: Options, com
         is_renamed = rename.startswith("renamed to ")
         answer = Answer(rename, rename.removeprefix("renamed to ") if is_renamed else "")
     if answer is None:
-        return {}, f"not a known {'key' if project == 'verl' else 'option'} of {load_project(project).name}"
+        return {}, f"{NOT_KNOWN} {'key' if project == 'verl' else 'option'} of {load_project(project).name}"
     if answer.key:
         ours = str(table.values.get(answer.key, {}).get(value, value))
         known = list_keys(schema).get(answer.key)

@@ -8,14 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from alphaapollo.config.keys import format_value
+from alphaapollo.config.port.shell import remove_marks
 
 OTHER_CONFIGS = ("ModelConfig", "DatasetConfig", "DatasetMixtureConfig")
-LORA_OPTIONS = {
-    "r": "lora_r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "target_modules": "lora_target_modules",
-}
+LORA_OPTIONS = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": "lora_task_type"}
 
 
 @dataclass(frozen=True)
@@ -38,18 +34,19 @@ def list_config_calls(source: str, path: str) -> list[ConfigCall]:
         raise ValueError(f"{path}: line {error.lineno}: {error.msg}. Correct the script.") from None
     names, imported = _list_constants(tree), {*_list_imports(tree)}
     calls = [(node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    extra = dict(pair for node, name in calls for pair in _read_trainer_arguments(node, name, names))
+    trainers = (one for node, name in calls for one in _read_trainer_arguments(node, name, names))
+    extra = {key: (text, known) for key, text, known in trainers}
     found = []
     for node, name in calls:
         name = name.removeprefix("trl.")
         if name.endswith("Config") and name not in OTHER_CONFIGS and name in imported:
-            arguments = {one.arg: _read_value(one.value, names) for one in node.keywords if one.arg}
+            arguments = {one.arg or "**": _read_value(one.value, names) for one in node.keywords} | extra
             values = {key: text for key, (text, is_known) in arguments.items() if is_known}
             notes = (
                 f"{key}={text}: known only at run time; set it" for key, (text, known) in arguments.items() if not known
             )
             trainer = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removesuffix("Config")).lower()
-            found.append(ConfigCall(name, trainer, node.lineno, values | extra, tuple(notes)))
+            found.append(ConfigCall(name, trainer, node.lineno, values, tuple(notes)))
     return found
 
 
@@ -62,20 +59,18 @@ def _list_imports(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-def _read_trainer_arguments(node: ast.Call, name: str, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield options that are arguments of a trainer (model, reward_funcs) or of LoraConfig."""
-    arguments = {one.arg: _read_value(one.value, names) for one in node.keywords if one.arg}
+def _read_trainer_arguments(node: ast.Call, name: str, names: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield (option, value, is_known) for the arguments of a trainer, e.g. reward_funcs, or of LoraConfig."""
+    arguments = {one.arg or "**": _read_value(one.value, names) for one in node.keywords}
     if name.endswith("LoraConfig"):
-        yield "use_peft", "true"
-        yield from (
-            (LORA_OPTIONS[key], arguments[key][0]) for key in LORA_OPTIONS if arguments.get(key, ("", False))[1]
-        )
+        yield "use_peft", "true", True
+        yield from ((LORA_OPTIONS.get(key, key), *pair) for key, pair in arguments.items())
     elif name.endswith("Trainer"):
-        model, is_known = arguments.get("model", _read_value(node.args[0], names) if node.args else ("", False))
-        if is_known:
-            yield "model", model
-        if "reward_funcs" in arguments:
-            yield "reward_funcs", arguments["reward_funcs"][0]
+        if node.args:
+            arguments["model"] = _read_value(node.args[0], names)
+        for key, (text, is_known) in arguments.items():  # functions and data sets are options whose value is a name
+            if key not in ("args", "peft_config"):
+                yield key, text, is_known or key not in ("model", "**")
 
 
 def _list_constants(tree: ast.AST) -> dict[str, str]:
@@ -104,7 +99,7 @@ def _read_value(value: ast.AST, names: Mapping[str, str]) -> tuple[str, bool]:
     if text in names:
         return names[text], True
     try:
-        return format_value(ast.literal_eval(value)), True
+        return remove_marks(format_value(ast.literal_eval(value))), True
     except ValueError:
         pass
     if isinstance(value, ast.List) and all(isinstance(item, ast.Name) for item in value.elts):

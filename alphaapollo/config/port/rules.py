@@ -108,8 +108,14 @@ def _convert_multi_turn(value: str, values: Options) -> ConvertedKeys:
     return {f"env.{name}": text for name, text in words.items()}, remark
 
 
+def _convert_aggregation(value: str, values: Options) -> ConvertedKeys:
+    remark = "verl adds the sequences up, so its gradient is as many times larger as a mini-batch has sequences"
+    return {f"{ACTOR}.loss_agg_mode": value}, remark if value == "seq-mean-token-sum-norm" else ""
+
+
 VERL_RULES: dict[str, Rule] = {
     f"{ACTOR}.ppo_mini_batch_size": _convert_mini_batch_size,
+    f"{ACTOR}.loss_agg_mode": _convert_aggregation,
     f"{ACTOR}.tis_imp_ratio_cap": _convert_rollout_is,
     f"{ROLLOUT}.tensor_model_parallel_size": _convert_tensor_parallel_size,
     **{f"{CORRECTION}.rollout_{name}": _convert_rollout_is for name in ("is", "is_threshold", "rs", "rs_threshold")},

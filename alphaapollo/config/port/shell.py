@@ -6,40 +6,53 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from importlib import resources
 
 Command = tuple[int, list[str]]  # (line number in the script, words of the command)
 UNKNOWN = re.compile("\2([^\3]*)\3")  # text of a value that depends on the machine, e.g. ${HOME}
+MAX_SOURCE = 256 << 10  # bytes of a script or YAML file
+SECONDS = 120.0  # after which no further round with newly found variables starts
 QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'"""
-KEPT = rf"""{QUOTED}|(?<!\S)\#.*|\(\(.*?\)\)|\[\[.*?\]\]|<<-?\s*['"]?(?P<end>\w+)['"]?\n(?s:.*?)\n\s*(?P=end)\n"""
+HERE_DOCUMENT = r"""<<-?\s*['"]?(?P<end>\w+)['"]?\n(?s:.{0,8000}?)\n\s*(?P=end)\n"""
+KEPT = rf"""{QUOTED}|(?<!\S)\#.*|\(\(.{{0,500}}?\)\)|\[\[.{{0,500}}?\]\]|{HERE_DOCUMENT}"""
 TARGET = rf"""(?:{QUOTED}|>\([^()]*\)|\$\([^()]*\)|[^\s;&|()<>"'])+"""
-REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define
+REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define; lengths are limited, so the time is linear
     r"(?:\d|&)?>>?[ \t]*/dev/null": "",  # in the sandbox, a redirection and its command would fail
     rf"(?P<keep>{KEPT})|(?<![\w$<>=-])(?:\d|&)?>>?[ \t]*{TARGET}": r"\g<keep>",
-    r"""(["']?)(?:[$~./\w][\w./${}~-]*)?/(python[\d.]*|torchrun)\1(?=[\s"'};)])""": r"\2",
+    r"""(?<![\w./${}~-])(["']?)(?:[$~./\w][\w./${}~-]*)?/(python[\d.]*|torchrun)\1(?=[\s"'};)])""": r"\2",
     r"\[\[ (!? ?-[defrswx] \S+) \]\]": r"[ \1 ]",
-    r"\$\{BASH_SOURCE(?:\[0\])?[^}]*\}|\$BASH_SOURCE\b": "$0",
-    r"\$\{(\w+):?\?[^}]*\}": r"${\1}",
+    r"\$\{BASH_SOURCE(?:\[0\])?[^}]{0,200}\}|\$BASH_SOURCE\b": "$0",
+    r"\$\{(\w+):?\?[^}]{0,500}\}": r"${\1}",
     r"\$\(\(((?:[^()=+-]|[+-](?![+-])|\([^()]*\))*)\)\)": r'$(arithmetic "\1")',
 }
+
+
+def remove_marks(text: str) -> str:
+    """Return a text of a data file or Python file without the characters that mark a value of the shell."""
+    return re.sub("[\2\3\4]", "", text)
 
 
 def list_script_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], list[str]]:
     """Return the commands that the script `source` would run if only `variables` were set, and bash's error messages.
 
     A value that depends on the machine is kept as text between the characters \\2 and \\3, e.g. `\\2${HOME}\\3/data`.
-    Raises ValueError if bash cannot parse the script, or if this machine has no sandbox.
+    Raises ValueError if bash cannot parse the script, if it does not end, or if this machine has no sandbox.
     """
+    if len(source) > MAX_SOURCE:
+        raise ValueError(f"{path} has {len(source)} characters, more than {MAX_SOURCE}. Port only the training script.")
     defaulted = re.findall(r"\$\{(\w+):?[-=+]", re.sub(r"(?<!\S)#.*", "", source))
     for pattern, replacement in REWRITES.items():
         source = re.sub(pattern, replacement, source)
-    source = re.sub(r"\[\[? .*? \]", lambda test: re.sub(r"\$(\w+)|\$\{(\w+)\}", r"${\1\2-}", test[0]), source)
+    source = re.sub(r"\[\[? .{0,500}? \]", lambda test: re.sub(r"\$(\w+)|\$\{(\w+)\}", r"${\1\2-}", test[0]), source)
     for name in variables:  # the script's assignments must not change them
-        source = re.sub(rf"(?m)(^|[;&|]|\b(?:then|do|else|export|local)\b)(\s*){name}(\+?=)", r"\1\2_\3", source)
-    known, unset = dict(variables), {""}
+        source = re.sub(rf"(?m)(^|[;&|]|\b(?:then|do|else|export|local)\b)([ \t]*){name}(\+?=)", r"\1\2_\3", source)
+    known, unset, deadline = dict(variables), {""}, time.monotonic() + SECONDS
     while unset:
+        if time.monotonic() > deadline:
+            raise ValueError(f"{path} takes over {SECONDS:g} seconds. Set its variables: port SCRIPT NAME=VALUE.")
         commands, errors = _run_script_in_sandbox(source, path, known)
-        unset = set(re.findall(r"line \d+: \$?(\w+)(?:\[.*\])?: unbound variable", errors)) - known.keys()
+        unset = {*re.findall(r"line \d+: \$?([A-Za-z_]\w*|\d\d?)(?:\[.*\])?: unbound variable", errors)} - known.keys()
         known |= {name: "" if name in defaulted else f"\2${{{name}}}\3" for name in unset}
     notes = re.findall(rf"(?m)^(?:{re.escape(path)}: |environment: )?(?:-c: )?((?:line \d+: |stopped).+)", errors)
     if syntax_errors := [note for note in notes if re.search("syntax error near|unexpected (?:EOF|end)", note)]:

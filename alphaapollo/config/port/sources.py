@@ -15,7 +15,7 @@ from alphaapollo.config.key_tables import load_project
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.port.python_calls import list_config_calls
-from alphaapollo.config.port.shell import UNKNOWN, Command, list_script_commands
+from alphaapollo.config.port.shell import MAX_SOURCE, UNKNOWN, Command, list_script_commands, remove_marks
 
 VERL = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
 VERL_COMMANDS = {"sft": "main_sft", "main_generation": "main_generation", "main_eval": "main_eval"}
@@ -23,6 +23,7 @@ WORD = re.compile(r"(?:\+\+?|~)?(\w[\w.@/-]*)=(.*)", re.DOTALL)
 SHELL_IN_DOCSTRING = re.compile(
     r"^[ \t]*(?:\w+=\S+ )*(?:accelerate launch|python3?|trl|torchrun)\b(?:.*\\\n)*.*$", re.MULTILINE
 )
+MAX_ALIASES = 20  # references in a YAML file: more could repeat a small part of it without end
 LAUNCHER_OPTIONS = ("nproc_per_node", "nnodes", "num_processes")
 
 
@@ -99,7 +100,7 @@ def _read_verl_command(words: list[str], place: int, label: str, script: Path) -
     module = words[place]
     command = next((ours for part, ours in VERL_COMMANDS.items() if part in module), "main_ppo")
     values = {match[1]: match[2] for word in words[place:] if (match := WORD.fullmatch(word))}
-    pairs = re.findall(r"--([\w-]+)(?:=| (?!--))(\S*)", " ".join(words))
+    pairs = re.findall(r"(?<![\w-])--([\w-]+)(?:=| (?!--))(\S*)", " ".join(words))
     options = {name.replace("-", "_"): text for name, text in pairs}
     notes = []
     if name := re.sub(r"^ppo_.*|\.yaml$", "", options.get("config_name", "")):
@@ -172,7 +173,7 @@ def format_text_value(values: list[str]) -> str:
 
 def _read_config_file(source: str, path: str, trainer: str) -> ForeignCommand:
     """Read a YAML file of TRL's command line (`trl grpo --config`) or of ms-swift (`swift rlhf FILE`)."""
-    values = _flatten_yaml(yaml.safe_load(source))
+    values = _flatten_yaml(source, path)
     if "model_name_or_path" in values or "dataset_name" in values:
         if not trainer:
             raise ValueError(f"{path}: which trainer of TRL reads it? Add it, e.g. port {path} trainer=sft.")
@@ -193,13 +194,21 @@ def _read_yaml_keys(file: Path, script: Path) -> dict[str, str]:
     relative = UNKNOWN.split(text)[-1].strip("/") if UNKNOWN.search(text) else text
     files = (root / relative for root in (Path(), *script.resolve().parents))
     found = next(filter(Path.is_file, files), None)
-    return _flatten_yaml(yaml.safe_load(found.read_text(encoding="utf-8"))) if found else {}
+    return _flatten_yaml(found.read_text(encoding="utf-8"), str(found)) if found else {}
 
 
-def _flatten_yaml(found: object) -> dict[str, str]:
+def _flatten_yaml(source: str, path: str) -> dict[str, str]:
     """Return the keys of a YAML file. The sections `train` and `rollout` of ms-swift have options of the command."""
+    try:
+        events = yaml.parse(source[:MAX_SOURCE], yaml.SafeLoader)
+        if len(source) > MAX_SOURCE or sum(isinstance(one, yaml.AliasEvent) for one in events) > MAX_ALIASES:
+            raise ValueError(f"{path}: over {MAX_SOURCE} characters or {MAX_ALIASES} references. Shorten the file.")
+        found = yaml.safe_load(source)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}. Correct the file.") from None
     flat = flatten_maps(found) if isinstance(found, dict) else {}
-    names = {
-        key: key if key.endswith(".gpus") else re.sub(r"^(?:train|rollout)\.(?=[a-z_]+$)", "", key) for key in flat
+    return {
+        re.sub(r"^(?:train|rollout)\.(?!gpus$)(?=[a-z_]+$)", "", key): remove_marks(format_value(value))
+        for key, value in flat.items()
+        if not key.startswith(("defaults", "hydra"))
     }
-    return {names[key]: format_value(value) for key, value in flat.items() if not key.startswith(("defaults", "hydra"))}

@@ -5,16 +5,29 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from alphaapollo.config.key_tables import PROJECTS
-from alphaapollo.config.port.convert import translate_keys
-from alphaapollo.config.port.shell import UNKNOWN
+from alphaapollo.config.port.convert import NOT_KNOWN, ArgumentLines, translate_keys
+from alphaapollo.config.port.shell import UNKNOWN, remove_marks
 from alphaapollo.config.port.sources import WORD, ForeignCommand, list_foreign_commands
 
 HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with trainer.dry_run=True; see docs/{}.md.\n"
 OFFLINE = "\n# To send to {0}, log in and remove the next line.\nexport {1}_MODE=${{{1}_MODE:-offline}}\n"
+PART = r"\$\{\w+\}|\$\((?:nproc|hostname|whoami|pwd|date(?: -u)?(?: \+['\"]?[\w%:.-]+['\"]?)?)\)"
+EXPANDED = re.compile(rf"{PART}|\$\(\((?:[\w\s+*/%()-]|{PART})+\)\)", re.ASCII)
+"""What a ported script may leave to the shell. Other text of a script, such as `$(command)`, is only shown."""
+OTHER_PROJECTS = {
+    r"skyrl": ("SkyRL", "verl"),
+    r"open[_-]instruct": ("open-instruct", "trl"),
+    r"slime": ("slime", "verl"),
+    r"nemo[_-]?rl|\A(?=.*^checkpointing:)(?=.*^policy:)": ("NeMo-RL", "verl"),
+    r"prime[_-]rl|^\[+orchestrator": ("prime-rl", "async"),
+    r"rllm": ("rLLM", "agents"),
+}
+"""{pattern in the text of a script: (project that is not converted, its closest page)}"""
 
 
 def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
@@ -26,37 +39,68 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
     pairs = {match[1]: match[2] for word in arguments if (match := WORD.fullmatch(word))}
     commands, notes = list_foreign_commands(source, path, {name: pairs[name] for name in pairs if "." not in name})
     new_keys = {key: value for key, value in pairs.items() if "." in key}
-    ported = "".join(line + "\n" for command in commands for line in _port_command(command, new_keys))
-    converted = [command.project for command in commands if command.command]
+    translated = [_translate_command(command, new_keys) for command in commands]
+    ported = "".join(line + "\n" for command, lines in translated for line in _port_command(command, lines))
+    converted = [command.project for command, _ in translated if command.command]
     if not converted:
-        others = "".join(f" {one.place} ({one.reason})." for one in commands)
+        others = "".join(f" {_format_comment(one.place)[2:]} ({one.reason})." for one, _ in translated)
         raise ValueError(
             f"{path}: no training command of {', '.join(PROJECTS.values())}, such as python3 -m verl.trainer.main_ppo, "
             f"trl grpo, openrlhf.cli.train_sft or swift rlhf.{others} If the command is inside an `if`, set the "
             "variables of its condition: port SCRIPT NAME=VALUE."
         )
-    header = HEADER.format(Path(path).name, converted[0]) + "".join(f"# {note}\n" for note in notes)
+    header = HEADER.format(" ".join(Path(path).name.split()), converted[0])
+    header += "".join(f"{_format_comment(note)}\n" for note in notes)
     uploading = [name for name in ("wandb", "swanlab") if re.search(f"trainer.logger=.*{name}", ported)]
     return header + "".join(OFFLINE.format(name, name.upper()) for name in uploading) + ported
 
 
-def _port_command(command: ForeignCommand, new_keys: dict[str, str]) -> Iterator[str]:
+def describe_other_project(text: str) -> str:
+    """Return which known project, whose scripts are not converted, a text is from; empty if none."""
+    flags = re.IGNORECASE | re.MULTILINE | re.DOTALL
+    found = next((one for pattern, one in OTHER_PROJECTS.items() if re.search(pattern, text, flags)), None)
+    return f"scripts of {found[0]} are not converted; the closest page is docs/{found[1]}.md" if found else ""
+
+
+def _translate_command(command: ForeignCommand, new_keys: Mapping[str, str]) -> tuple[ForeignCommand, ArgumentLines]:
+    """Return the arguments of a command; the command is refused if its program or its options are another project's."""
+    if not command.command:
+        return command, {}
+    if other := describe_other_project(command.place):
+        return replace(command, command="", reason=other), {}
+    program = command.command.split()[0]
+    lines = translate_keys({**command.values, **new_keys}, program, command.project, command.program)
+    unknown, total = sum(NOT_KNOWN in comment for _, comment in lines.values()), len(command.values)
+    if unknown > max(2, total / 2):
+        reason = f"{unknown} of its {total} options are not of {PROJECTS[command.project]}: another project or version"
+        return replace(command, command="", reason=reason), {}
+    return command, lines
+
+
+def _format_comment(text: str) -> str:
+    """Format a text as a comment of one line."""
+    return f"# {' '.join(remove_marks(text).split())}"
+
+
+def _port_command(command: ForeignCommand, lines: ArgumentLines) -> Iterator[str]:
     """Yield the lines of the alphaapollo command for a command of another project."""
     if not command.command:
-        yield f"\n# {command.place}: not converted. {command.reason}"
+        yield "\n" + _format_comment(f"{command.place}: not converted. {command.reason}")
         return
     program, *settings = command.command.split()
-    yield f"\n# {command.place}"
-    yield from (f"# {note}" for note in command.notes)
-    lines = translate_keys({**command.values, **new_keys}, program, command.project, command.program)
+    yield "\n" + _format_comment(command.place)
+    yield from map(_format_comment, command.notes)
     words = {word.split("=")[0]: (word, "the program") for word in settings}
     found = [*(words | {key: line for key, line in lines.items() if key not in words or line[0]}).values()]
-    if unknown := {text for word, _ in found for text in UNKNOWN.findall(word)}:
-        yield f"# from the environment, or known only at run time: {', '.join(sorted(unknown))}"
+    unknown = {text for word, _ in found for text in UNKNOWN.findall(word)}
+    if expanded := sorted(filter(EXPANDED.fullmatch, unknown)):
+        yield _format_comment(f"from the environment, or known only at run time: {', '.join(expanded)}")
     yield "arguments=("
     for word, comment in found:
-        comment = "# " + " ".join(UNKNOWN.sub(r"\1", comment).split()) if comment else ""
-        yield "    " + "  ".join(part for part in (_quote_for_shell(word), comment) if part)
+        if {*UNKNOWN.findall(word)} - {*expanded}:
+            word, comment = "", f"{word}: known only at run time; set it. {comment}"
+        parts = (_quote_for_shell(word), comment and _format_comment(comment))
+        yield "    " + "  ".join(filter(None, parts))
     yield f')\npython -m alphaapollo.trainer.{program} "${{arguments[@]}}" "$@"'
 
 
@@ -64,4 +108,6 @@ def _quote_for_shell(word: str) -> str:
     """Quote a word for the shell, except parts such as `${HOME}` that the shell must expand at run time."""
     parts = UNKNOWN.split(word)  # known, unknown, known, ...
     parts[::2] = [re.sub(r'([\\"`$])', r"\\\1", part) for part in parts[::2]]
+    if len(parts) == 1 and "\n" in word:
+        return "$'" + re.sub(r"([\\'])", r"\\\1", word).replace("\n", r"\n") + "'"
     return f'"{"".join(parts)}"' if len(parts) > 1 else shlex.quote(word) if word else ""

@@ -62,6 +62,14 @@ StreamOutputs = Callable[..., AsyncIterator[Any]]
 """`stream(token_ids, params, request_id, images=images)`: sample, and yield vLLM's RequestOutputs."""
 
 
+class AnthropicApi(AnthropicServingMessages):
+    """Anthropic's API, in which an empty list of tools needs no parser of tool calls."""
+
+    @classmethod
+    def _resolve_tools(cls, request: Any) -> Any:
+        return super()._resolve_tools(request) or None
+
+
 def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings) -> FastAPI:
     """Build the ASGI application. Requests of sessions must set CURRENT_REQUEST. engine: vLLM's AsyncLLM, or a
     RecordedEngine. Raises ValueError if vLLM has no parser of this name."""
@@ -93,9 +101,7 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
     state.openai_serving_models, state.online_renderer = models, online
     state.serving_tokenization = ServingTokenization(models, online, **chat)
     state.openai_serving_chat = OpenAIServingChat(client, models, "assistant", online_renderer=online, **both)
-    state.anthropic_serving_messages = AnthropicServingMessages(
-        client, models, "assistant", online_renderer=online, **both
-    )
+    state.anthropic_serving_messages = AnthropicApi(client, models, "assistant", online_renderer=online, **both)
     state.openai_serving_completion = OpenAIServingCompletion(
         client, models, online_renderer=online, request_logger=None
     )

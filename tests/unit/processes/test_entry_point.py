@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from alphaapollo.processes import watchdog
 from alphaapollo.processes.entry_point import entry_point, print_redacted_traceback
 from alphaapollo.processes.watchdog import treat_signals_as_ctrl_c
-from tests.processes import run_python
+from tests.processes import ROOT, run_python
 
 UNGUARDED = """
 import multiprocessing, os, sys
@@ -146,3 +147,52 @@ def test_a_program_exits_with_its_code_and_frees_nothing(tmp_path: Path, end: st
     done = run_python(str(script))
     assert (done.returncode, done.stdout) == (code, "thread\natexit\n")
     assert done.stderr.endswith(error)
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ("ROLE_WORLD_SIZE=2 RANK=0", "torchrun"),
+        ("SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0", "srun"),
+        ("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0", "mpirun"),
+        ("ROLE_WORLD_SIZE=1 RANK=0", ""),
+        ("RANK=0 WORLD_SIZE=2", ""),  # a job of Kubernetes sets them for the only process of a pod
+        ("SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0 RAY_ADDRESS=10.0.0.1:6379", ""),
+    ],
+)
+def test_a_command_that_a_launcher_started_several_times_is_refused_once(
+    variables: str, launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (word.split("=") for word in variables.split()):
+        monkeypatch.setenv(name, value)
+    assert entry_point(lambda argv=None: 7)([]) == (2 if launcher else 7)
+    shown = capsys.readouterr().err
+    assert f"started 2 times by {launcher}" in shown and "n_gpus_per_node=2" in shown if launcher else not shown
+    if launcher == "torchrun":
+        monkeypatch.setenv("RANK", "1")
+        with pytest.raises(SystemExit, match="0"):
+            entry_point(lambda argv=None: 7)([])
+        assert not capsys.readouterr().err
+
+
+USER = """
+import getpass, os, pathlib
+from alphaapollo.processes.entry_point import entry_point
+
+@entry_point
+def main(argv=None):
+    print(getpass.getuser(), pathlib.Path.home(), os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    return 0
+
+main()
+"""
+
+
+def test_a_user_without_a_name_and_a_home(tmp_path: Path) -> None:
+    as_other = ["unshare", "-U", "--map-user=54321"]
+    if subprocess.run([*as_other, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not allow unshare -U")
+    variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([*as_other, sys.executable, "-c", USER], env=variables, capture_output=True, text=True)
+    name, home, cache = done.stdout.split()
+    assert (name, home) == ("54321", "/") and cache.endswith("torchinductor_54321"), done.stderr

@@ -1,5 +1,8 @@
 """Values and options that are written differently here, and files that cannot be ported."""
 
+import re
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,9 @@ import pytest
 from alphaapollo.config.__main__ import main
 from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import load_config
+from alphaapollo.config.port import shell
 from alphaapollo.config.port.convert import translate_keys
+from alphaapollo.config.port.shell import REWRITES
 from alphaapollo.config.port.sources import parse_options
 from alphaapollo.config.port.translate import port_script
 
@@ -75,7 +80,10 @@ def test_clip_ranges_that_differ_from_verls_are_written(loss: str):
         ({"my_recipe.alpha": "1"}, [], "my_recipe.alpha=1: not a known key of verl"),
         ({f"{ACTOR}.grad_clip": "none"}, [], "expected number > 0"),
         ({f"{ROLLOUT}.multi_turn.format": "hermes"}, [], "episodes have one turn"),
-        ({"loss_type": "luspo"}, ["trl", "grpo"], "loss_type="),
+        ({"tools": "[f]", "callbacks": "[C()]"}, ["trl", "grpo"], "tools=[f]: not supported"),
+        ({"actor_rollout_ref.model.lora_alpha": "16"}, [], "left out, there is no lora_rank"),
+        ({f"{ROLLOUT}.engine_kwargs.vllm.max-model-len": "1"}, [], "add it if you need it"),
+        ({"data.label_key": "label"}, ["openrlhf"], "rename the column"),
         ({"nonsense": "1"}, ["trl", "grpo"], "nonsense="),
         ({"max_completion_length": "long"}, ["trl", "grpo"], "data.max_response_length="),
     ],
@@ -88,6 +96,8 @@ def test_values_without_a_counterpart_are_comments(values: dict[str, str], progr
 def test_first_condition_that_holds_counts():
     words, comments = translate({"loss_type": "cispo", "epsilon": "0.2", "epsilon_high": "5"}, "trl", "grpo")
     assert f"{LOSS}=cispo" in words and not any("clip_ratio_high" in word for word in words) and "one less" in comments
+    words, _ = translate({"loss_type": "luspo", "importance_sampling_level": "sequence"}, "trl", "grpo")
+    assert {f"{LOSS}=gspo_token", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum"} <= words
     words, _ = translate({"beta": "0.05"}, "trl", "rloo")
     assert "algorithm.kl_ctrl.kl_coef=0.05" in words and not any("use_kl_loss" in word for word in words)
 
@@ -119,7 +129,8 @@ lr = 2
 if lr:
     lr = 3
 name = make()
-config = trl.SFTConfig(learning_rate=lr, output_dir=name, seed=7)
+config = trl.SFTConfig(learning_rate=lr, output_dir=name, seed=7, **more)
+trainer = SFTTrainer(build(), train_dataset=rows, peft_config=LoraConfig(r=lr, bias="all"))
 """
 
 
@@ -132,6 +143,8 @@ config = trl.SFTConfig(learning_rate=lr, output_dir=name, seed=7)
         ("a.sh", "torchrun --nproc_per_node=4 -m verl.trainer.sft_trainer", ["    trainer.n_gpus_per_node=4\n"]),
         ("a.sh", "torchrun --standalone --nproc-per-node 4 -m verl.trainer.sft_trainer", ["n_gpus_per_node=4\n"]),
         ("a.py", ASSIGNED, ["# learning_rate=lr: known only", "# output_dir=name: known only", "    trainer.seed=7  "]),
+        ("a.py", ASSIGNED, ["# **=more: known only", "# model=build(): known only", "# train_dataset=rows: not supp"]),
+        ("a.py", ASSIGNED, ["# lora_r=lr: known only", "# bias=all: not a known option"]),
     ],
 )
 def test_other_programs(name: str, text: str, lines: list[str]):
@@ -159,6 +172,18 @@ def test_wandb_needs_no_login():
         ("a.py", "print(", "line 1"),
         ("a.yaml", "model_name_or_path: x", "trainer=sft"),
         ("a.yaml", "lr: 1", "no key of TRL"),
+        ("a.yaml", "a: [", "Correct the file"),
+        ("a.yaml", "a: " + "[" * 9999 + "]" * 9999, "nested too deeply"),
+        ("a.yaml", "a: &a [x]\nb: [" + "*a," * 21 + "]", "20 references"),
+        ("a.py", "import trl\nx = " + "1+" * 20_000 + "1", "nested too deeply"),
+        ("a.sh", "x" * 300_000, "262144"),
+        ("a.sh", "python -m verl.trainer.main_ppo a.b=1 c.d=2 e.f=3", "3 of its 3 options are not of verl"),
+        ("a.sh", "python -m skyrl.train.entrypoints.main_base trainer.policy.model.path=x", "docs/verl.md"),
+        ("a.sh", "python open_instruct/dpo.py --model_name_or_path x --learning_rate 1", "open-instruct"),
+        ("a.sh", "source slime/x.sh\npython3 train.py --rollout-batch-size 1", "slime"),
+        ("a.sh", "python -u train.py rllm/backend=verl algorithm.adv_estimator=grpo", "rLLM"),
+        ("a.toml", "[orchestrator]\n[[orchestrator.train.env]]\nname = 'a'", "prime-rl"),
+        ("a.yaml", "grpo: {}\ncheckpointing: {}\npolicy: {}", "NeMo-RL"),
         ("none.sh", None, "none.sh"),
     ],
 )
@@ -170,3 +195,40 @@ def test_a_file_that_cannot_be_ported_is_one_error(
     assert main(["port", str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
     assert fact in error and str(tmp_path / name) in error
+
+
+HOSTILE = {
+    "a.sh": "$'x\\ntouch PWNED #openrlhf.cli.train_sft' --model.model_name_or_path $'\\002$(touch PWNED)\\003'",
+    "b.sh": """H=$HOME; P='$(touch PWNED)'; N=$'a\\ntouch PWNED'
+python3 -m verl.trainer.main_ppo "data.train_files=${H/?\\{HOME?/$P}" "trainer.experiment_name=${H/?\\{HOME?/$N}" """
+    """"trainer.project_name=${H/?\\{HOME?/((x[$P]))}" trainer.output_dir=$(touch PWNED)""",
+    "c.yaml": 'model_name_or_path: m\ndataset_name: "\\x02$(touch PWNED)\\x03"\noutput_dir: "a\\ntouch PWNED"',
+    "d.py": """import trl; trl.SFTTrainer(model="\\x02$(touch PWNED)\\x03", args=trl.SFTConfig(output_dir="o"))""",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_text_of_a_script_never_becomes_a_command(name: str, tmp_path: Path):
+    ported = port_script(HOSTILE[name], name, ["trainer=sft"])
+    subprocess.run(
+        ["bash", "-c", f"python() {{ :; }}\n{ported}"], cwd=tmp_path, check=True, env={"PATH": "/usr/bin:/bin"}
+    )
+    assert "PWNED" in ported and not [*tmp_path.iterdir()]
+    assert not [line for line in ported.splitlines() if line.startswith("touch")]
+
+
+@pytest.mark.parametrize("part", ["[[ ", "((", "<<A\n", '"', "${a", "a/", ">", "\n"])
+def test_a_long_line_is_read_in_linear_time(part: str):
+    source = part * (60_000 // len(part))
+    start = time.process_time()
+    for pattern, replacement in REWRITES.items():
+        source = re.sub(pattern, replacement, source)
+    assert time.process_time() - start < 10  # about one second; quadratic patterns take minutes
+
+
+def test_a_script_that_invents_variables_ends(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shell, "SECONDS", 1.0)
+    invent = 'printf "x: line 999: A$BASHPID: unbound variable" >&2'
+    with pytest.raises(ValueError, match="port SCRIPT NAME=VALUE"):
+        port_script(f"{invent}\ntrl sft --seed 1", "a.sh")
+    assert "unbound" in port_script("trl sft --seed 1\necho ${999999999}", "a.sh")

@@ -5,11 +5,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
+from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.key_tables import find_key_in_section
 from alphaapollo.config.keys import COMMANDS, format_value, get_value
 from alphaapollo.config.load import load_config
 from alphaapollo.config.port.translate import port_script
+from alphaapollo.config.requirements import Case, find_conflicts
+from alphaapollo.config.schema import Config
+from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tool_templates import RESPONSE_TEMPLATE, TAGS, tokenizer_of
 
@@ -117,12 +123,33 @@ SCRIPTS: dict[str, list[str]] = {
 }
 
 
+def check_start(config: BaseModel) -> None:
+    """What a run checks before it starts, on nodes with 16 GPUs."""
+    errors = [*find_conflicts(Case(config, "cuda", 16, 10**6))]
+    if isinstance(config, Config):
+        estimator, loss = config.algorithm.adv_estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode
+        check_setting_combinations(config, get_estimator(estimator), get_policy_loss(loss))
+    assert errors == []
+
+
+def test_asynchronous_training_has_a_correction_and_engines_with_their_own_gpus():
+    source = """from trl import AsyncGRPOConfig, AsyncGRPOTrainer
+AsyncGRPOTrainer(model="m", reward_funcs=f, environment_factory=E, args=AsyncGRPOConfig(max_staleness=4))"""
+    ported = port_script(source, "a.py")
+    assert "# environment_factory=E: not supported" in ported
+    ((_, words),) = run(ported)
+    config = load_config(Config, "ppo", words)
+    check_start(config)
+    assert not config.actor_rollout_ref.rollout.colocate and config.algorithm.rollout_correction.method == "tis"
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_becomes_a_valid_configuration(script: str):
     calls = run(port(*script.split()))
     assert len(calls) == len(SCRIPTS[script])
     for (command, words), expected in zip(calls, SCRIPTS[script], strict=True):
         config = load_config(COMMANDS[command], command.removeprefix("main_"), words)
+        check_start(config)
         for key, _, value in (word.partition("=") for word in expected.split()):
             assert format_value(get_value(config, find_key_in_section(key, COMMANDS[command]))) == value, key
 

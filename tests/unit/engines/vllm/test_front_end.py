@@ -6,13 +6,17 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
 
 from alphaapollo.engines.http_api import MODEL_NAME, HttpApiSettings
 from alphaapollo.engines.protocol import HttpAnswer, HttpSampling
 from alphaapollo.engines.vllm.front_end import RemoteFrontEnd
+from alphaapollo.engines.vllm.middleware import drop_empty_tools
 from alphaapollo.types import Completion, StopReason
 from tests.unit.engines.specs import make_spec
 from tests.unit.rollout.agents.agents_kit import write_model
@@ -83,6 +87,22 @@ def test_log_probs_of_a_prompt(engine: Engine) -> None:
     found = engine.post("/v1/completions", prompt=[5, 6, 7], max_tokens=1, logprobs=1, echo=True)
     assert engine.requests[-1].scores_prompt
     assert found["choices"][0]["logprobs"]["token_logprobs"][:3] == [None, -0.5, -0.5]
+
+
+def test_an_empty_list_of_tools_needs_no_parser(engine: Engine) -> None:
+    """As inspect-ai requests Anthropic's API, of agents and of `alphaapollo serve`."""
+    found = engine.post("/v1/messages", messages=CHAT, max_tokens=9, tools=[])
+    assert found["status"] == 200 and found["content"][0]["text"] == "ab#c", found
+    app = FastAPI()
+    app.middleware("http")(drop_empty_tools)
+
+    @app.post("/v1/messages")
+    async def read(request: Request) -> dict[str, Any]:
+        return await request.json()
+
+    client = TestClient(app)
+    for tools in ([], [{"name": "add"}]):
+        assert client.post("/v1/messages", json={"tools": tools}).json() == ({"tools": tools} if tools else {})
 
 
 def test_settings_of_vllm_alone_are_refused(engine: Engine) -> None:
