@@ -215,7 +215,7 @@ def _describe_change(name: str, points: Points) -> str:
     if start == end:
         return f"{last:.3f} in iteration {end}"
     begin = f"{first:.3f}" if start <= 1 else f"{first:.3f} (iteration {start})"
-    best_step, best = (min if is_lower_better(name) else max)(points[::-1], key=lambda point: point[1])
+    best_step, best = (min if is_lower_better(name) else max)(points, key=lambda point: point[1])
     addition = f", best {best:.3f} in iteration {best_step}" if best != last else ""
     return f"{begin} -> {last:.3f} in {end} iterations{addition}"
 

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from scipy.stats import ttest_ind
+from scipy.stats import t as student_t
 
 from alphaapollo.config.changes import identify_command
 from alphaapollo.evaluation.metrics import Estimate, Summary, estimate_means
@@ -41,20 +41,21 @@ from alphaapollo.viewer import run_folders
 from alphaapollo.viewer.curves import (
     BANDS,
     FIGURES,
-    PALETTE,
     Curve,
+    choose_curves,
     choose_evenly,
     compute_band,
-    group_by_seed,
+    list_final_values,
     list_steps,
+    make_estimate,
     read_curve,
     read_mean_curve,
     tabulate,
     thin_out,
 )
-from alphaapollo.viewer.formats import format_time
+from alphaapollo.viewer.experiments import group_runs, list_paired_differences
+from alphaapollo.viewer.formats import FILTERS, choose_color
 from alphaapollo.viewer.index import KIND_NAMES, RunIndex
-from alphaapollo.viewer.pages import MAIN_CURVES
 from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
 from alphaapollo.viewer.samples import read_record
 
@@ -104,11 +105,16 @@ def make_report(folders: Sequence[Path]) -> bytes:
             ids = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
             names = [run_folders.make_run_name(folder, root) for folder in folders]
             runs = [ReportedRun(database, ids[str(one)], one, name) for one, name in zip(folders, names, strict=True)]
-            by_seed = group_by_seed(dict(enumerate(folders)), root)
-            groups = {name: [runs[at] for at in own] for name, own in by_seed.items()}
+            by_id = {run.id: run for run in runs}
+            by_seed = group_runs({run.id: run.folder for run in runs}, root, by_seed=True)
+            groups = {name: [by_id[one] for one in own] for name, own in by_seed.items()}
             title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
-            charts = {metric: curves for metric in MAIN_CURVES if (curves := read_curves(groups, metric))}
-            return render_page({"title": title, "runs": runs, "groups": groups, "charts": charts})
+            chosen, constants = choose_curves(database, list(by_id))
+            charts = {metric: read_curves(groups, metric) for metric in chosen}
+            values = {"title": title, "runs": runs, "groups": groups, "charts": charts, "constants": constants}
+            pairs = list(list_paired_differences(database, by_seed))
+            finals = list_final_values(database, by_seed, chosen)
+            return render_page(values | {"pairs": pairs, "finals": finals})
 
 
 def render_page(values: Mapping[str, object]) -> bytes:
@@ -118,7 +124,7 @@ def render_page(values: Mapping[str, object]) -> bytes:
     loader = FileSystemLoader(HERE / "templates")
     templates = Environment(loader=loader, autoescape=True, finalize=format_value, undefined=StrictUndefined)
     templates.trim_blocks = templates.lstrip_blocks = True  # a table without rows is empty
-    templates.filters |= {"block": make_block, "svg": draw_as_svg, "time": format_time, "duration": format_duration}
+    templates.filters |= FILTERS | {"block": make_block, "svg": draw_as_svg}
     templates.globals |= globals()
     return templates.get_template("report.html").render(style=style, digest=digest, **values).lstrip().encode()
 
@@ -151,19 +157,15 @@ def list_ends(charts: Mapping[str, Mapping[str, Curve]]) -> Iterator[Row]:
     """Yield (metric, first value, its iteration, last value, its iteration) of each curve."""
     for metric, curves in charts.items():
         for name, curve in curves.items():
-            bounds = {step: (low, high) for step, low, high in curve.band}
             of_name = f" of {' '.join(name.split())}" if len(curves) > 1 else ""
-            row: list[object] = [make_code(metric) + of_name]
-            for at in (0, -1):
-                low, high = bounds.get(curve.steps[at], (None, None))
-                row += [Estimate(curve.values[at], low, high, 0), int(curve.steps[at])]
-            yield tuple(row)
+            row = [value for at in (0, -1) for value in (make_estimate(curve, at), int(curve.steps[at]))]
+            yield make_code(metric) + of_name, *row
 
 
-def list_group_differences(groups: Groups) -> Iterator[Row]:
+def list_group_differences(groups: Groups, metrics: Iterable[str]) -> Iterator[Row]:
     """Yield (metric, group, other group, difference with Welch's interval, iteration) of groups of several runs, at the
     last iteration that all runs of both groups have."""
-    for metric in MAIN_CURVES:
+    for metric in metrics:
         for pair in combinations(groups, 2):
             read = ([read_curve(run.database, run.id, metric, "") for run in groups[name]] for name in pair)
             old, new = ([curve for curve in curves if len(curve.steps)] for curves in read)
@@ -172,10 +174,26 @@ def list_group_differences(groups: Groups) -> Iterator[Row]:
             steps = reduce(np.intersect1d, [curve.steps for curve in (*old, *new)])
             for step in steps[-1:]:
                 values, others = ([curve.values[curve.steps == step][0] for curve in own] for own in (new, old))
-                if np.ptp([*values, *others]):
-                    low, high = ttest_ind(values, others, equal_var=False).confidence_interval(0.95)
-                    mean = Estimate(float(np.mean(values) - np.mean(others)), low, high, 0)
-                    yield make_code(metric), pair[1], pair[0], mean, int(step)
+                difference = estimate_difference(np.array(values), np.array(others))
+                yield make_code(metric), pair[1], pair[0], difference, int(step)
+
+
+def estimate_difference(values: np.ndarray, others: np.ndarray) -> Estimate:
+    """Estimate the difference of two means with Welch's interval, from [N] and [M] values. Without any variance, there
+    is no interval."""
+    parts = [(np.var(own, ddof=1) / len(own), len(own) - 1) for own in (values, others)]
+    mean, square = float(np.mean(values) - np.mean(others)), sum(part for part, _ in parts)
+    if not square:
+        return Estimate(mean, None, None, 0)
+    freedom = square**2 / sum(part**2 / count for part, count in parts)
+    width = float(student_t.ppf(0.975, freedom) * np.sqrt(square))
+    return Estimate(mean, mean - width, mean + width, 0)
+
+
+def list_members(groups: Groups) -> Iterator[Row]:
+    """Yield (group, names of its runs) of groups whose name is not that of their only run."""
+    rows = ((name, ", ".join(run.name for run in runs)) for name, runs in groups.items())
+    yield from (row for row in rows if row[0] != row[1])
 
 
 def list_config_differences(groups: Groups) -> Iterator[Row]:
@@ -196,7 +214,7 @@ def list_changes(run: ReportedRun) -> Iterator[Row]:
     for kind in ("val", "val_greedy"):
         if len(steps := list_steps(run.database, run.id, kind)) < 2:
             continue
-        both = [tabulate(run.database, run.id, kind, step) for step in (steps[0], steps[-1])]
+        both = [tabulate(run.database, [run.id], kind, step)[[*FIGURES]] for step in (steps[0], steps[-1])]
         sources = sorted({source for table in both for source, _ in table.index})
         for source in [*sources, None] if len(sources) > 1 else sources:
             old, new = (one if source is None else one[one.index.get_level_values(0) == source] for one in both)
@@ -223,11 +241,11 @@ def choose_samples(run: ReportedRun) -> list[list[JsonObject]]:
     """
     answers = [list(read_solutions(run.folder))]
     for kind in ("val_greedy", "val", "step", "results"):
-        pairs: dict[tuple[str, int], list[JsonObject]] = {}
+        pairs: dict[tuple[str, int], list[JsonObject]] = {}  # by content: a resumed run may have other rows
         query = "SELECT * FROM trajectories WHERE run = ? AND kind = ? AND sample = 0 ORDER BY step, line"
         for row in map(dict, run.database.execute(query, (run.id, kind))):
-            first = pairs.setdefault((row["data_source"], row["prompt_id"]), [row])[0]
-            pairs[row["data_source"], row["prompt_id"]] = [first, row] if row["step"] > first["step"] else [first]
+            first = pairs.setdefault((row["data_source"], row["question"]), [row])[0]
+            pairs[row["data_source"], row["question"]] = [first, row] if row["step"] > first["step"] else [first]
         answers.append(list(pairs.values()))
 
     def rank(pair: Sequence[JsonObject]) -> tuple[float, float, str, int]:
@@ -333,16 +351,18 @@ def make_block(text: object, max_chars: int = MAX_CHARS) -> Markup:
     return Markup("<pre><code>{}\n</code></pre>").format(shorten_text(str(text), max_chars) or "(empty)")
 
 
-def draw_as_svg(curves: Mapping[str, Curve]) -> Markup:
-    """Draw the curves of a metric as SVG, in base64."""
+def draw_as_svg(curves: Mapping[str, Curve], names: Sequence[str]) -> Markup:
+    """Draw the curves of a metric as SVG, in base64. names: of all curves of the page, in the order of their colors."""
     import matplotlib as mpl
     from matplotlib.rcsetup import cycler
 
     thin = {name: thin_out(curve, MAX_POINTS) for name, curve in curves.items()}
     points = {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in thin.items()}
     bands = {name: curve.band.tolist() for name, curve in curves.items()}
-    with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=PALETTE), "font.size": 9}):
+    colors = [choose_color(names.index(name)) for name in curves]
+    with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=colors), "font.size": 9}):
         figure, content = plot_curves_as_figure(points, "", "iteration", bands), StringIO()
+        figure.axes[0].get_legend().remove()
         figure.set_size_inches(4.6, 2.6)
         figure.savefig(content, format="svg", metadata={"Date": None})
     return Markup(base64.b64encode(content.getvalue().encode()).decode())
