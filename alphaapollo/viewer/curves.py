@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TypeVar
@@ -46,7 +46,7 @@ VALIDATIONS = {  # metric -> the same metric in validations
     "train/accuracy": "val/accuracy",
     "train/margin": "val/margin",
 }
-RATES = ("accuracy", "@")  # in names of metrics whose intervals end at 0 and 1
+RATE = re.compile("accuracy|@")  # metrics whose intervals end at 0 and 1
 MAX_POINTS = 1000  # points of a drawn curve
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")  # Okabe and Ito
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -85,10 +85,9 @@ def read_mean_curve(database: sqlite3.Connection, name: str, runs: Sequence[int]
 
 def limit_band(curve: Curve, metric: str) -> Curve:
     """Limit the intervals of an accuracy to 0 and 1."""
-    is_rate = (
-        any(word in metric for word in RATES) and len(curve.steps) and 0 <= min(curve.values) <= max(curve.values) <= 1
-    )
-    return replace(curve, band=np.column_stack([curve.band[:, :1], curve.band[:, 1:].clip(0, 1)])) if is_rate else curve
+    if RATE.search(metric) and ((curve.values >= 0) & (curve.values <= 1)).all():
+        return replace(curve, band=np.column_stack([curve.band[:, :1], curve.band[:, 1:].clip(0, 1)]))
+    return curve
 
 
 def find_validation(metric: str) -> str:
@@ -96,7 +95,7 @@ def find_validation(metric: str) -> str:
     return VALIDATIONS.get(metric) or f"val{metric.removeprefix('reward')}" * metric.startswith(f"reward{COMPONENT}")
 
 
-def list_metric_names(database: sqlite3.Connection, run: int) -> list[str]:
+def list_metrics(database: sqlite3.Connection, run: int) -> list[str]:
     """List the metrics of a run. Jumps from name to name, because a run may have millions of values."""
     names, query = [""], "SELECT min(name) FROM metrics WHERE run = ? AND name > ?"
     while (name := database.execute(query, (run, names[-1])).fetchone()[0]) is not None:
@@ -105,28 +104,18 @@ def list_metric_names(database: sqlite3.Connection, run: int) -> list[str]:
 
 
 def choose_curves(
-    database: sqlite3.Connection, runs: Sequence[int], limit: float = math.inf, joins_validations: bool = False
+    database: sqlite3.Connection, runs: Sequence[int], names: Collection[str], limit: int | None = None
 ) -> tuple[list[str], dict[str, float]]:
-    """Choose up to `limit` main curves and as many reward components, and return the values of those that are constant
-    and equal in all runs. Of equal curves, the first is chosen.
-
-    joins_validations: validations are drawn with the curves of training.
-    """
-    names = list(dict.fromkeys(name for run in runs for name in list_metric_names(database, run)))
+    """Choose reward components and up to `limit` main curves of these metrics, the first one of equal curves. Also return
+    those that are constant, with their values."""
     at = MAIN_CURVES.index("train/accuracy")
-    ordered = (*MAIN_CURVES[:at], *(name for name in names if COMPONENT in name), *MAIN_CURVES[at:])
-    joined = {find_validation(name) for name in names if name in ordered and joins_validations}
-    drawn = [name for name in ordered if name in names and name not in joined]
-    constants, counts = find_constants(database, runs, drawn), Counter[bool]()
-    different = dict[tuple[float, ...], str]()
-    for name in drawn:
-        if name not in constants:
-            different.setdefault(summarize_values(database, runs, name), name)
-    chosen = list[str]()
-    for name in different.values():
-        counts[COMPONENT in name] += 1
-        chosen += [name] * (counts[COMPONENT in name] <= limit)
-    return chosen, constants
+    ordered = (*MAIN_CURVES[:at], *(name for name in sorted(names) if COMPONENT in name), *MAIN_CURVES[at:])
+    drawn = [name for name in ordered if name in names]
+    constants = find_constants(database, runs, drawn)
+    different = {summarize_values(database, runs, name): name for name in drawn[::-1] if name not in constants}
+    chosen = sorted(different.values(), key=ordered.index)
+    main = [name for name in chosen if COMPONENT not in name][:limit]
+    return [name for name in chosen if COMPONENT in name or name in main], constants
 
 
 def find_constants(database: sqlite3.Connection, runs: Sequence[int], names: Sequence[str]) -> dict[str, float]:
@@ -250,8 +239,7 @@ def make_histogram_traces(database: sqlite3.Connection, run: int, kind: str, col
 
 def make_prompt_traces(database: sqlite3.Connection, run: int, question: int) -> list[JsonObject]:
     """Return the traces of the rewards of a prompt by iteration, for each kind of trajectories: samples, and mean.
-
-    question: digest of the prompt and its ground truth. Training and validation may have the same prompt."""
+    question: digest of the prompt and its ground truth."""
     query = "SELECT kind, step, reward FROM trajectories WHERE run = ? AND question = ?"
     rows = map(tuple, database.execute(f"{query} AND reward IS NOT NULL ORDER BY step", (run, question)))
     samples, traces = pd.DataFrame(rows, columns=["kind", "step", "reward"]), list[JsonObject]()

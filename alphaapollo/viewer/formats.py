@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import datetime
 from urllib.parse import urlencode
 
@@ -35,7 +34,7 @@ def format_number(value: float | None) -> str:
 
 def format_estimate(estimate: JsonObject | Estimate | None) -> str:
     """Format a mean with its interval, e.g. `0.812 (0.750 to 0.868)`; a dash for None."""
-    estimate = asdict(estimate) if isinstance(estimate, Estimate) else estimate
+    estimate = vars(estimate) if isinstance(estimate, Estimate) else estimate
     if estimate is None or estimate.get("value") is None:
         return "-"
     value, low, high = (estimate.get(name) for name in ("value", "low", "high"))
@@ -87,11 +86,6 @@ def format_line(text: object, most: int = 100) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-def choose_color(number: int) -> str:
-    """Return the color of a curve by its number in a page."""
-    return PALETTE[number % len(PALETTE)]
-
-
 FILTERS: dict[str, Callable[..., object]] = {
     "number": format_number,
     "estimate": format_estimate,
@@ -101,7 +95,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "bars": draw_bars,
     "size": format_size,
     "line": format_line,
-    "color": choose_color,
+    "color": lambda number: PALETTE[number % len(PALETTE)],
     "query_with": lambda options, **changes: urlencode(
         [(name, value) for name, value in options.multi_items() if name not in changes and value]
         + [(name, value) for name, value in changes.items() if value not in ("", None)]

@@ -19,8 +19,8 @@ from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_history import LoggedExample, read_examples, read_history, read_run_plan
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
-from alphaapollo.viewer.curves import choose_curves, find_constants, list_final_values, list_metric_names
-from alphaapollo.viewer.experiments import group_runs, identify_inputs, list_paired_differences
+from alphaapollo.viewer.curves import choose_curves, find_constants, find_validation, list_final_values, list_metrics
+from alphaapollo.viewer.experiments import group_runs, identify_run, list_paired_differences
 from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.query import Query, RunSummary, summarize_run
 from alphaapollo.viewer.run_folders import (
@@ -33,7 +33,7 @@ from alphaapollo.viewer.run_folders import (
 from alphaapollo.viewer.samples import compare_texts
 
 NUM_CURVES = 6  # and as many reward components
-NUM_RELATED = 8  # runs in the plot on the first page
+MAX_RELATED = 8  # newest runs that may be in the plot on the first page
 NEWEST_FILES = 12  # iterations with samples on the page of a run
 SWEEP_COLUMNS = 6  # keys that differ
 NAMES = ("trainer.experiment_name", "trainer.output_dir", "trainer.project_name")
@@ -86,7 +86,8 @@ def list_runs(query: Query) -> dict[str, object]:
         and all(word in f"{run.name} {run.algorithm} {run.model} {run.tags} {run.note}".lower() for word in words)
         and all(options.get(name, "") in ("", getattr(run, name)) for name in ("kind", "state"))
     ]
-    related = find_related_runs(shown)
+    inputs = identify_run(shown[0].folder)[0] if shown else ()
+    related = {run.id: run.folder for run in shown[:MAX_RELATED] if inputs and identify_run(run.folder)[0] == inputs}
     return {
         "runs": shown,
         "sweeps": list_sweeps(shown) if options.get("by") == "sweep" else [],
@@ -94,20 +95,10 @@ def list_runs(query: Query) -> dict[str, object]:
         "states": sorted({run.state for run in every}),
         "num_hidden": sum(run.hidden for run in every),
         "num_runs": len(every),
-        "metric": related[0].headline[0][0] if related else "",
-        "related": group_runs({run.id: run.folder for run in related}, query.root, by_seed=False),
+        "metric": shown[0].headline[0][0] if len(related) > 1 and shown[0].headline else "",
+        "related": group_runs(dict(sorted(related.items(), key=lambda one: str(one[1]))), query.root, by_seed=False),
         "options": options,
     }
-
-
-def find_related_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Return the newest runs with the same inputs and the same first metric; empty if no run has another one."""
-    groups: defaultdict[tuple[object, ...], list[RunSummary]] = defaultdict(list)
-    for run in runs:
-        if run.headline and (inputs := identify_inputs(run.folder)):
-            groups[run.kind, run.headline[0][0], inputs].append(run)
-    chosen = next((own for own in groups.values() if len(own) > 1), [])
-    return sorted(chosen[:NUM_RELATED], key=lambda run: str(run.folder))
 
 
 def list_sweeps(runs: Sequence[RunSummary]) -> list[JsonObject]:
@@ -133,7 +124,9 @@ def list_sweeps(runs: Sequence[RunSummary]) -> list[JsonObject]:
 def describe_run(query: Query) -> dict[str, object]:
     """Values of the page of a run."""
     run, options = query.run, query.options
-    chosen, constants = choose_curves(query.database, [run.id], NUM_CURVES, joins_validations=True)
+    names = list_metrics(query.database, run.id)
+    drawn = set(names) - {find_validation(name) for name in names}  # the others are in the plots of training
+    chosen, constants = choose_curves(query.database, [run.id], drawn, NUM_CURVES)
     files = "SELECT DISTINCT kind, step FROM texts WHERE run = ? ORDER BY step DESC, kind LIMIT ?"
     of_file = (
         "SELECT kind, step, count(*) AS samples, avg(reward) AS reward, sum(reward IS NULL) AS failed, "
@@ -143,7 +136,7 @@ def describe_run(query: Query) -> dict[str, object]:
     newest = query.select(files, run.id, NEWEST_FILES)
     steps = [row for place in newest for row in query.select(of_file, run.id, *place)]
     return {
-        "names": list_metric_names(query.database, run.id),
+        "names": names,
         "chosen": options.getlist("metric") or chosen,
         "constants": constants,
         "values": [(name, value, _read_first(query, run.id, name)) for name, value in run.headline],
@@ -158,8 +151,6 @@ def describe_run(query: Query) -> dict[str, object]:
         "evolution": describe_evolution(query, run.id, run.folder) if run.kind == "evolution" else None,
         "warnings": _list_warnings(query, run.id, 5),
         "options": options,
-        "smooth": options.get("smooth", "0"),
-        "log": options.get("log", ""),
     }
 
 
@@ -181,15 +172,15 @@ def _list_extremes(query: Query, run: RunSummary, newest: sqlite3.Row) -> list[t
 def describe_health(query: Query) -> dict[str, object]:
     """Values of the page with the metrics that show problems, and the run's warnings."""
     run = query.run
-    names = list_metric_names(query.database, run.id)
+    names = list_metrics(query.database, run.id)
     last = "SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
     panels: dict[str, JsonObject] = {}
     for heading, beginnings in HEALTH.items():
-        own = [name for name in names if name.startswith(beginnings)]
-        constants = find_constants(query.database, [run.id], own)
-        drawn = [name for name in own if name not in constants][:MAX_HEALTH_CURVES]
-        values = {name: query.select(last, run.id, name)[0]["value"] for name in drawn}
-        panels |= {heading: {"values": values, "constants": constants}} if own else {}
+        if own := [name for name in names if name.startswith(beginnings)]:
+            constants = find_constants(query.database, [run.id], own)
+            drawn = [name for name in own if name not in constants][:MAX_HEALTH_CURVES]
+            values = {name: query.select(last, run.id, name)[0]["value"] for name in drawn}
+            panels[heading] = {"values": values, "constants": constants}
     return {"panels": panels, "warnings": _list_warnings(query, run.id, 100)}
 
 
@@ -227,8 +218,8 @@ def compare_runs(query: Query) -> dict[str, object]:
     configs = [read_flat_config(run.folder) | read_content(run.folder) for run in runs]
     keys = sorted({key for config in configs for key in config})
     table = [(key, [config.get(key) for config in configs]) for key in keys]
-    names = sorted({name for run in runs for name in list_metric_names(query.database, run.id)})
-    default, constants = choose_curves(query.database, list(folders), NUM_CURVES)
+    names = {name for run in runs for name in list_metrics(query.database, run.id)}
+    default, constants = choose_curves(query.database, list(folders), names, NUM_CURVES)
     groups, chosen = group_runs(folders, query.root, bool(query.options.get("seeds"))), query.options.getlist("metric")
     finals = list_final_values(query.database, groups, chosen or default)
     numbers = {label: number for number, label in enumerate(groups)}
@@ -240,12 +231,9 @@ def compare_runs(query: Query) -> dict[str, object]:
         "runs": runs,
         "differences": [row for row in table if len(set(row[1])) > 1],
         "same": [row for row in table if len(set(row[1])) == 1],
-        "names": names,
+        "names": sorted(names),
         "chosen": chosen or default,
         "options": query.options,
-        "smooth": query.options.get("smooth", "0"),
-        "log": query.options.get("log", ""),
-        "seeds": query.options.get("seeds", ""),
     }
 
 

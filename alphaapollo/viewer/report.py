@@ -24,10 +24,10 @@ import msgspec
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from scipy.stats import t as student_t
+from scipy.stats import ttest_ind
 
 from alphaapollo.config.changes import identify_command
-from alphaapollo.evaluation.metrics import Estimate, Summary, estimate_means
+from alphaapollo.evaluation.metrics import Estimate, Summary
 from alphaapollo.observability.curve import plot_curves_as_figure
 from alphaapollo.observability.run_view import format_duration, format_time_summary
 from alphaapollo.observability.terminal import get_last_message, shorten_text
@@ -40,12 +40,12 @@ from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer import run_folders
 from alphaapollo.viewer.curves import (
     BANDS,
-    FIGURES,
     Curve,
     choose_curves,
     choose_evenly,
     compute_band,
     list_final_values,
+    list_metrics,
     list_steps,
     make_estimate,
     read_curve,
@@ -53,8 +53,8 @@ from alphaapollo.viewer.curves import (
     tabulate,
     thin_out,
 )
-from alphaapollo.viewer.experiments import group_runs, list_paired_differences
-from alphaapollo.viewer.formats import FILTERS, choose_color
+from alphaapollo.viewer.experiments import compare_prompts, group_runs, list_paired_differences
+from alphaapollo.viewer.formats import FILTERS
 from alphaapollo.viewer.index import KIND_NAMES, RunIndex
 from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
 from alphaapollo.viewer.samples import read_record
@@ -109,12 +109,12 @@ def make_report(folders: Sequence[Path]) -> bytes:
             by_seed = group_runs({run.id: run.folder for run in runs}, root, by_seed=True)
             groups = {name: [by_id[one] for one in own] for name, own in by_seed.items()}
             title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
-            chosen, constants = choose_curves(database, list(by_id))
-            charts = {metric: read_curves(groups, metric) for metric in chosen}
-            values = {"title": title, "runs": runs, "groups": groups, "charts": charts, "constants": constants}
-            pairs = list(list_paired_differences(database, by_seed))
-            finals = list_final_values(database, by_seed, chosen)
-            return render_page(values | {"pairs": pairs, "finals": finals})
+            metrics = {name for run in runs for name in list_metrics(database, run.id)}
+            chosen, constants = choose_curves(database, list(by_id), metrics)
+            values = {"title": title, "runs": runs, "groups": groups, "constants": constants}
+            values["charts"] = {metric: read_curves(groups, metric) for metric in chosen}
+            values["pairs"] = list(list_paired_differences(database, by_seed))
+            return render_page(values | {"finals": list_final_values(database, by_seed, chosen)})
 
 
 def render_page(values: Mapping[str, object]) -> bytes:
@@ -174,26 +174,11 @@ def list_group_differences(groups: Groups, metrics: Iterable[str]) -> Iterator[R
             steps = reduce(np.intersect1d, [curve.steps for curve in (*old, *new)])
             for step in steps[-1:]:
                 values, others = ([curve.values[curve.steps == step][0] for curve in own] for own in (new, old))
-                difference = estimate_difference(np.array(values), np.array(others))
-                yield make_code(metric), pair[1], pair[0], difference, int(step)
-
-
-def estimate_difference(values: np.ndarray, others: np.ndarray) -> Estimate:
-    """Estimate the difference of two means with Welch's interval, from [N] and [M] values. Without any variance, there
-    is no interval."""
-    parts = [(np.var(own, ddof=1) / len(own), len(own) - 1) for own in (values, others)]
-    mean, square = float(np.mean(values) - np.mean(others)), sum(part for part, _ in parts)
-    if not square:
-        return Estimate(mean, None, None, 0)
-    freedom = square**2 / sum(part**2 / count for part, count in parts)
-    width = float(student_t.ppf(0.975, freedom) * np.sqrt(square))
-    return Estimate(mean, mean - width, mean + width, 0)
-
-
-def list_members(groups: Groups) -> Iterator[Row]:
-    """Yield (group, names of its runs) of groups whose name is not that of their only run."""
-    rows = ((name, ", ".join(run.name for run in runs)) for name, runs in groups.items())
-    yield from (row for row in rows if row[0] != row[1])
+                low, high = None, None  # unless the runs of both groups differ by more than rounding
+                if min(np.ptp(own) - 1e-9 * np.abs(own).max() for own in (values, others)) > 0:
+                    low, high = ttest_ind(values, others, equal_var=False).confidence_interval(0.95)
+                mean = Estimate(float(np.mean(values) - np.mean(others)), low, high, 0)
+                yield make_code(metric), pair[1], pair[0], mean, int(step)
 
 
 def list_config_differences(groups: Groups) -> Iterator[Row]:
@@ -202,6 +187,8 @@ def list_config_differences(groups: Groups) -> Iterator[Row]:
     keys = {key for own in configs for config in own for key in config}
     for runs in groups.values():
         keys -= {key for run in runs for key, _ in find_secret_keys_and_reasons(read_config(run.folder))}
+    if any(name != run.name for name, runs in groups.items() for run in runs):
+        yield "runs", *(", ".join(run.name for run in runs) for runs in groups.values())
     for key in sorted(keys):
         values = [dict.fromkeys(config.get(key, "-") for config in own) for own in configs]
         if len({value for own in values for value in own}) > 1:
@@ -214,13 +201,12 @@ def list_changes(run: ReportedRun) -> Iterator[Row]:
     for kind in ("val", "val_greedy"):
         if len(steps := list_steps(run.database, run.id, kind)) < 2:
             continue
-        both = [tabulate(run.database, [run.id], kind, step)[[*FIGURES]] for step in (steps[0], steps[-1])]
+        both = [tabulate(run.database, [run.id], kind, step) for step in (steps[0], steps[-1])]
         sources = sorted({source for table in both for source, _ in table.index})
         for source in [*sources, None] if len(sources) > 1 else sources:
             old, new = (one if source is None else one[one.index.get_level_values(0) == source] for one in both)
-            means = [estimate_means(table.to_numpy()) for table in (old, new, new - old)]
-            for figure, *of_figure in zip(FIGURES, *means, strict=True):
-                yield f"{KIND_NAMES[kind]}, {'all' if source is None else source}", figure, *of_figure
+            label = f"{KIND_NAMES[kind]}, {'all' if source is None else source}"
+            yield from ((label, *row) for row in compare_prompts(old, new))
 
 
 def list_scores(run: ReportedRun) -> Iterator[Row]:
@@ -359,7 +345,7 @@ def draw_as_svg(curves: Mapping[str, Curve], names: Sequence[str]) -> Markup:
     thin = {name: thin_out(curve, MAX_POINTS) for name, curve in curves.items()}
     points = {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in thin.items()}
     bands = {name: curve.band.tolist() for name, curve in curves.items()}
-    colors = [choose_color(names.index(name)) for name in curves]
+    colors = [FILTERS["color"](names.index(name)) for name in curves]
     with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=colors), "font.size": 9}):
         figure, content = plot_curves_as_figure(points, "", "iteration", bands), StringIO()
         figure.axes[0].get_legend().remove()

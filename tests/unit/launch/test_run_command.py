@@ -161,7 +161,7 @@ LOSSES = [{"step": step, "train/loss": loss} for step, loss in {50: 3.0, 75: 1.0
             ["val/accuracy 0.508 -> 0.800 in 3 iterations, best 0.900 in iteration 2 (4:10 since iteration 2)"],
         ),
         (SCORES, None, ["val/accuracy 0.508 -> 0.800 in 3 iterations, best 0.900 in iteration 2"]),
-        (LOSSES, 0, ["train/loss 3.000 (iteration 50) -> 1.500 in 150 iterations, best 1.000 in iteration 100 (4:10)"]),
+        (LOSSES, 0, ["train/loss 3.000 (iteration 50) -> 1.500 in 150 iterations, best 1.000 in iteration 75 (4:10)"]),
         ([{"step": 7, "val/loss": 2.0}], 0, ["val/loss 2.000 in iteration 7 (4:10)"]),
     ],
 )

@@ -147,6 +147,32 @@ def test_groups_are_compared_at_an_iteration_that_all_runs_have(tmp_path: Path) 
     assert "| lr=0.5 (2 seeds) | lr=- (2 seeds) | 0 [-3.04, 3.04] | 2 |" in text
 
 
+def test_groups_without_variance_have_a_difference_without_interval(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    for at, value in enumerate((1.0, 1.0, 0.5, 0.75)):
+        folder = write_run(tmp_path / f"run{at}", seed=at)
+        write_validations(folder, [value])
+        config = yaml.safe_load((folder / "config.yaml").read_text()) | {"optim": {"lr": at // 2}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    text = report(*(tmp_path / f"run{at}" for at in range(4)))
+    assert "* `val/accuracy` at the end, best first: lr=0 (2 seeds) 1 [1, 1]; lr=1 (2 seeds) 0.625 [0, 1]." in text
+    assert "| `val/accuracy` | lr=1 (2 seeds) | lr=0 (2 seeds) | -0.375 | 0 |" in text
+    assert "| runs | run0, run1 | run2, run3 |" in text
+    assert not [one for one in recwarn if "Precision loss" in str(one.message)]
+
+
+def test_evaluations_have_a_paired_difference(tmp_path: Path) -> None:
+    before, after = (write_evaluation(tmp_path / name, num_problems=12) for name in ("one", "two"))
+    results = (after / "results.jsonl").read_text()
+    (after / "results.jsonl").write_text(results.replace('"accuracy": 0.0', '"accuracy": 1.0'))
+    text = report(before, after)
+    # One of 12 differences is 0.5. A resample has it at most 3 times with 98 %: 1.5 / 12.
+    assert "* Accuracy (evaluation) of two minus one: 0.04167 [0, 0.125] over the same 12 prompts." in text
+    assert "| evaluation | two | accuracy | 0.9583 [0.875, 1] | 1 [1, 1] | 0.04167 [0, 0.125] |" in text
+    assert "| evaluation | two | pass@2 | 1 [1, 1] | 1 [1, 1] | 0 [0, 0] |" in text
+
+
 @pytest.fixture
 def hostile_run(tmp_path: Path) -> Path:
     folder = write_run(tmp_path / "a_b*c <b>[x](y)`", text=HOSTILE)
