@@ -106,8 +106,8 @@ def list_metrics(database: sqlite3.Connection, run: int) -> list[str]:
 def choose_curves(
     database: sqlite3.Connection, runs: Sequence[int], names: Collection[str], limit: int | None = None
 ) -> tuple[list[str], dict[str, float]]:
-    """Choose reward components and up to `limit` main curves of these metrics, the first one of equal curves. Also return
-    those that are constant, with their values."""
+    """Choose reward components and up to `limit` main curves of these metrics, the first one of equal curves. Also
+    return those that are constant, with their values."""
     at = MAIN_CURVES.index("train/accuracy")
     ordered = (*MAIN_CURVES[:at], *(name for name in sorted(names) if COMPONENT in name), *MAIN_CURVES[at:])
     drawn = [name for name in ordered if name in names]

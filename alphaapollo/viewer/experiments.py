@@ -48,7 +48,7 @@ def group_runs(folders: Mapping[int, Path], root: Path, by_seed: bool) -> dict[s
     firsts, counts = [folders[runs[0]] for runs in found.values()], [len(runs) for runs in found.values()]
     configs, columns = [read_flat_config(folder) for folder in firsts], dict[tuple[str, ...], str]()
     secrets = {key for folder in firsts for key, _ in find_secret_keys_and_reasons(read_config(folder))}
-    for key in sorted({key for config in configs for key in config} - secrets):
+    for key in sorted({*chain(*configs)} - secrets, key=lambda key: ("seed" in key, key)):
         values = tuple(config.get(key, "-").rpartition("/")[2].strip("[]'") for config in configs)
         if len(set(values)) > 1 and (not NAMES.search(key) or ("seed" in key and max(counts) == 1)):
             columns.setdefault(values, key.rpartition(".")[2])  # e.g. one of two seeds that are always equal

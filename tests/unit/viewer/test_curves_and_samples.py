@@ -112,7 +112,7 @@ def test_labels_are_the_keys_that_differ(tmp_path: Path) -> None:
     assert label({"model": {"path": "/x/small"}}, {"model": {"path": "/y/large"}}) == ["path=small", "path=large"]
     assert label({"model": {"path": "/x/model"}}, {"model": {"path": "/y/model"}}) == ["0", "1"]
     assert label({"api_key": "secret"}, {"api_key": "other"}) == ["0", "1"]
-    assert label(dict.fromkeys("abcd", 0), dict.fromkeys("abcd", 1)) == ["0", "1"]
+    assert label(dict(zip("abcd", range(4), strict=True)), dict(zip("abcd", range(1, 5), strict=True))) == ["0", "1"]
 
 
 @pytest.mark.parametrize(
