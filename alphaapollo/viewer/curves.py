@@ -143,7 +143,8 @@ def list_final_values(
         rows.append((name, [make_estimate(curve) if len(curve.steps) else None for curve in curves]))
     key = metrics.index("val/accuracy") if "val/accuracy" in metrics else 0
     sign = 1 if metrics and is_lower_better(metrics[key]) else -1
-    return sorted(rows, key=lambda row: sign * row[1][key].value if row[1][key:] and row[1][key] else math.inf)
+    values = {name: one.value for name, row in rows for one in row[key : key + 1] if one}
+    return sorted(rows, key=lambda row: sign * values.get(row[0], sign * math.inf))
 
 
 def make_estimate(curve: Curve, at: int = -1) -> Estimate:

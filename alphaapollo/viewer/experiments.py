@@ -64,7 +64,7 @@ def compare_prompts(old: pd.DataFrame, new: pd.DataFrame) -> Iterator[tuple[Any,
     shared = old.index.intersection(new.index)
     tables = [table.loc[shared] for table in (old, new)]
     if (k := int(min((table["samples"].max() for table in tables if len(shared)), default=0))) > 1:
-        passes = (pass_at_k(*table[["samples", "right"]].to_numpy().T, k)[:, -1] for table in tables)
+        passes = (pass_at_k(one["samples"].to_numpy(), one["right"].to_numpy(), k)[:, -1] for one in tables)
         tables = [table.assign(**{f"pass@{k}": values}) for table, values in zip(tables, passes, strict=True)]
     for figure in tables[0].columns.drop(["samples", "right"]):
         before, after = (table[figure].to_numpy() for table in tables)

@@ -348,7 +348,7 @@ def draw_as_svg(curves: Mapping[str, Curve], names: Sequence[str]) -> Markup:
     colors = [FILTERS["color"](names.index(name)) for name in curves]
     with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=colors), "font.size": 9}):
         figure, content = plot_curves_as_figure(points, "", "iteration", bands), StringIO()
-        figure.axes[0].get_legend().remove()
+        figure.axes[0].legend().remove()  # the page has one for all plots
         figure.set_size_inches(4.6, 2.6)
         figure.savefig(content, format="svg", metadata={"Date": None})
     return Markup(base64.b64encode(content.getvalue().encode()).decode())

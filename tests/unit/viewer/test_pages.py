@@ -253,8 +253,8 @@ def test_comparison_has_final_values_and_differences(client: TestClient, tmp_pat
         )
     update_index(tmp_path / "outputs")
     page = read(client, "/compare?run=1&run=2")
-    metrics = ["critic/score/mean", "reward/accuracy", "reward/component/a", "reward/component/b", "val/accuracy"]
-    assert sorted(re.findall(r'data-src="/curves\?metric=([^&]*)&', page)) == metrics
+    drawn = ["critic/score/mean", "reward/accuracy", "reward/component/a", "reward/component/b", "val/accuracy"]
+    assert sorted(re.findall(r'data-src="/curves\?metric=([^&]*)&', page)) == drawn
     assert "constant: groups/mixed = 0.500" in page and page.count('data-plain="1"') == 5
     rows = re.findall(r'stroke="(#\w+)".*?<a href="/runs/(\d)">(.*?)</a></td>(.*?)</tr>', page)
     assert [(color, run, label) for color, run, label, _ in rows] == [
