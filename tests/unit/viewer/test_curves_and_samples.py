@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import yaml
 
-from alphaapollo.runs.run_history import RunPlan, write_run_plan
 from alphaapollo.viewer.curves import Curve, average_over_seeds, limit_band, thin_out
-from alphaapollo.viewer.experiments import group_runs
 from alphaapollo.viewer.samples import choose_colors, compare_texts, split_into_parts
 
 THOUGHTS = [
@@ -56,63 +51,6 @@ def test_seeds_are_averaged_where_all_have_values() -> None:
 def test_intervals_of_accuracies_end_at_0_and_1(metric: str, high: float, band: list[float]) -> None:
     curve = Curve("a", np.array([0.0, 1.0]), np.array([0.25, high]), np.array([[0.0, -3.0, 5.0]]))
     assert limit_band(curve, metric).band.tolist() == [[0, *band]]
-
-
-A, DATA = {"model": {"path": "/a"}, "data": {"files": "x.jsonl"}, "trainer": {"seed": 0}}, [("x", "1d")]
-
-
-@pytest.mark.parametrize(
-    ("config", "inputs", "are_seeds"),
-    [
-        (
-            {"trainer": {"seed": 1, "experiment_name": "b"}},
-            {"model.path": [("/a", "0a")], "data.val_files": DATA},
-            True,
-        ),
-        ({"model": {"path": "/moved"}}, {"model.path": [("/moved", "0a")], "data.val_files": DATA}, True),
-        ({}, {"model.path": [("/a", "0b")], "data.val_files": DATA}, False),
-        ({}, {"model.path": [("/a", "0a")], "data.val_files": [("x", "2d")]}, False),
-        ({}, {"data.val_files": DATA}, False),
-        ({}, {}, False),
-        ({"optim": {"lr": 0.5}}, {"model.path": [("/a", "0a")], "data.val_files": DATA}, False),
-    ],
-)
-def test_seeds_have_the_same_model_data_and_settings(
-    tmp_path: Path, config: dict[str, object], inputs: dict[str, list[tuple[str, str]]], are_seeds: bool
-) -> None:
-    for name, own, digests in (
-        ("a", {}, {"model.path": [("/a", "0a")], "data.val_files": DATA}),
-        ("b", config, inputs),
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(A | own))
-        write_run_plan(tmp_path / name, RunPlan({}, inputs=digests))
-    groups = group_runs({1: tmp_path / "a", 2: tmp_path / "b"}, tmp_path, by_seed=True)
-    assert list(groups.values()) == ([[1, 2]] if are_seeds else [[1], [2]])
-    assert not are_seeds or list(groups) == ["a (2 seeds)"]
-
-
-def test_labels_are_the_keys_that_differ(tmp_path: Path) -> None:
-    def label(*configs: dict[str, object]) -> list[str]:
-        for number, config in enumerate(configs):
-            (tmp_path / str(number)).mkdir(exist_ok=True)
-            (tmp_path / str(number) / "config.yaml").write_text(
-                yaml.safe_dump({"trainer": {"project_name": number}} | config)
-            )
-        return list(group_runs({at: tmp_path / str(at) for at in range(len(configs))}, tmp_path, by_seed=False))
-
-    def make(lr: float, seed: int, **others: object) -> dict[str, object]:
-        return {"optim": {"lr": lr}, "data": {"seed": seed, "env_seed": seed}, **others}
-
-    assert label(make(0.1, 1), make(0.1, 2), make(0.2, 1)) == [
-        "lr=0.1 env_seed=1",
-        "lr=0.1 env_seed=2",
-        "lr=0.2 env_seed=1",
-    ]
-    assert label({"model": {"path": "/x/small"}}, {"model": {"path": "/y/large"}}) == ["path=small", "path=large"]
-    assert label({"model": {"path": "/x/model"}}, {"model": {"path": "/y/model"}}) == ["0", "1"]
-    assert label({"api_key": "secret"}, {"api_key": "other"}) == ["0", "1"]
-    assert label(dict(zip("abcd", range(4), strict=True)), dict(zip("abcd", range(1, 5), strict=True))) == ["0", "1"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from starlette.testclient import TestClient
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
 from alphaapollo.runs.run_history import (
-    JsonlTracker,
     RunPlan,
     RunStatus,
     record_in_history,
@@ -235,60 +234,6 @@ def test_comparison_shows_files_of_other_content(client: TestClient, tmp_path: P
     page = read(client, "/compare?run=1&run=2")
     assert "2 keys differ" in page and "data.train_files (content)" in page
     assert '<td class="wide">1a</td><td class="wide differs">2b</td>' in page
-
-
-def test_comparison_has_final_values_and_differences(client: TestClient, tmp_path: Path) -> None:
-    for name, accuracy in (("first", 0.25), ("second", 0.75)):
-        tracker = JsonlTracker(tmp_path / "outputs" / name / "metrics.jsonl", 9)
-        for step in (10, 11):
-            metrics = {"reward/accuracy": accuracy + step, "critic/score/mean": accuracy + step, "groups/mixed": 0.5}
-            components = {"reward/component/b": step, "reward/component/a": step * accuracy}
-            tracker.log(step, metrics | components | {"val/accuracy": accuracy})
-        tracker.close()
-        write_groups(
-            tmp_path / "outputs" / name,
-            11,
-            [make_group(17, ("14", accuracy)), make_group(18, ("", 0), question="?")],
-            "val",
-        )
-    update_index(tmp_path / "outputs")
-    page = read(client, "/compare?run=1&run=2")
-    drawn = ["critic/score/mean", "reward/accuracy", "reward/component/a", "reward/component/b", "val/accuracy"]
-    assert sorted(re.findall(r'data-src="/curves\?metric=([^&]*)&', page)) == drawn
-    assert "constant: groups/mixed = 0.500" in page and page.count('data-plain="1"') == 5
-    rows = re.findall(r'stroke="(#\w+)".*?<a href="/runs/(\d)">(.*?)</a></td>(.*?)</tr>', page)
-    assert [(color, run, label) for color, run, label, _ in rows] == [
-        ("#D55E00", "2", "seed=1"),
-        ("#0072B2", "1", "seed=0"),
-    ]
-    assert '<td class="n">0.750</td>' in rows[0][3]
-    cells = '<td>seed=1</td><td class="n">0.250 (0 to 0.500)</td><td>accuracy</td><td>validation, iteration 11</td>'
-    assert "Differences from seed=0 over the same prompts" in page and cells in page
-
-
-def test_page_of_a_run_shows_components_and_each_curve_once(client: TestClient, tmp_path: Path) -> None:
-    tracker = JsonlTracker(tmp_path / "outputs/second/metrics.jsonl", 3)
-    for step in (4, 5):
-        score = {"reward/accuracy": step, "critic/score/mean": step, "reward/component/a": 2.0 * step}
-        tracker.log(step, score | {"val/component/a": 0.5, "val/accuracy": 0.5})
-    tracker.close()
-    run = tmp_path / "outputs/second/metrics.jsonl"
-    run.write_text("".join(run.read_text().splitlines(keepends=True)[3:]))
-    update_index(tmp_path / "outputs")
-    page = read(client, "/runs/2")
-    assert re.findall(r'data-src="/curves\?metric=([^&]*)&', page) == ["reward/accuracy", "reward/component/a"]
-    assert '<a href="?metric=reward%2Fcomponent%2Fa" title="full size">' in page
-    assert 'class="chart large"' in read(client, "/runs/2?metric=val/accuracy")
-    training, validation = client.get("/curves?metric=reward/component/a&run=2").json()
-    assert (training["y"], validation["y"]) == ([8.0, 10.0], [0.5, 0.5])
-
-
-def test_plot_on_the_first_page_has_runs_on_the_same_model(client: TestClient, tmp_path: Path) -> None:
-    page = read(client, "/")
-    assert "Newest runs on the same model and data" in page and ">seed=0</a>" in page and ">seed=1</a>" in page
-    for inputs in ({"actor_rollout_ref.model.path": [("m", "0b")]}, {}):
-        write_run_plan(tmp_path / "outputs/second", RunPlan({}, inputs=inputs))
-        assert "Newest runs" not in read(client, "/")
 
 
 def test_curves(shared: TestClient) -> None:
