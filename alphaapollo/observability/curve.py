@@ -82,7 +82,8 @@ def compute_value_range(values: Sequence[float]) -> tuple[float, float]:
 def plot_curves_as_figure(
     curves: Mapping[str, Points], title: str = "", x_label: str = "step", bands: Mapping[str, Band] | None = None
 ) -> Figure:
-    """Plot curves as a matplotlib figure, which notebooks display directly. bands: confidence intervals by curve."""
+    """Plot curves as a matplotlib figure, which notebooks display directly. bands: confidence intervals by curve,
+    which the value axis may cut off."""
     from matplotlib.figure import Figure
 
     class NotebookFigure(Figure):
@@ -99,8 +100,7 @@ def plot_curves_as_figure(
         if band := bands.get(name):
             steps, lows, highs = ([row[column] for row in band] for column in range(3))
             axes.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.15)
-    plotted = [*curves.values(), *bands.values()]
-    low, high = compute_value_range([value for points in plotted for _, *values in points for value in values])
+    low, high = compute_value_range([value for points in curves.values() for _, value in points])
     margin = (high - low) / 30
     axes.set(xlabel=x_label, title=title, ylim=(low - margin, high + margin))
     axes.locator_params(axis="x", integer=True)

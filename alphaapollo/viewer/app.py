@@ -27,11 +27,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alphaapollo.runs.rollout_log import IMAGES as IMAGE_FOLDER
 from alphaapollo.viewer import pages, sample_pages
-from alphaapollo.viewer.curves import group_by_seed, make_histogram_traces, make_metric_traces, make_prompt_traces
+from alphaapollo.viewer.curves import make_histogram_traces, make_metric_traces, make_prompt_traces
+from alphaapollo.viewer.experiments import group_runs
 from alphaapollo.viewer.formats import FILTERS
 from alphaapollo.viewer.index import RunIndex, read_version
 from alphaapollo.viewer.query import Describe, Query
-from alphaapollo.viewer.run_folders import RunState, make_run_name, read_run_state
+from alphaapollo.viewer.run_folders import RunState, read_run_state
 
 HERE = Path(__file__).parent
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
@@ -180,19 +181,16 @@ class Viewer:
 
     def get_curves(self, request: Request) -> Response:
         """Return the plotly traces of a metric of runs (query: metric, run (repeated), smooth, seeds), those of the
-        rewards of a prompt (query: run, prompt, source), or a histogram (query: run, histogram, kind)."""
+        rewards of a prompt (query: run, question), or a histogram (query: run, histogram, kind)."""
         query = request.query_params
         with closing(self.index.connect()) as database:
             folders = pages.read_folders(database, [int(run) for run in query.getlist("run")])
-            if "prompt" in query or "histogram" in query:
+            if "question" in query or "histogram" in query:
                 run, *_ = folders
-                if "prompt" in query:
-                    return JSONResponse(
-                        make_prompt_traces(database, run, int(query["prompt"]), query.get("source", ""))
-                    )
+                if "question" in query:
+                    return JSONResponse(make_prompt_traces(database, run, int(query["question"])))
                 return JSONResponse(make_histogram_traces(database, run, query.get("kind", ""), query["histogram"]))
-            groups = {make_run_name(folder, self.index.root): [run] for run, folder in folders.items()}
-            groups = group_by_seed(folders, self.index.root) if query.get("seeds") else groups
+            groups = group_runs(folders, self.index.root, bool(query.get("seeds")))
             smoothing = min(max(float(query.get("smooth") or 0), 0.0), 0.99)
             return JSONResponse(make_metric_traces(database, groups, query.get("metric", ""), smoothing))
 

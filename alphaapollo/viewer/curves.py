@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import sqlite3
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student_t
 
-from alphaapollo.evaluation.metrics import estimate_means
+from alphaapollo.evaluation.metrics import CORRECT_ACCURACY, Estimate, estimate_means
+from alphaapollo.runs.checkpoint_folder import is_lower_better
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.index import KIND_NAMES
-from alphaapollo.viewer.run_folders import make_run_name, read_flat_config
 
+MAIN_CURVES = (  # in this order; a validation after its training metric
+    *("distill/divergence", "distill/agreement", "reward/accuracy", "val/accuracy", "critic/score/mean", "val/reward"),
+    *("train/accuracy", "train/loss", "val/loss", "train/margin", "val/margin", "response_length/mean"),
+    *("actor/entropy", "actor/grad_norm", "groups/mixed", "rollout/entropy", "accuracy/chosen", "accuracy/sampled"),
+    *("accuracy/majority", "accuracy/oracle", "rollout/tokens_per_second"),
+)
+COMPONENT = "/component/"  # in names of the metrics of reward components, which follow those of the reward
 MAX_CURVES = 16
 MAX_BANDS = 24  # iterations with an interval, per kind of samples
 MAX_COLUMNS = 60  # iterations of a histogram
@@ -39,11 +46,11 @@ VALIDATIONS = {  # metric -> the same metric in validations
     "train/accuracy": "val/accuracy",
     "train/margin": "val/margin",
 }
+RATE = re.compile("accuracy|@")  # metrics whose intervals end at 0 and 1
 MAX_POINTS = 1000  # points of a drawn curve
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")  # Okabe and Ito
 DASHES = ("solid", "dash", "dot", "dashdot")
 T = TypeVar("T")
-IGNORED = re.compile(r"seed|trainer\.(experiment_name|project_name|output_dir)|_files$|model\.path$")
 
 
 @dataclass(frozen=True)
@@ -72,8 +79,78 @@ def read_mean_curve(database: sqlite3.Connection, name: str, runs: Sequence[int]
     """Read the curve of a group of runs: that of its only run with the metric, or their mean. Empty without values."""
     curves = [curve for run in runs if len((curve := read_curve(database, run, metric, name)).steps)]
     if len(curves) > 1:
-        return average_over_seeds(name, curves)
+        return limit_band(average_over_seeds(name, curves), metric)
     return curves[0] if curves else Curve(name, np.empty(0), np.empty(0))
+
+
+def limit_band(curve: Curve, metric: str) -> Curve:
+    """Limit the intervals of an accuracy to 0 and 1."""
+    if RATE.search(metric) and ((curve.values >= 0) & (curve.values <= 1)).all():
+        return replace(curve, band=np.column_stack([curve.band[:, :1], curve.band[:, 1:].clip(0, 1)]))
+    return curve
+
+
+def find_validation(metric: str) -> str:
+    """Return the name of a training metric in validations; empty if there is none."""
+    return VALIDATIONS.get(metric) or f"val{metric.removeprefix('reward')}" * metric.startswith(f"reward{COMPONENT}")
+
+
+def list_metrics(database: sqlite3.Connection, run: int) -> list[str]:
+    """List the metrics of a run. Jumps from name to name, because a run may have millions of values."""
+    names, query = [""], "SELECT min(name) FROM metrics WHERE run = ? AND name > ?"
+    while (name := database.execute(query, (run, names[-1])).fetchone()[0]) is not None:
+        names.append(name)
+    return names[1:]
+
+
+def choose_curves(
+    database: sqlite3.Connection, runs: Sequence[int], names: Collection[str], limit: int | None = None
+) -> tuple[list[str], dict[str, float]]:
+    """Choose reward components and up to `limit` main curves of these metrics, the first one of equal curves. Also
+    return those that are constant, with their values."""
+    at = MAIN_CURVES.index("train/accuracy")
+    ordered = (*MAIN_CURVES[:at], *(name for name in sorted(names) if COMPONENT in name), *MAIN_CURVES[at:])
+    drawn = [name for name in ordered if name in names]
+    constants = find_constants(database, runs, drawn)
+    different = {summarize_values(database, runs, name): name for name in drawn[::-1] if name not in constants}
+    chosen = sorted(different.values(), key=ordered.index)
+    main = [name for name in chosen if COMPONENT not in name][:limit]
+    return [name for name in chosen if COMPONENT in name or name in main], constants
+
+
+def find_constants(database: sqlite3.Connection, runs: Sequence[int], names: Sequence[str]) -> dict[str, float]:
+    """Return the value of each metric that has not changed over several iterations and is the same in all runs."""
+    found = {name: summarize_values(database, runs, name) for name in names}
+    return {name: low for name, (count, low, high, *_) in found.items() if count > len(runs) and low == high}
+
+
+def summarize_values(database: sqlite3.Connection, runs: Sequence[int], name: str) -> tuple[float, ...]:
+    """Return the number of a metric's values, the lowest and the highest one, and sums that equal curves share."""
+    sums = "total(value), total(value * (step + 0.1 * run))"
+    query = f"SELECT count(*), min(value), max(value), {sums} FROM metrics WHERE name = ? AND run IN "
+    row = database.execute(f"{query} (SELECT value FROM json_each(?))", (name, json.dumps(list(runs)))).fetchone()
+    return tuple(float(f"{value or 0:.9g}") for value in row)
+
+
+def list_final_values(
+    database: sqlite3.Connection, groups: Mapping[str, Sequence[int]], metrics: Sequence[str]
+) -> list[tuple[str, list[Estimate | None]]]:
+    """Return the last values of the groups, with the intervals of their curves, the best group by `val/accuracy` first;
+    without this metric, the best one by the first metric."""
+    rows = []
+    for name, runs in groups.items():
+        curves = [read_mean_curve(database, name, runs, metric) for metric in metrics]
+        rows.append((name, [make_estimate(curve) if len(curve.steps) else None for curve in curves]))
+    key = metrics.index("val/accuracy") if "val/accuracy" in metrics else 0
+    sign = 1 if metrics and is_lower_better(metrics[key]) else -1
+    values = {name: one.value for name, row in rows for one in row[key : key + 1] if one}
+    return sorted(rows, key=lambda row: sign * values.get(row[0], sign * math.inf))
+
+
+def make_estimate(curve: Curve, at: int = -1) -> Estimate:
+    """Return the last value of a curve, or the one at another index, with its interval if it has one."""
+    bounds = {step: (low, high) for step, low, high in curve.band.tolist()}
+    return Estimate(float(curve.values[at]), *bounds.get(curve.steps[at], (None, None)), 0)
 
 
 def make_metric_traces(
@@ -86,11 +163,11 @@ def make_metric_traces(
     for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
         curve, raw = read_mean_curve(database, name, runs, metric), None
         if single and metric in BANDS and not len(curve.band):
-            curve = replace(curve, band=estimate_band(database, single[0], *BANDS[metric]))
+            curve = limit_band(replace(curve, band=estimate_band(database, single[0], *BANDS[metric])), metric)
         if smoothing and len(runs) == 1:
             curve, raw = replace(curve, values=smooth(curve.values, smoothing)), curve
         traces += make_traces(curve, number, raw) if len(curve.steps) else []
-    validations = [read_curve(database, run, VALIDATIONS.get(metric, ""), "validation") for run in single]
+    validations = [read_curve(database, run, find_validation(metric), "validation") for run in single]
     for line in (make_traces(curve, 1)[-1] for curve in validations if len(curve.steps)):
         marks = {"symbol": "diamond", "size": 8, "color": PALETTE[1]}
         dotted = {"mode": "lines+markers", "marker": marks, "line": line["line"] | {"dash": "dot", "width": 1}}
@@ -98,13 +175,16 @@ def make_metric_traces(
     return traces
 
 
-def tabulate(database: sqlite3.Connection, run: int, kind: str, step: int) -> pd.DataFrame:
-    """Return the FIGURES (columns) of each prompt of an iteration. Equal prompts are one, with more samples."""
+def tabulate(database: sqlite3.Connection, runs: Sequence[int], kind: str, step: int) -> pd.DataFrame:
+    """Return the FIGURES (columns) of each prompt of an iteration, and how many samples have an accuracy and are right.
+    Equal prompts are one, with more samples. Accuracies are NaN if that of any graded sample is unknown."""
     accuracy = "iif(count(accuracy) = count(reward), avg(accuracy), NULL)"
-    columns = f"data_source, question, {accuracy}, avg(reward), avg(tokens)"
-    query = f"SELECT {columns} FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY 1, 2"
-    rows = [tuple(row) for row in database.execute(query, (run, kind, step))]
-    table = pd.DataFrame(rows, columns=["source", "question", *FIGURES]).set_index(["source", "question"]).astype(float)
+    columns = f"{accuracy}, avg(reward), avg(tokens), count(accuracy), total(accuracy >= {CORRECT_ACCURACY})"
+    query = f"SELECT data_source, question, {columns} FROM trajectories WHERE kind = ? AND step = ? AND run IN "
+    query += "(SELECT value FROM json_each(?)) GROUP BY 1, 2"
+    rows = [tuple(row) for row in database.execute(query, (kind, step, json.dumps(list(runs))))]
+    index = ["source", "question"]
+    table = pd.DataFrame(rows, columns=[*index, *FIGURES, "samples", "right"]).set_index(index).astype(float)
     is_unknown = bool((table["accuracy"].isna() & table["reward"].notna()).any())
     return table.assign(accuracy=np.nan) if is_unknown else table
 
@@ -123,7 +203,7 @@ def choose_evenly(items: Sequence[T], count: int) -> list[T]:
 def compute_band(database: sqlite3.Connection, run: int, kind: str, figure: str) -> np.ndarray:
     """Compute intervals of a mean over prompts (step, low, high), [M, 3], evenly spread over the iterations."""
     steps = choose_evenly(list_steps(database, run, kind), MAX_BANDS)
-    means = [(step, estimate_means(tabulate(database, run, kind, step)[[figure]].to_numpy())[0]) for step in steps]
+    means = [(step, estimate_means(tabulate(database, [run], kind, step)[[figure]].to_numpy())[0]) for step in steps]
     rows = [(step, mean.low, mean.high) for step, mean in means if mean and mean.low is not None]
     return np.array(rows, dtype=float).reshape(-1, 3)
 
@@ -161,10 +241,11 @@ def make_histogram_traces(database: sqlite3.Connection, run: int, kind: str, col
     return [{"type": "heatmap", "name": column, "hovertemplate": "%{y:.3g}: %{z:.0%}<extra></extra>", **shown}]
 
 
-def make_prompt_traces(database: sqlite3.Connection, run: int, prompt: int, source: str) -> list[JsonObject]:
-    """Return the traces of the rewards of a prompt by iteration, for each kind of trajectories: samples, and mean."""
-    query = "SELECT kind, step, reward FROM trajectories WHERE run = ? AND prompt_id = ? AND data_source = ?"
-    rows = map(tuple, database.execute(f"{query} AND reward IS NOT NULL ORDER BY step", (run, prompt, source)))
+def make_prompt_traces(database: sqlite3.Connection, run: int, question: int) -> list[JsonObject]:
+    """Return the traces of the rewards of a prompt by iteration, for each kind of trajectories: samples, and mean.
+    question: digest of the prompt and its ground truth."""
+    query = "SELECT kind, step, reward FROM trajectories WHERE run = ? AND question = ?"
+    rows = map(tuple, database.execute(f"{query} AND reward IS NOT NULL ORDER BY step", (run, question)))
     samples, traces = pd.DataFrame(rows, columns=["kind", "step", "reward"]), list[JsonObject]()
     for number, (kind, of_kind) in enumerate(samples.groupby("kind", sort=False)):
         curves = (of_kind.groupby("step")["reward"].mean(), of_kind.set_index("step")["reward"])
@@ -201,20 +282,6 @@ def average_over_seeds(name: str, curves: Sequence[Curve]) -> Curve:
     mean = values.mean(axis=0)
     width = student_t.ppf(0.975, len(curves) - 1) * values.std(axis=0, ddof=1) / np.sqrt(len(curves))
     return Curve(name, steps, mean, np.column_stack([steps, mean - width, mean + width]))
-
-
-def group_by_seed(folders: Mapping[int, Path], root: Path) -> dict[str, list[int]]:
-    """Group the runs whose configurations differ only in seeds, names and paths. Returns the runs by name of the group,
-    which is the name of its first run."""
-    groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
-    for run, folder in folders.items():
-        config = read_flat_config(folder)
-        key = tuple(sorted((name, value) for name, value in config.items() if not IGNORED.search(name)))
-        groups[key or (run,)].append(run)
-    names = {run: make_run_name(folder, root) for run, folder in folders.items()}
-    return {
-        names[runs[0]] + (f" and {len(runs) - 1} more seeds" if len(runs) > 1 else ""): runs for runs in groups.values()
-    }
 
 
 def make_traces(curve: Curve, number: int, raw: Curve | None = None) -> list[JsonObject]:

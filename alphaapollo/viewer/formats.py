@@ -11,8 +11,10 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
+from alphaapollo.evaluation.metrics import Estimate
 from alphaapollo.observability.run_view import format_duration
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.viewer.curves import PALETTE
 from alphaapollo.viewer.samples import split_into_parts
 
 BAR_WIDTH, BAR_HEIGHT = 5, 16  # pixels of a bar
@@ -30,8 +32,9 @@ def format_number(value: float | None) -> str:
     return f"{value:.3f}" if 0.001 <= abs(value) < 1e6 else f"{value:.2e}"
 
 
-def format_estimate(estimate: JsonObject | None) -> str:
+def format_estimate(estimate: JsonObject | Estimate | None) -> str:
     """Format a mean with its interval, e.g. `0.812 (0.750 to 0.868)`; a dash for None."""
+    estimate = vars(estimate) if isinstance(estimate, Estimate) else estimate
     if estimate is None or estimate.get("value") is None:
         return "-"
     value, low, high = (estimate.get(name) for name in ("value", "low", "high"))
@@ -92,6 +95,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "bars": draw_bars,
     "size": format_size,
     "line": format_line,
+    "color": lambda number: PALETTE[number % len(PALETTE)],
     "query_with": lambda options, **changes: urlencode(
         [(name, value) for name, value in options.multi_items() if name not in changes and value]
         + [(name, value) for name, value in changes.items() if value not in ("", None)]

@@ -39,7 +39,7 @@ CREATE TABLE warnings (run INT, step INT, text TEXT);
 CREATE TABLE trajectories (run INT, kind TEXT, step INT, line INT, offset INT, bytes INT, prompt_id INT, sample INT,
     data_source TEXT, reward REAL, accuracy REAL, tokens INT, turns INT, outcome TEXT, end TEXT, stop_reason TEXT,
     failure TEXT, question INT, PRIMARY KEY (run, kind, step, line)) WITHOUT ROWID;
-CREATE INDEX prompts ON trajectories (run, prompt_id, step);
+CREATE INDEX prompts ON trajectories (run, question, step);
 CREATE TABLE texts (run INT, kind TEXT, step INT, line INT, offset INT, bytes INT, PRIMARY KEY (run, kind, step, line))
     WITHOUT ROWID;
 CREATE TABLE choices (run INT, name TEXT, value TEXT, PRIMARY KEY (run, name, value)) WITHOUT ROWID;

@@ -14,11 +14,13 @@ from starlette.exceptions import HTTPException
 
 from alphaapollo.config.changes import identify_command
 from alphaapollo.rollout.suites import read_suite_results
+from alphaapollo.runs.checkpoint_folder import is_lower_better
 from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_history import LoggedExample, read_examples, read_history, read_run_plan
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
-from alphaapollo.viewer.curves import VALIDATIONS
+from alphaapollo.viewer.curves import choose_curves, find_constants, find_validation, list_final_values, list_metrics
+from alphaapollo.viewer.experiments import group_runs, identify_run, list_paired_differences
 from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.query import Query, RunSummary, summarize_run
 from alphaapollo.viewer.run_folders import (
@@ -30,15 +32,9 @@ from alphaapollo.viewer.run_folders import (
 )
 from alphaapollo.viewer.samples import compare_texts
 
-MAIN_CURVES = (  # in this order; training before validation
-    *("distill/divergence", "distill/agreement", "reward/accuracy", "critic/score/mean", "train/accuracy"),
-    *("train/loss", "train/margin", "response_length/mean", "actor/entropy", "actor/grad_norm", "groups/mixed"),
-    *("rollout/entropy", "val/accuracy", "val/loss", "val/margin", "accuracy/chosen", "accuracy/sampled"),
-    *("accuracy/majority", "accuracy/oracle", "rollout/tokens_per_second"),
-)
-NUM_CURVES = 6
+NUM_CURVES = 6  # and as many reward components
+MAX_RELATED = 8  # newest runs that may be in the plot on the first page
 NEWEST_FILES = 12  # iterations with samples on the page of a run
-LOWER_IS_BETTER = ("loss", "divergence", "kl")
 SWEEP_COLUMNS = 6  # keys that differ
 NAMES = ("trainer.experiment_name", "trainer.output_dir", "trainer.project_name")
 HEALTH = {  # heading -> beginnings of names of metrics
@@ -61,7 +57,7 @@ ACCURACIES = {  # name of the metric -> meaning
     "majority": "the most frequent answer so far",
     "oracle": "at least one right solution so far",
 }
-PROBLEM_COLUMNS = ("problem", "candidates", "right", "failed", "votes_for", "votes_against")
+PROBLEM_COLUMNS = ("problem", "right", "candidates", "failed", "votes_for", "votes_against")
 PROBLEMS = (
     "SELECT c.problem, count(*) AS candidates, sum(c.is_right) AS right, sum(c.failed) AS failed, "
     "sum(j.votes_for) AS votes_for, sum(j.votes_against) AS votes_against FROM pool AS c "
@@ -90,7 +86,8 @@ def list_runs(query: Query) -> dict[str, object]:
         and all(word in f"{run.name} {run.algorithm} {run.model} {run.tags} {run.note}".lower() for word in words)
         and all(options.get(name, "") in ("", getattr(run, name)) for name in ("kind", "state"))
     ]
-    drawn = [run.headline[0][0] for run in shown[:8] if run.headline]
+    inputs = identify_run(shown[0].folder)[0] if shown else ()
+    related = {run.id: run.folder for run in shown[:MAX_RELATED] if inputs and identify_run(run.folder)[0] == inputs}
     return {
         "runs": shown,
         "sweeps": list_sweeps(shown) if options.get("by") == "sweep" else [],
@@ -98,47 +95,38 @@ def list_runs(query: Query) -> dict[str, object]:
         "states": sorted({run.state for run in every}),
         "num_hidden": sum(run.hidden for run in every),
         "num_runs": len(every),
-        "metric": max(drawn, key=drawn.count, default=""),
+        "metric": shown[0].headline[0][0] if len(related) > 1 and shown[0].headline else "",
+        "related": group_runs(dict(sorted(related.items(), key=lambda one: str(one[1]))), query.root, by_seed=False),
         "options": options,
     }
 
 
 def list_sweeps(runs: Sequence[RunSummary]) -> list[JsonObject]:
     """Group runs of the same kind in the same folder, the best run first, with the keys that differ in each group."""
-    groups: defaultdict[tuple[str, str], list[RunSummary]] = defaultdict(list)
+    groups: defaultdict[tuple[Path, str], list[RunSummary]] = defaultdict(list)
     for run in runs:
-        groups[run.folder.parent.name, run.kind].append(run)
+        groups[run.folder.parent, run.kind].append(run)
     sweeps, others = [], [own[0] for own in groups.values() if len(own) == 1]
-    for (name, kind), own in groups.items():
+    for (folder, kind), own in groups.items():
         if len(own) > 1:
-            configs = {run.id: read_flat_config(run.folder) for run in own}
+            configs = {run.id: read_flat_config(run.folder) | read_content(run.folder) for run in own}
             keys = sorted({key for config in configs.values() for key in config if not key.startswith(NAMES)})
             differing = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
             metric = next((run.headline[-1][0] for run in own if run.headline), "")
-            sign = 1 if metric.endswith(LOWER_IS_BETTER) else -1
+            sign = 1 if is_lower_better(metric) else -1
             own.sort(key=lambda run: sign * dict(run.headline).get(metric, sign * float("inf")))
-            sweep = {"name": name, "kind": kind, "runs": own, "metric": metric, "configs": configs}
+            sweep = {"name": folder.name, "kind": kind, "runs": own, "metric": metric, "configs": configs}
             sweeps.append(sweep | {"keys": differing[:SWEEP_COLUMNS], "num_keys": len(differing)})
     alone = {"name": "other runs", "kind": "", "runs": others, "metric": "", "configs": {}, "keys": [], "num_keys": 0}
     return sweeps + [alone] * bool(others)
 
 
-def list_metric_names(query: Query, run: int) -> list[str]:
-    """List the metrics of a run. Jumps from name to name, because a run may have millions of values."""
-    names, name = [], ""
-    while found := query.select("SELECT min(name) AS name FROM metrics WHERE run = ? AND name > ?", run, name):
-        if (name := found[0]["name"]) is None:
-            break
-        names.append(name)
-    return names
-
-
 def describe_run(query: Query) -> dict[str, object]:
     """Values of the page of a run."""
     run, options = query.run, query.options
-    names = list_metric_names(query, run.id)
-    drawn = [name for name in MAIN_CURVES if name in names]
-    partners = {VALIDATIONS[name] for name in drawn if name in VALIDATIONS}
+    names = list_metrics(query.database, run.id)
+    drawn = set(names) - {find_validation(name) for name in names}  # the others are in the plots of training
+    chosen, constants = choose_curves(query.database, [run.id], drawn, NUM_CURVES)
     files = "SELECT DISTINCT kind, step FROM texts WHERE run = ? ORDER BY step DESC, kind LIMIT ?"
     of_file = (
         "SELECT kind, step, count(*) AS samples, avg(reward) AS reward, sum(reward IS NULL) AS failed, "
@@ -149,7 +137,8 @@ def describe_run(query: Query) -> dict[str, object]:
     steps = [row for place in newest for row in query.select(of_file, run.id, *place)]
     return {
         "names": names,
-        "chosen": options.getlist("metric") or [name for name in drawn if name not in partners][:NUM_CURVES],
+        "chosen": options.getlist("metric") or chosen,
+        "constants": constants,
         "values": [(name, value, _read_first(query, run.id, name)) for name, value in run.headline],
         "steps": steps,
         "extremes": _list_extremes(query, run, steps[0]) if steps else [],
@@ -161,8 +150,7 @@ def describe_run(query: Query) -> dict[str, object]:
         "suites": read_suite_results(run.folder)[::-1],
         "evolution": describe_evolution(query, run.id, run.folder) if run.kind == "evolution" else None,
         "warnings": _list_warnings(query, run.id, 5),
-        "smooth": options.get("smooth", "0"),
-        "log": options.get("log", ""),
+        "options": options,
     }
 
 
@@ -184,14 +172,16 @@ def _list_extremes(query: Query, run: RunSummary, newest: sqlite3.Row) -> list[t
 def describe_health(query: Query) -> dict[str, object]:
     """Values of the page with the metrics that show problems, and the run's warnings."""
     run = query.run
-    names = list_metric_names(query, run.id)
-    panels = {
-        heading: [name for name in names if name.startswith(beginnings)][:MAX_HEALTH_CURVES]
-        for heading, beginnings in HEALTH.items()
-    }
+    names = list_metrics(query.database, run.id)
     last = "SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
-    values = {name: query.select(last, run.id, name)[0]["value"] for panel in panels.values() for name in panel}
-    return {"panels": panels, "values": values, "warnings": _list_warnings(query, run.id, 100)}
+    panels: dict[str, JsonObject] = {}
+    for heading, beginnings in HEALTH.items():
+        if own := [name for name in names if name.startswith(beginnings)]:
+            constants = find_constants(query.database, [run.id], own)
+            drawn = [name for name in own if name not in constants][:MAX_HEALTH_CURVES]
+            values = {name: query.select(last, run.id, name)[0]["value"] for name in drawn}
+            panels[heading] = {"values": values, "constants": constants}
+    return {"panels": panels, "warnings": _list_warnings(query, run.id, 100)}
 
 
 def _list_warnings(query: Query, run: int, limit: int) -> list[sqlite3.Row]:
@@ -228,16 +218,22 @@ def compare_runs(query: Query) -> dict[str, object]:
     configs = [read_flat_config(run.folder) | read_content(run.folder) for run in runs]
     keys = sorted({key for config in configs for key in config})
     table = [(key, [config.get(key) for config in configs]) for key in keys]
-    names = sorted({name for run in runs for name in list_metric_names(query, run.id)})
+    names = {name for run in runs for name in list_metrics(query.database, run.id)}
+    default, constants = choose_curves(query.database, list(folders), names, NUM_CURVES)
+    groups, chosen = group_runs(folders, query.root, bool(query.options.get("seeds"))), query.options.getlist("metric")
+    finals = list_final_values(query.database, groups, chosen or default)
+    numbers = {label: number for number, label in enumerate(groups)}
     return {
+        "finals": [(numbers[label], groups[label], label, row) for label, row in finals],
+        "pairs": list(list_paired_differences(query.database, groups)),
+        "first": next(iter(groups)),
+        "constants": constants,
         "runs": runs,
         "differences": [row for row in table if len(set(row[1])) > 1],
         "same": [row for row in table if len(set(row[1])) == 1],
-        "names": names,
-        "chosen": query.options.getlist("metric") or [name for name in MAIN_CURVES if name in names][:NUM_CURVES],
-        "smooth": query.options.get("smooth", "0"),
-        "log": query.options.get("log", ""),
-        "seeds": query.options.get("seeds", ""),
+        "names": sorted(names),
+        "chosen": chosen or default,
+        "options": query.options,
     }
 
 

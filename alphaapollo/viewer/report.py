@@ -10,7 +10,7 @@ import base64
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -27,7 +27,7 @@ from markupsafe import Markup
 from scipy.stats import ttest_ind
 
 from alphaapollo.config.changes import identify_command
-from alphaapollo.evaluation.metrics import Estimate, Summary, estimate_means
+from alphaapollo.evaluation.metrics import Estimate, Summary
 from alphaapollo.observability.curve import plot_curves_as_figure
 from alphaapollo.observability.run_view import format_duration, format_time_summary
 from alphaapollo.observability.terminal import get_last_message, shorten_text
@@ -40,21 +40,22 @@ from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer import run_folders
 from alphaapollo.viewer.curves import (
     BANDS,
-    FIGURES,
-    PALETTE,
     Curve,
+    choose_curves,
     choose_evenly,
     compute_band,
-    group_by_seed,
+    list_final_values,
+    list_metrics,
     list_steps,
+    make_estimate,
     read_curve,
     read_mean_curve,
     tabulate,
     thin_out,
 )
-from alphaapollo.viewer.formats import format_time
+from alphaapollo.viewer.experiments import compare_prompts, group_runs, list_paired_differences
+from alphaapollo.viewer.formats import FILTERS
 from alphaapollo.viewer.index import KIND_NAMES, RunIndex
-from alphaapollo.viewer.pages import MAIN_CURVES
 from alphaapollo.viewer.run_folders import read_config, read_content, read_flat_config, read_json_object
 from alphaapollo.viewer.samples import read_record
 
@@ -104,11 +105,16 @@ def make_report(folders: Sequence[Path]) -> bytes:
             ids = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
             names = [run_folders.make_run_name(folder, root) for folder in folders]
             runs = [ReportedRun(database, ids[str(one)], one, name) for one, name in zip(folders, names, strict=True)]
-            by_seed = group_by_seed(dict(enumerate(folders)), root)
-            groups = {name: [runs[at] for at in own] for name, own in by_seed.items()}
+            by_id = {run.id: run for run in runs}
+            by_seed = group_runs({run.id: run.folder for run in runs}, root, by_seed=True)
+            groups = {name: [by_id[one] for one in own] for name, own in by_seed.items()}
             title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
-            charts = {metric: curves for metric in MAIN_CURVES if (curves := read_curves(groups, metric))}
-            return render_page({"title": title, "runs": runs, "groups": groups, "charts": charts})
+            metrics = {name for run in runs for name in list_metrics(database, run.id)}
+            chosen, constants = choose_curves(database, list(by_id), metrics)
+            values = {"title": title, "runs": runs, "groups": groups, "constants": constants}
+            values["charts"] = {metric: read_curves(groups, metric) for metric in chosen}
+            values["pairs"] = list(list_paired_differences(database, by_seed))
+            return render_page(values | {"finals": list_final_values(database, by_seed, chosen)})
 
 
 def render_page(values: Mapping[str, object]) -> bytes:
@@ -118,7 +124,7 @@ def render_page(values: Mapping[str, object]) -> bytes:
     loader = FileSystemLoader(HERE / "templates")
     templates = Environment(loader=loader, autoescape=True, finalize=format_value, undefined=StrictUndefined)
     templates.trim_blocks = templates.lstrip_blocks = True  # a table without rows is empty
-    templates.filters |= {"block": make_block, "svg": draw_as_svg, "time": format_time, "duration": format_duration}
+    templates.filters |= FILTERS | {"block": make_block, "svg": draw_as_svg}
     templates.globals |= globals()
     return templates.get_template("report.html").render(style=style, digest=digest, **values).lstrip().encode()
 
@@ -151,19 +157,15 @@ def list_ends(charts: Mapping[str, Mapping[str, Curve]]) -> Iterator[Row]:
     """Yield (metric, first value, its iteration, last value, its iteration) of each curve."""
     for metric, curves in charts.items():
         for name, curve in curves.items():
-            bounds = {step: (low, high) for step, low, high in curve.band}
             of_name = f" of {' '.join(name.split())}" if len(curves) > 1 else ""
-            row: list[object] = [make_code(metric) + of_name]
-            for at in (0, -1):
-                low, high = bounds.get(curve.steps[at], (None, None))
-                row += [Estimate(curve.values[at], low, high, 0), int(curve.steps[at])]
-            yield tuple(row)
+            row = [value for at in (0, -1) for value in (make_estimate(curve, at), int(curve.steps[at]))]
+            yield make_code(metric) + of_name, *row
 
 
-def list_group_differences(groups: Groups) -> Iterator[Row]:
+def list_group_differences(groups: Groups, metrics: Iterable[str]) -> Iterator[Row]:
     """Yield (metric, group, other group, difference with Welch's interval, iteration) of groups of several runs, at the
     last iteration that all runs of both groups have."""
-    for metric in MAIN_CURVES:
+    for metric in metrics:
         for pair in combinations(groups, 2):
             read = ([read_curve(run.database, run.id, metric, "") for run in groups[name]] for name in pair)
             old, new = ([curve for curve in curves if len(curve.steps)] for curves in read)
@@ -172,10 +174,11 @@ def list_group_differences(groups: Groups) -> Iterator[Row]:
             steps = reduce(np.intersect1d, [curve.steps for curve in (*old, *new)])
             for step in steps[-1:]:
                 values, others = ([curve.values[curve.steps == step][0] for curve in own] for own in (new, old))
-                if np.ptp([*values, *others]):
+                low, high = None, None  # unless the runs of both groups differ by more than rounding
+                if min(np.ptp(own) - 1e-9 * np.abs(own).max() for own in (values, others)) > 0:
                     low, high = ttest_ind(values, others, equal_var=False).confidence_interval(0.95)
-                    mean = Estimate(float(np.mean(values) - np.mean(others)), low, high, 0)
-                    yield make_code(metric), pair[1], pair[0], mean, int(step)
+                mean = Estimate(float(np.mean(values) - np.mean(others)), low, high, 0)
+                yield make_code(metric), pair[1], pair[0], mean, int(step)
 
 
 def list_config_differences(groups: Groups) -> Iterator[Row]:
@@ -184,6 +187,8 @@ def list_config_differences(groups: Groups) -> Iterator[Row]:
     keys = {key for own in configs for config in own for key in config}
     for runs in groups.values():
         keys -= {key for run in runs for key, _ in find_secret_keys_and_reasons(read_config(run.folder))}
+    if any(name != run.name for name, runs in groups.items() for run in runs):
+        yield "runs", *(", ".join(run.name for run in runs) for runs in groups.values())
     for key in sorted(keys):
         values = [dict.fromkeys(config.get(key, "-") for config in own) for own in configs]
         if len({value for own in values for value in own}) > 1:
@@ -196,13 +201,12 @@ def list_changes(run: ReportedRun) -> Iterator[Row]:
     for kind in ("val", "val_greedy"):
         if len(steps := list_steps(run.database, run.id, kind)) < 2:
             continue
-        both = [tabulate(run.database, run.id, kind, step) for step in (steps[0], steps[-1])]
+        both = [tabulate(run.database, [run.id], kind, step) for step in (steps[0], steps[-1])]
         sources = sorted({source for table in both for source, _ in table.index})
         for source in [*sources, None] if len(sources) > 1 else sources:
             old, new = (one if source is None else one[one.index.get_level_values(0) == source] for one in both)
-            means = [estimate_means(table.to_numpy()) for table in (old, new, new - old)]
-            for figure, *of_figure in zip(FIGURES, *means, strict=True):
-                yield f"{KIND_NAMES[kind]}, {'all' if source is None else source}", figure, *of_figure
+            label = f"{KIND_NAMES[kind]}, {'all' if source is None else source}"
+            yield from ((label, *row) for row in compare_prompts(old, new))
 
 
 def list_scores(run: ReportedRun) -> Iterator[Row]:
@@ -223,11 +227,11 @@ def choose_samples(run: ReportedRun) -> list[list[JsonObject]]:
     """
     answers = [list(read_solutions(run.folder))]
     for kind in ("val_greedy", "val", "step", "results"):
-        pairs: dict[tuple[str, int], list[JsonObject]] = {}
+        pairs: dict[tuple[str, int], list[JsonObject]] = {}  # by content: a resumed run may have other rows
         query = "SELECT * FROM trajectories WHERE run = ? AND kind = ? AND sample = 0 ORDER BY step, line"
         for row in map(dict, run.database.execute(query, (run.id, kind))):
-            first = pairs.setdefault((row["data_source"], row["prompt_id"]), [row])[0]
-            pairs[row["data_source"], row["prompt_id"]] = [first, row] if row["step"] > first["step"] else [first]
+            first = pairs.setdefault((row["data_source"], row["question"]), [row])[0]
+            pairs[row["data_source"], row["question"]] = [first, row] if row["step"] > first["step"] else [first]
         answers.append(list(pairs.values()))
 
     def rank(pair: Sequence[JsonObject]) -> tuple[float, float, str, int]:
@@ -333,16 +337,18 @@ def make_block(text: object, max_chars: int = MAX_CHARS) -> Markup:
     return Markup("<pre><code>{}\n</code></pre>").format(shorten_text(str(text), max_chars) or "(empty)")
 
 
-def draw_as_svg(curves: Mapping[str, Curve]) -> Markup:
-    """Draw the curves of a metric as SVG, in base64."""
+def draw_as_svg(curves: Mapping[str, Curve], names: Sequence[str]) -> Markup:
+    """Draw the curves of a metric as SVG, in base64. names: of all curves of the page, in the order of their colors."""
     import matplotlib as mpl
     from matplotlib.rcsetup import cycler
 
     thin = {name: thin_out(curve, MAX_POINTS) for name, curve in curves.items()}
     points = {name: list(zip(curve.steps, curve.values, strict=True)) for name, curve in thin.items()}
     bands = {name: curve.band.tolist() for name, curve in curves.items()}
-    with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=PALETTE), "font.size": 9}):
+    colors = [FILTERS["color"](names.index(name)) for name in curves]
+    with mpl.rc_context({"svg.hashsalt": "report", "axes.prop_cycle": cycler(color=colors), "font.size": 9}):
         figure, content = plot_curves_as_figure(points, "", "iteration", bands), StringIO()
+        figure.axes[0].legend().remove()  # the page has one for all plots
         figure.set_size_inches(4.6, 2.6)
         figure.savefig(content, format="svg", metadata={"Date": None})
     return Markup(base64.b64encode(content.getvalue().encode()).decode())

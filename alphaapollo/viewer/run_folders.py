@@ -147,7 +147,7 @@ def read_flat_config(folder: Path) -> dict[str, str]:
 
 
 def _flatten(config: JsonObject) -> dict[str, str]:
-    return {key: "" if value is None else str(value) for key, value in flatten_maps(config).items()}
+    return {key: "null" if value is None else str(value) for key, value in flatten_maps(config).items()}
 
 
 def read_content(folder: Path) -> dict[str, str]:
@@ -173,7 +173,8 @@ def describe_algorithm(folder: Path) -> str:
 def describe_model(folder: Path) -> tuple[str, float | None]:
     """Return the name of the model that a run trains, and its number of parameters if it is known: from the files of
     the model, or from its name."""
-    path = next((path for key, path in read_flat_config(folder).items() if key.endswith("model.path") and path), "")
+    paths = (value for key, value in read_flat_config(folder).items() if key.endswith("model.path"))
+    path = next((path for path in paths if path not in ("", "null")), "")
     files = [file for place in (folder / "model", Path(path)) if path for file in place.glob("*.safetensors")]
     counts = [count_parameters(file, file.stat().st_mtime_ns) for file in files if file.parent == files[0].parent]
     size = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([MB])(?![a-z])", path.rpartition("/")[2].replace("-", " "))

@@ -20,16 +20,16 @@ from alphaapollo.viewer.texts import find_lines
 
 NUMERIC = ("reward", "accuracy", "tokens", "turns", "advantage")
 COMPARISONS = {"at least": ">=", "at most": "<=", "equal to": "="}
-SAMPLE_COLUMNS = (
-    *("status", "line", "answer", "reward", "accuracy", "advantage", "tokens", "turns", "end", "prompt_id"),
+SAMPLE_COLUMNS = (  # phones show the first two
+    *("line", "reward", "status", "answer", "accuracy", "advantage", "tokens", "turns", "end", "prompt_id"),
     "data_source",
 )
-FOUND_COLUMNS = ("status", "step", *SAMPLE_COLUMNS[1:])
+FOUND_COLUMNS = (*SAMPLE_COLUMNS[:2], "step", *SAMPLE_COLUMNS[2:])
 GROUP_COLUMNS = {  # column of the table -> SQL
-    "status": "CASE WHEN count(reward) = 0 THEN 'failed' WHEN count(advantage) = 0 THEN 'filtered' ELSE 'trained' END",
     "line": "min(line)",
-    "rewards": "json_group_array(reward)",
     "reward": "avg(reward)",
+    "rewards": "json_group_array(reward)",
+    "status": "CASE WHEN count(reward) = 0 THEN 'failed' WHEN count(advantage) = 0 THEN 'filtered' ELSE 'trained' END",
     "variance": "max(avg(reward * reward) - avg(reward) * avg(reward), 0)",
     "accuracy": "iif(count(accuracy) = count(reward), avg(accuracy), NULL)",
     "advantage": "max(advantage)",
@@ -173,9 +173,8 @@ def describe_trajectory(query: Query) -> dict[str, object]:
     row = _find_trajectory(query, run.id, kind, step, line)
     record, options = samples.read_record(run.folder, row), query.options
     others = query.select(
-        "SELECT * FROM trajectories WHERE run = ? AND prompt_id = ? AND data_source = ? "
-        "ORDER BY step DESC, kind, sample LIMIT ?",
-        *(run.id, row["prompt_id"], row["data_source"], PAGE_ROWS),
+        "SELECT * FROM trajectories WHERE run = ? AND question = ? ORDER BY step DESC, kind, sample LIMIT ?",
+        *(run.id, row["question"], PAGE_ROWS),
     )
     compared = None
     if other := options.get("with"):

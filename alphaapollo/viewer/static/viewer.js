@@ -11,18 +11,23 @@ async function drawChart(figure) {
   const steps = traces.flatMap((trace) => trace.x ?? []);
   const span = Math.max(...steps) - Math.min(...steps);
   const axis = { gridcolor: style("--line"), linecolor: style("--line"), zeroline: false, automargin: true };
-  const names = new Set(traces.map((trace) => trace.name));
+  const names = new Set(traces.map((trace) => trace.name)), isLog = Boolean(figure.dataset.log);
+  const hasLegend = names.size > 1 && !figure.dataset.plain;
+  // intervals do not set the axis: two seeds may have a wide one
+  const values = traces.filter((one) => one.type === "scatter" && !one.fill).flatMap((one) => one.y)
+    .filter((value) => !isLog || value > 0).map((value) => (isLog ? Math.log10(value) : value));
+  const low = Math.min(...values), high = Math.max(...values), margin = (high - low) / 15 || Math.abs(high) / 10 || 0.5;
   const colorscale = [[0, style("--back")], [1, style("--fill-blue")]];
   traces.filter((one) => one.type === "heatmap").forEach((trace) => Object.assign(trace, { colorscale, zmin: 0, xgap: 1 }));
   const layout = {
-    margin: { l: 38, r: 8, t: names.size === 2 ? 18 : 4, b: 22 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
+    margin: { l: 38, r: 8, t: hasLegend ? 18 : 4, b: 22 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
     font: { color: style("--soft"), size: 11, family: "system-ui, sans-serif" },
     xaxis: { ...axis, showgrid: false, tickformat: ",d", ...(span < 8 ? { dtick: 1 } : {}) },
-    yaxis: { ...axis, nticks: 5, type: figure.dataset.log ? "log" : "linear" },
+    yaxis: { ...axis, nticks: 5, type: isLog ? "log" : "linear",
+      ...(values.length ? { range: [low - margin, high + margin] } : {}) },
     hovermode: traces[0]?.type === "heatmap" ? "closest" : "x unified",
     hoverlabel: { bgcolor: style("--back"), bordercolor: style("--line") },
-    showlegend: names.size > 1, 
-    legend: { orientation: "h", ...(names.size > 2 ? { y: -0.1 } : { x: 1, xanchor: "right", y: 1, yanchor: "bottom" }) },
+    showlegend: hasLegend, legend: { orientation: "h", x: 1, xanchor: "right", y: 1, yanchor: "bottom" },
     uirevision: figure.dataset.src,
   };
   if (!traces.length) layout.annotations = [{ text: "all values are equal", showarrow: false }];

@@ -91,8 +91,9 @@ def write_run(folder: Path, seed: int = 0, steps: int = 3, text: str = "<think>7
     folder.mkdir(parents=True)
     config = {"actor_rollout_ref": {"model": {"path": "m"}}, "trainer": {"seed": seed, "total_training_steps": 9}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    inputs = {"actor_rollout_ref.model.path": [("m", "0a")]}
     memory = PlannedMemory("a GPU of 80 GiB", {"generate": {"engine weights": 1.0, "kv cache": 1.5}})
-    write_run_plan(folder, RunPlan({"iterations": "9", "reward": text}, memory, [f"{text} has no effect."]))
+    write_run_plan(folder, RunPlan({"iterations": "9", "reward": text}, memory, [f"{text} has no effect."], inputs))
     tracker = JsonlTracker(folder / "metrics.jsonl", 0)
     log = RolloutLog(folder / "rollouts")
     for step in range(1, steps + 1):

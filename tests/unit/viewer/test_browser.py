@@ -78,6 +78,20 @@ def test_pages_are_accessible_and_fit_the_screen(
     assert [error for error in errors if "404 (Not Found)" not in error] == []
 
 
+def test_rewards_fit_a_phone_and_plots_leave_room_for_curves(browser: Any, address: tuple[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 412, "height": 900})
+    for path, heading in (("/", "result"), ("/runs/2/step/3", "reward"), ("/runs/2/step/3?view=samples", "reward")):
+        page.goto(address[0] + path)
+        box = page.get_by_role("columnheader", name=heading, exact=True).bounding_box()
+        assert box and box["x"] + box["width"] < 412, path
+    page.goto(f"{address[0]}/compare?run=1&run=2&seeds=1")
+    page.wait_for_selector(".main-svg", timeout=20_000)
+    low, high = page.evaluate("document.querySelector('.plot').layout.yaxis.range")
+    assert 0.5 < low < high < 0.9  # means of 0.6 to 0.8; the interval of two seeds is 14 wide
+    assert page.query_selector(".legend") is None
+    page.close()
+
+
 def test_curves_are_drawn_and_hostile_samples_do_nothing(page: Any, address: tuple[str, Path]) -> None:
     requests, dialogs = [], []
     page.on("request", lambda request: requests.append(request.url))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alphaapollo.viewer.curves import Curve, average_over_seeds, thin_out
+from alphaapollo.viewer.curves import Curve, average_over_seeds, limit_band, thin_out
 from alphaapollo.viewer.samples import choose_colors, compare_texts, split_into_parts
 
 THOUGHTS = [
@@ -37,6 +37,20 @@ def test_seeds_are_averaged_where_all_have_values() -> None:
     assert (mean.steps.tolist(), mean.values.tolist()) == ([1.0, 2.0], [2.0, 2.0])
     # t(0.975, 1) * sqrt(2) / sqrt(2) = 12.706
     assert mean.band[:, 2].tolist() == pytest.approx([2 + 12.706, 2.0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("metric", "high", "band"),
+    [
+        ("val/accuracy", 1.0, [0, 1]),
+        ("val/pass@2", 0.5, [0, 1]),
+        ("val/accuracy", 1.1, [-3, 5]),
+        ("val/loss", 1, [-3, 5]),
+    ],
+)
+def test_intervals_of_accuracies_end_at_0_and_1(metric: str, high: float, band: list[float]) -> None:
+    curve = Curve("a", np.array([0.0, 1.0]), np.array([0.25, high]), np.array([[0.0, -3.0, 5.0]]))
+    assert limit_band(curve, metric).band.tolist() == [[0, *band]]
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_evolution(read: Read, tmp_path: Path, is_complete: bool) -> None:
     assert ("Accuracy of the final choice: 1." in page) == is_complete
     problems = read("/runs/1/problems")
     cells = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", problems)]
-    assert cells == ["17", "2", "1", "0", "2", "2"]
+    assert cells == ["17", "1", "2", "0", "2", "2"]
     page = read("/runs/1/problems/17")
     solutions = [page.index(f"Solution p17.r{number}.b0.i0") for number in (1, 0)]
     assert solutions == sorted(solutions), "the chosen solution is first"

@@ -20,7 +20,13 @@ from starlette.testclient import TestClient
 
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
-from alphaapollo.runs.run_history import RunPlan, RunStatus, record_in_history, write_run_plan, write_run_status
+from alphaapollo.runs.run_history import (
+    RunPlan,
+    RunStatus,
+    record_in_history,
+    write_run_plan,
+    write_run_status,
+)
 from alphaapollo.types import Outcome, Score
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.index import RunIndex
@@ -59,8 +65,8 @@ def read(client: TestClient, path: str) -> str:
 @pytest.mark.parametrize(
     ("path", "facts"),
     [
-        ("/", ['href="/runs/2">second</a>', 'href="/runs/1">first</a>', "3 of 9", "critic/score/mean</span> 0.300"]),
-        ("/?by=sweep", ['<th title="trainer.seed">trainer.seed</th>', '<td class="n best">1.300</td><td>1</td>']),
+        ("/", ['href="/runs/2">second</a>', 'href="/runs/1">first</a>', "critic/score/mean</span> 0.300", "3 of 9"]),
+        ("/?by=sweep", ['<th title="trainer.seed">trainer.seed</th>', '<td class="n best">1.300</td>', "<td>1</td>"]),
         ("/?by=sweep", [">second<", ">first<"]),
         ("/runs/1", ["/curves?metric=critic/score/mean", 'href="/runs/1/step/3">step 3</a>']),
         ("/runs/1", ["<dt>critic/score/mean</dt><dd>0.300<small>first 0.100</small>", "<dt>iterations</dt><dd>9</dd>"]),
@@ -69,7 +75,7 @@ def read(client: TestClient, path: str) -> str:
             "/runs/1",
             ["Planned memory of a GPU of 80 GiB", '<td class="n">2.50</td><td>kv cache 1.50, engine weights 1'],
         ),
-        ("/runs/1/health", ["mixed 0.500"]),
+        ("/runs/1/health", ["Groups: constant", "constant: groups/mixed = 0.500"]),
         ("/runs/1/step/2/1?with=step/2/0", ["<del>", "<ins>15</ins>"]),
         ("/compare?run=1&run=2", ["1 keys differ", "trainer.seed", '<td class="wide differs">1</td>']),
     ],
@@ -130,9 +136,9 @@ def test_iteration_is_sorted_and_filtered(shared: TestClient) -> None:
     page = read(shared, "/runs/1/step/2?view=samples")
     (first, second) = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in page.split("<tr>")[2:]]
     answer = "&lt;think&gt;7, 7&lt;/think&gt;14"
-    cells = ["", "trained", "What is 7 + 7?", answer, " 1", "0.500", "3", "stop", "17.0"]
+    cells = ["", "What is 7 + 7?", " 1", "trained", answer, "0.500", "3", "stop", "17.0"]
     assert [re.sub("<.*?>", "", cell) for cell in first] == cells
-    assert "not trained" in second[1] and second[3] == "15" and second[5] == "-"
+    assert "not trained" in second[3] and second[4] == "15" and second[5] == "-"
 
 
 def test_rows_open_their_conversation_and_their_samples(shared: TestClient) -> None:
@@ -168,10 +174,11 @@ def test_a_search_that_ends_early_continues(client: TestClient, monkeypatch: pyt
 
 
 def test_configuration_shows_first_what_was_set(client: TestClient, tmp_path: Path) -> None:
-    (tmp_path / "outputs/first/config.1.yaml").write_text("trainer: {seed: 7, total_training_steps: 9}")
+    (tmp_path / "outputs/first/config.1.yaml").write_text("trainer: {seed: 7, total_training_steps: 9, logger: null}")
     page = read(client, "/runs/1/config")
     rows = re.findall(r'<th scope="row">([^<]*)</th><td>([^<]*)</td><td class="differs">([^<]*)</td>', page)
-    assert rows == [("actor_rollout_ref.model.path", "m", ""), ("trainer.seed", "0", "7")]
+    null = ("trainer.logger", "", "null")
+    assert rows == [("actor_rollout_ref.model.path", "m", ""), null, ("trainer.seed", "0", "7")]
 
 
 def test_groups_of_an_iteration(client: TestClient, tmp_path: Path) -> None:
@@ -191,7 +198,7 @@ def test_groups_of_an_iteration(client: TestClient, tmp_path: Path) -> None:
 
     page = read(client, "/runs/1/step/4")
     row = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", page.split("<tr>")[3])]
-    cells = ["", "trained", "What is 7 + 7?", "1 x 1, 1 x 0", "0.500", "0.500", "-1 to 1", "3", "stop", "19 x 2"]
+    cells = ["", "What is 7 + 7?", "0.500", "1 x 1, 1 x 0", "trained", "0.500", "-1 to 1", "3", "stop", "19 x 2"]
     assert row == cells and 'y="0.0" width="4" height="15.0"' in page
     assert page.count('state filtered">') == page.count('state failed">') == 1
     assert list_groups() == ["18", "19", "20"]
@@ -240,12 +247,19 @@ def test_curves(shared: TestClient) -> None:
     assert points["y"] == [0.1, 0.2, 0.3]
 
 
-def test_rewards_of_a_prompt_by_iteration(shared: TestClient) -> None:
-    points, mean = shared.get("/curves?run=1&prompt=17&source=sums").json()
+def test_samples_of_the_same_prompt_are_found_by_its_text(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "outputs" / "first")
+    write_groups(folder, 2, [make_group(17, ("8", 1.0), question="What is 5 + 3?")], "val")  # row 17 of another file
+    write_groups(folder, 3, [make_group(5, ("14", 0.25))], "val")
+    with TestClient(make_app(update_index(tmp_path / "outputs"), ["testserver"])) as client:
+        page = read(client, "/runs/1/step/2/0")
+        links = re.findall(r'<a href="/runs/1/(\w+/\d/\d)">\w+ \d, sample', page)
+        assert links == ["step/3/0", "step/3/1", "val/3/0", "step/2/0", "step/2/1", "step/1/0", "step/1/1"]
+        (curve,) = re.findall(r'data-src="(/curves[^"]*question[^"]*)"', page)
+        points, mean, _, validation = client.get(unescape(curve)).json()
     assert (points["x"], points["y"]) == ([1, 1, 2, 2, 3, 3], [1.0, 0.0] * 3)
     assert (mean["x"], mean["y"], mean["name"]) == ([1, 2, 3], [0.5] * 3, "training")
-    assert "/curves?run=1&amp;prompt=17" in read(shared, "/runs/1/step/2/0")
-    assert shared.get("/curves?run=1&prompt=18&source=sums").json() == []
+    assert (validation["x"], validation["y"], validation["name"]) == ([3], [0.25], "validation")
 
 
 TOO_LARGE = (

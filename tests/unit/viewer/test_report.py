@@ -94,7 +94,7 @@ def test_run(run: Path) -> None:
     assert re.search(r"torch \d", text) and re.search(r"commit \w", text)
     assert {"img", "table", "pre", "h1", "h2", "h3"} <= names and "script" not in names
     assert attributes["img src"].startswith("data:image/svg+xml;base64,")
-    assert "val/accuracy by iteration: first" in attributes["img alt"]
+    assert "critic/score/mean by iteration: first" in attributes["img alt"]
     assert make_report([run]) == make_report([run])
 
 
@@ -125,11 +125,11 @@ def test_seeds_have_an_interval_and_groups_a_difference(tmp_path: Path) -> None:
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
     text = report(*slow, *fast)
     # slow: 0.3, 1.3, 2.3: mean 1.3, t(0.975, 2) * 1 / sqrt(3) = 4.303 * 0.577 = 2.484
-    assert "slow0 and 2 more seeds | 1.1 [-1.38, 3.58] | 1 | 1.3 [-1.18, 3.78] | 3 |" in text
+    assert "lr=- (3 seeds) | 1.1 [-1.38, 3.58] | 1 | 1.3 [-1.18, 3.78] | 3 |" in text
     # fast: 10.3, 11.3: mean 10.8, t(0.975, 1) * 0.707 / sqrt(2) = 12.706 * 0.5 = 6.353
-    assert "fast10 and 1 more seeds | 10.6 [4.25, 17] | 1 | 10.8 [4.45, 17.2] | 3 |" in text
+    assert "lr=0.5 (2 seeds) | 10.6 [4.25, 17] | 1 | 10.8 [4.45, 17.2] | 3 |" in text
     # variances of the means 1/3 and 1/4: error 0.7638, (7/12)^2 / (1/9/2 + 1/16) = 2.882 degrees of freedom: t = 3.261
-    row = "| `critic/score/mean` | fast10 and 1 more seeds | slow0 and 2 more seeds | 9.5 [7.01, 12] | 3 |"
+    row = "| `critic/score/mean` | lr=0.5 (2 seeds) | lr=- (3 seeds) | 9.5 [7.01, 12] | 3 |"
     assert row in text
     assert "| `optim.lr` | - | 0.5 |" in text and "| `trainer.seed` | 0, 1, 2 | 10, 11 |" in text
     assert "very-secret" not in text and "## Samples" not in text
@@ -143,8 +143,34 @@ def test_groups_are_compared_at_an_iteration_that_all_runs_have(tmp_path: Path) 
     for folder in short:
         (folder / "config.yaml").write_text((folder / "config.yaml").read_text() + "optim: {lr: 0.5}\n")
     text = report(*long, *short)
-    assert "long0 and 1 more seeds | 0.6 [-5.75, 6.95] | 1 | 0.9 [-5.45, 7.25] | 4 |" in text
-    assert "| short0 and 1 more seeds | long0 and 1 more seeds | 0 [-3.04, 3.04] | 2 |" in text
+    assert "lr=- (2 seeds) | 0.6 [-5.75, 6.95] | 1 | 0.9 [-5.45, 7.25] | 4 |" in text
+    assert "| lr=0.5 (2 seeds) | lr=- (2 seeds) | 0 [-3.04, 3.04] | 2 |" in text
+
+
+def test_groups_without_variance_have_a_difference_without_interval(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    for at, value in enumerate((1.0, 1.0, 0.5, 0.75)):
+        folder = write_run(tmp_path / f"run{at}", seed=at)
+        write_validations(folder, [value])
+        config = yaml.safe_load((folder / "config.yaml").read_text()) | {"optim": {"lr": at // 2}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    text = report(*(tmp_path / f"run{at}" for at in range(4)))
+    assert "* `val/accuracy` at the end, best first: lr=0 (2 seeds) 1 [1, 1]; lr=1 (2 seeds) 0.625 [0, 1]." in text
+    assert "| `val/accuracy` | lr=1 (2 seeds) | lr=0 (2 seeds) | -0.375 | 0 |" in text
+    assert "| runs | run0, run1 | run2, run3 |" in text
+    assert not [one for one in recwarn if "Precision loss" in str(one.message)]
+
+
+def test_evaluations_have_a_paired_difference(tmp_path: Path) -> None:
+    before, after = (write_evaluation(tmp_path / name, num_problems=12) for name in ("one", "two"))
+    results = (after / "results.jsonl").read_text()
+    (after / "results.jsonl").write_text(results.replace('"accuracy": 0.0', '"accuracy": 1.0'))
+    text = report(before, after)
+    # One of 12 differences is 0.5. A resample has it at most 3 times with 98 %: 1.5 / 12.
+    assert "* Accuracy (evaluation) of two minus one: 0.04167 [0, 0.125] over the same 12 prompts." in text
+    assert "| evaluation | two | accuracy | 0.9583 [0.875, 1] | 1 [1, 1] | 0.04167 [0, 0.125] |" in text
+    assert "| evaluation | two | pass@2 | 1 [1, 1] | 1 [1, 1] | 0 [0, 0] |" in text
 
 
 @pytest.fixture
@@ -181,8 +207,9 @@ def test_values_in_a_line() -> None:
 
 def test_samples_from_the_worst_to_the_best_change(run: Path) -> None:
     for step in (0, 5):
-        groups = [make_group(at, ("x", 1.0 if step and at > 6 else 0.5)) for at in range(18)]
-        groups[3] = make_group(3, ("lost", 0.1 if step else 0.9))
+        rewards = [1.0 if step and at > 6 else 0.5 for at in range(18)]
+        rewards[3] = 0.1 if step else 0.9
+        groups = [make_group(at, ("x", reward), question=f"{at}?") for at, reward in enumerate(rewards)]
         write_groups(run, step, groups, "val")
     titles = re.findall(r"### \d+\. Prompt (\d+) of sums: (\w+)", text := report(run))
     assert len(titles) == 10 and titles[0] == ("3", "worse") and titles[-1] == ("17", "improved")
