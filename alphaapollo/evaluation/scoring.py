@@ -25,12 +25,14 @@ from alphaapollo.data.files import (
     read_rows,
     to_file_list,
 )
+from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.formats import RESULT_COLUMNS
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import SampleResult, find_answer, make_sample_result, write_report
 from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.observability.console import Console
 from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.registry import leave_out_missing_answers
 from alphaapollo.runs.checkpoint_folder import write_format
 from alphaapollo.runs.resume import check_folder_belongs_to_command
 from alphaapollo.runs.rollout_log import replace_images, save_image
@@ -57,7 +59,11 @@ def prepare_problems(config: EvalConfig, console: Console) -> list[PromptRespons
     check_folder_belongs_to_command(config)
     files = name_splits(config.data.path, HELD_OUT, notices)
     problems = read_problems(files, config.data.prompt_key, config.data.response_key)
-    prompts = [problem.prompt for problem in problems]
+    findings = list[DataFinding]()
+    prompts = leave_out_missing_answers([problem.prompt for problem in problems], findings)
+    kept = {prompt.id for prompt in prompts}
+    problems = [problem for problem in problems if problem.prompt.id in kept]
+    notices += [finding.describe() for finding in findings]
     notices += check_rewards(prompts, config.reward, config.custom_reward_function)[0]
     responses = [response for problem in problems for response in problem.responses]
     missing = responses.count(None)

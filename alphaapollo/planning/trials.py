@@ -12,10 +12,12 @@ from typing import Never
 
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.data.chats import CONTEXT_COLUMNS, shorten_repr
+from alphaapollo.data.findings import TRUTH_COLUMNS
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.processes.time_limit import TimeLimit
+from alphaapollo.rewards.custom import TRUTHS
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.registry import get_grader
@@ -27,7 +29,8 @@ TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRU
 NUM_ROWS = 20  # rows of each data source
 MAX_FAILURES = 3  # of a data source, each of which may take reward.timeout
 MAX_SOURCES = 10  # data sources in the plan
-READ_COLUMNS = {"ground_truth", "answer", "solution", "index", "rubric", "choices", "options", *CONTEXT_COLUMNS}
+READ_COLUMNS = {"ground_truth", "answer", "dataset", "index", "rubric", "choices", "options", *CONTEXT_COLUMNS}
+READ_COLUMNS |= {*TRUTH_COLUMNS}
 PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}
 
 
@@ -55,7 +58,13 @@ async def try_reward_function(prompts: Sequence[Prompt], reward: Reward, custom:
     Raises ValueError if a column is missing, or the function fails on most answers."""
     prompt, (scores, columns) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
     for column in columns:
-        if not any(column in one.extra_info for one in prompts):
+        if column in TRUTHS and all(one.ground_truth is None for one in prompts):
+            raise ValueError(
+                f"{custom.path}: {', '.join(custom.names)} gets the ground truth as {column!r}, but no row has one. The "
+                f"other columns are {', '.join(prompt.extra_info) or 'none'}. Rename the column to ground_truth, or give "
+                "the parameter a default if the function does not need it."
+            )
+        if column not in TRUTHS and not any(column in one.extra_info for one in prompts):
             raise ValueError(
                 f"{custom.path}: {', '.join(custom.names)} needs {column!r}, but the data has no such column, only "
                 f"{', '.join(prompt.extra_info) or 'those of every row'}. Rename the column or the parameter."

@@ -89,10 +89,16 @@ CHANGES_CODE = ResumeRule("refused", "the new file may register different code u
 
 @dataclass(frozen=True)
 class FilePath:
-    """Marker in `Annotated`: the field is a path; config/requirements.py checks that the file or folder exists."""
+    """Marker in `Annotated`: the field is a path, whose `~` is replaced; config/check.py checks that it exists."""
 
     kind: Literal["data", "model", "tokenizer", "code", "folder"]  # model and tokenizer: folder or hub id
     required: bool = False  # whether an empty path is an error, if the field has an effect
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._expand, handler(source))
+
+    def _expand(self, value: str | list[str]) -> str | list[str]:
+        return [*map(expanduser, value)] if isinstance(value, list) else expanduser(value)
 
 
 CODE = FilePath("code")
