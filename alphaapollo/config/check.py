@@ -148,7 +148,7 @@ def _find_path_error(path_kind: str, path: str) -> str:
         return ""
     if path_kind == "data":
         if "://" in path:
-            return f"{path} is an address. Download it and set its path, or set the id OWNER/NAME of a data set of the hub."
+            return f"{path} is an address. Set the path of a downloaded file, or OWNER/NAME of a data set on the hub."
         entry = DatasetEntry.parse(path)
         if any(map(os.path.exists, (local, os.path.expanduser(entry.path), *glob.glob(local)))) or entry.is_hub_id:
             return ""

@@ -31,7 +31,7 @@ ROLES = {
 }
 """{name of a role in lower case: role}. Other names are given to the chat template as they are."""
 CALL_ROLES = ("function_call", "tool_call")  # the content of such a message is one call, or a list of calls
-CONTEXT_COLUMNS = ("images", "image", "system", "history", "tools", "chat_template_kwargs", "enable_thinking")  # beside a chat
+CONTEXT_COLUMNS = ("images", "image", "system", "history", "tools", "chat_template_kwargs", "enable_thinking")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 WEIGHT_KEYS = ("weight", "train", "training", "loss", "loss_scale", "loss_mask", "step_loss_mask", "trainable")
 """Weights of a message in OpenAI's data, axolotl, ShareGPT, ms-swift, verl and slime: 0 or 1."""
@@ -191,12 +191,12 @@ def _read_weight(raw: JsonObject) -> bool:
     """Remove the weights from a message and return whether it is trained on. Raises ValueError for other values than 0
     and 1, and for weights of parts of a message."""
     weights = {key: raw.pop(key) for key in (*WEIGHT_KEYS, *MASK_KEYS) if key in raw}
-    unclear = {key for key in MASK_KEYS if not isinstance(weights.get(key, True), bool)}  # 1 has both meanings
-    if wrong := [key for key, weight in weights.items() if weight not in (0, 1) or key in unclear]:
-        raise ValueError(f"{wrong[0]}={shorten_repr(weights[wrong[0]])} is not supported. Use weight: 1 or 0.")
+    for key, weight in weights.items():
+        if weight not in (0, 1) or (key in MASK_KEYS and not isinstance(weight, bool)):  # mask: 1 has both meanings
+            raise ValueError(f"{key}={shorten_repr(weight)} is not supported. Use weight: 1 or 0.")
     if spans := [key for key in SPAN_KEYS if raw.pop(key, None)]:
         raise ValueError(f"{', '.join(spans)} is not supported. Set `train: false` to exclude the complete message.")
-    return all(bool(weight) != (key in MASK_KEYS) for key, weight in weights.items())
+    return all(weight != (key in MASK_KEYS) for key, weight in weights.items())
 
 
 def _read_calls(value: object) -> list[ToolCall]:

@@ -211,7 +211,7 @@ def read_rows(path: str | Path) -> DataRows:
 
 @cache
 def _read_partitions(root: Path, file: Path) -> dict[str, str]:
-    """Return the columns that the names of folders between a folder and one of its files have: `level=easy/0.parquet`."""
+    """Return the columns in the names of the folders between `root` and a file below it: `level=easy/0.parquet`."""
     parts = file.absolute().relative_to(root).parts[:-1] if file.absolute().is_relative_to(root) else ()
     return dict(match.groups() for part in parts if (match := re.fullmatch(r"(\w+)=(.+)", part)))
 
@@ -265,26 +265,23 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
         content = _convert_to_utf8(content)
         return _read_csv(content, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, content, kind)
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path}: the file is not a readable {kind} file ({error}). Create it again.") from error
+        raise ValueError(
+            f"{path}: the file is not a readable {kind} file ({error}). Create it again, texts in UTF-8."
+        ) from error
 
 
 def _convert_to_utf8(content: bytes) -> bytes:
-    """Convert a text in UTF-16 with a byte order mark. Raises ValueError for other encodings than UTF-8, whose name no
-    file says."""
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return content.decode("utf-16").encode()
-    return content
+    """Convert a text that begins with the byte order mark of UTF-16; other texts are unchanged."""
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16").encode() if is_utf16 else content
 
 
 def _read_csv(content: bytes, separator: str) -> list[DataRow | BadRow]:
     """Parse a table with a header. Cells are text, as they are written; an empty cell is None."""
     from pyarrow import BufferReader, csv, string
 
-    if match := re.match(rb"sep=(.)\r?\n", content):  # Excel
-        content, separator = content[match.end() :], match[1].decode()
-    header = content.partition(b"\n")[0].decode()
-    if separator not in header and (others := [other for other in ";\t" if other in header]):
-        separator = others[0]
+    header = content.decode().partition("\n")[0]
+    separator = next((one for one in (separator, ";", "\t") if one in header), separator)
     one_block = csv.ReadOptions(block_size=len(content) + 1)
     lines = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     names = csv.open_csv(BufferReader(content), one_block, lines).schema.names

@@ -22,20 +22,8 @@ TRUTH_COLUMNS = ("expected_answer", "final_answer", "golden_answers", "answers",
 """Columns that may have the ground truth if there is neither `ground_truth` nor `answer`. The first one counts."""
 VERL_COLUMNS = ("ground_truth", "answer", "reward_model", "extra_info", "env_kwargs")  # may have a ground truth, too
 PARSED_COLUMNS = {*CONTEXT_COLUMNS, *TRUTH_COLUMNS, *VERL_COLUMNS, "metadata", "objects", "videos", "audios"}
-EFFECTS = {
-    "the column": "not read",
-    "no other ground truth than in the column": "read as the ground truth",
-    "no data_source beside the column": "read as data_source",
-    "chats written as text in the column": "read as chats",
-    "JSON written as text in the column": "not parsed",
-    "an answer before the first question in the column": "part of the prompt, not trained on",
-    "a BOS token at the start of the column": "removed, because the tokenizer adds it",
-    f"{IMAGE_MARK} without a picture in the column": "shown to the model as text",
-    "the key of messages": "neither read nor shown by the chat template",
-    "the variable": "the chat template does not read it",
-}
-"""{content: what happens with it}. The content is followed by the name of a column, key or variable."""
-COLUMN, TRUTH, SOURCE, CHAT, JSON_TEXT, FIRST, BOS, MARK, KEY, VARIABLE = EFFECTS
+JSON_TEXT, KEY, VARIABLE = "JSON written as text in the column", "the key of messages", "the variable"
+Content = tuple[str, str, str]  # kind of content, its name, and what happens with it
 
 
 @dataclass(frozen=True)
@@ -61,63 +49,65 @@ def find_unread_content(
     read: columns with prompts, chats or answers. context: columns that are also read; None if all are. renderer: the
     model's, which knows what the chat template shows; None if the command has no model.
     """
-    counts, values = Counter[tuple[str, str]](), dict[tuple[str, str], Any]()
+    counts, values = Counter[Content](), dict[Content, Any]()
     for row in rows:
         found = dict(_list_contents(row, read, context, renderer.added_bos if renderer else ""))
         counts.update(found.keys())
         values |= {content: value for content, value in found.items() if value or content not in values}
     return [
-        DataFinding(path, f"{content} {name.split(':')[-1]!r}", EFFECTS[content], count, len(rows))
-        for (content, name), count in counts.items()
-        if _is_ignored(content, name, values[content, name], renderer)
+        DataFinding(path, f"{kind} {name!r}", effect, count, len(rows))
+        for (kind, name, effect), count in counts.items()
+        if _is_ignored(kind, name, values[kind, name, effect], renderer)
     ]
 
 
 def _list_contents(
     row: JsonObject, read: Collection[str], context: Collection[str] | None, bos: str
-) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Yield ((content, name), value) for what a run may ignore in a row. The name of a key begins with a role."""
+) -> Iterator[tuple[Content, Any]]:
+    """Yield (content, value) for what a run may ignore in a row. The name of a key begins with a role."""
     for column, value in row.items():
         if value is None or column == "data_source":
             continue
         if column not in read:
             if context is not None and column not in context:
-                yield (COLUMN, column), True
+                yield ("the column", column, "not read"), True
             elif isinstance(value, str) and value.startswith(("[", "{")) and column not in PARSED_COLUMNS:
-                yield (JSON_TEXT, column), value
+                yield (JSON_TEXT, column, "not parsed"), value
             continue
         if bos and isinstance(value, str) and value.startswith(bos):
-            yield (BOS, column), True
+            yield (f"{bos} at the start of the column", column, "removed, because the tokenizer adds it"), True
         if not row.keys() & {"image", "images"} and IMAGE_MARK in str(value):
-            yield (MARK, column), True
+            yield (f"{IMAGE_MARK} without an image in the column", column, "shown to the model as text"), True
         if chat := read_chat_text(value):
-            yield (CHAT, column), True
+            yield ("chats written as text in the column", column, "read as chats"), True
         messages = [one for one in chat or value if isinstance(one, dict)] if chat or isinstance(value, list) else []
         roles = [str(one.get("role", one.get("from"))).strip() for one in messages]
         roles = [ROLES.get(role.lower(), role) for role in roles]
         if roles[:1] == ["assistant"] and column.startswith(("messages", "conversation")):
-            yield (FIRST, column), True
+            yield ("an answer before the first question in the column", column, "not trained on"), True
         for role, message in zip(roles, messages, strict=True):
-            unknown = (key for key in message.keys() - MESSAGE_KEYS if message[key] is not None)
-            yield from (((KEY, f"{role}:{key}"), message[key]) for key in unknown)
+            unknown = (key for key in message if key not in MESSAGE_KEYS and message[key] is not None)
+            yield from (((KEY, f"{role}: {key}", "neither read nor shown"), message[key]) for key in unknown)
     if context is None:  # a row for RL
         truth = next((name for name in (*VERL_COLUMNS, *TRUTH_COLUMNS) if row.get(name) is not None), "")
-        yield from [((TRUTH, truth), True)] * (truth in TRUTH_COLUMNS)
-        yield from [((SOURCE, "dataset"), True)] * (row.get("dataset") is not None and row.get("data_source") is None)
+        if truth in TRUTH_COLUMNS:
+            yield ("the column", truth, "read as the ground truth"), True
+        if row.get("dataset") is not None and row.get("data_source") is None:
+            yield ("the column", "dataset", "read as data_source"), True
     with suppress(ValueError):  # the row is refused
         arguments = read_template_arguments(row) if row.keys() & {*CONTEXT_COLUMNS} else {}
-        yield from (((VARIABLE, name), True) for name in arguments)
+        yield from (((VARIABLE, name, "the chat template does not read it"), True) for name in arguments)
 
 
-def _is_ignored(content: str, name: str, value: Any, renderer: Renderer | None) -> bool:
-    """Whether the run ignores a content of which a row has `value`."""
-    if content == JSON_TEXT:
+def _is_ignored(kind: str, name: str, value: Any, renderer: Renderer | None) -> bool:
+    """Whether the run ignores a content, of which a row has `value`."""
+    if kind == JSON_TEXT:
         return read_literal(value) is not None
-    if renderer is None or content not in (KEY, VARIABLE):
-        return content not in (KEY, VARIABLE)
-    if content == VARIABLE:
+    if renderer is None or kind not in (KEY, VARIABLE):
+        return kind not in (KEY, VARIABLE)
+    if kind == VARIABLE:
         return not renderer.template_reads(name)
-    role, _, key = name.partition(":")
+    role, _, key = name.partition(": ")
     chat: list[Any] = [{"role": "user", "content": "?"}, {"role": role, "content": "?"}][role in ("system", "user") :]
     with suppress(ValueError):  # a template for other chats
         return renderer.render_chat(chat) == renderer.render_chat([*chat[:-1], {**chat[-1], key: value}])

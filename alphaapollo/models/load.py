@@ -324,11 +324,8 @@ def list_template_notices(model: Model, renderer: Renderer, template_arguments: 
     the prompts rendered so far."""
     tokenizer = renderer.tokenizer
     unread = (name for name in template_arguments if tokenizer.chat_template and not renderer.template_reads(name))
-    notices = [
-        f"data.apply_chat_template_kwargs.{name} has no effect: the tokenizer's chat template does not read it."
-        for name in unread
-    ]
-    notices += renderer.list_control_notices()
+    effect = "has no effect: the tokenizer's chat template does not read it."
+    notices = [f"data.apply_chat_template_kwargs.{name} {effect}" for name in unread] + renderer.list_control_notices()
     trained = getattr(load_config(model), "chat_template_digest", None)
     if tokenizer.chat_template and trained not in (None, make_template_digest(tokenizer)):
         notices.append(

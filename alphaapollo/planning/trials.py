@@ -58,17 +58,12 @@ async def try_reward_function(prompts: Sequence[Prompt], reward: Reward, custom:
     Raises ValueError if a column is missing, or the function fails on most answers."""
     prompt, (scores, columns) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
     for column in columns:
-        if column in TRUTHS and all(one.ground_truth is None for one in prompts):
-            raise ValueError(
-                f"{custom.path}: {', '.join(custom.names)} gets the ground truth as {column!r}, but no row has one. The "
-                f"other columns are {', '.join(prompt.extra_info) or 'none'}. Rename the column to ground_truth, or give "
-                "the parameter a default if the function does not need it."
-            )
-        if column not in TRUTHS and not any(column in one.extra_info for one in prompts):
-            raise ValueError(
-                f"{custom.path}: {', '.join(custom.names)} needs {column!r}, but the data has no such column, only "
-                f"{', '.join(prompt.extra_info) or 'those of every row'}. Rename the column or the parameter."
-            )
+        is_truth = column in TRUTHS
+        if not any(one.ground_truth is not None if is_truth else column in one.extra_info for one in prompts):
+            known, names = ", ".join(prompt.extra_info) or "those of every row", ", ".join(custom.names)
+            missing = "no row has a ground truth" if is_truth else "the data has no such column"
+            fix = "Rename the column to ground_truth, or give the parameter a default" if is_truth else "Rename one"
+            raise ValueError(f"{custom.path}: {names} needs {column!r}, but {missing}, only {known}. {fix}.")
     failed = {answer: score.reason for answer, score in scores.items() if score.outcome.failed}
     function = f"{custom.path}: {', '.join(custom.names)}" if custom.path else f"{reward.custom_module}: a component"
     notices = [

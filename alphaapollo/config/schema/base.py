@@ -15,9 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os.path import expanduser
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 Device = Literal["cpu", "cuda"]
 Scalar = bool | int | float | str
@@ -95,10 +97,10 @@ class FilePath:
     required: bool = False  # whether an empty path is an error, if the field has an effect
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._expand, handler(source))
+        def expand(value: str | list[str]) -> str | list[str]:
+            return [*map(expanduser, value)] if isinstance(value, list) else expanduser(value)
 
-    def _expand(self, value: str | list[str]) -> str | list[str]:
-        return [*map(expanduser, value)] if isinstance(value, list) else expanduser(value)
+        return core_schema.no_info_after_validator_function(expand, handler(source))
 
 
 CODE = FilePath("code")

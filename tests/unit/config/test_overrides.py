@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -57,4 +58,4 @@ def test_other_keys_keep_their_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_entries_of_data_keys_need_no_quotes(path: str) -> None:
     data = load_config(Config, "ppo", [f"data.train_files={path}", f"data.val_files=[{path}, b#c]"]).data
-    assert (data.train_files, data.val_files) == (path, [path, "b#c"])
+    assert (data.train_files, data.val_files) == (expanduser(path), [expanduser(path), "b#c"])

@@ -47,7 +47,9 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(loader, row, prompt):
     assert (pair.is_good, pair.data_source, pair.unrelated_answer) == ([True, False], "sums", None)
     assert pair.margin == row.get("margin", 0.0)
     assert pair.longest_row_length == len(pair.rows[1].token_ids) and read.file_sizes == [1]
-    assert any(one.effect != "read as chats" for one in read.findings) == any(column in row for column in ("messages", "query"))
+    assert any(one.effect != "read as chats" for one in read.findings) == any(
+        column in row for column in ("messages", "query")
+    )
 
 
 def test_common_start_of_chats_is_not_trained_on(loader):
