@@ -53,7 +53,9 @@ def find_unread_content(
     for row in rows:
         found = dict(_list_contents(row, read, context, renderer.added_bos if renderer else ""))
         counts.update(found.keys())
-        values |= {content: value for content, value in found.items() if value or content not in values}
+        for content, value in found.items():
+            if content not in values or (content[0] == KEY and value[content[1]]):  # a template may hide a false value
+                values[content] = value
     return [
         DataFinding(path, f"{kind} {name!r}", effect, count, len(rows))
         for (kind, name, effect), count in counts.items()
@@ -64,7 +66,7 @@ def find_unread_content(
 def _list_contents(
     row: JsonObject, read: Collection[str], context: Collection[str] | None, bos: str
 ) -> Iterator[tuple[Content, Any]]:
-    """Yield (content, value) for what a run may ignore in a row. The name of a key begins with a role."""
+    """Yield (content, value) for what a run may ignore in a row. The value of a key is a part of its message."""
     for column, value in row.items():
         if value is None or column == "data_source":
             continue
@@ -87,7 +89,7 @@ def _list_contents(
             yield ("an answer before the first question in the column", column, "not trained on"), True
         for role, message in zip(roles, messages, strict=True):
             unknown = (key for key in message if key not in MESSAGE_KEYS and message[key] is not None)
-            yield from (((KEY, f"{role}: {key}", "neither read nor shown"), message[key]) for key in unknown)
+            yield from (((KEY, key, "neither read nor shown"), {"role": role, key: message[key]}) for key in unknown)
     if context is None:  # a row for RL
         truth = next((name for name in (*VERL_COLUMNS, *TRUTH_COLUMNS) if row.get(name) is not None), "")
         if truth in TRUTH_COLUMNS:
@@ -107,8 +109,8 @@ def _is_ignored(kind: str, name: str, value: Any, renderer: Renderer | None) -> 
         return kind not in (KEY, VARIABLE)
     if kind == VARIABLE:
         return not renderer.template_reads(name)
-    role, _, key = name.partition(": ")
-    chat: list[Any] = [{"role": "user", "content": "?"}, {"role": role, "content": "?"}][role in ("system", "user") :]
+    bare = {"role": value["role"], "content": "?"}
+    before: list[Any] = [] if value["role"] in ("system", "user") else [{"role": "user", "content": "?"}]
     with suppress(ValueError):  # a template for other chats
-        return renderer.render_chat(chat) == renderer.render_chat([*chat[:-1], {**chat[-1], key: value}])
+        return renderer.render_chat([*before, bare]) == renderer.render_chat([*before, {**bare, **value}])
     return False

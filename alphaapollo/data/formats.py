@@ -59,7 +59,8 @@ def read_rows_in_known_format(
             converted = (
                 {names.get(key, key): value for key, value in (row | one.convert(row)).items()} for row in rows
             )
-            guess = DataFinding(path, f"the columns {', '.join(one.columns)}", f"read as {one.name}", *[len(rows)] * 2)
+            names_read = f"the column{'s' * (len(one.columns) > 1)} {', '.join(one.columns)}"
+            guess = DataFinding(path, names_read, f"read as {one.name}", len(rows), len(rows))
             unread = find_unread_content(path, rows, {*one.columns, *one.optional}, optional, renderer)
             return DataRows(converted, rows.locations, rows.source), [guess, *unread]
     missing = " or ".join(" and ".join(map(repr, group)) for group in needed)

@@ -1,6 +1,7 @@
 """What a run does not read in its data is named, and what it reads under other names."""
 
 import time
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -8,7 +9,7 @@ import pytest
 
 from alphaapollo.data.findings import find_unread_content
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.rendering import Renderer, load_tokenizer
 from tests.builders import write_rows
 from tests.unit.data.rows import FOUR, USER
 from tests.unit.tool_templates import HERMES, schema, tokenizer_of
@@ -55,11 +56,11 @@ def test_a_first_answer_is_seen_but_not_trained_on(loader):
 
 def test_keys_that_the_template_does_not_show_are_named(tmp_path):
     renderer, chat = Renderer(tokenizer_of(NAMED)), [USER | {"mood": "good", "lang": "en"}]
-    rows = [{"prompt": chat}, {"prompt": [USER | {"lang": None, "toxic": False}]}]
+    rows = [{"prompt": [USER | {"mood": ""}]}, {"prompt": chat}, {"prompt": [USER | {"lang": None, "toxic": False}]}]
     found = find_unread_content("x", rows, {"prompt"}, None, renderer)
     assert [(one.content, one.rows, one.total) for one in found] == [
-        ("the key of messages 'user: lang'", 1, 2),
-        ("the key of messages 'user: toxic'", 1, 2),
+        ("the key of messages 'lang'", 1, 3),
+        ("the key of messages 'toxic'", 1, 3),
     ]
 
 
@@ -138,3 +139,14 @@ def test_ten_thousand_rows_take_less_than_a_second(renderer):
     begin = time.process_time()
     assert len(find_unread_content("x", rows, {"messages"}, ("tools",), renderer)) == 2
     assert time.process_time() - begin < 5  # about 0.3 s; machines may be ten times slower
+
+
+def test_a_folder_with_tekken_json_alone_is_refused_in_a_sentence(tmp_path):
+    import mistral_common
+    from transformers import MistralConfig
+
+    MistralConfig().save_pretrained(tmp_path)
+    source = Path(mistral_common.__file__).parent / "data" / "tekken_240911.json"
+    (tmp_path / "tekken.json").symlink_to(source)
+    with pytest.raises(ValueError, match=r"no tokenizer that can be loaded .*tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
