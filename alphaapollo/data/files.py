@@ -213,7 +213,7 @@ def read_rows(path: str | Path) -> DataRows:
 def _read_partitions(root: Path, file: Path) -> dict[str, str]:
     """Return the columns in the names of the folders between `root` and a file below it: `level=easy/0.parquet`."""
     parts = file.absolute().relative_to(root).parts[:-1] if file.absolute().is_relative_to(root) else ()
-    return dict(match.groups() for part in parts if (match := re.fullmatch(r"(\w+)=(.+)", part)))
+    return {match[1]: match[2] for part in parts if (match := re.fullmatch(r"(\w+)=(.+)", part))}
 
 
 def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
