@@ -184,8 +184,8 @@ class Score:
             object.__setattr__(self, "accuracy", self.components.get("accuracy", reward))
 
     def component(self, name: str) -> float:
-        """Return the component `name`. A missing one is NaN; with `is_limit`, or for a reward of 0 without components, it
-        is 0."""
+        """Return the component `name`. A missing one is NaN; with `is_limit`, or for a reward of 0 without components,
+        0."""
         missing = 0.0 if self.is_limit or (not self.components and self.reward == 0) else math.nan
         return self.components.get(name, missing)
 

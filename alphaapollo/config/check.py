@@ -149,6 +149,8 @@ def _find_path_error(path_kind: str, path: str) -> str:
     if not path or (path_kind == "code" and os.path.isfile(local)) or (path_kind == "folder" and is_folder):
         return ""
     if path_kind == "data":
+        if "://" in path:
+            return f"{path} is an address. Set the path of a downloaded file, or OWNER/NAME of a data set on the hub."
         entry = DatasetEntry.parse(path)
         if any(map(os.path.exists, (local, os.path.expanduser(entry.path), *glob.glob(local)))) or entry.is_hub_id:
             return ""

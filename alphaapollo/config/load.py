@@ -181,7 +181,8 @@ def _takes_text(schema: type[BaseModel], name: str) -> bool:
     known = list_keys(schema)
     map_key = find_map_key_of_entry(name, schema)
     described = known[map_key].type.partition(" to ")[2] if map_key else known[name].type if name in known else ""
-    return described.startswith("text") or "list of text" in described
+    is_path = described.startswith("a section") and name.endswith("path")  # of a model in a map of models
+    return described.startswith("text") or "list of text" in described or is_path
 
 
 def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:

@@ -31,10 +31,14 @@ ROLES = {
 }
 """{name of a role in lower case: role}. Other names are given to the chat template as they are."""
 CALL_ROLES = ("function_call", "tool_call")  # the content of such a message is one call, or a list of calls
-CONTEXT_COLUMNS = ("images", "system", "history", "tools", "chat_template_kwargs", "enable_thinking")  # beside a chat
+CONTEXT_COLUMNS = ("images", "image", "system", "history", "tools", "chat_template_kwargs", "enable_thinking")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
-WEIGHT_KEYS = ("weight", "train", "training", "loss", "loss_scale")  # OpenAI, axolotl, ShareGPT and ms-swift
+WEIGHT_KEYS = ("weight", "train", "training", "loss", "loss_scale", "loss_mask", "step_loss_mask", "trainable")
+"""Weights of a message in OpenAI's data, axolotl, ShareGPT, ms-swift, verl and slime: 0 or 1."""
+MASK_KEYS = ("mask", "masked")  # torchtune's opposite of a weight: true excludes the message
 SPAN_KEYS = ("train_detail", "training_detail")  # axolotl's weights of parts of a message
+MESSAGE_KEYS = {"role", "from", "content", "value", "tool_calls", "function_call", "tool_call_id", "name", "images"}
+MESSAGE_KEYS |= {*THOUGHT_KEYS, *WEIGHT_KEYS, *MASK_KEYS, *SPAN_KEYS}  # keys of messages that are read
 
 
 def read_chat(value: Sequence[object], column: str, reader: ImageReader = LOCAL_IMAGES) -> list[Message]:
@@ -186,12 +190,13 @@ def _read_message(value: object, reader: ImageReader) -> tuple[Message, bool]:
 def _read_weight(raw: JsonObject) -> bool:
     """Remove the weights from a message and return whether it is trained on. Raises ValueError for other values than 0
     and 1, and for weights of parts of a message."""
-    weights = {key: raw.pop(key) for key in WEIGHT_KEYS if key in raw}
-    if wrong := [f"{key}={shorten_repr(weight)}" for key, weight in weights.items() if weight not in (0, 1)]:
-        raise ValueError(f"{', '.join(wrong)} is not supported. Use 1 (true) or 0 (false).")
+    weights = {key: raw.pop(key) for key in (*WEIGHT_KEYS, *MASK_KEYS) if key in raw}
+    for key, weight in weights.items():
+        if weight not in (0, 1) or (key in MASK_KEYS and not isinstance(weight, bool)):  # mask: 1 has both meanings
+            raise ValueError(f"{key}={shorten_repr(weight)} is not supported. Use weight: 1 or 0.")
     if spans := [key for key in SPAN_KEYS if raw.pop(key, None)]:
         raise ValueError(f"{', '.join(spans)} is not supported. Set `train: false` to exclude the complete message.")
-    return all(weights.values())
+    return all(weight != (key in MASK_KEYS) for key, weight in weights.items())
 
 
 def _read_calls(value: object) -> list[ToolCall]:
@@ -262,18 +267,18 @@ class RowContext:
 def split_chat(
     chat: Sequence[Message], renderer: Renderer, last_turn_only: bool = False, in_one_example: bool = False
 ) -> list[list[TextPiece]]:
-    """Split a chat into examples. All assistant messages are trained on, except those with `train: False`; with
-    last_turn_only, only the last one. With in_one_example, a turn follows the earlier ones as the model wrote them,
-    also if the template rewrites them. Raises ValueError if there is nothing to train on, or the template does not show
-    it."""
+    """Split a chat into examples. All assistant messages are trained on, except those with `train: False` and a first
+    message, which answers nothing; with last_turn_only, only the last one. With in_one_example, a turn follows the
+    earlier ones as the model wrote them, also if the template rewrites them. Raises ValueError if there is nothing to
+    train on, or the template does not show it."""
     check_chat_is_shown(chat, renderer)
     template = str(renderer.tokenizer.chat_template)
     if "</think>" not in template and any(f".{key}" in template for key in THOUGHT_KEYS):  # gpt-oss: no inline thoughts
         chat = [add_thoughts(drop_thoughts(one), read_thoughts(one) or read_inline_thoughts(one)) for one in chat]
     answers = [index for index, message in enumerate(chat) if message["role"] == "assistant"]
-    turns = [index for index in answers if chat[index].get("train", True)][-1 if last_turn_only else 0 :]
+    turns = [index for index in answers if index and chat[index].get("train", True)][-1 if last_turn_only else 0 :]
     if not turns:
-        reason = "all its assistant messages are excluded (weight 0)" if answers else "it has no assistant message"
+        reason = "its assistant messages are excluded (weight 0) or first" if answers else "it has no assistant message"
         raise ValueError(f"the chat has nothing to train on: {reason}. Add an answer or remove the row.")
     examples: list[list[TextPiece]] = []
     seen, num_seen = "", 0  # text and number of messages of the current example

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -28,9 +28,10 @@ from alphaapollo.data.chats import (
     split_chat,
 )
 from alphaapollo.data.files import DataRow, DataRows, convert_rows, to_file_list
+from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import ImageReader
-from alphaapollo.data.images import LazyImages, list_unused_mark_notices
+from alphaapollo.data.images import LazyImages
 from alphaapollo.data.prompts import BATCH, Truncation, check_length_limit, truncate_prompt
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
@@ -48,6 +49,7 @@ class LoadedExamples(Generic[E]):
     examples: list[E]  # examples of all files, concatenated
     file_sizes: list[int]  # number of examples of each file
     notices: list[str]  # messages for the user
+    findings: list[DataFinding] = field(default_factory=list)
 
     def split_by_file(self) -> list[list[E]]:
         """Return one list of examples per file."""
@@ -68,10 +70,12 @@ def load_examples(
         needed=[(data.messages_key,), (data.prompt_key, data.response_key)],
         formats=SFT_FORMATS,
         names={"messages": data.messages_key, "prompt": data.prompt_key, "response": data.response_key},
-        optional=(*CONTEXT_COLUMNS, *THOUGHT_KEYS),
+        optional=(*CONTEXT_COLUMNS, *THOUGHT_KEYS, "loss_mask"),
+        renderer=renderer,
     )
     convert = partial(_split_row_into_pieces, renderer=renderer, data=data)
-    chats, notices = read_examples(files, read_rows, convert, max_samples, data)
+    chats, findings = read_examples(files, read_rows, convert, max_samples, data)
+    notices = list[str]()
     read = [(place, pieces) for place, examples in chats for pieces in examples]
     if len(read) > len(chats):
         notices.append(
@@ -81,34 +85,31 @@ def load_examples(
     texts = [pieces for _, pieces in read]
     rows = tokenize_examples(texts, renderer)
     has_images = [bool(row.images) for row in rows]
-    if renderer.images and not any(has_images):
-        notices += list_unused_mark_notices(
-            "".join(piece.text for piece in pieces if not piece.is_trained) for pieces in texts
-        )
     placed = [(place, row) for (place, _), row in zip(read, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
     loaded = apply_max_length(files, placed, lambda row: len(row.token_ids), "examples", data, truncate, has_images)
-    return replace(loaded, notices=[*notices, *loaded.notices, *list_text_notices(texts, renderer)])
+    notices = [*notices, *loaded.notices, *list_text_notices(texts, renderer)]
+    return replace(loaded, notices=notices, findings=findings)
 
 
 def read_examples(
     files: str | Sequence[str],
-    read_rows: Callable[[str], tuple[DataRows, list[str]]],
+    read_rows: Callable[[str], tuple[DataRows, list[DataFinding]]],
     convert: Callable[..., T],
     max_samples: int,
     data: SftData | PairData,
-) -> tuple[list[tuple[RowPlace, T]], list[str]]:
+) -> tuple[list[tuple[RowPlace, T]], list[DataFinding]]:
     """Read the rows of all files with `read_rows` (read_rows_in_known_format), at most max_samples if positive, and
-    convert them: `convert(row, reader=ImageReader)`. Returns examples and notices. Raises ValueError for invalid rows.
+    convert them: `convert(row, reader=ImageReader)`. Returns examples and findings. Raises ValueError for invalid rows.
     """
-    read, notices = list[tuple[RowPlace, T]](), list[str]()
+    read, findings = list[tuple[RowPlace, T]](), list[DataFinding]()
     for number, path in enumerate(to_file_list(files)):
         rows, found = read_rows(path)
-        notices += found
+        findings += found
         reader = ImageReader(rows.source.folder, data.allow_image_urls)
         places = ((number, location) for location in rows.locations)
         read += zip(places, convert_rows(path, rows, partial(convert, reader=reader)), strict=True)
-    return choose_rows(read, max_samples, data.seed, data.shuffle), notices
+    return choose_rows(read, max_samples, data.seed, data.shuffle), findings
 
 
 def apply_max_length(
@@ -174,10 +175,14 @@ def _split_row_into_pieces(
     if messages is not None:
         if not isinstance(messages, list):
             raise ValueError(f"{data.messages_key!r} is a {type(messages).__name__}; it must be a list of messages.")
+        if isinstance(masks := row.get("loss_mask"), list):  # LLaMA-Factory: a weight for each message
+            if len(masks) != len(messages):
+                raise ValueError(f"'loss_mask' has {len(masks)} values for {len(messages)} messages. Write one each.")
+            messages = [{**one, "loss_mask": weight} for one, weight in zip(messages, masks, strict=True)]
         chat = _add_missing_thoughts(context.read_chat(messages, data.messages_key), thoughts)
         return split_chat(chat, renderer.with_arguments(context.template_arguments), last_turn_only)
     if not row.keys() & {data.prompt_key, data.response_key}:  # SFT_FORMATS: plain text
-        return [make_text_pieces("", read_text_column(row, "text"))]
+        return [make_text_pieces("", read_text_column(row, "text").removeprefix(renderer.added_bos))]
     answer, prompt = read_answer(row, data.response_key, reader), row.get(data.prompt_key)
     return join_prompt_and_answer(prompt, data.prompt_key, answer, context, renderer, thoughts, last_turn_only)
 

@@ -6,6 +6,7 @@ library datasets finds the splits of folders, reads data sets that `save_to_disk
 
 from __future__ import annotations
 
+import codecs
 import glob
 import json
 import os
@@ -195,16 +196,24 @@ def read_rows(path: str | Path) -> DataRows:
     names = [str(path)] if source.dataset is not None or len(source.files) == 1 else map(str, source.files)
     rows, dataset = list[DataRow](), source.dataset
     tables = [*map(_read_file, source.files)] if dataset is None else [dataset.with_format("arrow")[:].to_pylist()]
-    for row in (row for table in tables for row in table):
+    root = Path(DatasetEntry.parse(source.entry).path).expanduser().absolute()
+    for number, row in ((number, row) for number, table in enumerate(tables) for row in table):
         if isinstance(row, BadRow):
             raise ValueError(str(row))
-        rows.append(row)
+        rows.append({**_read_partitions(root, source.files[number]), **row} if dataset is None else row)
     if not rows:
         raise ValueError(f"{path}: the file has no rows. Use a file with data.")
     if source.hub_id and "data_source" not in list_column_names(rows):
         rows = [row | {"data_source": source.hub_id} for row in rows]
     tabled = zip(names, tables, strict=True)
     return DataRows(rows, [f"{name}, row {index}" for name, table in tabled for index in range(len(table))], source)
+
+
+@cache
+def _read_partitions(root: Path, file: Path) -> dict[str, str]:
+    """Return the columns in the names of the folders between `root` and a file below it: `level=easy/0.parquet`."""
+    parts = file.absolute().relative_to(root).parts[:-1] if file.absolute().is_relative_to(root) else ()
+    return {match[1]: match[2] for part in parts if (match := re.fullmatch(r"(\w+)=(.+)", part))}
 
 
 def read_rows_leniently(path: str | Path) -> list[DataRow | BadRow]:
@@ -241,7 +250,7 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
     kind = DATA_FILE.search(path.name)[1].lower()  # type: ignore[index]
     try:
         if path.name.lower().endswith(("json", "jsonl")):
-            return _read_json(path, path.read_bytes(), kind)
+            return _read_json(path, _convert_to_utf8(path.read_bytes()), kind)
         import pyarrow  # only now: gpu-check reads jsonl without it
         import pyarrow.parquet
 
@@ -253,15 +262,26 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
         if kind == "arrow":
             open_table = pyarrow.ipc.open_file if content[:6] == b"ARROW1" else pyarrow.ipc.open_stream
             return list(open_table(content).read_all().to_pylist())
+        content = _convert_to_utf8(content)
         return _read_csv(content, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, content, kind)
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path}: the file is not a readable {kind} file ({error}). Create it again.") from error
+        raise ValueError(
+            f"{path}: the file is not a readable {kind} file ({error}). Create it again, texts in UTF-8."
+        ) from error
+
+
+def _convert_to_utf8(content: bytes) -> bytes:
+    """Convert a text that begins with the byte order mark of UTF-16; other texts are unchanged."""
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16").encode() if is_utf16 else content
 
 
 def _read_csv(content: bytes, separator: str) -> list[DataRow | BadRow]:
     """Parse a table with a header. Cells are text, as they are written; an empty cell is None."""
     from pyarrow import BufferReader, csv, string
 
+    header = content.decode().partition("\n")[0]
+    separator = next((one for one in (separator, ";", "\t") if one in header), separator)
     one_block = csv.ReadOptions(block_size=len(content) + 1)
     lines = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     names = csv.open_csv(BufferReader(content), one_block, lines).schema.names

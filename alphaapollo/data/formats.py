@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.data.chats import read_chat_text
 from alphaapollo.data.files import DataRow, DataRows, list_column_names, read_rows
+from alphaapollo.data.findings import DataFinding, find_unread_content
+
+if TYPE_CHECKING:
+    from alphaapollo.data.rendering import Renderer
 
 RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
 
@@ -33,7 +37,8 @@ def read_rows_in_known_format(
     formats: Sequence[DataFormat],
     names: Mapping[str, str],
     optional: Collection[str] | None = None,
-) -> tuple[DataRows, list[str]]:
+    renderer: Renderer | None = None,
+) -> tuple[DataRows, list[DataFinding]]:
     """Read a data file, and convert its rows if it has the columns of a known format instead of the configured ones.
 
     Args:
@@ -47,17 +52,17 @@ def read_rows_in_known_format(
     """
     rows = read_rows(path)
     columns = {*list_column_names(rows)}
-    if group := next((group for group in needed if {*group} <= columns), None):
-        unread = _describe_unread_columns(rows, optional and (*group, *optional))
-        return rows, [f"{path}: {unread}"] if unread else []
+    if any({*group} <= columns for group in needed):
+        return rows, find_unread_content(path, rows, {*names.values()}, optional, renderer)
     for one in () if {*RESULT_COLUMNS} <= columns else formats:
         if {*one.columns} <= columns:
             converted = (
                 {names.get(key, key): value for key, value in (row | one.convert(row)).items()} for row in rows
             )
-            unread = _describe_unread_columns(rows, optional and (*one.columns, *one.optional, *optional))
-            notice = f"{path} is read as {one.name} ({', '.join(one.columns)}). {unread}".strip()
-            return DataRows(converted, rows.locations, rows.source), [notice]
+            names_read = f"the column{'s' * (len(one.columns) > 1)} {', '.join(one.columns)}"
+            guess = DataFinding(path, names_read, f"read as {one.name}", len(rows), len(rows))
+            unread = find_unread_content(path, rows, {*one.columns, *one.optional}, optional, renderer)
+            return DataRows(converted, rows.locations, rows.source), [guess, *unread]
     missing = " or ".join(" and ".join(map(repr, group)) for group in needed)
     keys = ", ".join(f"data.{name}_key" for name in names)
     raise ValueError(
@@ -82,14 +87,6 @@ def _suggest_command(path: str, columns: Collection[str], names: Collection[str]
     ]
     found = (command for command, groups in commands if any({*group} <= {*columns} for group in groups))
     return next((f" To use this file: {command}={path}" for command in found), "")
-
-
-def _describe_unread_columns(rows: Sequence[DataRow], read: Collection[str] | None) -> str:
-    """Return a sentence with the columns that have values and are not in `read`; empty if there are none or `read` is
-    None. `data_source` is left out: it only names the data."""
-    known = {*(read or ()), "data_source"}
-    unread = {} if read is None else {name: 1 for row in rows for name in row.keys() - known if row[name] is not None}
-    return f"Columns that are not read: {', '.join(sorted(unread))}." if unread else ""
 
 
 def _make_chat(question: str, *answer: str | None) -> list[dict[str, str | None]]:

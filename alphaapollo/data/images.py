@@ -14,7 +14,7 @@ import inspect
 import io
 import struct
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -161,13 +161,6 @@ def make_content_parts(message: ChatMessage) -> JsonObject:
     for index, text in enumerate(texts):
         parts += [{"type": "image"}] * (index > 0) + [{"type": "text", "text": text}] * bool(text)
     return {**{key: value for key, value in message.items() if key != "images"}, "content": parts}
-
-
-def list_unused_mark_notices(texts: Iterable[str]) -> list[str]:
-    """Return a notice if texts of data without images have marks, e.g. because the column has another name."""
-    count = sum(IMAGE_MARK in text for text in texts)
-    notice = f"{count} rows have {IMAGE_MARK} in their text, which has no effect without a column images."
-    return [notice] if count else []
 
 
 def make_count_error(subject: str, num_marks: int, num_images: int) -> ValueError:

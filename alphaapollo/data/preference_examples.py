@@ -77,9 +77,12 @@ def load_preferences(
         needed, formats = [(data.response_key, data.label_key), pair], (*LABELLED_FORMATS, *PAIR_FORMATS)
         names |= {"response": data.response_key, "label": data.label_key}
     optional = (*_list_prompt_columns(data), getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
-    read_rows = partial(read_rows_in_known_format, needed=needed, formats=formats, names=names, optional=optional)
+    names |= {name: name for name in optional[:3]}
+    read_rows = partial(
+        read_rows_in_known_format, needed=needed, formats=formats, names=names, optional=optional, renderer=renderer
+    )
     convert = partial(_parse_row, renderer=renderer, data=data, single_answers=single_answers)
-    read, notices = read_examples(files, read_rows, convert, max_samples, data)
+    read, findings = read_examples(files, read_rows, convert, max_samples, data)
     texts = [pieces for _, (answers, _) in read for pieces in answers]
     rows = iter(tokenize_examples(texts, renderer))
     examples = list[tuple[RowPlace, PreferenceExample]]()
@@ -92,7 +95,7 @@ def load_preferences(
     loaded = apply_max_length(files, examples, lambda one: one.longest_row_length, noun, data)
     if single_answers:
         _add_unrelated_answers(files, loaded.examples, data)
-    return replace(loaded, notices=[*notices, *loaded.notices, *list_text_notices(texts, renderer)])
+    return replace(loaded, notices=[*loaded.notices, *list_text_notices(texts, renderer)], findings=findings)
 
 
 def _add_unrelated_answers(files: str | Sequence[str], answers: Sequence[PreferenceExample], data: PairData) -> None:

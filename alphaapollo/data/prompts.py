@@ -2,9 +2,9 @@
 
 Columns: `prompt` (required; data.prompt_key renames it), `images` (images for the marks `<image>` of the prompt),
 `data_source`, `reward_model: {ground_truth}`, `extra_info`, `env_kwargs`, `metadata` (a JSON string; read into
-extra_info). The ground truth may also be in a column `ground_truth`, `answer` or `solution`. Other columns are added to
-extra_info. Values keep their types. Only `data_source` selects the reward function. `reward_model.style` and `ability`
-are ignored.
+extra_info). The ground truth may also be in a column `ground_truth`, `answer` or one of TRUTH_COLUMNS. Other columns
+are added to extra_info. Values keep their types. Only `data_source` selects the reward function. `reward_model.style`
+and `ability` are ignored.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from alphaapollo.data.chats import (
     shorten_repr,
 )
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
+from alphaapollo.data.findings import TRUTH_COLUMNS, DataFinding
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import IMAGES, ImageReader
 from alphaapollo.data.images import collect_images
@@ -36,19 +37,22 @@ Truncation = Literal["error", "left", "right", "drop"]
 
 
 def load_prompts(
-    files: str | Sequence[str], prompt_key: str, notices: list[str] | None = None, allow_image_urls: bool = False
+    files: str | Sequence[str],
+    prompt_key: str,
+    allow_image_urls: bool = False,
+    renderer: Renderer | None = None,
+    findings: list[DataFinding] | None = None,
 ) -> list[Prompt]:
-    """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files. Messages are added
-    to `notices`. Raises ValueError for invalid files, rows or images, or a mix of chats and texts."""
+    """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files. What is not read is
+    added to `findings`. Raises ValueError for invalid files, rows or images, or a mix of chats and texts."""
     prompts: list[Prompt] = []
     for path in to_file_list(files):
-        rows, converted = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, {"prompt": prompt_key})
-        if notices is not None:
-            notices += converted
+        names = {"prompt": prompt_key}
+        rows, found = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, names, renderer=renderer)
+        if findings is not None:
+            findings += found
         first = next((row[prompt_key] for row in rows if row.get(prompt_key) is not None), None)
         is_text_of_chat = read_chat_text(first) is not None
-        if is_text_of_chat and notices is not None:
-            notices.append(f"{path}: the prompts are lists of messages written as text. They are read as chats.")
         is_chat = isinstance(prompts[0].content, list) if prompts else is_text_of_chat or isinstance(first, list)
         reader, is_json = ImageReader(rows.source.folder, allow_image_urls), ".json" in rows.source.files[0].name
         convert = partial(
@@ -77,8 +81,11 @@ def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool, is_json
     extra_info = {key: value for key, value in row.items() if key not in read and value is not None} | extra_info
     truths = [section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs, row)]
     answer = row.get("answer")
-    truths += [answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer, row.get("solution")]  # GSM8K
-    data_source = row.get("data_source")
+    truths.append(answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer)  # GSM8K
+    truths += map(row.get, TRUTH_COLUMNS)
+    data_source, name = row.get("data_source"), row.get("dataset")
+    name = name[0] if isinstance(name, list) and len(name) == 1 else name
+    data_source = name if data_source is None and isinstance(name, str) else data_source
     if not isinstance(data_source, str | None):
         raise ValueError(f"data_source is {shorten_repr(data_source)}; it must be text. Convert it to text.")
     return Prompt(
@@ -126,17 +133,12 @@ def _read_struct_column(row: DataRow, column: str) -> JsonObject:
     return {name: part for name, part in value.items() if part is not None}
 
 
-def prepare_texts(prompts: Sequence[Prompt], renderer: Renderer) -> tuple[list[Prompt], list[str]]:
-    """Remove a BOS that the tokenizer adds again from prompts that are texts. Returns the prompts, and notices about
-    texts that a model does not continue as its users expect."""
+def list_text_notices(prompts: Sequence[Prompt], renderer: Renderer) -> list[str]:
+    """Return notices about prompts that are texts, and that a model does not continue as its users expect."""
     texts, tokenizer = [prompt.content for prompt in prompts if isinstance(prompt.content, str)], renderer.tokenizer
     if not texts:
-        return [*prompts], []
-    notices, bos, eos = list[str](), tokenizer.bos_token or "", tokenizer.eos_token or ""
-    adds_bos = bos and renderer.encode([""], add_special_tokens=True)[0][:1] == [tokenizer.bos_token_id]
-    if adds_bos and (doubled := sum(text.startswith(bos) for text in texts)):
-        notices.append(f"{doubled} prompts start with {bos}, which the tokenizer adds. They get it once.")
-        prompts = [replace(one, content=str(one.content).removeprefix(bos)) for one in prompts]
+        return []
+    notices, eos = list[str](), tokenizer.eos_token or ""
     if eos and (ended := sum(text.rstrip().endswith(eos) for text in texts)):
         notices.append(
             f"{ended} prompts end with {eos}, so that there is nothing to continue. Remove it from the data."
@@ -146,7 +148,7 @@ def prepare_texts(prompts: Sequence[Prompt], renderer: Renderer) -> tuple[list[P
             "the prompts are texts, so the chat template of the tokenizer is not applied. For chats, make each prompt "
             'a list of messages: [{"role": "user", "content": TEXT}].'
         )
-    return [*prompts], notices
+    return notices
 
 
 def apply_length_limit(

@@ -128,9 +128,6 @@ class Renderer:
         self, contents: Sequence[list[Message] | str], renderers: Sequence[Renderer] = ()
     ) -> list[list[int]]:
         """Tokenize prompts with one placeholder per image. renderers: that of each prompt, by default this one."""
-        for text in contents:
-            if isinstance(text, str):
-                self.control_strings_of_texts.update(self._control_patterns["user"].findall(text))
         pairs = zip(contents, renderers or [self] * len(contents), strict=True)
         texts = [one.render_chat(content) if isinstance(content, list) else content for content, one in pairs]
         chats = {isinstance(content, list) for content in contents}
@@ -256,12 +253,28 @@ class Renderer:
         return not self.render_chat(chat).startswith(self.render_chat(question) + action)
 
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
-        """Tokenize each text. The text of a rendered chat needs add_special_tokens=False."""
+        """Tokenize each text. The text of a rendered chat needs add_special_tokens=False; another one gets a single BOS
+        if the tokenizer adds it."""
+        if add_special_tokens:
+            texts = [text.removeprefix(self.added_bos) for text in texts]
+            for text in texts:
+                self.control_strings_of_texts.update(self._control_patterns["user"].findall(text))
         encoded = self.tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False)
         return [
             [*chain(*self.encode(text.split(SPLIT)))] if SPLIT in text else ids
             for text, ids in zip(texts, encoded["input_ids"], strict=True)
         ]
+
+    @cached_property
+    def added_bos(self) -> str:
+        """BOS token that the tokenizer adds to texts; empty if it adds none."""
+        ids = self.tokenizer([""], add_special_tokens=True, return_attention_mask=False)["input_ids"][0]
+        bos = self.tokenizer.bos_token_id
+        return str(self.tokenizer.bos_token) if bos is not None and ids[:1] == [bos] else ""
+
+    def template_reads(self, name: str) -> bool:
+        """Whether the chat template has the name of a variable."""
+        return bool(re.search(rf"\b{re.escape(name)}\b", str(self.tokenizer.chat_template)))
 
     def list_control_notices(self) -> list[str]:
         """Return notices about the control strings in the chats and texts rendered so far."""
@@ -353,18 +366,6 @@ def _write_arguments_as_text(message: ChatMessage) -> ChatMessage:
     functions = [{**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True)]
     new = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
     return {**message, "content": message["content"] or None, "tool_calls": new}
-
-
-def make_template_argument_warnings(arguments: Mapping[str, object], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return a warning for each of the template `arguments` that the chat template does not read."""
-    template = tokenizer.chat_template
-    if not isinstance(template, str):
-        return []
-    return [
-        f"data.apply_chat_template_kwargs.{name} has no effect: the tokenizer's chat template does not read it."
-        for name in arguments
-        if not re.search(rf"\b{re.escape(name)}\b", template)
-    ]
 
 
 def make_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:

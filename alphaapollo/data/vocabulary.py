@@ -45,6 +45,8 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         )
         if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
             raise ValueError(f"its vocabulary has only {len(tokenizer)} tokens")
+        if not hasattr(tokenizer, "is_fast"):  # e.g. that of mistral-common, for tekken.json
+            raise ValueError(f"{type(tokenizer).__name__} is none with a tokenizer.json; convert tekken.json to it")
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
         raise ValueError(
             f"{path}: the model has no tokenizer that can be loaded ({type(error).__name__}: "

@@ -92,7 +92,8 @@ def prepare_run(config: GenerationConfig, console: Console) -> GenerationPlan:
     check_models([ModelUse("model.path", config.model, engine=config.rollout, lengths=config.data)])
     renderer = input_checks.make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
     choose = partial(choose_rows, max_rows=config.data.max_samples, seed=0, shuffle=False)
-    prompts, more = input_checks.read_prompts(config.data.path, "data.path", renderer, config.data, choose)
+    prompts, more, findings = input_checks.read_prompts(config.data.path, "data.path", renderer, config.data, choose)
+    more += [finding.describe() for finding in findings]
     more += list_template_notices(config.model, renderer, config.data.apply_chat_template_kwargs)
     is_graded = environment.is_graded(config.env)
     more += input_checks.check_rewards(prompts, config.reward, config.custom_reward_function, is_graded)[0]

@@ -25,6 +25,7 @@ from alphaapollo.data.files import (
     read_rows,
     to_file_list,
 )
+from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.formats import RESULT_COLUMNS
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import SampleResult, find_answer, make_sample_result, write_report
@@ -32,6 +33,7 @@ from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.observability.console import Console
 from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rewards.grader_processes.client import RewardClient
+from alphaapollo.rewards.registry import leave_out_missing_answers
 from alphaapollo.runs.checkpoint_folder import write_format
 from alphaapollo.runs.resume import check_folder_belongs_to_command
 from alphaapollo.runs.rollout_log import replace_images, save_image
@@ -57,8 +59,10 @@ def prepare_problems(config: EvalConfig, console: Console) -> list[PromptRespons
     notices = check_config_and_get_notices(config)
     check_folder_belongs_to_command(config)
     files = name_splits(config.data.path, HELD_OUT, notices)
-    problems = read_problems(files, config.data.prompt_key, config.data.response_key)
+    findings = list[DataFinding]()
+    problems = read_problems(files, config.data.prompt_key, config.data.response_key, findings)
     prompts = [problem.prompt for problem in problems]
+    notices += [finding.describe() for finding in findings]
     notices += check_rewards(prompts, config.reward, config.custom_reward_function)[0]
     responses = [response for problem in problems for response in problem.responses]
     missing = responses.count(None)
@@ -72,12 +76,16 @@ def prepare_problems(config: EvalConfig, console: Console) -> list[PromptRespons
     return problems
 
 
-def read_problems(files: str | list[str], prompt_key: str, response_key: str) -> list[PromptResponses]:
-    """Read the problems of data files. Raises ValueError for missing files or columns, or invalid rows."""
-    prompts = load_prompts(files, prompt_key)
+def read_problems(
+    files: str | list[str], prompt_key: str, response_key: str, findings: list[DataFinding]
+) -> list[PromptResponses]:
+    """Read the problems of data files, except those without an answer. What is not read is added to `findings`. Raises
+    ValueError for missing files or columns, or invalid rows."""
+    prompts = load_prompts(files, prompt_key, findings=findings)
+    kept = {prompt.id for prompt in leave_out_missing_answers(prompts, findings)}
     rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
     found: dict[tuple[str, str, str | None], PromptResponses] = {}
-    for prompt, responses in zip(prompts, rows, strict=True):
+    for prompt, responses in ((prompt, row) for prompt, row in zip(prompts, rows, strict=True) if prompt.id in kept):
         key = (prompt.data_source, json.dumps(replace_images(prompt.content)), prompt.ground_truth_text)
         problem = found.setdefault(key, PromptResponses(replace(prompt, id=len(found)), []))
         problem.responses.extend(responses)

@@ -128,7 +128,8 @@ def make_example_stream(
 def _read_examples(
     task: FinetuningTask, config: TuningConfig, renderer: Renderer, digests: Digests
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
-    """Read the data files. Returns training examples, validation examples by file name, and notices."""
+    """Read the data files. Returns training examples with all findings, validation examples by file name, and
+    notices."""
     data, notices = config.data, list[str]()
 
     def load(files: str | list[str], key: str, max_samples: int) -> LoadedExamples[Any]:
@@ -152,6 +153,7 @@ def _read_examples(
         val_files = name_splits(data.val_files, HELD_OUT, notices)
         read = load(val_files, "data.val_files", data.val_max_samples)
         notices += [f"data.val_files: {notice}" for notice in read.notices]
+        train.findings.extend(one for one in read.findings if one not in train.findings)
         sources = zip(make_source_names(val_files), read.split_by_file(), strict=True)
         val = {name: examples for name, examples in sources if examples}
     return train, val, notices
@@ -177,7 +179,7 @@ def make_run_plan(plan: FinetuningPlan) -> RunPlan:
         "gradient checkpointing": "on" if plan.model.enable_gradient_checkpointing else "off",
         **describe_sharding(memory, plan.placement.num_ranks),
     }
-    return RunPlan(settings, summarize_memory(memory), plan.notices)
+    return RunPlan(settings, summarize_memory(memory), plan.notices, data=plan.train.findings)
 
 
 def _describe_sources(plan: FinetuningPlan, epochs: float) -> dict[str, str]:

@@ -135,7 +135,7 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     renderer = input_checks.make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
     keys = config.data
     choose = partial(choose_rows, max_rows=keys.val_max_samples, seed=keys.seed, shuffle=keys.shuffle)
-    prompts, truncated = input_checks.read_prompts(data.path, "data.val_prompts", renderer, data, choose)
+    prompts, truncated, findings = input_checks.read_prompts(data.path, "data.val_prompts", renderer, data, choose)
     if with_images := [prompt.id for prompt in prompts if collect_images(prompt.content)]:
         raise ValueError(
             f"data.val_prompts: {len(with_images)} prompts have images (the first is row {with_images[0]}), but "
@@ -145,7 +145,8 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
         prompts, config.reward, config.custom_reward_function, environment.is_graded(config.env)
     )
     reset_notices = asyncio.run(try_environment_resets(config.env, prompts[:1]))
-    return prompts, [*notices, *truncated, *reward_notices, *reset_notices]
+    found = [f"data.val_prompts: {finding.describe()}" for finding in findings]
+    return prompts, [*notices, *truncated, *found, *reward_notices, *reset_notices]
 
 
 def make_val_prompt_data(config: SftConfig) -> GenerationData:

@@ -25,8 +25,9 @@ from alphaapollo.config.schema import (
 from alphaapollo.controller.placement import Machine, detect_machine
 from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits, resolve_entry
-from alphaapollo.data.images import collect_images, list_unused_mark_notices, load_image_processor
-from alphaapollo.data.prompts import apply_length_limit, load_prompts, prepare_texts
+from alphaapollo.data.findings import DataFinding
+from alphaapollo.data.images import collect_images, load_image_processor
+from alphaapollo.data.prompts import apply_length_limit, list_text_notices, load_prompts
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.sglang.settings import find_python
@@ -37,7 +38,7 @@ from alphaapollo.planning.first_start import try_chats
 from alphaapollo.planning.trials import try_ground_truths, try_reward_function
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
-from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable
+from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable, leave_out_missing_answers
 from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
@@ -160,45 +161,42 @@ def read_prompts(
     renderer: Renderer,
     data: Data | GenerationData,
     select: Callable[[list[Prompt]], list[Prompt]] = list,
-) -> tuple[list[Prompt], list[str]]:
-    """Read the prompts of data files. Drops or truncates those longer than data.max_prompt_length. Returns prompts
-    and notices. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
-    notices: list[str] = []
+) -> tuple[list[Prompt], list[str], list[DataFinding]]:
+    """Read the prompts of data files. Drops or truncates those longer than data.max_prompt_length. Returns prompts,
+    notices and findings. files_key: configuration key of `files`. select: selects prompts before they are rendered."""
+    notices, findings = list[str](), list[DataFinding]()
     try:
         files = name_splits(files, TRAIN if files_key == "data.train_files" else HELD_OUT, notices)
-        chosen = select(_load_prompts(files, renderer, data, notices))
+        chosen = select(leave_out_missing_answers(_load_prompts(files, renderer, data, findings), findings))
         with_images = [prompt.id for prompt in chosen if collect_images(prompt.content)]
         if with_images and renderer.images is None:
             raise ValueError(
                 f"{len(with_images)} of {len(chosen)} prompts have images (the first is row {with_images[0]}), "
                 "but the model does not read images. Use a family of docs/vision.md."
             )
-        if renderer.images and not with_images:
-            notices += list_unused_mark_notices(str(prompt.content) for prompt in chosen)
         try_chats(renderer, chosen)
-        chosen, about_texts = prepare_texts(chosen, renderer)
-        notices += about_texts
+        notices += list_text_notices(chosen, renderer)
         prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
     except ValueError as error:
         raise ValueError(f"{files_key}: {error}") from error
     if num_long:
         treatment = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
         notices.append(f"{num_long} of {len(chosen)} prompts exceed data.max_prompt_length and are {treatment}.")
-    return prompts, [f"{files_key}: {notice}" for notice in notices]
+    return prompts, [f"{files_key}: {notice}" for notice in notices], findings
 
 
 def _load_prompts(
-    files: list[str], renderer: Renderer, data: Data | GenerationData, notices: list[str]
+    files: list[str], renderer: Renderer, data: Data | GenerationData, findings: list[DataFinding]
 ) -> list[Prompt]:
-    """Load the prompts of data files, from the cache if their content is known. Appends to `notices`."""
+    """Load the prompts of data files, from the cache if their content is known. Appends to `findings`."""
 
-    def load() -> tuple[list[Prompt], list[str]]:
-        more: list[str] = []
-        return load_prompts(files, data.prompt_key, more, data.allow_image_urls), more
+    def load() -> tuple[list[Prompt], list[DataFinding]]:
+        more: list[DataFinding] = []
+        return load_prompts(files, data.prompt_key, data.allow_image_urls, renderer, more), more
 
     digests = [digest_file(file) for entry in files for file in resolve_entry(entry).files]
     prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key), load)
-    notices += found
+    findings += found
     return prompts
 
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import find_placeholder_ids, reads_images
-from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
+from alphaapollo.data.rendering import Renderer, make_template_digest
 from alphaapollo.models.attention import find_unsupported_features, register_attn_implementation
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_blocks, load_example_image
 from alphaapollo.models.micro_batch import describe_stateful_layers
@@ -323,7 +323,9 @@ def list_template_notices(model: Model, renderer: Renderer, template_arguments: 
     """Return notices about template arguments without effect, another template than in training, and control strings in
     the prompts rendered so far."""
     tokenizer = renderer.tokenizer
-    notices = make_template_argument_warnings(template_arguments, tokenizer) + renderer.list_control_notices()
+    unread = (name for name in template_arguments if tokenizer.chat_template and not renderer.template_reads(name))
+    effect = "has no effect: the tokenizer's chat template does not read it."
+    notices = [f"data.apply_chat_template_kwargs.{name} {effect}" for name in unread] + renderer.list_control_notices()
     trained = getattr(load_config(model), "chat_template_digest", None)
     if tokenizer.chat_template and trained not in (None, make_template_digest(tokenizer)):
         notices.append(

@@ -22,7 +22,7 @@ def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory
     console.terminal.print(table)
     if plan.memory and shows_memory:
         console.terminal.print(make_memory_table(plan.memory))
-    for notice in plan.notices:
+    for notice in [*plan.notices, *(finding.describe() for finding in plan.data)]:
         console.notify(notice)
 
 

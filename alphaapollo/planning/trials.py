@@ -12,11 +12,13 @@ from typing import Never
 
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.data.chats import CONTEXT_COLUMNS, shorten_repr
+from alphaapollo.data.findings import TRUTH_COLUMNS
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.environments.base import EnvironmentFailure, Services, get_environment_spec, wrap_environment_errors
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.completion_group import CompletionGroup
+from alphaapollo.rewards.custom import TRUTHS
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.registry import get_grader
@@ -28,7 +30,8 @@ TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRU
 NUM_ROWS = 20  # rows of each data source
 MAX_FAILURES = 3  # of a data source, each of which may take reward.timeout
 MAX_SOURCES = 10  # data sources in the plan
-READ_COLUMNS = {"ground_truth", "answer", "solution", "index", "rubric", "choices", "options", *CONTEXT_COLUMNS}
+READ_COLUMNS = {"ground_truth", "answer", "dataset", "index", "rubric", "choices", "options", *CONTEXT_COLUMNS}
+READ_COLUMNS |= {*TRUTH_COLUMNS}
 PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}
 
 
@@ -59,11 +62,12 @@ async def try_reward_function(
     setting in `needs_accuracy` is used, but the accuracy is unknown."""
     prompt, (scores, columns, together) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
     for column in columns:
-        if not any(column in one.extra_info for one in prompts):
-            raise ValueError(
-                f"{custom.path}: {', '.join(custom.names)} needs {column!r}, but the data has no such column, only "
-                f"{', '.join(prompt.extra_info) or 'those of every row'}. Rename the column or the parameter."
-            )
+        is_truth = column in TRUTHS
+        if not any(one.ground_truth is not None if is_truth else column in one.extra_info for one in prompts):
+            known, names = ", ".join(prompt.extra_info) or "those of every row", ", ".join(custom.names)
+            missing = "no row has a ground truth" if is_truth else "the data has no such column"
+            fix = "Rename the column to ground_truth, or give the parameter a default" if is_truth else "Rename one"
+            raise ValueError(f"{custom.path}: {names} needs {column!r}, but {missing}, only {known}. {fix}.")
     failed = {answer: score.reason for answer, score in scores.items() if score.outcome.failed}
     function = f"{custom.path}: {', '.join(custom.names)}" if custom.path else f"{reward.custom_module}: a component"
     notices = [

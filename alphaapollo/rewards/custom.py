@@ -32,6 +32,8 @@ VERL_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 TRL_NAMES = ("completions", "completion_ids", "completions_ids", "prompts", "trainer_state", "log_metric", "log_extra")
 COLUMNS = ("ground_truth", "answer", "solution", "data_source", "reward_model", "extra_info", "messages")
 
+TRUTHS = ("ground_truth", "ground_truths", "labels", "answer", "solution")  # parameters that get the ground truth
+
 EpisodeFunction = Callable[[Prompt, Episode], Any]  # returns a RewardResult or None, or an awaitable of it
 GroupFunction = Callable[[Prompt, Sequence[Episode]], Any]  # returns a list of them, or an awaitable of it
 
@@ -42,7 +44,7 @@ class LoadedFunction:
 
     function: Callable[..., Any]  # takes a prompt, and a completion or a trajectory
     is_async: bool = False  # whether it returns awaitables
-    columns: tuple[str, ...] = ()  # columns of the data that it requires
+    columns: tuple[str, ...] = ()  # columns of the data that it requires, and parameters for the ground truth (TRUTHS)
     takes_prompt_text: bool = False  # whether it reads the rendered prompt
     grade_group: GroupFunction | None = None  # grades the completions of a prompt in one call; None: one at a time
 
@@ -140,6 +142,8 @@ class Contract:
             if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
         ]
         given = [name for name in (*self.names, *columns, *more) if name in parameters]
+        truths = (one for one in TRUTHS if one in parameters and one not in more)
+        needed = [*columns, *(name for name in truths if parameters[name].default is inspect.Parameter.empty)]
         inspect.signature(function).bind(**dict.fromkeys(given))
 
         def grade_group(prompt: Prompt, episodes: Sequence[Episode]) -> Any:
@@ -156,7 +160,7 @@ class Contract:
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
             return _finish([result], lambda found: _add_logged_values(self.read_results(found[0], count), logged))
 
-        details = is_async(function), tuple(columns), self.has_prompt_text
+        details = is_async(function), tuple(needed), self.has_prompt_text
         return LoadedFunction(_take_one(grade_group), *details, grade_group if self.takes_lists else None)
 
 
@@ -210,7 +214,7 @@ def make_remote_function(url: str) -> LoadedFunction:
         with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})) as reply:
             return json.load(reply)
 
-    async def ask(queries: list[str], prompts: list[str], labels: list[object]) -> Any:
+    async def ask(queries: list[str], prompts: list[str], labels: Sequence[object] = ()) -> Any:
         body = json.dumps({"query": queries, "prompts": prompts, "labels": labels}, default=str)
         return await asyncio.to_thread(post, body.encode())
 

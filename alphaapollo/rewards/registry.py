@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from alphaapollo.config.schema import Reward
+from alphaapollo.data.findings import DataFinding
 from alphaapollo.rewards.answers import remove_thoughts
 from alphaapollo.rewards.base import RewardFunction
 from alphaapollo.rewards.components import TASK
@@ -71,10 +73,46 @@ def _load_function(data_source: str, verb: str) -> Any:
     return pkgutil.resolve_name(f"alphaapollo.rewards.{MODULES.get(grader, 'short_answers')}:{verb}_{grader}")
 
 
+NO_ANSWER = {"", "proof", "notfound", "not found", "n/a", "na", "none", "null", "nan", "unknown", "see solution"}
+"""Ground truths, in lower case, with which data sets say that a row has no answer."""
+MATH_GRADERS = ("math", "gsm8k")  # for which none of these words is an answer
+
+
+def leave_out_missing_answers(prompts: Sequence[Prompt], findings: list[DataFinding]) -> list[Prompt]:
+    """Return the prompts without those of a math grader whose ground truth says that there is no answer (NO_ANSWER).
+    Adds such ground truths of all data sources, and those that a fifth of the rows share, to `findings`. Raises
+    ValueError if no prompt remains."""
+    totals, kept = Counter(one.data_source for one in prompts), [one for one in prompts if not _has_no_answer(one)]
+    groups: dict[tuple[str, str], list[Prompt]] = defaultdict(list)
+    for prompt in prompts:
+        if prompt.ground_truth is not None:
+            groups[prompt.data_source, str(prompt.ground_truth)].append(prompt)
+    for (source, truth), group in groups.items():
+        share, effect = len(group) / totals[source], ""
+        if truth.strip().lower() in NO_ANSWER:
+            effect = "left out" if _has_no_answer(group[0]) else "kept, although it may stand for no answer"
+        elif share >= 0.2 and len(group) >= 5:
+            effect = "kept; an answer that is always the same gets this share"
+        if effect:
+            content = f"the ground truth {truth!r:.80} ({share:.0%})"
+            findings.append(DataFinding(f"data_source {source!r}", content, effect, len(group), totals[source]))
+    if prompts and not kept:
+        text = f"all ground truths, e.g. {prompts[0].ground_truth!r}, stand for no answer. Use rows with answers."
+        raise ValueError(text)
+    return kept
+
+
+def _has_no_answer(prompt: Prompt) -> bool:
+    """Whether the ground truth of a prompt with a math grader is a word that stands for no answer."""
+    is_word = prompt.ground_truth is not None and str(prompt.ground_truth).strip().lower() in NO_ANSWER
+    return is_word and find_grader(prompt.data_source) in MATH_GRADERS
+
+
 def is_gradable(prompt: Prompt) -> bool:
     """Return whether the prompt has a built-in grader, and a ground truth unless this grader is a judge."""
     grader = find_grader(prompt.data_source)
-    return grader in JUDGES or (grader is not None and prompt.ground_truth is not None)
+    has_truth = prompt.ground_truth is not None and not _has_no_answer(prompt)
+    return grader in JUDGES or (grader is not None and has_truth)
 
 
 def assign_judges(prompt: Prompt, reward: Reward, is_custom: bool) -> dict[str, str]:
@@ -107,9 +145,10 @@ def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:
     """Raise ValueError if a data source has no built-in grader, or a prompt lacks a ground truth that it needs."""
     prompts = list(prompts)
     graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
-    lacking = [one.id for one in prompts if one.ground_truth is None and graders[one.data_source] not in JUDGES]
+    lacking = [one for one in prompts if one.ground_truth is None and graders[one.data_source] not in JUDGES]
     if lacking:
         raise ValueError(
-            f"{len(lacking)} of {len(prompts)} prompts have no ground truth; the first of them is row {lacking[0]}. "
-            "Add the field reward_model.ground_truth to these rows, or set custom_reward_function.path and .name."
+            f"{len(lacking)} of {len(prompts)} prompts have no ground truth; the first of them is row {lacking[0].id}. "
+            f"Write it to a column ground_truth (other columns: {', '.join(lacking[0].extra_info) or 'none'}), or set "
+            "custom_reward_function.path and .name."
         )

@@ -28,6 +28,7 @@ from typing import TypeVar
 
 import msgspec
 
+from alphaapollo.data.findings import DataFinding
 from alphaapollo.runs.input_digests import Digests
 from alphaapollo.types import Row
 from alphaapollo.utils.disk import explain_write_errors, replace_file
@@ -69,6 +70,7 @@ class RunPlan:
     memory: PlannedMemory | None = None  # None: the run starts no training, or its memory cannot be calculated
     notices: list[str] = field(default_factory=list)
     inputs: Digests = field(default_factory=dict)
+    data: list[DataFinding] = field(default_factory=list)  # what the run does not read in its data
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os.path import expanduser
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 Device = Literal["cpu", "cuda"]
 Scalar = bool | int | float | str
@@ -89,11 +91,17 @@ CHANGES_CODE = ResumeRule("refused", "the new file may register different code u
 
 @dataclass(frozen=True)
 class FilePath:
-    """Marker in `Annotated`: the field is a path; config/requirements.py checks that the file or folder exists."""
+    """Marker in `Annotated`: the field is a path, whose `~` is replaced; config/check.py checks that it exists."""
 
     kind: Literal["data", "model", "tokenizer", "code", "folder"]  # model and tokenizer: folder or hub id
     required: bool = False  # whether an empty path is an error, if the field has an effect
     may_be_url: bool = False
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def expand(value: str | list[str]) -> str | list[str]:
+            return [*map(expanduser, value)] if isinstance(value, list) else expanduser(value)
+
+        return core_schema.no_info_after_validator_function(expand, handler(source))
 
 
 CODE = FilePath("code")

@@ -10,6 +10,7 @@ from functools import partial
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model, Teacher, TeacherModel
+from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.images import make_example_image
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.stream import choose_rows
@@ -45,6 +46,7 @@ class TrainingInputs:
     reward_model_tokenizer: RewardModelTokenizer | None
     has_reward_function: bool  # whether a reward function or the environment computes a reward, besides a reward model
     notices: list[str]
+    findings: list[DataFinding]
     sources: dict[str, str]  # data source -> what is known about its training prompts
     stops: str  # tokens that end a turn
 
@@ -58,19 +60,21 @@ def read_training_inputs(config: Config) -> TrainingInputs:
     check_models(list_model_uses(config))
     renderer = make_renderer(config.env, config.actor_rollout_ref.model, data.apply_chat_template_kwargs)
 
-    def read_split(files: str | list[str], config_key: str, max_samples: int) -> tuple[list[Prompt], list[str]]:
+    def read_split(
+        files: str | list[str], config_key: str, max_samples: int
+    ) -> tuple[list[Prompt], list[str], list[DataFinding]]:
         choose = partial(choose_rows, max_rows=max_samples, seed=data.seed, shuffle=data.shuffle)
         return read_prompts(files, config_key, renderer, data, choose)
 
-    prompts, notices = read_split(data.train_files, "data.train_files", data.train_max_samples)
+    prompts, notices, findings = read_split(data.train_files, "data.train_files", data.train_max_samples)
     if config.teacher.divergence:
         notices += check_teachers(config, renderer, prompts)
     notices += list_template_notices(config.actor_rollout_ref.model, renderer, data.apply_chat_template_kwargs)
     notices += filter(None, [explain_missing_cluster(config)])
     val_prompts: list[Prompt] = []
     if data.val_files:
-        val_prompts, more = read_split(data.val_files, "data.val_files", data.val_max_samples)
-        notices += more
+        val_prompts, more, found = read_split(data.val_files, "data.val_files", data.val_max_samples)
+        notices, findings = notices + more, list(dict.fromkeys(findings + found))
     assign_stages(prompts, data)
     if config.algorithm.length_budget.mode:
         check_prompts_have_length_budgets(prompts)
@@ -91,6 +95,7 @@ def read_training_inputs(config: Config) -> TrainingInputs:
         reward_model_tokenizer=make_reward_model_tokenizer(config, renderer, everything) if uses_reward_model else None,
         has_reward_function=has_reward_function,
         notices=notices,
+        findings=findings,
         sources=describe_sources(prompts, renderer, truths, reads_columns),
         stops=renderer.describe_stops(),
     )

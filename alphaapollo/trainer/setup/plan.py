@@ -192,7 +192,8 @@ def make_run_plan(plan: Plan, inputs: TrainingInputs, start: StartPoint, config:
         | _describe_iterations(plan, inputs, start, config)
         | plan.placement.describe_roles()
     )
-    return RunPlan(settings, summarize_memory(plan.memory), [*plan.notices, *inputs.notices, *start.describe()])
+    notices = [*plan.notices, *inputs.notices, *start.describe()]
+    return RunPlan(settings, summarize_memory(plan.memory), notices, data=inputs.findings)
 
 
 def _describe_algorithm_and_data(plan: Plan, inputs: TrainingInputs, config: Config) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from alphaapollo.config.keys import format_override
+from alphaapollo.config.keys import format_override, get_value
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 
@@ -57,4 +58,12 @@ def test_other_keys_keep_their_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_entries_of_data_keys_need_no_quotes(path: str) -> None:
     data = load_config(Config, "ppo", [f"data.train_files={path}", f"data.val_files=[{path}, b#c]"]).data
-    assert (data.train_files, data.val_files) == (path, [path, "b#c"])
+    assert (data.train_files, data.val_files) == (expanduser(path), [expanduser(path), "b#c"])
+
+
+def test_every_path_key_has_its_home_folder() -> None:
+    keys = ("actor_rollout_ref.model.path", "actor_rollout_ref.model.tokenizer_path", "teacher.models.a.path")
+    keys += ("reward_model.model.path", "custom_reward_function.path", "env.custom_module")
+    config = load_config(Config, "ppo", [f"{key}=~/m" for key in keys])
+    assert {key: get_value(config, key) for key in keys} == dict.fromkeys(keys, expanduser("~/m"))
+    assert load_config(Config, "ppo", ["actor_rollout_ref.model.path=a/~m"]).actor_rollout_ref.model.path == "a/~m"

@@ -110,5 +110,5 @@ def test_unrelated_answers_keep_the_image_of_their_prompt(vision):
 
 
 def test_marks_without_a_column_of_images_are_noticed(vision):
-    (notice,) = vision.sft({"messages": [ASK, ANSWER]}).notices
-    assert notice.startswith("1 rows have <image>") and "column images" in notice
+    (finding,) = vision.sft({"messages": [ASK, ANSWER]}).findings
+    assert "<image>" in finding.content and "as text" in finding.effect

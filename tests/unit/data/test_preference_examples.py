@@ -47,7 +47,9 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(loader, row, prompt):
     assert (pair.is_good, pair.data_source, pair.unrelated_answer) == ([True, False], "sums", None)
     assert pair.margin == row.get("margin", 0.0)
     assert pair.longest_row_length == len(pair.rows[1].token_ids) and read.file_sizes == [1]
-    assert bool(read.notices) == any(column in row for column in ("messages", "query"))
+    assert any(one.effect != "read as chats" for one in read.findings) == any(
+        column in row for column in ("messages", "query")
+    )
 
 
 def test_common_start_of_chats_is_not_trained_on(loader):
@@ -126,7 +128,7 @@ def test_labelled_answers_are_read_directly(loader):
     rows = [{"prompt": [USER], "completion": [FOUR], "label": True}, {"prompt": "3", "completion": "5", "label": False}]
     read = loader.labelled(*rows)
     assert read.examples == loader.labelled(*({**row, "response": row["completion"]} for row in rows)).examples
-    assert "(prompt, completion, label)" in read.notices[0]
+    assert "prompt, completion, label" in read.findings[0].content
     chats = [{"messages": [USER, FOUR], "label": True}, {"messages": [EARLIER[0], FIVE], "label": False}]
     own = [{"prompt": [USER], "response": "4", "label": 1}, {"prompt": EARLIER[:1], "response": [FIVE], "label": 0}]
     assert loader.labelled(*chats).examples == loader.labelled(*own).examples
@@ -202,7 +204,7 @@ def test_answers_of_thinking_models_with_calls(tmp_path, make_tokenizer):
     prompt = chosen.token_ids[: chosen.response_start]
     assert text_of(renderer, prompt) == renderer.render_chat([SYSTEM, USER, FOUR, USER])
     assert prompt == rejected.token_ids[: rejected.response_start]
-    assert [notice.partition(":")[2] for notice in read.notices] == [" Columns that are not read: note."]
+    assert [finding.content for finding in read.findings] == ["the column 'note'"]
     labelled = row | {"response": row["chosen"], "label": True}
     other = {"prompt": [SYSTEM, USER], "response": "4", "label": False}
     assert loader.labelled(labelled, other).examples[0].rows[0].token_ids == chosen.token_ids

@@ -32,8 +32,8 @@ NO_CHATS = ("[1, 2, 3] is sorted?", '["content"]', "[{'a': 1}]", '{"role": "user
 def load(tmp_path):
     """Function that loads the prompts of rows."""
 
-    def load(*rows, key="prompt", suffix=".jsonl", notices=None):
-        return load_prompts(write(tmp_path / f"data{suffix}", rows), key, notices)
+    def load(*rows, key="prompt", suffix=".jsonl", findings=None):
+        return load_prompts(write(tmp_path / f"data{suffix}", rows), key, findings=findings)
 
     return load
 
@@ -74,15 +74,15 @@ FIELDS = [
 @pytest.mark.parametrize(("row", "fields"), FIELDS)
 def test_rows_are_read_directly(load, row, fields):
     for suffix in (".jsonl", ".parquet"):
-        notices: list[str] = []
-        (prompt,) = load(row, suffix=suffix, notices=notices)
+        findings = []
+        (prompt,) = load(row, suffix=suffix, findings=findings)
         assert {name: getattr(prompt, name) for name in fields} == fields
         if "prompt" not in row:
-            (notice,) = notices
-            assert notice.split(" is read as ")[1] == f"questions, each asked in a chat ({next(iter(row))})."
+            (finding,) = findings
+            assert next(iter(row)) in finding.content and "questions" in finding.effect
         else:
             is_converted = isinstance(row["prompt"], str) and isinstance(prompt.content, list)
-            assert len(notices) == is_converted
+            assert len(findings) == is_converted
 
 
 def test_ids_continue_over_files(tmp_path):

@@ -73,8 +73,8 @@ FORMATS = [
 def test_common_formats_are_read_directly(loader, row, name, is_chat):
     read = loader.sft(row | {"source": "x"})
     assert read.examples == loader.sft(CHAT if is_chat else TEXT).examples
-    notice = read.notices[0]
-    assert f" is read as {name}" in notice and next(iter(row)) in notice and notice.endswith("source.")
+    guess, unread = read.findings
+    assert name in guess.effect and next(iter(row)) in guess.content and "source" in unread.content
 
 
 def test_alpaca_inputs_follow_the_instruction(loader):
@@ -245,6 +245,9 @@ def test_tools_and_variables_of_a_row_reach_the_template(tmp_path, make_tokenize
 
 
 def test_columns_that_are_not_read_are_listed_once(loader):
-    (notice,) = loader.sft(CHAT | {"id": 1, "source": "x", "data_source": "y", "tools": None}, CHAT).notices
-    assert notice.endswith("not read: id, source.")
-    assert loader.sft(CHAT | {"id": None}).notices == []
+    found = loader.sft(CHAT | {"id": 1, "source": "x", "data_source": "y", "tools": None}, CHAT).findings
+    assert [(one.content, one.rows, one.total) for one in found] == [
+        ("the column 'id'", 1, 2),
+        ("the column 'source'", 1, 2),
+    ]
+    assert loader.sft(CHAT | {"id": None}).findings == []

@@ -1,5 +1,5 @@
 from alphaapollo.config.schema import Model
-from alphaapollo.data.rendering import Renderer, make_template_argument_warnings, make_template_digest
+from alphaapollo.data.rendering import Renderer, make_template_digest
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.models.load import list_template_notices
 from tests.unit.tool_templates import HERMES, schema, tokenizer_of
@@ -23,9 +23,12 @@ def test_environment_and_python_tools_are_combined():
     assert '"name": "add"' in text and text.endswith("<think></think>")
 
 
-def test_template_variable_that_is_not_read_is_reported():
-    arguments = {"enable_thinking": False, "x": 1}
-    (warning,) = make_template_argument_warnings(arguments, tokenizer_of(HERMES + THINKING))
+def test_template_variable_that_is_not_read_is_reported(tmp_path):
+    from transformers import Qwen3Config
+
+    Qwen3Config().save_pretrained(tmp_path)
+    arguments, renderer = {"enable_thinking": False, "x": 1}, Renderer(tokenizer_of(HERMES + THINKING))
+    (warning,) = list_template_notices(Model(path=str(tmp_path)), renderer, arguments)
     assert warning.startswith("data.apply_chat_template_kwargs.x has no effect: ")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from alphaapollo.data.prompts import prepare_texts
+from alphaapollo.data.prompts import list_text_notices
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.types import Prompt
 from tests.unit.tiny import save_tokenizer
@@ -21,30 +21,22 @@ class BosTokenizer:
         return {"input_ids": [[1] * add_special_tokens + [7] * len(text) for text in texts]}
 
 
-def prepare(*texts, chat_template=None):
-    prompts = [Prompt(index, "", text) for index, text in enumerate(texts)]
-    prepared, notices = prepare_texts(prompts, Renderer(BosTokenizer(chat_template)))
-    return [prompt.content for prompt in prepared], notices
-
-
 TEXTS = [
-    ("a", "a", None, []),
-    ("<s>a", "a", None, ["<s>"]),
-    ("a</s>", "a</s>", None, ["</s>"]),
-    ("<s>a</s>\n", "a</s>\n", None, ["<s>", "</s>"]),
-    ("a", "a", "{{ messages }}", ["role"]),
-    ("<|user|>a", "<|user|>a", "{{ messages }}", []),
+    ("a", None, []),
+    ("<s>a</s>\n", None, ["</s>"]),
+    ("a", "{{ messages }}", ["role"]),
+    ("<|user|>a", "{{ messages }}", []),
 ]
 
 
-@pytest.mark.parametrize(("text", "prepared", "template", "words"), TEXTS)
-def test_texts(text, prepared, template, words):
-    contents, notices = prepare(text, chat_template=template)
-    assert contents == [prepared] and len(notices) == len(words)
+@pytest.mark.parametrize(("text", "template", "words"), TEXTS)
+def test_texts(text, template, words):
+    notices = list_text_notices([Prompt(0, "", text)], Renderer(BosTokenizer(template)))
+    assert len(notices) == len(words)
     assert all(word in notice for word, notice in zip(words, notices, strict=True))
 
 
 def test_chats_and_a_tokenizer_without_bos(tmp_path):
     save_tokenizer(tmp_path)
     chats = [Prompt(0, "", [{"role": "user", "content": "<s>"}])]
-    assert prepare_texts(chats, Renderer(load_tokenizer(str(tmp_path)))) == (chats, [])
+    assert list_text_notices(chats, Renderer(load_tokenizer(str(tmp_path)))) == []

@@ -134,7 +134,7 @@ def test_problems_are_told_apart_by_prompt_source_and_truth(tmp_path: Path) -> N
         {**one, "prompt": [{"role": "user", "content": "1+2=?"}]},
     ]
     files = [write(tmp_path / "a.jsonl", [one, *others]), write(tmp_path / "b.jsonl", [one, one])]
-    problems = read_problems(files, "prompt", "")
+    problems = read_problems(files, "prompt", "", [])
     assert [(problem.prompt.id, len(problem.responses)) for problem in problems] == [(0, 3), (1, 1), (2, 1), (3, 1)]
 
 

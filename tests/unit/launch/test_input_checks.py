@@ -61,8 +61,8 @@ def test_prompts_with_images_need_a_model_that_reads_them(tmp_path: Path) -> Non
     ]
     pq.write_table(pa.Table.from_pylist(rows), path)
     renderer = make_renderer(Env(), Model(path=str(tmp_path / "model")), {})
-    prompts, notices = read_prompts(path, key, renderer, Data(max_prompt_length=64))
-    assert len(prompts) == 2 and not notices
+    prompts, notices, findings = read_prompts(path, key, renderer, Data(max_prompt_length=64))
+    assert len(prompts) == 2 and not notices and not findings
     assert len(renderer.encode_prompt(prompts[0].content)) <= 64
     with pytest.raises(ValueError, match=r"files: 2 of 2 .*max_prompt_length=20"):
         read_prompts(path, key, renderer, Data(max_prompt_length=20))

@@ -120,6 +120,7 @@ REFUSED = [  # function, columns of the second row, error
     (FUNCTION + ANSWER, {}, r"4 of 5 .*substring .*mine\.py, line 2:"),
     (TASK, {"tasks": "math"}, "compute_score needs 'task'"),
 ]
+LABELS = "def compute_score(queries, prompts, labels{}):\n    return {{'rewards': [1.0]}}"
 NOTICED = [
     (FUNCTION + "return float(completion[8] == prompt.ground_truth)", {}, [r"on 2 of 5 .*e\.g\. '7': .*, line 2: ret"]),
     (FUNCTION + "return {'reward': 1, 'length': len(completion)}", {}, []),
@@ -176,6 +177,15 @@ def test_comparisons_and_unknown_accuracies_are_reported(custom, source, accurac
     else:
         found = asyncio.run(try_reward_function([ROW], Reward(), function, needed))
         assert len(found) == bool(notice) and re.search(notice, "".join(found))
+
+
+def test_a_function_for_the_ground_truth_needs_rows_with_one(custom):
+    row = Prompt(0, "", "?", extra_info={"target": "5"})
+    with pytest.raises(ValueError, match=r"mine\.py: .*needs 'labels', but no row has a ground truth.* target"):
+        asyncio.run(try_reward_function([row], Reward(), custom(LABELS.format(""))))
+    assert asyncio.run(try_reward_function([row], Reward(), custom(LABELS.format("=None")))) == []
+    rows = [row, replace(row, ground_truth="5")]
+    assert asyncio.run(try_reward_function(rows, Reward(), custom(LABELS.format("")))) == []
 
 
 def test_a_component_is_tried(tmp_path):

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from alphaapollo.rewards.answers import read_accepted_answers
-from alphaapollo.rewards.registry import check_prompts_are_gradable, get_grader, load_answer_maker, load_grader
+from alphaapollo.rewards.registry import (
+    check_prompts_are_gradable,
+    get_grader,
+    leave_out_missing_answers,
+    load_answer_maker,
+    load_grader,
+)
 from alphaapollo.types import Outcome, Prompt
 
 CITIES = {"choices": ["London", "Paris", "Rome", "Bonn"]}
@@ -207,6 +213,24 @@ ACCEPTED = [
 @pytest.mark.parametrize(("truth", "answers"), ACCEPTED)
 def test_accepted_answers(truth, answers):
     assert read_accepted_answers(truth) == answers
+
+
+def test_rows_whose_ground_truth_stands_for_no_answer_are_left_out():
+    """With a math grader. Another data source may have such a word as an answer."""
+    truths = ["proof", "5", "NotFound", " N/A ", "6", None, "7", "8"]
+    prompts = [Prompt(id, "AI-MO/NuminaMath-1.5", "?", truth) for id, truth in enumerate(truths)]
+    prompts += [Prompt(8 + id, "multiple_choice", "?", truth) for id, truth in enumerate(["unknown", *"AAAAAB"])]
+    findings = []
+    assert [one.id for one in leave_out_missing_answers(prompts, findings)] == [1, 4, *range(5, 15)]
+    found = {one.content.split("'")[1]: (one.effect.split()[0], one.rows, one.total) for one in findings}
+    left_out = ("left", 1, 8)
+    assert {name.strip(): value for name, value in found.items()} == {
+        **dict.fromkeys(("proof", "NotFound", "N/A"), left_out),
+        "unknown": ("kept,", 1, 7),
+        "A": ("kept;", 5, 7),
+    }
+    with pytest.raises(ValueError, match="'proof', stand for no answer"):
+        leave_out_missing_answers(prompts[:1], [])
 
 
 def test_every_prompt_needs_a_grader_and_a_ground_truth():

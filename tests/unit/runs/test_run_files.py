@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaapollo.data.findings import DataFinding
 from alphaapollo.planning.memory import Usage
 from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.planning.plan_table import summarize_memory
@@ -40,7 +41,8 @@ def make_plan() -> RunPlan:
     usage = {"generate": Usage({"engine weights": GIB, "kv cache": 3 * GIB // 2}), "publish": Usage({"weights": GIB})}
     memory = summarize_memory(MemoryPlan(usage, 80 * GIB, "a GPU of 80 GiB"))
     inputs = {"data.train_files": [("a.parquet", "3f2a")]}
-    return RunPlan({"iterations": "8"}, memory, ["key=x has no effect."], inputs)
+    data = [DataFinding("a.parquet", "the column 'id'", "not read", 3, 4)]
+    return RunPlan({"iterations": "8"}, memory, ["key=x has no effect."], inputs, data)
 
 
 def test_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -52,6 +54,9 @@ def test_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
         "memory": {"device": "a GPU of 80 GiB", "gib": gib},
         "notices": ["key=x has no effect."],
         "inputs": {"data.train_files": [["a.parquet", "3f2a"]]},
+        "data": [
+            {"place": "a.parquet", "content": "the column 'id'", "effect": "not read", "rows": 3, "total": 4},
+        ],
     }
 
 

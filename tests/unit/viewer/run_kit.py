@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import yaml
 
+from alphaapollo.data.findings import DataFinding
 from alphaapollo.evaluation.generation import FinishedResults, open_results_writer
 from alphaapollo.evaluation.metrics import convert_to_sample_result, write_report
 from alphaapollo.evolving.pool import Candidate, Grade, Judgement, Pool, Position, Verdict
@@ -93,7 +94,9 @@ def write_run(folder: Path, seed: int = 0, steps: int = 3, text: str = "<think>7
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     inputs = {"actor_rollout_ref.model.path": [("m", "0a")]}
     memory = PlannedMemory("a GPU of 80 GiB", {"generate": {"engine weights": 1.0, "kv cache": 1.5}})
-    write_run_plan(folder, RunPlan({"iterations": "9", "reward": text}, memory, [f"{text} has no effect."], inputs))
+    data = [DataFinding("rows.jsonl", f"the column {text!r}", "not read", 3, 40)]
+    settings, notices = {"iterations": "9", "reward": text}, [f"{text} has no effect."]
+    write_run_plan(folder, RunPlan(settings, memory, notices, inputs, data))
     tracker = JsonlTracker(folder / "metrics.jsonl", 0)
     log = RolloutLog(folder / "rollouts")
     for step in range(1, steps + 1):

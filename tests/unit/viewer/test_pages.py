@@ -73,6 +73,10 @@ def read(client: TestClient, path: str) -> str:
         ("/runs/1", ["best sample", "&lt;think&gt;7, 7&lt;/think&gt;14", "worst sample"]),
         (
             "/runs/1",
+            ["rows.jsonl</td><td>the column", '>not read</td><td class="n">3</td><td class="n">40<'],
+        ),
+        (
+            "/runs/1",
             ["Planned memory of a GPU of 80 GiB", '<td class="n">2.50</td><td>kv cache 1.50, engine weights 1'],
         ),
         ("/runs/1/health", ["Groups: constant", "constant: groups/mixed = 0.500"]),

@@ -25,7 +25,7 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         plan = make_plan(config, Machine(num_cores=8, num_gpus=0), user_settings)
         goal = TrainingGoal.from_schedule(2, 1, 64, 32)
-        inputs = TrainingInputs([None] * 64, [None] * 8, goal, None, None, has_reward_function, [], {}, "</s>")  # type: ignore[list-item]
+        inputs = TrainingInputs([None] * 64, [None] * 8, goal, None, None, has_reward_function, [], [], {}, "</s>")  # type: ignore[list-item]
         start = SimpleNamespace(step=0, describe=list)
         return make_run_plan(plan, inputs, start, config).settings  # type: ignore[arg-type]
 

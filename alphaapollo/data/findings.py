@@ -1,0 +1,116 @@
+"""Find what a run does not read in its data, or reads in its own way: one pass over the rows of each file.
+
+The findings are printed with the plan, and are in plan.json and on the viewer's page of the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from alphaapollo.data.chats import CONTEXT_COLUMNS, MESSAGE_KEYS, ROLES, read_chat_text, read_template_arguments
+from alphaapollo.types import IMAGE_MARK, JsonObject
+from alphaapollo.utils.literals import read_literal
+
+if TYPE_CHECKING:
+    from alphaapollo.data.rendering import Renderer
+
+TRUTH_COLUMNS = ("expected_answer", "final_answer", "golden_answers", "answers", "solution", "Answer", "label")
+"""Columns that may have the ground truth if there is neither `ground_truth` nor `answer`. The first one counts."""
+VERL_COLUMNS = ("ground_truth", "answer", "reward_model", "extra_info", "env_kwargs")  # may have a ground truth, too
+PARSED_COLUMNS = {*CONTEXT_COLUMNS, *TRUTH_COLUMNS, *VERL_COLUMNS, "metadata", "objects", "videos", "audios"}
+JSON_TEXT, KEY, VARIABLE = "JSON written as text in the column", "the key of messages", "the variable"
+Content = tuple[str, str, str]  # kind of content, its name, and what happens with it
+
+
+@dataclass(frozen=True)
+class DataFinding:
+    """What rows of the data have, and what the run does with it."""
+
+    place: str  # file or data source
+    content: str  # e.g. "the column 'id'"
+    effect: str  # e.g. "not read"
+    rows: int  # rows that have it
+    total: int  # rows that were searched
+
+    def describe(self) -> str:
+        """Return a line for the console."""
+        return f"{self.place}: {self.content}: {self.effect} ({self.rows:,} of {self.total:,} rows)."
+
+
+def find_unread_content(
+    path: str, rows: Sequence[JsonObject], read: Collection[str], context: Collection[str] | None, renderer: Any
+) -> list[DataFinding]:
+    """Find what a run ignores in the rows of a file: columns, keys of messages, variables for the chat template.
+
+    read: columns with prompts, chats or answers. context: columns that are also read; None if all are. renderer: the
+    model's, which knows what the chat template shows; None if the command has no model.
+    """
+    counts, values = Counter[Content](), dict[Content, Any]()
+    for row in rows:
+        found = dict(_list_contents(row, read, context, renderer.added_bos if renderer else ""))
+        counts.update(found.keys())
+        for content, value in found.items():
+            if content not in values or (content[0] == KEY and value[content[1]]):  # a template may hide a false value
+                values[content] = value
+    return [
+        DataFinding(path, f"{kind} {name!r}", effect, count, len(rows))
+        for (kind, name, effect), count in counts.items()
+        if _is_ignored(kind, name, values[kind, name, effect], renderer)
+    ]
+
+
+def _list_contents(
+    row: JsonObject, read: Collection[str], context: Collection[str] | None, bos: str
+) -> Iterator[tuple[Content, Any]]:
+    """Yield (content, value) for what a run may ignore in a row. The value of a key is a part of its message."""
+    for column, value in row.items():
+        if value is None or column == "data_source":
+            continue
+        if column not in read:
+            if context is not None and column not in context:
+                yield ("the column", column, "not read"), True
+            elif isinstance(value, str) and value.startswith(("[", "{")) and column not in PARSED_COLUMNS:
+                yield (JSON_TEXT, column, "not parsed"), value
+            continue
+        if bos and isinstance(value, str) and value.startswith(bos):
+            yield (f"{bos} at the start of the column", column, "removed, because the tokenizer adds it"), True
+        if not row.keys() & {"image", "images"} and IMAGE_MARK in str(value):
+            yield (f"{IMAGE_MARK} without an image in the column", column, "shown to the model as text"), True
+        if chat := read_chat_text(value):
+            yield ("chats written as text in the column", column, "read as chats"), True
+        messages = [one for one in chat or value if isinstance(one, dict)] if chat or isinstance(value, list) else []
+        roles = [str(one.get("role", one.get("from"))).strip() for one in messages]
+        roles = [ROLES.get(role.lower(), role) for role in roles]
+        if roles[:1] == ["assistant"] and column.startswith(("messages", "conversation")):
+            yield ("an answer before the first question in the column", column, "not trained on"), True
+        for role, message in zip(roles, messages, strict=True):
+            unknown = (key for key in message if key not in MESSAGE_KEYS and message[key] is not None)
+            yield from (((KEY, key, "neither read nor shown"), {"role": role, key: message[key]}) for key in unknown)
+    if context is None:  # a row for RL
+        truth = next((name for name in (*VERL_COLUMNS, *TRUTH_COLUMNS) if row.get(name) is not None), "")
+        if truth in TRUTH_COLUMNS:
+            yield ("the column", truth, "read as the ground truth"), True
+        if row.get("dataset") is not None and row.get("data_source") is None:
+            yield ("the column", "dataset", "read as data_source"), True
+    with suppress(ValueError):  # the row is refused
+        arguments = read_template_arguments(row) if row.keys() & {*CONTEXT_COLUMNS} else {}
+        yield from (((VARIABLE, name, "the chat template does not read it"), True) for name in arguments)
+
+
+def _is_ignored(kind: str, name: str, value: Any, renderer: Renderer | None) -> bool:
+    """Whether the run ignores a content, of which a row has `value`."""
+    if kind == JSON_TEXT:
+        return read_literal(value) is not None
+    if renderer is None or kind not in (KEY, VARIABLE):
+        return kind not in (KEY, VARIABLE)
+    if kind == VARIABLE:
+        return not renderer.template_reads(name)
+    bare = {"role": value["role"], "content": "?"}
+    before: list[Any] = [] if value["role"] in ("system", "user") else [{"role": "user", "content": "?"}]
+    with suppress(ValueError):  # a template for other chats
+        return renderer.render_chat([*before, bare]) == renderer.render_chat([*before, {**bare, **value}])
+    return False
