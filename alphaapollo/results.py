@@ -55,7 +55,8 @@ class TrainedRun(RunResult):
         from alphaapollo.runs.run_model import export_newest_model, find_newest_model
 
         newest = find_newest_model(self.folder)
-        export_newest_model(newest)
+        section = getattr(self.config, "actor_rollout_ref", self.config).model
+        export_newest_model(newest, section.trust_remote_code)
         return newest.model_folder
 
     def plot(self, *names: str) -> Figure:

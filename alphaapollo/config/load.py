@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,13 +24,25 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader  # reads 1e-6 as a number, unlike PyYAML's loader
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import find_map_key_of_entry, format_value, list_keys, merge_maps, nest_value
+from alphaapollo.config.keys import (
+    find_map_key_of_entry,
+    format_override,
+    format_value,
+    get_field_markers,
+    get_value,
+    list_entry_keys,
+    list_keys,
+    merge_maps,
+    nest_value,
+    replace_value,
+)
 from alphaapollo.config.renamed_keys import RENAMED_PRESETS
 from alphaapollo.config.schema import Config
+from alphaapollo.config.schema.base import CODE, NamesCode
 from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
@@ -66,21 +80,30 @@ class UserSettings:
 NO_USER_SETTINGS = UserSettings()
 
 
+@dataclass(frozen=True)
+class SavedConfig:
+    """Saved configuration of a folder that a command reads, whose keys that name code the command line must repeat."""
+
+    folder: Path
+    values: JsonObject
+    read_keys: tuple[str, ...] = ("",)  # beginnings of the keys that the command reads
+
+
 def load_config(
-    schema: type[SchemaT], config_name: str, argv: Sequence[str], saved_values: dict[str, Any] | None = None
+    schema: type[SchemaT], config_name: str, argv: Sequence[str], saved: SavedConfig | None = None
 ) -> SchemaT:
     """Load a configuration from command-line arguments; see load_config_and_user_settings."""
-    return load_config_and_user_settings(schema, config_name, argv, saved_values)[0]
+    return load_config_and_user_settings(schema, config_name, argv, saved)[0]
 
 
 def load_config_and_user_settings(
-    schema: type[SchemaT], config_name: str, argv: Sequence[str], saved_values: dict[str, Any] | None = None
+    schema: type[SchemaT], config_name: str, argv: Sequence[str], saved: SavedConfig | None = None
 ) -> tuple[SchemaT, UserSettings]:
     """Load a configuration from command-line arguments, and return which presets and keys the user set.
 
-    Starts from the values saved by an earlier run, if given, else from the YAML file `config_name` unless argv sets
+    Starts from an earlier run's configuration, if given, else from the YAML file `config_name` unless argv sets
     --config or --config-name. `--help` and `--cfg` print and exit with code 0. Raises ConfigError if arguments, files,
-    keys or values are wrong.
+    keys or values are wrong, or if the saved configuration names code that the arguments do not name.
     """
     shipped = find_shipped_config_folder()
     presets = [f"{file.parent.name}={file.stem}" for file in sorted(shipped.glob("*/*.yaml"))] * (schema is Config)
@@ -90,9 +113,9 @@ def load_config_and_user_settings(
         raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides, schema)
     file = options.config
-    if saved_values is None and not file:
+    if saved is None and not file:
         file = find_yaml_file(folders, "", (options.config_name or config_name).removesuffix(".yaml"))
-    start = read_user_yaml(str(file), schema) if file else saved_values or {}
+    start = read_user_yaml(str(file), schema) if file else saved.values if saved else {}
     chosen = {one.key_or_group: one.value() for one in overrides if _is_preset(one, folders)}
     try:
         layers = [*_list_layers(start, schema, folders, chosen)]
@@ -100,21 +123,17 @@ def load_config_and_user_settings(
         raise ConfigError(f"{file}: the files in its defaults list include each other. Remove one entry.") from None
     unused = {group: name for group, name in chosen.items() if not any(f"{group}=" in label for label, _ in layers)}
     layers += _list_layers({"defaults": [{group: name} for group, name in unused.items()]}, schema, folders, {})
-    values: JsonObject = schema().model_dump(mode="json")
-    for _, layer in layers:
-        merge_maps(values, layer)
+    values = _merge_layers(schema, layers)
     is_shipped = bool(file) and Path(file).parent == shipped
     own = {} if is_shipped else flatten_maps({name: start[name] for name in start if name not in IGNORED})
     replaced = flatten_maps(values)
-    for override in overrides:
-        if not _is_preset(override, folders):
-            _apply_override(values, override)
-    try:
-        values = OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[assignment]
-    except OmegaConfBaseException as error:
-        raise ConfigError(" ".join(str(error).split())) from None
+    set_keys = [override for override in overrides if not _is_preset(override, folders)]
+    values = _apply_overrides(values, set_keys)
     _check_no_secrets(values)
     config = build_config(schema, values)
+    if saved and not file:
+        own_values = _apply_overrides(_merge_layers(schema, layers[1:]), set_keys)
+        config = _refuse_saved_code(config, schema.model_validate(own_values), saved)
     if options.cfg:
         print(dump_yaml(config), end="")
         raise SystemExit(0)
@@ -127,6 +146,49 @@ def load_config_and_user_settings(
     )
     labels = dict.fromkeys(label for label, _ in layers if label)
     return config, UserSettings(tuple(labels), frozenset([*keys, *own]), notices)
+
+
+def _merge_layers(schema: type[BaseModel], layers: Sequence[tuple[str, JsonObject]]) -> JsonObject:
+    values: JsonObject = schema().model_dump(mode="json")
+    for _, layer in layers:
+        merge_maps(values, layer)
+    return values
+
+
+def _apply_overrides(values: JsonObject, overrides: Sequence[Override]) -> JsonObject:
+    for override in overrides:
+        _apply_override(values, override)
+    try:
+        return OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise ConfigError(" ".join(str(error).split())) from None
+
+
+def _refuse_saved_code(config: SchemaT, own: BaseModel, saved: SavedConfig) -> SchemaT:
+    """Raise ConfigError if a key that names code has another value than in `own`, the configuration without the saved
+    values. Returns the configuration without such keys that the command does not read."""
+    asked: JsonObject = {}
+    for key in [*list_keys(type(config)).values(), *list_entry_keys(config)]:
+        if any(marker is CODE for _, marker in key.markers) or get_field_markers(key, NamesCode):
+            value, own_value = get_value(config, key.name), key.default
+            with suppress(AttributeError, LookupError):  # an entry of a saved map
+                own_value = get_value(own, key.name)
+            if value != own_value and key.name.startswith(saved.read_keys):
+                asked[key.name] = TypeAdapter(Any).dump_python(value, mode="json")
+            elif value != own_value:
+                config = replace_value(config, key.name, own_value)
+    refuse_saved_code(saved.folder, asked)
+    return config
+
+
+def refuse_saved_code(folder: Path, asked: Mapping[str, object]) -> None:
+    """Raise ConfigError if a folder's files ask for code. asked: {key that the command line must repeat: value}."""
+    if asked:
+        words = " ".join(shlex.quote(format_override(key, value)) for key, value in asked.items())
+        raise ConfigError(
+            f"{folder} names code, programs or servers, which are used only if the command names them, too. Read them. "
+            f"If you trust them, add {words}"
+        )
 
 
 def find_yaml_file(folders: Sequence[Path], group: str, name: object) -> Path:

@@ -175,20 +175,25 @@ def gather_scaled_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor * scale if name.endswith("lora_B.weight") else tensor
 
 
-def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "") -> None:
+def write_merged_model(
+    adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "", trust_remote_code: bool = False
+) -> None:
     """Write the Hugging Face folder of an adapter's base model with the adapter merged in. dtype: auto = that of the
     base model. base_path: base model, if it has moved. Raises ValueError if one of both cannot be read."""
     from peft import PeftConfig, PeftModel
 
     from alphaapollo.data.rendering import load_tokenizer
 
-    base = Model(path=base_path or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path or "")
+    config = PeftConfig.from_pretrained(str(adapter))
+    if getattr(config, "megatron_config", None):  # peft would import the module `megatron_core` of the file
+        raise ValueError(f"{adapter} is an adapter of Megatron's layers, which cannot be merged. Convert it first.")
+    base = Model(path=base_path or config.base_model_name_or_path or "", trust_remote_code=trust_remote_code)
     loaded = load_causal_lm(base, "padded")
     chosen = loaded.dtype if dtype == "auto" else getattr(torch, dtype)
     merged = PeftModel.from_pretrained(loaded.float(), str(adapter)).merge_and_unload().to(chosen)
     merged.save_pretrained(folder)
     has_tokenizer = (adapter / "tokenizer_config.json").is_file()
-    load_tokenizer(str(adapter) if has_tokenizer else base.path).save_pretrained(folder)
+    load_tokenizer(str(adapter) if has_tokenizer else base.path, trust_remote_code).save_pretrained(folder)
 
 
 def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], base_path: str) -> None:

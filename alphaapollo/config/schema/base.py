@@ -95,7 +95,12 @@ class FilePath:
     required: bool = False  # whether an empty path is an error, if the field has an effect
 
 
-CODE = FilePath("code")
+class NamesCode:
+    """Marker in `Annotated`: the field names code, a program or a server that the command uses. A value from a folder's
+    saved configuration must be repeated on the command line (config/load.py)."""
+
+
+CODE, NAMES_CODE = FilePath("code"), NamesCode()
 
 
 def matching(pattern: str, meaning: str) -> AfterValidator:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from alphaapollo.config.keys import replace_value
-from alphaapollo.config.load import drop_unknown_keys, load_config
+from alphaapollo.config.load import SavedConfig, drop_unknown_keys, load_config
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
@@ -48,7 +48,7 @@ from alphaapollo.utils.user_module import load_user_module
 MODEL = "actor_rollout_ref.model"
 RESOLVED = ("dtype", "attention", "enable_gradient_checkpointing")  # model keys that the run's plan resolves
 LOCATION_KEYS = (  # changing these does not change the computation
-    *("trainer.device", "trainer.cpu_threads", "algorithm.custom_module"),
+    *("trainer.device", "trainer.cpu_threads", "algorithm.custom_module", f"{MODEL}.trust_remote_code"),
     *(f"{MODEL}.path", "critic.model.path", "teacher.model.path"),
 )
 EFFECTIVE_KEYS = (  # keys or beginnings of keys that a replay reads
@@ -89,7 +89,8 @@ def prepare_replay(folder: Path, overrides: Sequence[str], float64: bool) -> Pre
                 f"{key} has no effect on a replay, which computes one update on one rank. Remove {key}. A replay reads "
                 f"keys that begin with {', '.join(EFFECTIVE_KEYS)}."
             )
-    config = load_config(Config, "ppo", overrides, drop_unknown_keys(Config, read_saved_config(folder)))
+    saved = SavedConfig(folder, drop_unknown_keys(Config, read_saved_config(folder)), EFFECTIVE_KEYS)
+    config = load_config(Config, "ppo", overrides, saved)
     machine = detect_machine()
     requested = config.trainer.device if "trainer.device" in keys else inputs.machine["device"]
     device: Device = "cuda" if requested in ("cuda", "auto") and machine.num_gpus else "cpu"
