@@ -12,7 +12,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf._utils import get_yaml_loader  # reads 1e-6 as a number, unlike PyYAML's loader
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
@@ -32,7 +31,6 @@ from alphaapollo.config.keys import (
     find_map_key_of_entry,
     format_override,
     format_value,
-    get_field_markers,
     get_value,
     list_entry_keys,
     list_keys,
@@ -42,7 +40,7 @@ from alphaapollo.config.keys import (
 )
 from alphaapollo.config.renamed_keys import RENAMED_PRESETS
 from alphaapollo.config.schema import Config
-from alphaapollo.config.schema.base import CODE, NamesCode
+from alphaapollo.config.schema.base import CODE, NAMES_CODE
 from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
@@ -82,7 +80,7 @@ NO_USER_SETTINGS = UserSettings()
 
 @dataclass(frozen=True)
 class SavedConfig:
-    """Saved configuration of a folder that a command reads, whose keys that name code the command line must repeat."""
+    """Saved configuration of a folder that a command reads."""
 
     folder: Path
     values: JsonObject
@@ -103,7 +101,7 @@ def load_config_and_user_settings(
 
     Starts from an earlier run's configuration, if given, else from the YAML file `config_name` unless argv sets
     --config or --config-name. `--help` and `--cfg` print and exit with code 0. Raises ConfigError if arguments, files,
-    keys or values are wrong, or if the saved configuration names code that the arguments do not name.
+    keys or values are wrong, or if the earlier run's configuration names code that argv does not name.
     """
     shipped = find_shipped_config_folder()
     presets = [f"{file.parent.name}={file.stem}" for file in sorted(shipped.glob("*/*.yaml"))] * (schema is Config)
@@ -123,22 +121,28 @@ def load_config_and_user_settings(
         raise ConfigError(f"{file}: the files in its defaults list include each other. Remove one entry.") from None
     unused = {group: name for group, name in chosen.items() if not any(f"{group}=" in label for label, _ in layers)}
     layers += _list_layers({"defaults": [{group: name} for group, name in unused.items()]}, schema, folders, {})
-    values = _merge_layers(schema, layers)
+    values: JsonObject = schema().model_dump(mode="json")
+    for _, layer in layers:
+        merge_maps(values, layer)
     is_shipped = bool(file) and Path(file).parent == shipped
     own = {} if is_shipped else flatten_maps({name: start[name] for name in start if name not in IGNORED})
     replaced = flatten_maps(values)
-    set_keys = [override for override in overrides if not _is_preset(override, folders)]
-    values = _apply_overrides(values, set_keys)
+    for override in overrides:
+        if not _is_preset(override, folders):
+            _apply_override(values, override)
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise ConfigError(" ".join(str(error).split())) from None
     _check_no_secrets(values)
     config = build_config(schema, values)
+    keys = {one.key_or_group: one.value() for one in overrides if "." in one.key_or_group}
+    keys |= flatten_maps(keys)
     if saved and not file:
-        own_values = _apply_overrides(_merge_layers(schema, layers[1:]), set_keys)
-        config = _refuse_saved_code(config, schema.model_validate(own_values), saved)
+        config = _refuse_saved_code(config, keys, saved)
     if options.cfg:
         print(dump_yaml(config), end="")
         raise SystemExit(0)
-    keys = {one.key_or_group: one.value() for one in overrides if "." in one.key_or_group}
-    keys |= flatten_maps(keys)
     notices = tuple(
         f"{key}={format_value(replaced[key])} of a preset replaces {format_value(value)} of your YAML file."
         for key, value in own.items()
@@ -148,35 +152,19 @@ def load_config_and_user_settings(
     return config, UserSettings(tuple(labels), frozenset([*keys, *own]), notices)
 
 
-def _merge_layers(schema: type[BaseModel], layers: Sequence[tuple[str, JsonObject]]) -> JsonObject:
-    values: JsonObject = schema().model_dump(mode="json")
-    for _, layer in layers:
-        merge_maps(values, layer)
-    return values
-
-
-def _apply_overrides(values: JsonObject, overrides: Sequence[Override]) -> JsonObject:
-    for override in overrides:
-        _apply_override(values, override)
-    try:
-        return OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
-        raise ConfigError(" ".join(str(error).split())) from None
-
-
-def _refuse_saved_code(config: SchemaT, own: BaseModel, saved: SavedConfig) -> SchemaT:
-    """Raise ConfigError if a key that names code has another value than in `own`, the configuration without the saved
-    values. Returns the configuration without such keys that the command does not read."""
-    asked: JsonObject = {}
+def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -> SchemaT:
+    """Raise ConfigError if a key that names code has a value that is not `given` on the command line. Returns the
+    configuration without such keys that the command does not read."""
+    asked, values = JsonObject(), config.model_dump(mode="json")
     for key in [*list_keys(type(config)).values(), *list_entry_keys(config)]:
-        if any(marker is CODE for _, marker in key.markers) or get_field_markers(key, NamesCode):
-            value, own_value = get_value(config, key.name), key.default
-            with suppress(AttributeError, LookupError):  # an entry of a saved map
-                own_value = get_value(own, key.name)
-            if value != own_value and key.name.startswith(saved.read_keys):
-                asked[key.name] = TypeAdapter(Any).dump_python(value, mode="json")
-            elif value != own_value:
-                config = replace_value(config, key.name, own_value)
+        value: Any = get_value(values, key.name)
+        names_code = any(marker in (CODE, NAMES_CODE) for _, marker in key.markers)
+        if not names_code or value in (key.default, given.get(key.name)):
+            continue
+        if key.name.startswith(saved.read_keys):
+            asked[key.name] = value
+        else:
+            config = replace_value(config, key.name, key.default)
     refuse_saved_code(saved.folder, asked)
     return config
 

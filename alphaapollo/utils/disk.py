@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import yaml
 
 MAX_JSON, MAX_YAML = 16 << 20, 1 << 20  # bytes
+MAX_DEPTH = 100  # of YAML
 MAX_EXPANDED = 4 << 20  # characters of a YAML file in which each alias is replaced by its value
 
 
@@ -51,9 +52,14 @@ def read_json(path: Path) -> Any:
 
 def read_yaml(path: Path) -> Any:
     """Parse a small YAML file. Raises OSError as read_small_file does, and ValueError."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(read_small_file(path, MAX_YAML))
+    text, kind = read_small_file(path, MAX_YAML), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    size = depth = 0
     try:
-        nodes, size = [root := loader.get_single_node()], 0
+        for event in yaml.parse(text, kind):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:  # libyaml would crash the process
+                raise ValueError("its values are nested too deeply")
+        nodes = [root := yaml.compose(text, kind)]
         while nodes:
             value = getattr(nodes.pop(), "value", "")
             size += 1 + len(value)
@@ -61,7 +67,7 @@ def read_yaml(path: Path) -> Any:
                 raise ValueError("its aliases stand for too much text")
             for item in value if isinstance(value, list) else ():
                 nodes += item if isinstance(item, tuple) else [item]
-        return loader.construct_document(root) if root else None
+        return kind("").construct_document(root) if root else None
     except (TypeError, RecursionError, OverflowError, yaml.YAMLError) as error:
         raise ValueError(" ".join(str(error).split())) from None
 

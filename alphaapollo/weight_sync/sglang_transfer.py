@@ -3,10 +3,12 @@ of bytes, over CUDA IPC (engines/sglang/patches.py opens it) or a joint process 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed
@@ -109,12 +111,22 @@ def open_handle(handles: Mapping[str, tuple[Any, ...]]) -> torch.Tensor:
     return rebuild_cuda_tensor(*arguments)
 
 
+def make_store(
+    host: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
+) -> torch.distributed.TCPStore:
+    """Make the store of a process group as torch does, but listen on `host` instead of all addresses."""
+    listening = socket.create_server((host, port)).detach() if rank == 0 else None
+    options = {"master_listen_fd": listening, "use_libuv": use_libuv}
+    return torch.distributed.TCPStore(host, port, world_size, rank == 0, timeout, **options)
+
+
 def join_group(backend: str, address: str, size: int) -> Any:
     """Join the process group GROUP as rank 0, beside the default group, like SGLang's init_custom_process_group."""
     c10d: Any = torch.distributed.distributed_c10d
 
     timeout = timedelta(seconds=TRANSFER_SECONDS)
-    store, _, _ = next(c10d.rendezvous(address, 0, size, timeout=timeout))
+    url = urlsplit(address)
+    store = make_store(str(url.hostname), int(url.port or 0), 0, size, timeout)
     store.set_timeout(timeout)
     prefixed = c10d.PrefixStore(GROUP, store)
     group, _ = c10d._new_process_group_helper(

@@ -95,12 +95,10 @@ class FilePath:
     required: bool = False  # whether an empty path is an error, if the field has an effect
 
 
-class NamesCode:
-    """Marker in `Annotated`: the field names code, a program or a server that the command uses. A value from a folder's
-    saved configuration must be repeated on the command line (config/load.py)."""
-
-
-CODE, NAMES_CODE = FilePath("code"), NamesCode()
+CODE = FilePath("code")
+NAMES_CODE = "names code"
+"""Marker in `Annotated`: the field names code, a program or a server that the command uses. As for CODE, a value from a
+folder's saved configuration must be repeated on the command line (config/load.py)."""
 
 
 def matching(pattern: str, meaning: str) -> AfterValidator:
