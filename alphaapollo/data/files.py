@@ -140,7 +140,7 @@ def _refuse_remote_files(folder: Path) -> None:
 
     for name, read in {"README.md": metadata_load, ".huggingface.yaml": read_yaml}.items():
         with _explain_library_errors(str(folder)):
-            configs = (read(folder / name) or {}).get("configs") if (folder / name).exists() else None
+            configs = (read(folder / name) or {}).get("configs") if (folder / name).is_file() else None
         if "://" in str(configs):
             raise ValueError(
                 f"{folder}/{name} names files at other addresses: {configs}. Download them into the folder."

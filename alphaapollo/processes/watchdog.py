@@ -38,6 +38,7 @@ def new_run_id() -> str:
     """Return the id of a new run, and put it into the environment, which the run's processes inherit."""
     run_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     os.environ[RUN] = run_id
+    os.environ["PYTHONSAFEPATH"] = "1"  # as entry_point does; an own loop has none
     os.environ["SPT_NOENV"] = "1"  # keeps Ray from overwriting the environment, which the reaper reads
     return run_id
 

@@ -203,7 +203,7 @@ CODE_KEYS: dict[str, Any] = {
 
 
 def plant_code(run: Path, base: Path, folder: Path) -> None:
-    """Make a folder of files that somebody else may have written: the run, its model, an adapter, a data set, and the
+    """Make a folder of files that another user may have written: the run, its model, an adapter, a data set, and the
     modules of a working directory. All of them name code."""
     shutil.move(run, folder / "run")
     for place in (folder / "run", folder / "run/recorded/step_000001"):
@@ -255,12 +255,13 @@ def test_no_command_runs_the_code_of_a_folder_that_it_reads(ppo: Runner) -> None
     folder.mkdir()
     plant_code(done.folder, ppo.task.model, folder)
     train, dry = f"data.train_files={ppo.task.data / 'train.parquet'}", "trainer.dry_run=True"
+    short = ("data.max_prompt_length=32", "data.max_response_length=16")
     path, asks, refused, written = "actor_rollout_ref.model.path", "env.custom_module=", 2, 0
     commands = [
         (["chat", "run"], refused, asks),
         (["chat", "run/checkpoints/step_000001"], refused, asks),
         (["chat", "run/model"], refused, asks),
-        (["chat", "model"], refused, "model.path"),
+        (["chat", "model"], refused, "trust_remote_code=true"),
         (["serve", "run"], refused, "model.trust_remote_code=true"),
         (["export", "run"], refused, "trust_remote_code=true"),
         (["export", "adapter"], refused, "Megatron"),
@@ -273,8 +274,12 @@ def test_no_command_runs_the_code_of_a_folder_that_it_reads(ppo: Runner) -> None
         (["rl", f"{path}=model", train, dry], refused, "model.path"),
         (["sft", "model.path=adapter", train, dry], refused, "Megatron"),
         (["generate", "model.path=run/model", train.replace("train_files", "path"), dry], refused, "model.path"),
-        (["evolve", "models={a:{path:model}}", train.replace("train_files", "path"), dry], refused, "models.a.path"),
-        (["rl", f"{path}={ppo.task.model}", "data.train_files=data", dry], refused, "other addresses"),
+        (
+            ["evolve", "models={a:{path:model}}", train.replace("train_files", "path"), dry, *short],
+            refused,
+            "trust_remote_code=true",
+        ),
+        (["rl", f"{path}={ppo.task.model}", "data.train_files=data", dry, *short], refused, "other addresses"),
         (["eval", "data.path=data"], refused, "other addresses"),
         (["report", "run"], written, "written"),
         (["samples", "run"], written, "ground truth"),
@@ -288,4 +293,4 @@ def test_no_command_runs_the_code_of_a_folder_that_it_reads(ppo: Runner) -> None
         planted = mark.read_text() if mark.exists() else ""
         if (ended.code, says in ended.output, planted) != (code, True, ""):
             wrong.append((command, ended.code, ended.output[-1500:], planted))
-    assert not wrong
+    assert not wrong, "\n".join(map(str, wrong))

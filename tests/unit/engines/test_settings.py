@@ -89,7 +89,7 @@ OF_ENGINES = ("--skip-tokenizer-init", "--worker-extension-cls", "--weight-trans
 
 def test_server_command() -> None:
     words = vllm.build_server_command(make_spec(model_path="/model"), "first", "127.0.0.1", 8000)
-    assert words[1:5] == ["-m", "vllm.entrypoints.launchers.api_server.entry", "--model", "/model"]
+    assert words[1:6] == ["-P", "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", "/model"]
     found = flags(words)
     check_items(found, {"--served-model-name": "first", "--port": "8000", "--max-model-len": "300"})
     check_items(found, {"--dtype": "float32", "--block-size": "32", "--kv-cache-memory-bytes": str(2**29)})
