@@ -55,8 +55,7 @@ class TrainedRun(RunResult):
         from alphaapollo.runs.run_model import export_newest_model, find_newest_model
 
         newest = find_newest_model(self.folder)
-        section = getattr(self.config, "actor_rollout_ref", self.config).model
-        export_newest_model(newest, section.trust_remote_code)
+        export_newest_model(newest, getattr(self.config, "actor_rollout_ref", self.config).model.trust_remote_code)
         return newest.model_folder
 
     def plot(self, *names: str) -> Figure:

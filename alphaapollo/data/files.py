@@ -100,9 +100,8 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
         return ResolvedFiles(text, (results,))
     if folder.is_dir() and not entry.revision:
         source = _resolve_folder(folder.absolute(), entry, splits)
-        if outside := [
-            file for file in source.files if not Path(os.path.abspath(file)).is_relative_to(folder.absolute())
-        ]:
+        files = map(os.path.abspath, source.files)
+        if outside := [file for file in files if not Path(file).is_relative_to(folder.absolute())]:
             raise ValueError(f"{text} names the file {outside[0]}, which is not in its folder. Copy it there.")
         return source
     if entry.is_hub_id:
@@ -142,9 +141,7 @@ def _refuse_remote_files(folder: Path) -> None:
         with _explain_library_errors(str(folder)):
             configs = (read(folder / name) or {}).get("configs") if (folder / name).is_file() else None
         if "://" in str(configs):
-            raise ValueError(
-                f"{folder}/{name} names files at other addresses: {configs}. Download them into the folder."
-            )
+            raise ValueError(f"{folder}/{name} names files at other addresses: {configs}. Download them first.")
 
 
 @cache  # several readers ask for the same entry

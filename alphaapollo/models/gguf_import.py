@@ -62,8 +62,7 @@ def import_gguf(file: Path, folder: Path) -> int:
 
 
 def _check_file(file: Path) -> tuple[str, int, int]:
-    """Return family, number of weights and of tensors. Raises ValueError for a damaged file or an unsupported
-    quantization."""
+    """Return family, weights and tensors. Raises ValueError for a damaged file or an unsupported quantization."""
     try:
         from gguf import GGUFReader, dequantize
     except ImportError:

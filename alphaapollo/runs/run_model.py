@@ -140,9 +140,8 @@ def resolve_model_paths(config: ConfigT) -> ConfigT:
             if (folder / "config.yaml").is_file():
                 raise ConfigError(f"{key}={path}: {error}") from None
             continue  # not a run: the checks of the command describe what is missing
-        section = key.rpartition(".")[0]
-        section = "actor_rollout_ref.model" if section == "critic.model" else section  # has the policy's key
-        trust_key = f"{section}.trust_remote_code"
+        owner = {"critic.model.path": "actor_rollout_ref.model.path"}.get(key, key)
+        trust_key = f"{owner.removesuffix('path')}trust_remote_code"
         export_newest_model(newest, bool(get_value(config, trust_key)), trust_key)
         config = replace_value(config, key, str(newest.model_folder))
     return config

@@ -162,16 +162,20 @@ class RunIndex:
                 database.execute("INSERT OR IGNORE INTO own.notes (path) VALUES (?)", (path,))
                 database.execute("INSERT INTO runs SELECT id, path FROM own.notes WHERE path = ?", (path,))
                 known[path] = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
+        failure: Exception | None = None
         for path in sorted(found):
             if self._stop.is_set():
                 return
             try:
-                check_format(Path(path))
-                self._update_run(database, known[path], Path(path))
+                with suppress(ValueError):  # of another format; pages show it
+                    check_format(Path(path))
+                    self._update_run(database, known[path], Path(path))
             except sqlite3.DatabaseError:  # the index has failed, not the run
                 raise
-            except Exception:  # noqa: BLE001  e.g. another format: the run's pages show it, and the other runs follow
-                continue
+            except Exception as error:  # noqa: BLE001  after the other runs
+                failure = error
+        if failure:
+            raise failure
 
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
         of_run = "SELECT * FROM files WHERE run = ?"

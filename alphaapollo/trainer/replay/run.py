@@ -48,7 +48,7 @@ from alphaapollo.utils.user_module import load_user_module
 MODEL = "actor_rollout_ref.model"
 RESOLVED = ("dtype", "attention", "enable_gradient_checkpointing")  # model keys that the run's plan resolves
 LOCATION_KEYS = (  # changing these does not change the computation
-    *("trainer.device", "trainer.cpu_threads", "algorithm.custom_module", f"{MODEL}.trust_remote_code"),
+    *("trainer.device", "trainer.cpu_threads", "algorithm.custom_module"),
     *(f"{MODEL}.path", "critic.model.path", "teacher.model.path"),
 )
 EFFECTIVE_KEYS = (  # keys or beginnings of keys that a replay reads
@@ -101,7 +101,8 @@ def prepare_replay(folder: Path, overrides: Sequence[str], float64: bool) -> Pre
     load_model_config(plan.model)
     model = choose_kernels(plan.model, config.actor_rollout_ref.model)
     plan = replace(plan, model=model.model_copy(update=FLOAT64) if float64 else model)
-    changes = [f"with {word}" for word, key in zip(overrides, keys, strict=True) if key not in LOCATION_KEYS]
+    changing = [key not in LOCATION_KEYS and not key.endswith(".trust_remote_code") for key in keys]
+    changes = [f"with {word}" for word, is_change in zip(overrides, changing, strict=True) if is_change]
     here, of_run = describe_machine(plan.placement), inputs.machine
     causes = ["GPU kernels may sum in any order"] * (device == "cuda") + [
         f"{name}: the run had {of_run.get(name)}, this replay has {value}"
