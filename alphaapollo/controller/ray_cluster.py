@@ -112,7 +112,7 @@ class RayJob(JobConfig):
 
     def _serialize(self) -> str:
         folders = {os.path.abspath(path) for path in sys.path}
-        self._py_driver_sys_path = [path for path in self._py_driver_sys_path if path in folders]
+        self._py_driver_sys_path = [path for path in vars(self)["_py_driver_sys_path"] if path in folders]
         return super()._serialize()
 
 

@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
@@ -18,7 +19,7 @@ MAX_DEPTH = 100  # of YAML
 MAX_EXPANDED = 4 << 20  # characters of a YAML file in which each alias is replaced by its value
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file to read its bytes. Raises OSError for pipes, devices and links to other folders, without waiting."""
     target = path.resolve()
     if not target.is_relative_to(path.parent.resolve()):

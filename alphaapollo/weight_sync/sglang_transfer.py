@@ -109,13 +109,12 @@ def open_handle(handles: Mapping[str, tuple[Any, ...]]) -> torch.Tensor:
     return rebuild_cuda_tensor(*arguments)
 
 
-def make_store(
-    host: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
-) -> torch.distributed.TCPStore:
+def make_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True) -> Any:
     """Make the store of a process group as torch does, but listen on `host` instead of all addresses."""
     listening = take_reserved_socket_fd(port, host) if rank == 0 else None
+    c10d: Any = torch.distributed
     options = {"master_listen_fd": listening, "use_libuv": use_libuv}
-    return torch.distributed.TCPStore(host, port, world_size, rank == 0, timeout, **options)
+    return c10d.TCPStore(host, port, world_size, rank == 0, timeout, **options)
 
 
 def join_group(backend: str, host: str, port: int, size: int) -> Any:
