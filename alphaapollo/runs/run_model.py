@@ -71,7 +71,7 @@ def _find_merged_model(adapter: Path) -> RunModel:
     digest = hashlib.sha256()
     for file in sorted(adapter.glob("adapter_*")):
         with open_regular(file.resolve()) as content:
-            hashlib.file_digest(content, lambda: digest)  # type: ignore[arg-type]
+            hashlib.file_digest(content, lambda: digest)
     merged = Path("outputs/merged").absolute() / f"{adapter.name}-{digest.hexdigest()[:12]}"
     run = _find_run_of_model(adapter)
     todo = None if has_complete_weights(merged) else adapter
