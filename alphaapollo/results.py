@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.utils.json_types import JsonObject
@@ -55,7 +55,8 @@ class TrainedRun(RunResult):
         from alphaapollo.runs.run_model import export_newest_model, find_newest_model
 
         newest = find_newest_model(self.folder)
-        export_newest_model(newest)
+        section: Any = getattr(self.config, "actor_rollout_ref", self.config)
+        export_newest_model(newest, section.model.trust_remote_code)
         return newest.model_folder
 
     def plot(self, *names: str) -> Figure:

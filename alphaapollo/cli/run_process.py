@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from alphaapollo.config.keys import format_override
 from alphaapollo.processes.entry_point import run_program
-from alphaapollo.processes.host import make_subprocess_environ
+from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
 from alphaapollo.processes.watchdog import exit_when_process_ends, treat_signals_as_ctrl_c
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run_in_child_process(
     """
     read_new_metrics = make_metrics_reader(run_folder / "metrics.jsonl")
     process = subprocess.Popen(
-        [sys.executable, "-m", "alphaapollo.cli.run_process", str(os.getpid()), module, *arguments],
+        make_module_command("alphaapollo.cli.run_process", os.getpid(), module, *arguments),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

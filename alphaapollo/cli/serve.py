@@ -25,6 +25,7 @@ from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm.settings import build_exclusion_flags, build_server_command, build_server_environment
 from alphaapollo.processes.entry_point import MainFunction, entry_point
 from alphaapollo.processes.network import find_connection_error, find_free_port
+from alphaapollo.processes.python_command import make_subprocess_environ
 from alphaapollo.processes.watchdog import kill_run_processes, new_run_id, start_reaper
 from alphaapollo.rollout.suites import FOLDER, ModelServer, Suite, check_suites, run_suite
 from alphaapollo.runs.run_model import RunModel, load_run_model
@@ -89,7 +90,7 @@ def open_server(
     run_id = new_run_id()
     start_reaper(run_id, [])
     process = subprocess.Popen(
-        command, env=os.environ | variables, stdout=output, stderr=output, start_new_session=True
+        command, env=make_subprocess_environ() | variables, stdout=output, stderr=output, start_new_session=True
     )
     try:
         while process.poll() is None and find_connection_error(*address):

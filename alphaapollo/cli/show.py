@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import tempfile
@@ -21,7 +20,7 @@ from alphaapollo.cli.main import report_refusals
 from alphaapollo.evaluation.metrics import SampleResult, read_sample_result
 from alphaapollo.observability.terminal import Terminal, get_last_message, shorten_text
 from alphaapollo.runs.checkpoint_folder import check_format
-from alphaapollo.utils.disk import replace_file
+from alphaapollo.utils.disk import open_regular, parse_json, replace_file
 from alphaapollo.utils.json_types import JsonObject
 
 LOOPBACK = "127.0.0.1"
@@ -53,9 +52,10 @@ def view(argv: Sequence[str]) -> int:
     from alphaapollo.viewer.index import RunIndex
 
     listener = socket.create_server((host, options.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    hosts = [host, "localhost", LOOPBACK] if host in (LOOPBACK, "localhost", "::1") else ["*"]
+    address = f"[{host}]" if ":" in host else host
+    hosts = [host, address, "localhost", LOOPBACK] if host in (LOOPBACK, "localhost", "::1") else ["*"]
     terminal, notes = Terminal(highlight=False), find_notes_file()
-    terminal.write(f"viewer of {root}: http://{host}:{listener.getsockname()[1]}   (Ctrl-C ends it)")
+    terminal.write(f"viewer of {root}: http://{address}:{listener.getsockname()[1]}   (Ctrl-C ends it)")
     if notes is None:
         terminal.write(f"notes of runs are not kept: {NOTES_FOLDER} cannot be written. Set XDG_DATA_HOME to a folder.")
     with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as folder:
@@ -136,8 +136,8 @@ def find_samples_file(run: Path, step: int | None, validation: bool) -> Path:
 
 def read_groups(path: Path) -> Iterator[list[LoggedSample]]:
     """Yield the samples of each prompt, the highest reward first. Skips a last line that is not complete yet."""
-    with path.open(encoding="utf-8") as file:
-        records = (json.loads(line) for line in file if line.endswith("\n"))
+    with open_regular(path) as file:
+        records = (parse_json(line) for line in file if line.endswith(b"\n"))
         samples = ((read_sample_result(record), record) for record in records)
         for _, group in groupby(samples, key=lambda sample: sample[0].problem_id):
             yield sorted(group, key=lambda sample: (sample[0].outcome.failed, -sample[0].reward))

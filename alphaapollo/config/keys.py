@@ -142,7 +142,7 @@ def _describe_bounds(metadata: Iterable[object]) -> str:
     return f" {' and '.join(bounds)}" if bounds else ""
 
 
-def get_value(config: BaseModel, key: str) -> object:
+def get_value(config: BaseModel | Mapping[str, object], key: str) -> object:
     """Return the value of a dotted key. Raises AttributeError if there is no such key."""
     value: Any = config
     while key:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,20 @@ from pydantic import BaseModel
 
 from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import find_map_key_of_entry, format_value, list_keys, merge_maps, nest_value
+from alphaapollo.config.keys import (
+    find_map_key_of_entry,
+    format_override,
+    format_value,
+    get_value,
+    list_entry_keys,
+    list_keys,
+    merge_maps,
+    nest_value,
+    replace_value,
+)
 from alphaapollo.config.renamed_keys import RENAMED_PRESETS
 from alphaapollo.config.schema import Config
+from alphaapollo.config.schema.base import CODE, NAMES_CODE
 from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
@@ -66,21 +78,30 @@ class UserSettings:
 NO_USER_SETTINGS = UserSettings()
 
 
+@dataclass(frozen=True)
+class SavedConfig:
+    """Saved configuration of a folder that a command reads."""
+
+    folder: Path
+    values: JsonObject
+    read_keys: tuple[str, ...] = ("",)  # beginnings of the keys that the command reads
+
+
 def load_config(
-    schema: type[SchemaT], config_name: str, argv: Sequence[str], saved_values: dict[str, Any] | None = None
+    schema: type[SchemaT], config_name: str, argv: Sequence[str], saved: SavedConfig | None = None
 ) -> SchemaT:
     """Load a configuration from command-line arguments; see load_config_and_user_settings."""
-    return load_config_and_user_settings(schema, config_name, argv, saved_values)[0]
+    return load_config_and_user_settings(schema, config_name, argv, saved)[0]
 
 
 def load_config_and_user_settings(
-    schema: type[SchemaT], config_name: str, argv: Sequence[str], saved_values: dict[str, Any] | None = None
+    schema: type[SchemaT], config_name: str, argv: Sequence[str], saved: SavedConfig | None = None
 ) -> tuple[SchemaT, UserSettings]:
     """Load a configuration from command-line arguments, and return which presets and keys the user set.
 
-    Starts from the values saved by an earlier run, if given, else from the YAML file `config_name` unless argv sets
+    Starts from an earlier run's configuration, if given, else from the YAML file `config_name` unless argv sets
     --config or --config-name. `--help` and `--cfg` print and exit with code 0. Raises ConfigError if arguments, files,
-    keys or values are wrong.
+    keys or values are wrong, or if the earlier run's configuration names code that argv does not name.
     """
     shipped = find_shipped_config_folder()
     presets = [f"{file.parent.name}={file.stem}" for file in sorted(shipped.glob("*/*.yaml"))] * (schema is Config)
@@ -90,9 +111,9 @@ def load_config_and_user_settings(
         raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides, schema)
     file = options.config
-    if saved_values is None and not file:
+    if saved is None and not file:
         file = find_yaml_file(folders, "", (options.config_name or config_name).removesuffix(".yaml"))
-    start = read_user_yaml(str(file), schema) if file else saved_values or {}
+    start = read_user_yaml(str(file), schema) if file else saved.values if saved else {}
     chosen = {one.key_or_group: one.value() for one in overrides if _is_preset(one, folders)}
     try:
         layers = [*_list_layers(start, schema, folders, chosen)]
@@ -115,11 +136,13 @@ def load_config_and_user_settings(
         raise ConfigError(" ".join(str(error).split())) from None
     _check_no_secrets(values)
     config = build_config(schema, values)
+    keys = {one.key_or_group: one.value() for one in overrides if "." in one.key_or_group}
+    keys |= flatten_maps(keys)
+    if saved and not file:
+        config = _refuse_saved_code(config, keys, saved)
     if options.cfg:
         print(dump_yaml(config), end="")
         raise SystemExit(0)
-    keys = {one.key_or_group: one.value() for one in overrides if "." in one.key_or_group}
-    keys |= flatten_maps(keys)
     notices = tuple(
         f"{key}={format_value(replaced[key])} of a preset replaces {format_value(value)} of your YAML file."
         for key, value in own.items()
@@ -127,6 +150,33 @@ def load_config_and_user_settings(
     )
     labels = dict.fromkeys(label for label, _ in layers if label)
     return config, UserSettings(tuple(labels), frozenset([*keys, *own]), notices)
+
+
+def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -> SchemaT:
+    """Raise ConfigError if a key that names code has a value that is not `given` on the command line. Returns the
+    configuration without such keys that the command does not read."""
+    asked, values = JsonObject(), config.model_dump(mode="json")
+    for key in [*list_keys(type(config)).values(), *list_entry_keys(config)]:
+        value: Any = get_value(values, key.name)
+        names_code = any(marker in (CODE, NAMES_CODE) for _, marker in key.markers)
+        if not names_code or value in (key.default, given.get(key.name)):
+            continue
+        if key.name.startswith(saved.read_keys):
+            asked[key.name] = value
+        else:
+            config = replace_value(config, key.name, key.default)
+    refuse_saved_code(saved.folder, asked)
+    return config
+
+
+def refuse_saved_code(folder: Path, asked: Mapping[str, object]) -> None:
+    """Raise ConfigError if a folder's files ask for code. asked: {key that the command line must repeat: value}."""
+    if asked:
+        words = " ".join(shlex.quote(format_override(key, value)) for key, value in asked.items())
+        raise ConfigError(
+            f"{folder} names code, programs or servers, which are used only if the command names them, too. Read them. "
+            f"If you trust them, add {words}"
+        )
 
 
 def find_yaml_file(folders: Sequence[Path], group: str, name: object) -> Path:

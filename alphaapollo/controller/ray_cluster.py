@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import ray
+from ray.job_config import JobConfig
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -116,10 +117,20 @@ class RayProcess(subprocess.Popen[bytes]):
     terminate = subprocess.Popen.kill
 
 
+class RayJob(JobConfig):
+    """Job whose workers import modules from the driver's folders. Ray would add the working directory."""
+
+    def _serialize(self) -> str:
+        folders = {os.path.abspath(path) for path in sys.path}
+        self._py_driver_sys_path = [path for path in vars(self)["_py_driver_sys_path"] if path in folders]
+        return super()._serialize()
+
+
 def init_ray(**options: object) -> None:
     """Call ray.init(**options), then restore this process's SIGTERM handler, because Ray's handler exits at once."""
     handler = signal.getsignal(signal.SIGTERM)
-    ray.init(log_to_driver=False, logging_level="ERROR", namespace=f"alphaapollo-{os.getpid()}", **options)
+    settings = {"log_to_driver": False, "logging_level": "ERROR", "namespace": f"alphaapollo-{os.getpid()}"}
+    ray.init(job_config=RayJob(), **settings, **options)
     if threading.current_thread() is threading.main_thread():  # otherwise Ray sets no handler
         signal.signal(signal.SIGTERM, handler)
 

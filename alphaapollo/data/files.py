@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from alphaapollo.utils.disk import read_yaml
 from alphaapollo.utils.hub import DATA_FILE, DatasetEntry
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns
 TRAIN = ("train",)
 HELD_OUT = ("validation", "val", "valid", "dev", "test")
 MAX_BAD_ROWS_SHOWN = 5
+MAX_RATIO, MAX_EXPANDED = 100, 1 << 30  # a compressed file may expand to the larger one, in bytes
 SUFFIXES = (".parquet", ".jsonl", ".json")
 SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # also stands for a byte that is not UTF-8
 SEPARATORS = {"csv": ",", "tsv": "\t"}
@@ -89,6 +91,8 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
         raise ValueError(f"{text} is a file with the suffix {path.suffix!r}. Use a file of {formats}.")
     if path.is_file():
         return ResolvedFiles(text, (path,))
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{text} is a pipe or a device, which can be read only once. Write its content to a file.")
     if not path.is_dir() and (matches := sorted(glob.glob(str(path), recursive=True))):
         return ResolvedFiles(text, tuple(file for one in matches for file in resolve_entry(one, splits).files))
     folder = Path(entry.path).expanduser()
@@ -96,7 +100,11 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
     if results.is_file() and (folder / "config.yaml").is_file():  # run of main_generation
         return ResolvedFiles(text, (results,))
     if folder.is_dir() and not entry.revision:
-        return _resolve_folder(folder.absolute(), entry, splits)
+        source = _resolve_folder(folder.absolute(), entry, splits)
+        files = map(os.path.abspath, source.files)
+        if outside := [file for file in files if not Path(file).is_relative_to(folder.absolute())]:
+            raise ValueError(f"{text} names the file {outside[0]}, which is not in its folder. Copy it there.")
+        return source
     if entry.is_hub_id:
         return _resolve_hub_id(entry, tuple(splits))
     raise ValueError(f"{text}: no such file (working folder: {Path.cwd()}). Correct the path.")
@@ -106,6 +114,7 @@ def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) ->
     import datasets
 
     name = entry.without_split
+    _refuse_remote_files(folder)
     if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():  # written by save_to_disk
         with _explain_library_errors(name):
             loaded = datasets.load_from_disk(str(folder))
@@ -123,6 +132,17 @@ def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) ->
     unread = [file.name for file in sorted(folder.rglob("*")) if DATA_FILE.search(file.name) and file not in known]
     notice = f"{name}: files that belong to no split are not read: {', '.join(unread[:3])}."
     return ResolvedFiles(f"{name}#{split}", files, notices=(notice,) if unread and not entry.config else ())
+
+
+def _refuse_remote_files(folder: Path) -> None:
+    """Raise ValueError if the description of a data set names files at other addresses, which would be requested."""
+    from huggingface_hub import metadata_load
+
+    for name, read in {"README.md": metadata_load, ".huggingface.yaml": read_yaml}.items():
+        with _explain_library_errors(str(folder)):
+            configs = (read(folder / name) or {}).get("configs") if (folder / name).is_file() else None
+        if "://" in str(configs):
+            raise ValueError(f"{folder}/{name} names files at other addresses: {configs}. Download them first.")
 
 
 @cache  # several readers ask for the same entry
@@ -258,7 +278,11 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
             with pyarrow.parquet.ParquetFile(path) as table:  # read_table would import pandas
                 return list(table.read().to_pylist())
         with pyarrow.input_stream(str(path), compression="detect") as stream:
-            content = stream.read()
+            content, limit = bytearray(), max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size)
+            while len(content) <= limit and (part := stream.read(1 << 24)):
+                content += part
+        if len(content) > limit:
+            raise ValueError(f"it expands to more than {MAX_RATIO} times its size. Decompress it if you trust it")
         if kind == "arrow":
             open_table = pyarrow.ipc.open_file if content[:6] == b"ARROW1" else pyarrow.ipc.open_stream
             return list(open_table(content).read_all().to_pylist())
@@ -276,7 +300,7 @@ def _convert_to_utf8(content: bytes) -> bytes:
     return content.decode("utf-16").encode() if is_utf16 else content
 
 
-def _read_csv(content: bytes, separator: str) -> list[DataRow | BadRow]:
+def _read_csv(content: bytearray, separator: str) -> list[DataRow | BadRow]:
     """Parse a table with a header. Cells are text, as they are written; an empty cell is None."""
     from pyarrow import BufferReader, csv, string
 
@@ -292,7 +316,7 @@ def _read_csv(content: bytes, separator: str) -> list[DataRow | BadRow]:
     return list(csv.read_csv(BufferReader(content), one_block, lines, texts).to_pylist())
 
 
-def _read_json(path: Path, content: bytes, kind: str) -> list[DataRow | BadRow]:
+def _read_json(path: Path, content: bytes | bytearray, kind: str) -> list[DataRow | BadRow]:
     """Parse JSON lines, or a .json file with a list of objects."""
     text = content.decode("utf-8-sig", "surrogateescape")
     if kind == "json" and text.lstrip().startswith("["):

@@ -17,6 +17,7 @@ from copy import copy
 from datetime import date
 from functools import cached_property
 from itertools import chain, dropwhile
+from threading import Timer
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """Errors that template code may raise in addition to Jinja errors, e.g. by adding a dict to a string."""
 DATE = "strftime_now"  # function of the chat template
+SLOW_SECONDS = 10.0  # of a chat template, after which it is named
 PLACEHOLDER = "\u2063action\u2063"  # replaces the sampled text in a chat that is rendered
 
 
@@ -68,7 +70,7 @@ class Renderer:
         day = template_arguments.get(DATE)
         dates = {DATE: date.fromisoformat(day).strftime} if isinstance(day, str) else {}
         self.template_arguments = {**template_arguments, **dates}
-        self.images = images
+        self.images, self._has_rendered = images, False
         self.control_strings, self.control_strings_of_texts = Counter[str](), Counter[str]()
         self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chats.py has checked
 
@@ -209,6 +211,11 @@ class Renderer:
     ) -> str:
         import jinja2
 
+        name = self.tokenizer.name_or_path
+        timer = Timer(SLOW_SECONDS, print, [f"the chat template of {name} takes long to render a chat. Check it."])
+        timer.daemon = True
+        if not self._has_rendered:
+            timer.start()
         try:
             rendered = self.tokenizer.apply_chat_template(
                 chat,
@@ -220,6 +227,9 @@ class Renderer:
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
             roles = [message["role"] for message in chat]
             raise ValueError(f"the chat template rejects a chat with the roles {roles}: {error}") from error
+        finally:
+            timer.cancel()
+        self._has_rendered = True
         assert isinstance(rendered, str)
         return rendered
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from alphaapollo.config.build import build_config
 from alphaapollo.config.check import check_config_and_get_notices
-from alphaapollo.config.load import drop_unknown_keys
+from alphaapollo.config.load import drop_unknown_keys, refuse_saved_code
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.runs.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress
 from alphaapollo.runs.model_card import format_model_card
@@ -53,13 +53,13 @@ def convert_model(config: ExportConfig) -> Path:
         key = "role=critic" if config.role == "critic" else "export_lora=adapter"
         raise ValueError(f"checkpoint={config.checkpoint} is not a run's, and is converted. Remove {key}.")
     source = Path(config.checkpoint).expanduser().resolve()
-    shards = find_verl_shards(source)
+    trusts, shards = bool(config.trust_remote_code), find_verl_shards(source)
     output = _find_output(config, Path(f"{source}_merged"))
     with _named_when_complete(output) as folder:
         if shards:
-            write_verl_model(shards, folder, config.dtype)
+            write_verl_model(shards, folder, config.dtype, trusts)
         else:
-            write_merged_model(source, folder, config.dtype, config.model_path)
+            write_merged_model(source, folder, config.dtype, config.model_path, trusts)
     return output
 
 
@@ -176,6 +176,9 @@ def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> M
             f"{run} is not a run of main_ppo or of a fine-tuning command. Set checkpoint to a run of one of them."
         )
     model = build_config(Model, drop_unknown_keys(Model, role["model"]))
+    if config.trust_remote_code is None:
+        refuse_saved_code(run, {"trust_remote_code": True} if model.trust_remote_code else {})
+    model = model.model_copy(update={"trust_remote_code": bool(config.trust_remote_code)})
     if config.role == "critic" and isinstance(saved.get("critic"), dict):
         model = make_critic_model_section(model, build_config(Critic, drop_unknown_keys(Critic, saved["critic"])))
     if config.model_path:

@@ -211,12 +211,14 @@ def check_written_model(model: PreTrainedModel, folder: Path, source: Model) -> 
     check_exported_outputs(compute_outputs(model, "policy", tokens), found, torch.float32)
 
 
-def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "") -> None:
+def write_merged_model(
+    adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "", trusts_code: bool = False
+) -> None:
     """Write the Hugging Face folder of an adapter's base model with the adapter merged in. dtype: auto = that of the
     base model. base_path: base model, if it has moved. Raises ValueError if one of both cannot be read, or if the
     log-probs of a text differ before and after merging, or in the written folder."""
     try:
-        adapted, base, stored = lora.load_adapter(adapter, base_path)
+        adapted, base, stored = lora.load_adapter(adapter, base_path, trusts_code)
         tokens = make_probe_tokens(adapted.config)
         expected = compute_outputs(adapted, "policy", tokens)
         merged = adapted.merge_and_unload()
@@ -228,14 +230,14 @@ def write_merged_model(adapter: Path, folder: Path, dtype: str = "auto", base_pa
     except (RuntimeError, ValueError, AttributeError) as error:  # those of peft, e.g. for an adapter without a merge
         raise ValueError(f"{adapter} cannot be merged into its base model: {error}") from error
     has_tokenizer = (adapter / "tokenizer_config.json").is_file()
-    load_tokenizer(str(adapter) if has_tokenizer else base.path).save_pretrained(folder)
+    load_tokenizer(str(adapter) if has_tokenizer else base.path, trusts_code).save_pretrained(folder)
 
 
-def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto") -> None:
+def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto", trusts_code: bool = False) -> None:
     """Write the Hugging Face folder of the shards that verl's FSDP ranks saved, in the order of the ranks. dtype: auto
     = that of the shards. Raises ValueError if shards or weights are missing, or are not those of a complete model."""
     own = shards[0].parent / "huggingface"
-    source = Model(path=str(own if own.is_dir() else own.parent))
+    source = Model(path=str(own if own.is_dir() else own.parent), trust_remote_code=trusts_code)
     try:
         if len(shards) != (size := int(shards[0].name.split("_")[3])):
             raise ValueError(f"{len(shards)} of {size} shards exist")
@@ -245,7 +247,7 @@ def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto") 
         chosen = next(iter(tensors.values())).dtype if dtype == "auto" else getattr(torch, dtype)
         tensors = {name: tensor.to(chosen) for name, tensor in tensors.items()}
         _write_folder(folder, tensors, load_config(source), chosen, source)
-        load_causal_lm(Model(path=str(folder)), "padded")
+        load_causal_lm(source.model_copy(update={"path": str(folder)}), "padded")
     except Exception as error:  # those of torch for a damaged file, or for types other than tensors
         reason = str(error).split(". ")[0]  # torch's advice is to load the file without a check
         fix = "If its files are complete, convert it with `python -m verl.model_merger merge`."

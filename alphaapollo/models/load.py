@@ -140,7 +140,10 @@ def load_config(model: Model) -> PretrainedConfig:
             f"model.path={model.path or 'empty'}: no such folder with a config.json. Set it to a folder written by "
             "save_pretrained, or to a hub id."
         )
-    fix = "the path, for a hub id the network and HF_HUB_OFFLINE, and that transformers supports the model"
+    fix = (
+        "the path, for a hub id the network and HF_HUB_OFFLINE, and that transformers supports the model. If you trust "
+        "code that comes with it, set trust_remote_code=true beside its path"
+    )
     with _explain_errors(model, "config.json", fix):
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
 

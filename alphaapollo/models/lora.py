@@ -175,13 +175,16 @@ def gather_scaled_adapter(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor * scale if name.endswith("lora_B.weight") else tensor
 
 
-def load_adapter(adapter: Path, base_path: str = "") -> tuple[Any, Model, torch.dtype]:
+def load_adapter(adapter: Path, base_path: str = "", trusts_code: bool = False) -> tuple[Any, Model, torch.dtype]:
     """Load an adapter of peft on its base model in float32. Returns the model, the base model's section and the dtype
     of its files. base_path: base model, if it has moved. Raises ValueError if the base model cannot be read."""
     from peft import PeftConfig, PeftModel
     from peft.utils import load_peft_weights
 
-    base = Model(path=base_path or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path or "")
+    config = PeftConfig.from_pretrained(str(adapter))
+    if getattr(config, "megatron_config", None):  # peft would import the module `megatron_core` of the file
+        raise ValueError("it is an adapter of Megatron's layers. Convert it first.")
+    base = Model(path=base_path or config.base_model_name_or_path or "", trust_remote_code=trusts_code)
     loaded, weights = load_causal_lm(base, "padded"), load_peft_weights(str(adapter), device="cpu")
     dtype = loaded.dtype
     for embeddings in (weights[name] for name in weights if name.endswith(".embed_tokens.weight")):

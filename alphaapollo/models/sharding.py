@@ -41,7 +41,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
 from alphaapollo.models.cpu_linear import use_onednn
-from alphaapollo.processes.network import find_interface, take_reserved_socket_fd
+from alphaapollo.processes.network import find_interface
+from alphaapollo.weight_sync.sglang_transfer import make_store
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -79,11 +80,7 @@ def join_process_group(device: str, rank: int, world_size: int, init_method: str
         rendezvous = {"store": dist.HashStore()}  # type: ignore[attr-defined]
     elif url.scheme == "tcp":
         assert url.hostname and url.port
-        is_first, listening = rank == 0, take_reserved_socket_fd(url.port) if rank == 0 else None
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            url.hostname, url.port, world_size, is_first, COLLECTIVE_TIMEOUT, master_listen_fd=listening
-        )
-        rendezvous = {"store": store}
+        rendezvous = {"store": make_store(url.hostname, url.port, rank, world_size, COLLECTIVE_TIMEOUT)}
     dist.init_process_group(
         BACKENDS[device], rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT, **rendezvous
     )

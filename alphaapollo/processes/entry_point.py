@@ -66,6 +66,7 @@ def entry_point(main: MainFunction) -> MainFunction:
             return 2
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of torch, which is not imported yet, and of workers:
         # threads that wait for others by spinning make everything several times slower beside other processes
+        os.environ.setdefault("PYTHONSAFEPATH", "1")  # for processes that Ray and multiprocessing start
         try:
             if sys.excepthook is sys.__excepthook__:
                 sys.excepthook = print_redacted_traceback

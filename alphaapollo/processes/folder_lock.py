@@ -19,6 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from alphaapollo.utils.disk import read_json
 from alphaapollo.utils.json_types import JsonObject
 
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}  # errors of file systems without locks
@@ -52,7 +53,7 @@ def read_lock_owner(folder: Path) -> JsonObject | None:
     """
     for path in _list_lock_files(folder):
         with suppress(OSError, ValueError):
-            owner: JsonObject = json.loads(path.read_bytes())
+            owner: JsonObject = read_json(path)
             if isinstance(owner, dict) and owner.keys() >= {"pid", "host", "since"}:
                 return owner
     return None

@@ -18,8 +18,9 @@ import signal
 import sys
 from collections.abc import Mapping
 from io import BufferedReader
-from pathlib import Path
 from typing import BinaryIO
+
+from alphaapollo.processes.python_command import make_module_command
 
 EXIT_GRACE = 1.0  # seconds between the end of a process's output and its exit
 READ_GRACE = 0.05  # seconds to read a reply that arrived while the event loop was blocked
@@ -51,7 +52,7 @@ class ProcessHost:
     async def start(cls, module: str, settings: str, environ: Mapping[str, str]) -> ProcessHost:
         """Start `python -m module PARENT_PID settings`. Call `read_first_reply` next."""
         handle = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", module, str(os.getpid()), settings),
+            *make_module_command(module, os.getpid(), settings),
             env=environ,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -149,13 +150,6 @@ def format_signal(number: int) -> str:
     ('SIGSEGV', 'signal 40')
     """
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-
-
-def make_subprocess_environ() -> dict[str, str]:
-    """Return the environment variables of this process, with the folder of this package added to PYTHONPATH."""
-    package_root = str(Path(__file__).resolve().parents[2])
-    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def reserve_stdin_and_stdout() -> tuple[BufferedReader, BinaryIO]:

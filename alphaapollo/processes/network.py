@@ -36,9 +36,10 @@ def reserve_port(host: str) -> int:
     return port
 
 
-def take_reserved_socket_fd(port: int) -> int:
-    """Return the file descriptor of the socket that listens on a reserved port. The caller must close it."""
-    return _reserved.pop(port).detach()
+def take_reserved_socket_fd(port: int, host: str = "") -> int:
+    """Return the file descriptor of the socket that listens on a reserved port, or else on this port of `host`. The
+    caller must close it."""
+    return (_reserved.pop(port, None) or socket.create_server((host, port))).detach()
 
 
 def find_connection_error(host: str, port: int) -> str:

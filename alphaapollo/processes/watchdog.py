@@ -23,6 +23,8 @@ from pathlib import Path
 
 import psutil
 
+from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
+
 RUN = "ALPHAAPOLLO_RUN"  # environment variable with the run's id, set in every process of a run
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # of job systems and closed terminals, treated as Ctrl-C
 PR_SET_PDEATHSIG = 1
@@ -36,6 +38,7 @@ def new_run_id() -> str:
     """Return the id of a new run, and put it into the environment, which the run's processes inherit."""
     run_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     os.environ[RUN] = run_id
+    os.environ["PYTHONSAFEPATH"] = "1"  # as entry_point does; an own loop has none
     os.environ["SPT_NOENV"] = "1"  # keeps Ray from overwriting the environment, which the reaper reads
     return run_id
 
@@ -128,9 +131,8 @@ def wait_for_exit(pid: int) -> None:
 def start_reaper(run_id: str, cleanup_paths: Iterable[str | Path]) -> None:
     """Start the reaper. After this process has ended, it kills every process of the run on this machine, and removes
     `cleanup_paths`."""
-    module = "alphaapollo.processes.watchdog"
-    command = [sys.executable, "-m", module, str(os.getpid()), run_id, *map(str, cleanup_paths)]
-    environment = {name: value for name, value in os.environ.items() if name != RUN}
+    command = make_module_command("alphaapollo.processes.watchdog", os.getpid(), run_id, *cleanup_paths)
+    environment = {name: value for name, value in make_subprocess_environ().items() if name != RUN}
     subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
 
 

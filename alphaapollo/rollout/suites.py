@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.disk import explain_write_errors, read_small_file, replace_file
 from alphaapollo.utils.heartbeat import list_descendants
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import redact
@@ -276,6 +276,6 @@ def read_suite_results(run_folder: Path) -> list[SuiteResult]:
     """Read the results of all suites that ran on the models of a run, oldest first. Damaged files are left out."""
     results = []
     for file in sorted(run_folder.glob(f"{FOLDER}/*/*/{RESULT}"), key=lambda file: file.stat().st_mtime):
-        with suppress(msgspec.DecodeError):
-            results.append(msgspec.json.decode(file.read_bytes(), type=SuiteResult))
+        with suppress(OSError, RecursionError, msgspec.DecodeError):
+            results.append(msgspec.json.decode(read_small_file(file), type=SuiteResult))
     return results

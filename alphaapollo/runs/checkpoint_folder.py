@@ -30,7 +30,7 @@ import msgspec
 from alphaapollo._version import __version__
 from alphaapollo.runs.input_digests import RunInputs
 from alphaapollo.runs.run_history import STATUS
-from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.disk import explain_write_errors, open_regular, read_json, read_small_file, replace_file
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 
@@ -55,8 +55,8 @@ def write_format(folder: Path) -> None:
 def check_format(folder: Path) -> None:
     """Raise ValueError if a newer version wrote the folder. Every command calls it before it reads a folder."""
     number, version = 0, ""
-    with suppress(OSError, ValueError, TypeError, LookupError):  # find_damage reports damage
-        written = json.loads((folder / FORMAT_FILE).read_bytes())
+    with suppress(OSError, ValueError, TypeError, LookupError, OverflowError):  # find_damage reports damage
+        written = read_json(folder / FORMAT_FILE)
         number, version = int(written["format"]), str(written["version"])
     if number > FORMAT:
         raise ValueError(
@@ -72,7 +72,7 @@ def write_progress(folder: Path, fields: JsonObject) -> None:
 def read_progress(folder: Path) -> JsonObject:
     """Read the driver's state in a checkpoint, progress.json. Raises ValueError if the file is damaged."""
     try:
-        fields: JsonObject = json.loads((folder / PROGRESS).read_text())
+        fields: JsonObject = read_json(folder / PROGRESS)
         if not isinstance(fields["step"], int):
             raise TypeError("its field 'step' is not an integer")
     except (OSError, ValueError, TypeError, LookupError) as error:
@@ -209,13 +209,13 @@ def write_manifest(folder: Path) -> None:
 def read_inputs(checkpoint: Path) -> RunInputs:
     """Read inputs.json of an undamaged checkpoint; without digests if an earlier version wrote the checkpoint."""
     file = checkpoint / INPUTS
-    return msgspec.json.decode(file.read_bytes(), type=RunInputs) if file.is_file() else RunInputs()
+    return msgspec.json.decode(read_small_file(file), type=RunInputs) if file.is_file() else RunInputs()
 
 
 def find_damage(checkpoint: Path) -> list[str]:
     """Return a message for each file of a checkpoint that differs from its manifest."""
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        manifest = read_json(checkpoint / MANIFEST)
         written = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return [f"{MANIFEST} cannot be read ({error})"]
@@ -238,7 +238,7 @@ def find_damage(checkpoint: Path) -> list[str]:
 
 def _hash_file(path: Path) -> tuple[int, str]:
     """Return (size in bytes, SHA-256) of a file."""
-    with path.open("rb") as file:
+    with open_regular(path.resolve()) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         HEARTBEAT.tick()
         return file.tell(), digest

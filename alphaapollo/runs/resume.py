@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel
 
 from alphaapollo.config.changes import ConfigChange, find_changes, identify_command
@@ -35,6 +34,7 @@ from alphaapollo.runs.checkpoint_folder import (
 )
 from alphaapollo.runs.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
 from alphaapollo.runs.run_history import RunPlan, read_input_digests, read_logged_steps, write_run_plan
+from alphaapollo.utils.disk import read_yaml
 from alphaapollo.utils.json_types import JsonObject
 
 TrainingConfig = Config | TuningConfig
@@ -250,7 +250,7 @@ def _has_results(folder: Path) -> bool:
 
 def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
     """Return path and number of the newest saved configuration of a run: N for config.N.yaml, 0 for config.yaml."""
-    numbers = [int(number) for file in folder.glob("config.*.yaml") if (number := file.name.split(".")[1]).isdigit()]
+    numbers = [int(number) for file in folder.glob("config.*.yaml") if (number := file.name.split(".")[1]).isdecimal()]
     newest = max(numbers, default=0)
     path = folder / (f"config.{newest}.yaml" if newest else "config.yaml")
     return (path if path.is_file() else None), newest
@@ -270,10 +270,10 @@ def read_saved_config(folder: Path) -> JsonObject:
     check_format(folder)
     path = _find_saved_config(folder)[0] or folder / "config.yaml"
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = read_yaml(path)
         if not isinstance(values, dict):
             raise ValueError("no configuration")
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())}). {NEW_RUN_HINT}") from error
     move_renamed_keys(values)
     return values

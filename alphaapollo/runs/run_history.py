@@ -31,7 +31,7 @@ import msgspec
 from alphaapollo.data.findings import DataFinding
 from alphaapollo.runs.input_digests import Digests
 from alphaapollo.types import Row
-from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.disk import explain_write_errors, read_small_file, replace_file
 from alphaapollo.utils.json_types import finite_or_none
 from alphaapollo.utils.redaction import find_secret_variables, redact, redact_values
 from alphaapollo.utils.versions import find_commit, list_versions
@@ -39,6 +39,7 @@ from alphaapollo.utils.versions import find_commit, list_versions
 HISTORY, PLAN, STATUS, EXAMPLES = "history.jsonl", "plan.json", "status.json", "examples.jsonl"
 PACKAGES = ("alphaapollo", "torch", "vllm", "sglang", "transformers", "ray")
 NUM_LOGGED = 32  # examples
+MAX_RECORDS = 64 << 20  # bytes of a file
 T = TypeVar("T")
 
 
@@ -187,11 +188,12 @@ def _write_records(path: Path, records: Iterable[object]) -> None:
 
 
 def _read_records(path: Path, kind: type[T]) -> list[T]:
-    """Read the lines of a file; empty if the file is missing. Damaged lines are skipped."""
-    records = []
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            records.append(msgspec.json.decode(line, type=kind))
+    """Read the lines of a file; empty if the file is missing or no small file. Damaged lines are skipped."""
+    records = list[T]()
+    with suppress(OSError):
+        for line in read_small_file(path, MAX_RECORDS).splitlines():
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                records.append(msgspec.json.decode(line, type=kind))
     return records
 
 

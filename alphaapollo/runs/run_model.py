@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from alphaapollo.config.check import list_model_paths
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import ConfigT, format_override, replace_value
-from alphaapollo.config.load import drop_unknown_keys, load_config
+from alphaapollo.config.keys import ConfigT, format_override, get_value, replace_value
+from alphaapollo.config.load import SavedConfig, drop_unknown_keys, load_config
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.config.schema.model import Lora
 from alphaapollo.data.vocabulary import read_sampling_settings
-from alphaapollo.processes.host import make_subprocess_environ
+from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
 from alphaapollo.runs.checkpoint_folder import PROGRESS, list_checkpoints
 from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.runs.resume import read_saved_config
@@ -80,7 +79,7 @@ def _find_merged_model(adapter: Path) -> RunModel:
     """Return the model with an adapter merged into its base model, or converted from verl. Its folder is named after
     the content of the files."""
     digest = hashlib.sha256()
-    for file in find_verl_shards(adapter) or sorted(adapter.glob("adapter_*")):
+    for file in filter(Path.is_file, find_verl_shards(adapter) or sorted(adapter.glob("adapter_*"))):
         digest.update(digest_file(file).encode())
     merged = Path("outputs/merged").absolute() / f"{adapter.name}-{digest.hexdigest()[:12]}"
     run = _find_run_of_model(adapter)
@@ -119,19 +118,23 @@ def make_generation_config_values(run_model: RunModel) -> JsonObject:
 def load_run_model(run: str, overrides: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
     """Return the newest model of a run, exported if necessary, and its settings. overrides: KEY=VALUE words."""
     newest = find_newest_model(Path(run))
-    config = load_config(GenerationConfig, "generation", overrides, make_generation_config_values(newest))
-    export_newest_model(newest)
+    saved = SavedConfig(newest.run_folder, make_generation_config_values(newest))
+    config = load_config(GenerationConfig, "generation", overrides, saved)
+    export_newest_model(newest, config.model.trust_remote_code)
     return newest, config
 
 
-def export_newest_model(newest: RunModel) -> None:
-    """Export the checkpoint, or merge the adapter, in a subprocess, if this is not done yet."""
+def export_newest_model(newest: RunModel, trust_remote_code: bool = False, trust_key: str = "") -> None:
+    """Export the checkpoint, or merge the adapter, in a subprocess, if this is not done yet. trust_key: key of the
+    command for code that comes with the model."""
     if newest.source is None:
         return
     keys = [format_override("checkpoint", str(newest.source)), format_override("output", str(newest.model_folder))]
-    command = [sys.executable, "-m", "alphaapollo.trainer.main_export", *keys]
+    keys += ["trust_remote_code=true"] * trust_remote_code
+    command = make_module_command("alphaapollo.trainer.main_export", *keys)
     if subprocess.run(command, env=make_subprocess_environ(), check=False).returncode:
-        raise ConfigError(f"{newest.source} could not be exported. See the error of the export above.")
+        hint = f" Here, {trust_key}=true stands for trust_remote_code=true." if trust_key else ""
+        raise ConfigError(f"{newest.source} could not be exported. See the error of the export above.{hint}")
 
 
 def resolve_model_paths(config: ConfigT) -> ConfigT:
@@ -146,6 +149,8 @@ def resolve_model_paths(config: ConfigT) -> ConfigT:
             if (folder / "config.yaml").is_file():
                 raise ConfigError(f"{key}={path}: {error}") from None
             continue  # not a run: the checks of the command describe what is missing
-        export_newest_model(newest)
+        owner = {"critic.model.path": "actor_rollout_ref.model.path"}.get(key, key)
+        trust_key = f"{owner.removesuffix('path')}trust_remote_code"
+        export_newest_model(newest, bool(get_value(config, trust_key)), trust_key)
         config = replace_value(config, key, str(newest.model_folder))
     return config

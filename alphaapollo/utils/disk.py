@@ -1,11 +1,76 @@
-"""Write files atomically, with errors that explain failed writes."""
+"""Read files of folders that others may have written, and write files atomically, with errors that explain failures."""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAX_JSON, MAX_YAML = 16 << 20, 1 << 20  # bytes
+MAX_DEPTH = 100  # of YAML
+MAX_EXPANDED = 4 << 20  # characters of a YAML file in which each alias is replaced by its value
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file to read its bytes. Raises OSError for pipes, devices and links to other folders, without waiting."""
+    target = path.resolve()
+    if not target.is_relative_to(path.parent.resolve()):
+        raise OSError(errno.EINVAL, "it is a link to another folder. Copy the file", str(path))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "it is a pipe, a device or a folder", str(path))
+    return open(target, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+
+
+def read_small_file(path: Path, max_bytes: int = MAX_JSON) -> bytes:
+    """Return the content of a file. Raises OSError as open_regular does, or if the file is larger than max_bytes."""
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
+    return content
+
+
+def parse_json(text: bytes) -> Any:
+    """Parse JSON. Raises ValueError if it is damaged, also if it is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """Parse a small JSON file. Raises OSError as read_small_file does, and ValueError."""
+    return parse_json(read_small_file(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """Parse a small YAML file. Raises OSError as read_small_file does, and ValueError."""
+    text, kind = read_small_file(path, MAX_YAML), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    size = depth = 0
+    try:
+        for event in yaml.parse(text, kind):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:  # libyaml would crash the process
+                raise ValueError("its values are nested too deeply")
+        nodes = [root := yaml.compose(text, kind)]
+        while nodes:
+            value = getattr(nodes.pop(), "value", "")
+            size += 1 + len(value)
+            if size > MAX_EXPANDED:
+                raise ValueError("its aliases stand for too much text")
+            for item in value if isinstance(value, list) else ():
+                nodes += item if isinstance(item, tuple) else [item]
+        return kind("").construct_document(root) if root else None
+    except (TypeError, RecursionError, OverflowError, yaml.YAMLError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 @contextmanager

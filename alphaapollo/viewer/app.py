@@ -149,7 +149,10 @@ class Viewer:
     async def save_notes(self, request: Request) -> Response:
         """Save tags, note and hidden of a run. Only the viewer's own pages can send this: browsers ask the viewer
         before they let another page send PUT, and the viewer does not allow it."""
-        changes = await request.json()
+        try:
+            changes = await request.json()
+        except (ValueError, RecursionError):
+            changes = None
         if not isinstance(changes, dict) or not changes.keys() <= {"tags", "note", "hidden"}:
             raise HTTPException(400, "Only tags, note and hidden can be changed.")
         with closing(self.index.connect()) as database, database:
@@ -207,7 +210,7 @@ class Viewer:
                 known, status, waited = None, "", 0.0
                 yield "retry: 3000\n\n"
                 while not request.app.state.is_stopping() and not await request.is_disconnected():
-                    state = read_run_state(folder) if folder else RunState("")
+                    state = await asyncio.to_thread(read_run_state, folder) if folder else RunState("")
                     if (version := (state.name, read_version(database, run))) != known:
                         if known is not None:
                             yield "event: change\ndata: 1\n\n"

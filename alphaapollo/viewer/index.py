@@ -24,6 +24,7 @@ import msgspec
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.types import Score
+from alphaapollo.utils.disk import open_regular
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import replace_surrogates
 from alphaapollo.viewer.run_folders import find_runs
@@ -50,6 +51,7 @@ CREATE INDEX problems ON pool (run, problem);
 NOTES = """CREATE TABLE IF NOT EXISTS own.notes (id INTEGER PRIMARY KEY, path TEXT UNIQUE,
     tags TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', hidden INT NOT NULL DEFAULT 0)"""
 ROLLOUT_FILE = re.compile(r"[a-z_]+_[0-9]{6,18}\.jsonl")
+MAX_LINE = 256 << 20  # bytes
 MAX_INT = 2**63 - 1  # of SQLite
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
 DATA_TABLES = ("metrics", "warnings", "trajectories", "texts", "choices", "pool")
@@ -162,12 +164,20 @@ class RunIndex:
                 database.execute("INSERT OR IGNORE INTO own.notes (path) VALUES (?)", (path,))
                 database.execute("INSERT INTO runs SELECT id, path FROM own.notes WHERE path = ?", (path,))
                 known[path] = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
+        failure: Exception | None = None
         for path in sorted(found):
             if self._stop.is_set():
                 return
-            with suppress(ValueError):  # of another format; pages show it
-                check_format(Path(path))
-                self._update_run(database, known[path], Path(path))
+            try:
+                with suppress(ValueError):  # of another format; pages show it
+                    check_format(Path(path))
+                    self._update_run(database, known[path], Path(path))
+            except sqlite3.DatabaseError:  # the index has failed, not the run
+                raise
+            except Exception as error:  # noqa: BLE001  after the other runs
+                failure = error
+        if failure:
+            raise failure
 
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
         of_run = "SELECT * FROM files WHERE run = ?"
@@ -318,11 +328,11 @@ def make_file_name(kind: str, step: int) -> str:
 
 def iterate_lines(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, line) for each complete line from the offset `start`."""
-    if not path.is_file():  # opening a named pipe would wait forever
-        raise OSError(f"{path} is not a file")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(start)
-        for line in file:
+        while line := file.readline(MAX_LINE):
             if line.endswith(b"\n"):
                 yield start, line
+            elif len(line) == MAX_LINE:
+                raise OSError(f"{path} has a line of more than {MAX_LINE >> 20} MiB")
             start += len(line)

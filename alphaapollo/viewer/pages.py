@@ -3,7 +3,6 @@ self-evolution."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.checkpoint_folder import is_lower_better
 from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_history import LoggedExample, read_examples, read_history, read_run_plan
+from alphaapollo.utils.disk import open_regular, parse_json
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
 from alphaapollo.viewer.curves import choose_curves, find_constants, find_validation, list_final_values, list_metrics
@@ -282,10 +282,10 @@ def describe_problem(query: Query) -> dict[str, object]:
     if not rows:
         raise HTTPException(404, f"{run.name} has no candidates of problem {problem}.")
     records: defaultdict[str, list[JsonObject]] = defaultdict(list)
-    with (run.folder / "pool.jsonl").open("rb") as file:
+    with open_regular(run.folder / "pool.jsonl") as file:
         for row in rows:
             file.seek(row["offset"])
-            record = json.loads(file.read(row["bytes"]))
+            record = parse_json(file.read(row["bytes"]))
             records[record["kind"]].append(record)
     result = read_json_object(run.folder / f"problems/{problem:06}.json")
     judgements = {judgement["candidate"]: judgement for judgement in records["judgement"]}

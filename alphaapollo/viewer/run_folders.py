@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -16,7 +15,6 @@ from math import prod
 from pathlib import Path
 
 import psutil
-import yaml
 from safetensors import SafetensorError, safe_open
 
 from alphaapollo.config.load import flatten_maps
@@ -26,6 +24,7 @@ from alphaapollo.processes.folder_lock import read_lock_owner
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.runs.model_card import shorten_path
 from alphaapollo.runs.run_history import RunStatus, read_history, read_input_digests, read_run_plan, read_run_status
+from alphaapollo.utils.disk import open_regular, read_json, read_yaml
 from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
@@ -107,8 +106,8 @@ def describe_status(status: RunStatus, now: float) -> str:
 
 def read_json_object(path: Path) -> JsonObject:
     """Read a JSON object; an empty dict if the file is missing, incomplete or damaged."""
-    with suppress(OSError, ValueError, RecursionError):
-        value = json.loads(path.read_bytes())
+    with suppress(OSError, ValueError):
+        value = read_json(path)
         return value if isinstance(value, dict) else {}
     return {}
 
@@ -122,8 +121,8 @@ def read_config(folder: Path) -> JsonObject:
 
 @lru_cache(maxsize=4096)
 def _parse_config(path: Path, _mtime: int) -> JsonObject:
-    with suppress(ValueError, TypeError, RecursionError, yaml.YAMLError):  # e.g. a date that does not exist
-        value = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    with suppress(OSError, ValueError):  # e.g. a date that does not exist
+        value = read_yaml(path)
         if isinstance(value, dict):
             move_renamed_keys(value)
             return value
@@ -185,7 +184,7 @@ def describe_model(folder: Path) -> tuple[str, float | None]:
 @lru_cache(maxsize=4096)
 def count_parameters(file: Path, _mtime: int) -> int:
     """Count the parameters in a file of weights from its header; 0 if it is damaged."""
-    with suppress(OSError, SafetensorError), safe_open(file, "numpy") as opened:
+    with suppress(OSError, SafetensorError), open_regular(file.resolve()), safe_open(file, "numpy") as opened:
         return sum(prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
     return 0
 
@@ -203,13 +202,15 @@ def measure_costs(folder: Path) -> tuple[float, int]:
     is_cpu = config.get("trainer.device") == "cpu"
     is_cpu |= plan is not None and plan.memory is not None and "GPU" not in plan.memory.device
     is_cpu |= bool(history) and "+cpu" in history[-1].versions.get("torch", "")
-    return seconds, 0 if is_cpu else sum(prod(int(size) if size.isdigit() else 0 for size in pair) for pair in sizes)
+    return seconds, 0 if is_cpu else sum(
+        prod(int(size) if size.isdecimal() and len(size) < 10 else 0 for size in pair) for pair in sizes
+    )
 
 
 def list_config_starts(folder: Path) -> list[tuple[str, dict[str, str]]]:
     """Return the saved configurations of a run, oldest first, as (file, texts by key). A start with other values than
     before writes config.N.yaml."""
-    files = [file for file in folder.glob("config.*.yaml") if file.name.split(".")[1].isdigit()]
+    files = [file for file in folder.glob("config.*.yaml") if file.name.split(".")[1].isdecimal()]
     files = [folder / "config.yaml", *sorted(files, key=lambda file: int(file.name.split(".")[1]))]
     return [(file.name, _flatten(_parse_config(file, file.stat().st_mtime_ns))) for file in files if file.is_file()]
 

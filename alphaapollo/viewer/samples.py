@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import msgspec
 import numpy as np
 
 from alphaapollo.runs.rollout_log import TrainedRow, read_trained_rows
+from alphaapollo.utils.disk import open_regular, parse_json
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.index import DAMAGED, make_file_name
 from alphaapollo.viewer.run_folders import find_tokenizer_file
@@ -67,7 +67,7 @@ _TEXTS = msgspec.json.Decoder(LoggedTexts)
 def read_texts(folder: Path, row: sqlite3.Row) -> tuple[str, str]:
     """Return the last message of the prompt, and the answer, of a trajectory at its position in the file; empty texts
     if the file has changed since it was indexed."""
-    with suppress(OSError, *DAMAGED), (folder / make_file_name(row["kind"], row["step"])).open("rb") as file:
+    with suppress(OSError, *DAMAGED), open_regular(folder / make_file_name(row["kind"], row["step"])) as file:
         file.seek(row["offset"])
         texts = _TEXTS.decode(file.read(row["bytes"]))
         return " ".join(
@@ -80,9 +80,9 @@ def read_record(folder: Path, row: sqlite3.Row) -> JsonObject:
     """Read a trajectory at its position in the file. Raises ValueError if the file has changed since it was indexed."""
     path = folder / make_file_name(row["kind"], row["step"])
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(row["offset"])
-            record = json.loads(file.read(row["bytes"]))
+            record = parse_json(file.read(row["bytes"]))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read at byte {row['offset']} ({error}). Reload the page.") from None
     assert isinstance(record, dict)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from torch.multiprocessing.reductions import reduce_tensor
 
-from alphaapollo.processes.network import find_free_port
+from alphaapollo.processes.network import reserve_port, take_reserved_socket_fd
 from alphaapollo.weight_sync.shared_memory import Bucket
 from alphaapollo.weight_sync.transfer import TRANSFER_SECONDS, TransferSender
 
@@ -27,13 +27,13 @@ class SglangTransferSender(TransferSender):
         """Return the process group of rank 0 and the engines (nccl). CUDA IPC needs no connection."""
         if self.transport == "ipc" or self.rank > 0:
             return ()
-        port, size = find_free_port(), 1 + self.num_engine_ranks
+        port, size = reserve_port(self.master_address), 1 + self.num_engine_ranks
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         info = {"master_address": self.master_address, "master_port": port, "rank_offset": 1, "world_size": size}
         info |= {"group_name": GROUP, "backend": backend}
         return self._run_beside_engines(
             lambda: self._update_client.init_weight_transfer_engine(info),
-            lambda: join_group(backend, f"tcp://{self.master_address}:{port}", size),
+            lambda: join_group(backend, self.master_address, port, size),
         )
 
     def _send_bucket(self, connection: Any, bucket: Bucket) -> None:
@@ -109,12 +109,20 @@ def open_handle(handles: Mapping[str, tuple[Any, ...]]) -> torch.Tensor:
     return rebuild_cuda_tensor(*arguments)
 
 
-def join_group(backend: str, address: str, size: int) -> Any:
+def make_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True) -> Any:
+    """Make the store of a process group as torch does, but listen on `host` instead of all addresses."""
+    listening = take_reserved_socket_fd(port, host) if rank == 0 else None
+    c10d: Any = torch.distributed
+    options = {"master_listen_fd": listening, "use_libuv": use_libuv}
+    return c10d.TCPStore(host, port, world_size, rank == 0, timeout, **options)
+
+
+def join_group(backend: str, host: str, port: int, size: int) -> Any:
     """Join the process group GROUP as rank 0, beside the default group, like SGLang's init_custom_process_group."""
     c10d: Any = torch.distributed.distributed_c10d
 
     timeout = timedelta(seconds=TRANSFER_SECONDS)
-    store, _, _ = next(c10d.rendezvous(address, 0, size, timeout=timeout))
+    store = make_store(host, port, 0, size, timeout)
     store.set_timeout(timeout)
     prefixed = c10d.PrefixStore(GROUP, store)
     group, _ = c10d._new_process_group_helper(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from alphaapollo import api
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages
+from alphaapollo.config.keys import merge_maps, nest_value
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.processes.network import find_free_port
+from alphaapollo.runs.checkpoint_folder import write_manifest
 from alphaapollo.types import Prompt
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, wait_until_nothing_is_left
 from tests.loop.warm import Program
@@ -183,3 +187,110 @@ def _answers(url: str) -> bool:
             return bool(json.load(answer)["data"])
     except OSError:
         return False
+
+
+PLANTED = "import os\nopen(os.environ['PLANTED'], 'a').write(__file__ + '\\n')\n"
+CODE_KEYS: dict[str, Any] = {
+    "env.custom_module": "planted.py",
+    "env.agent": {"command": "touch $PLANTED"},
+    "env.mcp_servers": {"files": {"command": ["sh", "-c", "touch $PLANTED"]}},
+    "algorithm.custom_module": "planted.py",
+    "reward.custom_module": "planted.py",
+    "custom_reward_function.path": "planted.py",
+    "actor_rollout_ref.model.trust_remote_code": True,
+    "actor_rollout_ref.rollout.engine_kwargs.vllm": {"logits_processors": ["planted:Processor"]},
+}
+
+
+def plant_code(run: Path, base: Path, folder: Path) -> None:
+    """Make a folder of files that another user may have written: the run, its model, an adapter, a data set, and the
+    modules of a working directory. All of them name code."""
+    shutil.move(run, folder / "run")
+    for place in (folder / "run", folder / "run/recorded/step_000001"):
+        values = yaml.safe_load((place / "config.yaml").read_text())
+        for key, value in CODE_KEYS.items():
+            merge_maps(values, nest_value(key, value))
+        merge_maps(values, nest_value("actor_rollout_ref.model.path", str(folder / "model")))
+        (place / "config.yaml").write_text(yaml.safe_dump(values))
+    (folder / "run/recorded/step_000001/manifest.json").unlink()
+    write_manifest(folder / "run/recorded/step_000001")
+    for name in ("model", "run/model"):
+        model = folder / name
+        shutil.copytree(base, model, dirs_exist_ok=True)
+        (model / "planted.py").write_text(PLANTED)
+        for file in ("config.json", "tokenizer_config.json"):
+            autos = {
+                "AutoConfig": "planted.C",
+                "AutoModelForCausalLM": "planted.M",
+                "AutoTokenizer": ["planted.T", None],
+            }
+            values = json.loads((model / file).read_text()) | {"auto_map": autos, "model_type": "planted"}
+            (model / file).write_text(json.dumps(values))
+    (folder / "adapter").mkdir()
+    megatron = {"megatron_config": {"a": 1}, "megatron_core": "planted", "auto_mapping": {"parent_library": "planted"}}
+    adapter = {"peft_type": "LORA", "r": 1, "target_modules": ["q_proj"], "base_model_name_or_path": "model"} | megatron
+    (folder / "adapter/adapter_config.json").write_text(json.dumps(adapter))
+    (folder / "data").mkdir()
+    (folder / "data/README.md").write_text(
+        "---\nconfigs:\n- {config_name: a, data_files: 'http://127.0.0.1:9/a.jsonl'}\n---\n"
+    )
+    names = (
+        "planted.py",
+        "data/data.py",
+        "data/__init__.py",
+        "psutil.py",
+        "uuid.py",
+        "ctypes.py",
+        "shutil.py",
+        "torch.py",
+    )
+    for name in (*names, "setproctitle.py", "alphaapollo.py", "conftest.py", "sitecustomize.py", "usercustomize.py"):
+        (folder / name).write_text(PLANTED)
+
+
+def test_no_command_runs_the_code_of_a_folder_that_it_reads(ppo: Runner) -> None:
+    words = ("trainer.controller=local", "actor_rollout_ref.rollout.name=fake", "trainer.record_steps=[1]")
+    done = ppo.run(*words, "trainer.total_training_steps=1", "trainer.save_freq=1")
+    folder, mark = ppo.out / "others", ppo.out / "planted.txt"
+    folder.mkdir()
+    plant_code(done.folder, ppo.task.model, folder)
+    train, dry = f"data.train_files={ppo.task.data / 'train.parquet'}", "trainer.dry_run=True"
+    short = ("data.max_prompt_length=32", "data.max_response_length=16")
+    path, asks, refused, written = "actor_rollout_ref.model.path", "env.custom_module=", 2, 0
+    commands = [
+        (["chat", "run"], refused, asks),
+        (["chat", "run/checkpoints/step_000001"], refused, asks),
+        (["chat", "run/model"], refused, asks),
+        (["chat", "model"], refused, "trust_remote_code=true"),
+        (["serve", "run"], refused, "model.trust_remote_code=true"),
+        (["export", "run"], refused, "trust_remote_code=true"),
+        (["export", "adapter"], refused, "Megatron"),
+        (["replay", "run/recorded/step_000001"], refused, "algorithm.custom_module="),
+        (
+            ["rl", f"{path}=run/checkpoints/step_000001", train, dry],
+            refused,
+            "actor_rollout_ref.model.trust_remote_code",
+        ),
+        (["rl", f"{path}=model", train, dry], refused, "model.path"),
+        (["sft", "model.path=adapter", train, dry], refused, "Megatron"),
+        (["generate", "model.path=run/model", train.replace("train_files", "path"), dry], refused, "model.path"),
+        (
+            ["evolve", "models={a:{path:model}}", train.replace("train_files", "path"), dry, *short],
+            refused,
+            "trust_remote_code=true",
+        ),
+        (["rl", f"{path}={ppo.task.model}", "data.train_files=data", dry, *short], refused, "other addresses"),
+        (["eval", "data.path=data"], refused, "other addresses"),
+        (["report", "run"], written, "written"),
+        (["samples", "run"], written, "ground truth"),
+    ]
+    environment = os.environ | {MARK: str(ppo.out), "PLANTED": str(mark), "PYTHONPATH": str(ROOT)}
+    wrong = []
+    for command, code, says in commands:
+        output = ppo.out / f"output_{len(ppo.programs)}.txt"
+        ppo.programs.append(Program("alphaapollo.cli.main", command, output, environment, folder, warm=True))
+        ended = ppo.finish(ppo.programs[-1])
+        planted = mark.read_text() if mark.exists() else ""
+        if (ended.code, says in ended.output, planted) != (code, True, ""):
+            wrong.append((command, ended.code, ended.output[-1500:], planted))
+    assert not wrong, "\n".join(map(str, wrong))

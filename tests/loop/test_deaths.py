@@ -8,11 +8,12 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -74,6 +75,35 @@ def test_signals(controller: str, number: int, to_all: bool, ppo: Runner, leaves
     leaves_nothing()
 
 
+def list_listening_sockets(processes: Mapping[int, str]) -> list[tuple[str, Any]]:
+    """Return (command, address) of the sockets that accept connections or datagrams."""
+    listening = []
+    for pid, line in processes.items():
+        with suppress(psutil.NoSuchProcess):
+            sockets = psutil.Process(pid).net_connections("inet")
+            listening += [(line, socket.laddr) for socket in sockets if not socket.raddr]
+    return listening
+
+
+@pytest.mark.parametrize("engine", ["vllm", pytest.param("sglang", marks=needs_sglang)])
+def test_a_run_without_ray_is_not_reachable_from_other_machines(
+    engine: str, ppo: Runner, leaves_nothing: Callable[[], None]
+) -> None:
+    program = start_run(ppo, LOCAL, f"actor_rollout_ref.rollout.name={engine}")
+    processes = processes_of(ppo)
+    listening = list_listening_sockets(processes)
+    assert engine == "vllm" or any("sglang::scheduler" in line for line, _ in listening), processes
+    assert not [(line, at) for line, at in listening if not ip_address(at.ip.removeprefix("::ffff:")).is_loopback]
+    if engine == "sglang":  # its processes exchange pickles over sockets in the file system
+        scheduler = next(psutil.Process(pid) for pid, line in processes.items() if "sglang::scheduler" in line)
+        sockets = [one.laddr for each in (scheduler, scheduler.parent()) for one in each.net_connections("unix")]
+        paths = [Path(path) for path in sockets if path and Path(path).is_socket()]
+        assert paths and not [path for path in paths if path.stat().st_mode & 0o077], (paths, sockets)
+    program.signal(signal.SIGKILL)
+    program.wait()
+    leaves_nothing()
+
+
 def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
     """During the run, its processes are not reachable from other machines, and its workers have the driver's priority
     and one memory arena."""
@@ -84,11 +114,7 @@ def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> 
     assert all(ONE_ARENA.items() <= worker.environ().items() for worker in workers)
     lines = " ".join(processes.values())
     assert "DashboardAgent" in lines and "raylet" in lines  # Ray renames some processes
-    listening = []  # sockets that accept connections or datagrams
-    for pid, line in processes.items():
-        with suppress(psutil.NoSuchProcess):
-            sockets = psutil.Process(pid).net_connections("inet")
-            listening += [(line, socket.laddr) for socket in sockets if not socket.raddr]
+    listening = list_listening_sockets(processes)
     assert all(any(name in line for line, _ in listening) for name in ("PolicyActor", "raylet", "gcs_server"))
     assert not [(line, at) for line, at in listening if not ip_address(at.ip.removeprefix("::ffff:")).is_loopback]
     program.signal(signal.SIGKILL)

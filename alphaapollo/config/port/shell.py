@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 import time
 from importlib import resources
+
+from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
 
 Command = tuple[int, list[str]]  # (line number in the script, words of the command)
 UNKNOWN = re.compile("\2([^\3]*)\3")  # text of a value that depends on the machine, e.g. ${HOME}
@@ -66,8 +67,10 @@ def _run_script_in_sandbox(source: str, path: str, variables: dict[str, str]) ->
     stubs += "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items() if not name.isdigit())
     last = max((int(name) for name in variables if name.isdigit()), default=0)
     arguments = [path, *(variables.get(str(number), "") for number in range(1, last + 1))]
-    command = [sys.executable, "-m", "alphaapollo.tools.sandbox.bash", "-u", "-f", "-c", stubs + source, *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    options = ("-u", "-f", "-c", stubs + source)
+    command = make_module_command("alphaapollo.tools.sandbox.bash", *options, *arguments)
+    environ = make_subprocess_environ()
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environ)
     output, errors = (text.decode(errors="replace").replace("\4", " ") for text in (done.stdout, done.stderr))
     if done.returncode == 125:
         raise ValueError(errors.strip())

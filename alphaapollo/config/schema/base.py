@@ -105,6 +105,9 @@ class FilePath:
 
 
 CODE = FilePath("code")
+NAMES_CODE = "names code"
+"""Marker in `Annotated`: the field names code, a program or a server that the command uses. As for CODE, a value from a
+folder's saved configuration must be repeated on the command line (config/load.py)."""
 
 
 def matching(pattern: str, meaning: str) -> AfterValidator:

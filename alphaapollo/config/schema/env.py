@@ -11,6 +11,7 @@ from alphaapollo.config.schema.base import (
     CHANGES_DATA,
     CHANGES_ENVIRONMENT,
     CODE,
+    NAMES_CODE,
     ActiveUnless,
     ActiveWhen,
     Requires,
@@ -52,7 +53,7 @@ class Verifiers(Section):
 
 
 class OpenEnv(Section):
-    url: str = ""
+    url: Annotated[str, NAMES_CODE] = ""
     """URL of the environment server, e.g. http://localhost:8000."""
     action_field: str = "message"
     """Field of the action that receives the model's answer; an answer that is a JSON object is the complete action."""
@@ -74,7 +75,7 @@ class InformalMath(Section):
 class Agent(Section):
     path: Annotated[str, CHANGES_ENVIRONMENT, CODE] = ""
     """Python file with `run(task, endpoint)`, which returns the reward; or set command."""
-    command: Annotated[str, CHANGES_ENVIRONMENT] = ""
+    command: Annotated[str, CHANGES_ENVIRONMENT, NAMES_CODE] = ""
     """Shell command of a program. It may write its reward as JSON to the file $ALPHAAPOLLO_RESULT."""
     environment: list[str] = []
     """Names of environment variables that are passed to the program, besides a few such as PATH and HOME."""
@@ -157,7 +158,7 @@ class Env(Section):
     agent, answers have no tool calls."""
     tools: list[str] = []
     """Tools by name: python_code, local_rag, or your own."""
-    mcp_servers: dict[str, McpServer] = {}
+    mcp_servers: Annotated[dict[str, McpServer], NAMES_CODE] = {}
     """MCP servers by a name of your choice, e.g. {files: {command: [my-server, --root, data]}}. Each has a command or a
     url, and optionally environment (names of variables to pass) and tools (default all)."""
     tool_limits: ToolLimits = ToolLimits()
@@ -165,7 +166,7 @@ class Env(Section):
     """Settings of tools by name, e.g. {local_rag: {index: data/index}}."""
     informal_math: Annotated[InformalMath, _make_environment_condition("informal_math")] = InformalMath()
     reasoning_gym: Annotated[ReasoningGym, _make_environment_condition("reasoning_gym")] = ReasoningGym()
-    verifiers: Annotated[Verifiers, _make_environment_condition("verifiers")] = Verifiers()
+    verifiers: Annotated[Verifiers, NAMES_CODE, _make_environment_condition("verifiers")] = Verifiers()
     openenv: Annotated[OpenEnv, _make_environment_condition("openenv")] = OpenEnv()
 
     agent: Annotated[Agent, _make_environment_condition("agent")] = Agent()

@@ -8,6 +8,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 
 from alphaapollo.config.schema.base import (
     CODE,
+    NAMES_CODE,
     NEEDS_GPU,
     ONLY_AT_START,
     ActiveWhen,
@@ -124,6 +125,8 @@ class ExportConfig(Section):
     """Folder to write; empty = <run>/exported/<checkpoint>."""
     model_path: Annotated[str, FilePath("model")] = ""
     """Model that the run started from, if it has moved; its configuration and tokenizer are used."""
+    trust_remote_code: bool | None = None
+    """Run Python code that comes with the model; null = no, and an error if the run had model.trust_remote_code."""
     role: Literal["policy", "critic"] = "policy"
     """Model to export. A critic becomes a token classifier with one label."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -157,7 +160,7 @@ class ServedModel(Section):
     """Hugging Face hub id or local folder, served by an engine of this run."""
     tokenizer_path: Annotated[str, FilePath("tokenizer")] = ""
     """Folder or hub id of the tokenizer; empty = same as path."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, NAMES_CODE] = False
     """Run Python code that comes with the model."""
     base_url: str = ""
     """URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1."""

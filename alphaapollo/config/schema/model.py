@@ -11,6 +11,7 @@ from alphaapollo.config.schema.base import (
     CHANGES_MODEL,
     CHANGES_OPTIMIZER,
     CPU_ONLY,
+    NAMES_CODE,
     NEEDS_GPU,
     ActiveUnless,
     ActiveWhen,
@@ -63,7 +64,7 @@ class Model(Lora):
     """Hugging Face hub id, or local folder with config, weights and tokenizer (required)."""
     tokenizer_path: Annotated[str, ResumeRule("refused", "another tokenizer"), FilePath("tokenizer")] = ""
     """Folder or hub id of the tokenizer; empty = same as path."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, NAMES_CODE] = False
     """Run Python code that comes with the model."""
     dtype: Literal["auto", "fastest", "float32", "bfloat16"] = "auto"
     """Precision of the forward and backward pass; master weights are always float32. auto = bfloat16 on a GPU, float32
@@ -271,7 +272,9 @@ class Rollout(Section):
     )
     """Put engines to sleep while training (only engines that share the training GPUs)."""
     val_kwargs: ValSampling = ValSampling()
-    engine_kwargs: Annotated[EngineKwargs, ActiveWhen("has_engine_process", shown_key="name")] = EngineKwargs()
+    engine_kwargs: Annotated[EngineKwargs, NAMES_CODE, ActiveWhen("has_engine_process", shown_key="name")] = (
+        EngineKwargs()
+    )
 
     @property
     def has_engine_process(self) -> bool:

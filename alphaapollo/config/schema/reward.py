@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 
 from alphaapollo.config.schema.base import (
     CODE,
+    NAMES_CODE,
     ActiveUnless,
     ActiveWhen,
     FilePath,
@@ -154,7 +155,7 @@ class ServerReward(Reward):
 class RewardModelPath(Section):
     path: Annotated[str, FilePath("model", required=True)] = ""
     """Trained reward model: a transformers sequence classifier with num_labels=1 (required if enabled)."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, NAMES_CODE] = False
     """Run Python code that comes with the model."""
     fsdp_config: FrozenFsdp = FrozenFsdp()
 
@@ -189,7 +190,7 @@ class TeacherModel(Section):
     path: Annotated[str, FilePath("model", required=True), WHEN_LOCAL] = ""
     """Hugging Face hub id, or local folder with config, weights and the policy's tokenizer (required with a divergence,
     unless base_url is set)."""
-    trust_remote_code: Annotated[bool, WHEN_LOCAL] = False
+    trust_remote_code: Annotated[bool, WHEN_LOCAL, NAMES_CODE] = False
     """Run Python code that comes with the model."""
     fsdp_config: Annotated[FrozenFsdp, WHEN_LOCAL] = FrozenFsdp()
     base_url: str = ""

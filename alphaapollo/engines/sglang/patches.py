@@ -1,5 +1,6 @@
 """Patches of SGLang's scheduler, applied before it is forked, and the functions that it calls for a weight sync.
 
+make_store          torch's store listens on one address
 seed_requests       each request has its own seed, without SGLang's deterministic mode, which replaces kernels
 get_no_stop_tokens  only the stop tokens of a request end it, not those of the model's configuration
 exclude_tokens      the logits of tokens that must never be sampled
@@ -13,6 +14,7 @@ from __future__ import annotations
 import base64
 import functools
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import torch
 
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.sglang_transfer import open_handle, split_bucket
+from alphaapollo.weight_sync.sglang_transfer import make_store, open_handle, split_bucket
 from alphaapollo.weight_sync.shared_memory import read_safetensors
 
 DIGEST = "alphaapollo_digest"  # action of SGLang's check_weights
@@ -35,6 +37,7 @@ def patch_sglang(excluded_ids: Sequence[int], serves_adapters: bool, device: str
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
     from sglang.srt.utils.weight_checker import WeightChecker
 
+    sys.modules[torch.distributed.rendezvous.__module__]._create_c10d_store = make_store  # type: ignore[attr-defined]
     SamplingBatchInfo.from_schedule_batch = seed_requests(SamplingBatchInfo.from_schedule_batch)
     ModelConfig._get_hf_eos_token_id = get_no_stop_tokens
     WeightChecker.handle = compute_digest(WeightChecker.handle)

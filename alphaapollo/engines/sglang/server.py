@@ -67,6 +67,7 @@ class SglangEngine(Engine):
 
         from alphaapollo.engines.sglang.patches import patch_sglang
 
+        os.umask(os.umask(0o077) | 0o077)  # of the sockets over which its processes send pickles
         spec, name = self.spec, f"SGLang cannot serve {self.spec.model_path}"
         patches = spec.find_excluded_ids() if spec.tokenizer_path else (), spec.transport == "adapter", spec.device
         patch_sglang(*patches)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.protocol import EngineError, EngineSpec
+from alphaapollo.processes.python_command import make_module_command
 from alphaapollo.tools.base import ToolCall, strip_thinking
 from alphaapollo.types import Completion, Sampling, StopReason
 
@@ -157,7 +157,7 @@ def build_server_command(
     spec: EngineSpec, served_model_name: str, host: str, port: int, tool_parser: str | None = None
 ) -> list[str]:
     """Return the command that starts vLLM's OpenAI-compatible server. tool_parser: vLLM's parser of tool calls."""
-    words = [sys.executable, "-m", SERVER, "--model", spec.model_path, "--served-model-name", served_model_name]
+    words = make_module_command(SERVER, "--model", spec.model_path, "--served-model-name", served_model_name)
     words += ["--host", host, "--port", str(port), *format_flags(build_common_arguments(spec))]
     words += ["--middleware", MIDDLEWARE]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])

@@ -30,8 +30,8 @@ from alphaapollo.processes.host import (
     ProcessError,
     ProcessHost,
     ProcessTimeoutError,
-    make_subprocess_environ,
 )
+from alphaapollo.processes.python_command import make_subprocess_environ
 from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.rewards.base import get_question, make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.completion_group import CompletionGroup

@@ -40,9 +40,9 @@ from alphaapollo.processes.host import (
     ProcessError,
     ProcessHost,
     format_signal,
-    make_subprocess_environ,
     reserve_stdin_and_stdout,
 )
+from alphaapollo.processes.python_command import make_subprocess_environ
 from alphaapollo.processes.watchdog import exit_with_parent, list_child_pids
 from alphaapollo.utils.json_types import JsonObject, to_json_value
 from alphaapollo.utils.user_module import load_user_object

@@ -249,10 +249,10 @@ def has_more_files(folder: str, limit: int) -> bool:
                         return True
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
-        except PermissionError:
-            return True
-        except OSError:  # removed or replaced meanwhile
+        except (FileNotFoundError, NotADirectoryError):  # removed or replaced meanwhile
             continue
+        except OSError:  # no permission, or a path longer than PATH_MAX
+            return True
     return False
 
 

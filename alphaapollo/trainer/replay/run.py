@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from alphaapollo.config.keys import replace_value
-from alphaapollo.config.load import drop_unknown_keys, load_config
+from alphaapollo.config.load import SavedConfig, drop_unknown_keys, load_config
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
@@ -89,7 +89,8 @@ def prepare_replay(folder: Path, overrides: Sequence[str], float64: bool) -> Pre
                 f"{key} has no effect on a replay, which computes one update on one rank. Remove {key}. A replay reads "
                 f"keys that begin with {', '.join(EFFECTIVE_KEYS)}."
             )
-    config = load_config(Config, "ppo", overrides, drop_unknown_keys(Config, read_saved_config(folder)))
+    saved = SavedConfig(folder, drop_unknown_keys(Config, read_saved_config(folder)), EFFECTIVE_KEYS)
+    config = load_config(Config, "ppo", overrides, saved)
     machine = detect_machine()
     requested = config.trainer.device if "trainer.device" in keys else inputs.machine["device"]
     device: Device = "cuda" if requested in ("cuda", "auto") and machine.num_gpus else "cpu"
@@ -100,7 +101,8 @@ def prepare_replay(folder: Path, overrides: Sequence[str], float64: bool) -> Pre
     load_model_config(plan.model)
     model = choose_kernels(plan.model, config.actor_rollout_ref.model)
     plan = replace(plan, model=model.model_copy(update=FLOAT64) if float64 else model)
-    changes = [f"with {word}" for word, key in zip(overrides, keys, strict=True) if key not in LOCATION_KEYS]
+    changing = [key not in LOCATION_KEYS and not key.endswith(".trust_remote_code") for key in keys]
+    changes = [f"with {word}" for word, is_change in zip(overrides, changing, strict=True) if is_change]
     here, of_run = describe_machine(plan.placement), inputs.machine
     causes = ["GPU kernels may sum in any order"] * (device == "cuda") + [
         f"{name}: the run had {of_run.get(name)}, this replay has {value}"

@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import os
 import re
 import shutil
+import socket
 from pathlib import Path
 
 import datasets
@@ -73,11 +75,13 @@ UNREADABLE = [
     ("a.jsonl.gz", b"not compressed", "readable"),
     ("a.json", b'{"a": 1,\n"b": 2}', "line 1"),
     ("a.arrow", b"no", "readable arrow file"),
+    ("a.jsonl.gz", gzip.compress(b" " * 3_000_000, mtime=0), "more than 100 times"),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "said"), UNREADABLE)
-def test_what_cannot_be_read_is_an_error_that_names_the_file(folder, name, content, said):
+def test_what_cannot_be_read_is_an_error_that_names_the_file(folder, monkeypatch, name, content, said):
+    monkeypatch.setattr("alphaapollo.data.files.MAX_EXPANDED", 1_000_000)
     Path(name).write_bytes(content)
     with pytest.raises(ValueError, match=said) as caught:
         read_rows(name)
@@ -101,6 +105,31 @@ def test_folders_and_globs_are_read(folder, entry, splits, names, resolved):
     assert (found.entry, [file.name for file in found.files]) == (resolved, names)
     assert read_rows(found.entry) == [row for name in names for row in read_rows(f"chats/{name}")]
     assert found.folder == folder / "chats"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "*.jsonl", "/dev/stdin"])
+def test_a_pipe_is_an_error(folder, monkeypatch, name):
+    read_end, write_end = os.pipe()
+    os.mkfifo("a.jsonl")
+    with pytest.raises(ValueError, match="a pipe or a device"):
+        read_rows(name.replace("/dev/stdin", f"/dev/fd/{read_end}"))
+    os.close(read_end)
+    os.close(write_end)
+
+
+@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize(
+    "files", ["https://127.0.0.1:1/a.jsonl", "zip://*::http://127.0.0.1:1/a", "../a.jsonl", "/ROOT/a.jsonl"]
+)
+def test_a_folder_reads_only_its_own_files(folder, monkeypatch, name, files):
+    write_rows(folder / "a.jsonl", ROWS)
+    card = (
+        f"---\nconfigs:\n- config_name: default\n  data_files: {json.dumps(files.replace('/ROOT', str(folder)))}\n---\n"
+    )
+    Path("chats", name).write_text(card if name == "README.md" else card.replace("---\n", ""))
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a request was made"))
+    with pytest.raises(ValueError, match=r"other addresses|not in its folder"):
+        read_rows("chats")
 
 
 def test_the_only_split_needs_no_name(folder):

@@ -90,7 +90,7 @@ OF_ENGINES = ("--skip-tokenizer-init", "--worker-extension-cls", "--weight-trans
 
 def test_server_command() -> None:
     words = vllm.build_server_command(make_spec(model_path="/model"), "first", "127.0.0.1", 8000)
-    assert words[1:5] == ["-m", "vllm.entrypoints.launchers.api_server.entry", "--model", "/model"]
+    assert words[1:6] == ["-P", "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", "/model"]
     found = flags(words)
     assert callable(pkgutil.resolve_name(found["--middleware"]))
     check_items(found, {"--served-model-name": "first", "--port": "8000", "--max-model-len": "300"})

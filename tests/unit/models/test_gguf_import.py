@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from collections import namedtuple
 from pathlib import Path
 
@@ -85,6 +86,19 @@ def test_a_converted_folder_is_a_usual_model(tmp_path: Path, kind: str, toleranc
     assert find_newest_model(folder).model_folder == folder
 
 
+def pack_text(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+HOSTILE: dict[str, list[tuple[bytes, int, bytes]]] = {  # further fields: key, type, value
+    "long array": [(b"a", 9, struct.pack("<IQ", 0, 2**60) + b"x" * 64)],
+    "deep array": [(b"a", 9, struct.pack("<IQ", 9, 1) * 100_000)],
+    "many layers": [(b"llama.block_count", 4, struct.pack("<I", 10**9))],
+    "no keys": [],  # transformers would build a model with 7B parameters
+    "wide": [(b"llama.block_count", 4, struct.pack("<I", 0)), (b"llama.vocab_size", 4, struct.pack("<I", 2**31 - 1))],
+}
+
+
 def damage(path: Path, content: str) -> None:
     """Write a file that cannot be imported."""
     if content == "family":
@@ -93,6 +107,12 @@ def damage(path: Path, content: str) -> None:
         write_file(path, "int8")
     elif content == "blk.0.ffn_up":
         write_file(path, left_out="blk.0.ffn_up.weight")
+    elif content in HOSTILE:
+        fields = (b"general.architecture", 8, pack_text(b"llama")), *HOSTILE[content]
+        head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields))
+        path.write_bytes(
+            head + b"".join(pack_text(key) + struct.pack("<I", kind) + value for key, kind, value in fields)
+        )
     else:
         write_file(path)
         whole = path.read_bytes()
@@ -109,6 +129,11 @@ def damage(path: Path, content: str) -> None:
         ("cut", "complete"),
         ("header", "complete"),
         ("", "complete"),
+        ("long array", "complete"),
+        ("deep array", "complete"),
+        ("many layers", "1000000000"),
+        ("no keys", "32 layers"),
+        ("wide", "and has 0"),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, content: str, fact: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,40 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path, method: str) -> None
     assert done.stdout.splitlines() == ["the script runs", f"exit code 0 in {script}"], done.stderr
 
 
+CHILDREN = """
+import multiprocessing, subprocess
+from alphaapollo.processes.entry_point import entry_point
+from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
+from alphaapollo.processes.watchdog import new_run_id, start_reaper
+
+@entry_point
+def main(argv=None):
+    start_reaper(new_run_id(), [])
+    for method in ("spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        context.Semaphore()  # needs multiprocessing's resource tracker
+        process = context.Process(target=print, args=["works"])
+        process.start()
+        process.join()
+    command = make_module_command("alphaapollo.tools.sandbox.bash", "-c", "echo works")
+    return subprocess.run(command, env=make_subprocess_environ()).returncode
+
+main([])
+"""
+
+
+def test_no_child_imports_modules_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    for name in ("psutil", "uuid", "ctypes", "shutil", "socket", "secrets", "tempfile"):
+        (others / f"{name}.py").write_text(f"open({str(tmp_path / 'planted')!r}, 'a').write(__file__)")
+    monkeypatch.chdir(others)
+    (tmp_path / "run.py").write_text(CHILDREN)
+    done = run_python(str(tmp_path / "run.py"))
+    assert done.stdout.split() == ["works"] * 3, done.stderr
+    assert not (tmp_path / "planted").exists(), (tmp_path / "planted").read_text()
+
+
 def test_call_in_a_running_event_loop_is_refused_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
     @entry_point
     def main(argv: Sequence[str] | None = None) -> int:

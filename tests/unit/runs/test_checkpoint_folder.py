@@ -140,14 +140,14 @@ def test_damage_is_named_file_by_file(tmp_path: Path, files: dict[str, str | Non
 
 def test_a_file_that_cannot_be_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write(CheckpointFolder(tmp_path, keep=None), 1)
-    right = Path.open
+    right = os.open
 
-    def broken_disk(path: Path, *args: Any, **options: Any) -> Any:
-        if path.name == broken:
+    def broken_disk(path: Any, *args: Any, **options: Any) -> int:
+        if Path(path).name == broken:
             raise OSError(errno.EIO, "Input/output error", str(path))
         return right(path, *args, **options)
 
-    monkeypatch.setattr(Path, "open", broken_disk)
+    monkeypatch.setattr(os, "open", broken_disk)
     broken = "weights"
     (damage,) = find_damage(checkpoint)
     assert damage.startswith("policy/weights ") and "(Input/output error)" in damage

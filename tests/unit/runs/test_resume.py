@@ -142,7 +142,7 @@ def test_a_run_without_a_checkpoint_is_moved_aside(config: Config, run: Path) ->
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("config.yaml", "a: [", r"config\.yaml cannot be read .*expected the node content.*experiment_name"),
+        ("config.yaml", "a: [", r"config\.yaml cannot be read .*expected node content.*experiment_name"),
         ("config.yaml", "7", r"config\.yaml cannot be read .*no configuration.*experiment_name"),
         ("metrics.jsonl", None, r"Is a directory.*metrics\.jsonl"),
     ],

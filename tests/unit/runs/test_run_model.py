@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ from alphaapollo.config.keys import merge_maps
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.runs.checkpoint_folder import write_progress
-from alphaapollo.runs.run_model import RunModel, find_newest_model, make_generation_config_values, resolve_model_paths
+from alphaapollo.runs.run_model import (
+    RunModel,
+    find_newest_model,
+    load_run_model,
+    make_generation_config_values,
+    resolve_model_paths,
+)
 
 
 def model(folder: Path, when: float | None = None, name: str = "config.json") -> Path:
@@ -155,3 +162,41 @@ def test_it_plays_as_in_its_run(tmp_path: Path) -> None:
 def test_a_fine_tuned_model_plays_in_single_turns(tmp_path: Path) -> None:
     config = configure_generation(tmp_path, SftConfig(model={"path": "base", "trust_remote_code": True}))
     assert config.model.trust_remote_code and config.env.env_name == "single_turn"
+
+
+SERVERS = {"files": {"command": ["sh", "-c", "touch 'a b'"]}}
+
+
+@pytest.mark.parametrize(
+    ("section", "asked"),
+    [
+        ({"env": {"custom_module": "evil.py"}}, "env.custom_module='evil.py'"),
+        ({"env": {"env_name": "agent", "agent": {"command": "touch x"}}}, "env.agent.command='touch x'"),
+        ({"env": {"mcp_servers": SERVERS, "openenv": {"url": "http://x"}}}, "env.openenv.url='http://x'"),
+        ({"env": {"verifiers": {"python": "./python"}}}, "env.verifiers.python='./python'"),
+        ({"actor_rollout_ref": {"model": {"trust_remote_code": True}}}, "model.trust_remote_code=true"),
+        (
+            {"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"logits_processors": ["evil:Class"]}}}}},
+            "rollout.engine_kwargs.vllm={logits_processors:['evil:Class']}",
+        ),
+    ],
+)
+def test_code_that_a_folder_names_needs_the_command_line(tmp_path: Path, section: dict, asked: str) -> None:
+    """The error's words are all that it takes, and each of them."""
+    save_config(Config(**section), tmp_path / "run/config.yaml")
+    model(tmp_path / "run/model")
+    with pytest.raises(ConfigError) as refused:
+        load_run_model(str(tmp_path / "run"), [])
+    words = shlex.split(str(refused.value).partition(" add ")[2])
+    assert asked in words
+    config = load_run_model(str(tmp_path / "run"), words)[1]
+    assert load_run_model(str(tmp_path / "run"), [*words, "trainer.seed=1"])[1].env == config.env
+    for word in words:
+        with pytest.raises(ConfigError, match=word.partition("=")[0]):
+            load_run_model(str(tmp_path / "run"), [other for other in words if other != word])
+    others = {"env.mcp_servers": "{other:{url:y}}"}  # is merged with the folder's
+    for key in {word.partition("=")[0] for word in words} & others.keys():
+        with pytest.raises(ConfigError, match=r"touch"):
+            load_run_model(
+                str(tmp_path / "run"), [w for w in words if not w.startswith(key)] + [f"{key}={others[key]}"]
+            )

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from alphaapollo.tools.sandbox import Sandbox, child
-from alphaapollo.tools.sandbox.zygote import SUSPENDED_BYTES, Zygote, has_more_files
+from alphaapollo.tools.sandbox.zygote import SUSPENDED_BYTES, Zygote, has_more_files, remove_tree
 from tests.processes import wait_until
 
 
@@ -124,6 +124,16 @@ def test_files_are_counted_at_any_depth(tmp_path: Path) -> None:
         (tmp_path / "a" / "b" / str(number)).touch()
     (tmp_path / "link").symlink_to("/usr")
     assert has_more_files(str(tmp_path), 7) and not has_more_files(str(tmp_path), 8)
+
+
+def test_a_folder_that_is_too_deep_to_be_counted_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(20):
+        os.mkdir("d" * 250)
+        os.chdir("d" * 250)  # not by an absolute path, which may have at most PATH_MAX bytes
+    assert has_more_files(str(tmp_path), 1000)
+    os.chdir(tmp_path)
+    remove_tree(str(tmp_path))
 
 
 def test_a_snippet_cannot_make_many_files(sandbox: Sandbox) -> None:

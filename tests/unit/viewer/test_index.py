@@ -145,6 +145,21 @@ def test_bad_files_hide_neither_other_files_nor_other_runs(
     assert ask("SELECT name FROM files WHERE error != ''") == [("pool.jsonl",)]
 
 
+def test_a_run_that_fails_is_reported_after_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(run: Path) -> None:
+        if run.name == "first":
+            raise RecursionError("too deep")
+
+    write_run(tmp_path / "outputs/first")
+    write_run(tmp_path / "outputs/second")
+    monkeypatch.setattr("alphaapollo.viewer.index.check_format", fail)
+    index = RunIndex(tmp_path / "outputs", tmp_path / "index.sqlite")
+    with closing(index.connect()) as database:
+        with pytest.raises(RecursionError):
+            index.update(database)
+        assert len(database.execute("SELECT DISTINCT run FROM metrics").fetchall()) == 1
+
+
 @pytest.mark.parametrize(
     ("parse", "line"),
     [

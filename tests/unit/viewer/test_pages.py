@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from alphaapollo.cli.main import main
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
 from alphaapollo.runs.run_history import (
@@ -100,6 +103,7 @@ def test_filter_hidden_runs_and_notes(client: TestClient, tmp_path: Path) -> Non
     assert list_names("") == ["first"] and list_names("hidden=1") == ["first", "second"]
     assert list_names("state=failed") == []
     assert client.put("/runs/1/notes", json={"path": "x"}).status_code == 400
+    assert client.put("/runs/1/notes", content=b"[" * 100_000).status_code == 400
     assert client.put("/runs/9/notes", json={"tags": "x"}).status_code == 404
     assert client.post("/runs/1/notes", data={"tags": "from another page"}).status_code == 405
     moved = RunIndex(tmp_path / "outputs", tmp_path / "other.sqlite", notes=tmp_path / "index.notes")
@@ -289,6 +293,24 @@ TOO_LARGE = (
 def test_errors_are_pages(shared: TestClient, path: str, text: str) -> None:
     response = shared.get(path)
     assert response.status_code == 404 and text in response.text
+
+
+@pytest.mark.parametrize(("host", "address"), [("::1", "[::1]:6060"), ("127.0.0.1", "localhost:1")])
+def test_the_viewer_answers_at_its_own_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str, address: str
+) -> None:
+    codes = []
+
+    def make_server(app: Any) -> Any:
+        with TestClient(app) as client:
+            codes.extend(client.get("/", headers={"host": name}).status_code for name in (address, "evil.example"))
+        return SimpleNamespace(run=lambda sockets: sockets[0].close())
+
+    monkeypatch.setattr("alphaapollo.viewer.app.make_server", make_server)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own"))
+    assert main(["view", str(tmp_path), "--host", host, "--port", "0"]) == 0
+    assert codes == [200, 400]
+    assert f"http://{'[::1]' if ':' in host else host}:" in capsys.readouterr().out
 
 
 def test_other_host_names_are_refused(shared: TestClient) -> None:
