@@ -286,8 +286,8 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
         if kind == "arrow":
             open_table = pyarrow.ipc.open_file if content[:6] == b"ARROW1" else pyarrow.ipc.open_stream
             return list(open_table(content).read_all().to_pylist())
-        content = _convert_to_utf8(content)
-        return _read_csv(content, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, content, kind)
+        text = _convert_to_utf8(bytes(content))
+        return _read_csv(text, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, text, kind)
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"{path}: the file is not a readable {kind} file ({error}). Create it again, texts in UTF-8."
