@@ -300,7 +300,7 @@ def _convert_to_utf8(content: bytes) -> bytes:
     return content.decode("utf-16").encode() if is_utf16 else content
 
 
-def _read_csv(content: bytearray, separator: str) -> list[DataRow | BadRow]:
+def _read_csv(content: bytes, separator: str) -> list[DataRow | BadRow]:
     """Parse a table with a header. Cells are text, as they are written; an empty cell is None."""
     from pyarrow import BufferReader, csv, string
 
@@ -316,7 +316,7 @@ def _read_csv(content: bytearray, separator: str) -> list[DataRow | BadRow]:
     return list(csv.read_csv(BufferReader(content), one_block, lines, texts).to_pylist())
 
 
-def _read_json(path: Path, content: bytes | bytearray, kind: str) -> list[DataRow | BadRow]:
+def _read_json(path: Path, content: bytes, kind: str) -> list[DataRow | BadRow]:
     """Parse JSON lines, or a .json file with a list of objects."""
     text = content.decode("utf-8-sig", "surrogateescape")
     if kind == "json" and text.lstrip().startswith("["):

@@ -16,10 +16,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os.path import expanduser
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
 
 Device = Literal["cpu", "cuda"]
 Scalar = bool | int | float | str
@@ -97,11 +96,11 @@ class FilePath:
     required: bool = False  # whether an empty path is an error, if the field has an effect
     may_be_url: bool = False
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         def expand(value: str | list[str]) -> str | list[str]:
             return [*map(expanduser, value)] if isinstance(value, list) else expanduser(value)
 
-        return core_schema.no_info_after_validator_function(expand, handler(source))
+        return AfterValidator(expand).__get_pydantic_core_schema__(source, handler)
 
 
 CODE = FilePath("code")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,18 @@ def test_plot_on_the_first_page_has_runs_on_the_same_model(client: TestClient, t
     for inputs in ({"actor_rollout_ref.model.path": [("m", "0b")]}, {}):
         write_run_plan(tmp_path / "outputs/second", RunPlan({}, inputs=inputs))
         assert "Newest runs" not in read(client, "/")
+
+
+def test_samples_of_the_same_prompt_are_found_by_its_text(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "outputs" / "first")
+    write_groups(folder, 2, [make_group(17, ("8", 1.0), question="What is 5 + 3?")], "val")  # row 17 of another file
+    write_groups(folder, 3, [make_group(5, ("14", 0.25))], "val")
+    with TestClient(make_app(update_index(tmp_path / "outputs"), ["testserver"])) as client:
+        page = read(client, "/runs/1/step/2/0")
+        links = re.findall(r'<a href="/runs/1/(\w+/\d/\d)">\w+ \d, sample', page)
+        assert links == ["step/3/0", "step/3/1", "val/3/0", "step/2/0", "step/2/1", "step/1/0", "step/1/1"]
+        (curve,) = re.findall(r'data-src="(/curves[^"]*question[^"]*)"', page)
+        points, mean, _, validation = client.get(unescape(curve)).json()
+    assert (points["x"], points["y"]) == ([1, 1, 2, 2, 3, 3], [1.0, 0.0] * 3)
+    assert (mean["x"], mean["y"], mean["name"]) == ([1, 2, 3], [0.5] * 3, "training")
+    assert (validation["x"], validation["y"], validation["name"]) == ([3], [0.25], "validation")

@@ -255,21 +255,6 @@ def test_curves(shared: TestClient) -> None:
     assert points["y"] == [0.1, 0.2, 0.3]
 
 
-def test_samples_of_the_same_prompt_are_found_by_its_text(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "outputs" / "first")
-    write_groups(folder, 2, [make_group(17, ("8", 1.0), question="What is 5 + 3?")], "val")  # row 17 of another file
-    write_groups(folder, 3, [make_group(5, ("14", 0.25))], "val")
-    with TestClient(make_app(update_index(tmp_path / "outputs"), ["testserver"])) as client:
-        page = read(client, "/runs/1/step/2/0")
-        links = re.findall(r'<a href="/runs/1/(\w+/\d/\d)">\w+ \d, sample', page)
-        assert links == ["step/3/0", "step/3/1", "val/3/0", "step/2/0", "step/2/1", "step/1/0", "step/1/1"]
-        (curve,) = re.findall(r'data-src="(/curves[^"]*question[^"]*)"', page)
-        points, mean, _, validation = client.get(unescape(curve)).json()
-    assert (points["x"], points["y"]) == ([1, 1, 2, 2, 3, 3], [1.0, 0.0] * 3)
-    assert (mean["x"], mean["y"], mean["name"]) == ([1, 2, 3], [0.5] * 3, "training")
-    assert (validation["x"], validation["y"], validation["name"]) == ([3], [0.25], "validation")
-
-
 TOO_LARGE = (
     *(f"/runs/{10**23}", f"/runs/{'1' * 5000}", f"/runs/1/step/2?page={10**20}"),
     *(f"/curves?run={10**23}", f"/events?run={10**23}"),
