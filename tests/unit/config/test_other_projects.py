@@ -178,6 +178,7 @@ def test_a_mini_batch_of_prompts_is_noticed():
     (line,) = notices(*prompts, f"{key}=256")
     assert "20 optimizer steps" in line  # 5120 / 256
     assert "256 prompts x 5" in line and "1280" in line
+    assert len(notices(*prompts, f"{key}=1024")) == 1
     assert notices(*prompts, f"{key}=1280") == []  # more than the prompts: it can only be trajectories
     assert notices(*prompts) == []  # not set by the user
     assert notices("data.train_batch_size=1024", f"{key}=256") == []  # one sample a prompt: the same

@@ -67,6 +67,7 @@ def test_stages_open_at_their_gates() -> None:
         ({"val/accuracy": 0.9}, results(tasks[1], 1, 0), [1, 1, 1, 0, 0]),  # mean .75
         ({}, results(tasks[1], 1, 1), [1, 1, 1, 1, 0]),
         ({"val/accuracy": 0.8}, results(tasks[0], 0, 0), [1, 1, 1, 1, 1]),  # an open stage stays open
+        ({"val/accuracy": 1.0}, results(tasks[4], 1, 1), [1, 1, 1, 1, 1]),  # no stage follows the last
     ):
         progress.validation = validation
         curriculum.observe(progress, [result])
