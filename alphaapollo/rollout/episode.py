@@ -332,8 +332,8 @@ async def run_group(
     completions = CompletionGroup(len(tasks))
     episodes = [asyncio.ensure_future(completions.run(run_episode, task)) for task in tasks]
     if request.greedy_baseline:
-        greedy = make_episode_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1))
-        episodes.append(asyncio.ensure_future(run_episode(greedy)))
+        tasks.append(make_episode_task(request.num_samples, replace(sampling, temperature=0.0, top_p=1.0, top_k=-1)))
+        episodes.append(asyncio.ensure_future(run_episode(tasks[-1])))
     try:
         trajectories = await asyncio.gather(*episodes)
         for task, row in ((task, row) for task, one in zip(tasks, trajectories, strict=True) for row in one.rows):

@@ -39,9 +39,9 @@ def test_non_finite_step_ends_the_run_or_is_skipped_or_avoided(stack: StackRunne
     assert failed.code == 1 and "gradient norm is nan at optimizer step 3;" in failed.output, failed.output
     assert SKIP in failed.output and "Traceback" not in failed.output
     assert len(failed.rollouts(2)) == 16, "the trajectories of the failed step"
-    again = replay(stack, recording(failed, 2))
+    again = replay(stack, recording(failed, 2), command[0])
     assert again.code == 1 and "gradient norm is nan at" in again.output, again.output
-    again = replay(stack, recording(failed, 2), SKIP)
+    again = replay(stack, recording(failed, 2), command[0], SKIP)
     assert again.code == 0 and "before there was an outcome" in again.output, again.output
     assert "\nactor/steps_skipped " in again.output and "\nadvantages " in again.output
 

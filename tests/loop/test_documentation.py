@@ -67,7 +67,7 @@ FULL_RUNS = {  # the first command of each program is run to its end with these 
     "docs/sft.md": {TRAINER + "main_sft": TUNING, TRAINER + "main_generation": GENERATION | GRADED},
     "examples/gsm8k/README.md": {TRAINER + "main_sft": TUNING | {"trainer.total_training_steps": 2}},
     "docs/evaluation.md": {TRAINER + "main_generation": GENERATION},
-    "docs/evolving.md": {"alphaapollo.evolving.main": ONE_ROUND},
+    "docs/evolving.md": {"alphaapollo.evolving.main": ONE_ROUND | {"custom_reward_function.path": "reward.py"}},
 }
 
 

@@ -134,5 +134,5 @@ def test_reward_model_alone_uses_its_own_chat_template(ppo: Runner, tmp_path: Pa
     assert all(record["components"] == {"reward_model": record["reward"]} for record in records)
     last = done.metrics[-1]
     assert last["reward_model/truncated"] == np.mean([len(ids) > 24 for ids in whole]) > 0
-    assert last["reward/accuracy"] == last["critic/score/mean"] == pytest.approx(rewards.mean())
+    assert "reward/accuracy" not in last and last["critic/score/mean"] == pytest.approx(rewards.mean())
     assert last["actor/grad_norm"] > 0

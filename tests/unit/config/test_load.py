@@ -171,7 +171,7 @@ def test_keys_of_verl_are_answered():
         ("--config-name=nothing", ["--config-name nothing:", "nothing.yaml"]),
         ("--config-dir=/nothing/here", ["--config-dir /nothing/here:"]),
         ("--config-nam=ppo", ["--config-nam=ppo.", "--config-name"]),
-        ("lr=2", ["lr (got 2):", f"'{OPTIM}.lr'"]),
+        ("lr=2", ["lr (got 2):", f"{OPTIM}.lr"]),
         ("data.curriculum.stages=[{data_source: a, treshold: 0.5}]", ["data.curriculum.stages.0.treshold (got 0.5):"]),
     ],
 )

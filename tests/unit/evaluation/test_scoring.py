@@ -185,7 +185,7 @@ def test_ones_own_function_and_its_failures(tmp_path: Path, capsys: pytest.Captu
         ({"responses": {"a": "b"}}, [], "row 0: 'responses' is {'a': 'b'}"),
         ({}, ["custom_reward_function.path=/no/reward.py"], "custom_reward_function.path: no such"),
         ({}, ["reward.components={fromat: 1.0}"], "unknown reward component 'fromat'"),
-        ({}, ["data.n_samples=2"], "data.n_samples (got 2): unknown key"),
+        ({}, ["data.n_samples=2"], "data.n_samples (got 2): a key of main_generation"),
     ],
 )
 def test_invalid_value_is_refused(

@@ -120,7 +120,7 @@ REFUSED = [  # function, columns of the second row, error
     (FUNCTION + ANSWER, {}, r"4 of 5 .*substring .*mine\.py, line 2:"),
     (TASK, {"tasks": "math"}, "compute_score needs 'task'"),
 ]
-LABELS = "def compute_score(queries, prompts, labels{}):\n    return {{'rewards': [1.0]}}"
+LABELS = "def compute_score(queries, prompts, labels{}):\n    return {{'rewards': [1.0] * len(queries)}}"
 NOTICED = [
     (FUNCTION + "return float(completion[8] == prompt.ground_truth)", {}, [r"on 2 of 5 .*e\.g\. '7': .*, line 2: ret"]),
     (FUNCTION + "return {'reward': 1, 'length': len(completion)}", {}, []),

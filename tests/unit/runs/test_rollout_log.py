@@ -62,7 +62,8 @@ def test_line_contains_the_complete_trajectory(tmp_path: Path):
     row |= {"first_turn": 0, "weight_versions": [[3, 2]]}
     line = {"step": 12, "prompt_id": 17, "sample": 0, "data_source": "openai/gsm8k", "ground_truth": "14"}
     line |= {"prompt": [{"role": "user", "content": "7+7=?"}], "row_prompt": None, "turns": [turn], "rows": [row]}
-    line |= {"text": "14", "reward": 1.0, "components": {"accuracy": 1.0}, "outcome": "scored", "reason": ""}
+    line |= {"text": "14", "reward": 1.0, "components": {"accuracy": 1.0}, "accuracy": 1.0, "outcome": "scored"}
+    line |= {"reason": ""}
     assert first == line | {"end": "done", "stop_reason": "stop", "weight_version": 3, "seconds": 0.5}
 
 
