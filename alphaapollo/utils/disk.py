@@ -53,8 +53,12 @@ def read_json(path: Path) -> Any:
 
 def read_yaml(path: Path) -> Any:
     """Parse a small YAML file. Raises OSError as read_small_file does, and ValueError."""
-    text, kind = read_small_file(path, MAX_YAML), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    size = depth = 0
+    return parse_yaml(read_small_file(path, MAX_YAML))
+
+
+def parse_yaml(text: bytes | str) -> Any:
+    """Parse YAML. Raises ValueError if it is damaged or nested too deeply, or if its aliases stand for too much text."""
+    kind, size, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0, 0
     try:
         for event in yaml.parse(text, kind):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import yaml
-
 from alphaapollo.config.key_tables import load_project
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.port.python_calls import list_config_calls
 from alphaapollo.config.port.shell import MAX_SOURCE, UNKNOWN, Command, list_script_commands, remove_marks
+from alphaapollo.utils.disk import parse_yaml
 
 VERL = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
 VERL_COMMANDS = {"sft": "main_sft", "main_generation": "main_generation", "main_eval": "main_eval"}
@@ -23,7 +22,6 @@ WORD = re.compile(r"(?:\+\+?|~)?(\w[\w.@/-]*)=(.*)", re.DOTALL)
 SHELL_IN_DOCSTRING = re.compile(
     r"^[ \t]*(?:\w+=\S+ )*(?:accelerate launch|python3?|trl|torchrun)\b(?:.*\\\n)*.*$", re.MULTILINE
 )
-MAX_ALIASES = 20  # references in a YAML file: more could repeat a small part of it without end
 LAUNCHER_OPTIONS = ("nproc_per_node", "nnodes", "num_processes")
 
 
@@ -200,12 +198,11 @@ def _read_yaml_keys(file: Path, script: Path) -> dict[str, str]:
 def _flatten_yaml(source: str, path: str) -> dict[str, str]:
     """Return the keys of a YAML file. The sections `train` and `rollout` of ms-swift have options of the command."""
     try:
-        events = yaml.parse(source[:MAX_SOURCE], yaml.SafeLoader)
-        if len(source) > MAX_SOURCE or sum(isinstance(one, yaml.AliasEvent) for one in events) > MAX_ALIASES:
-            raise ValueError(f"{path}: over {MAX_SOURCE} characters or {MAX_ALIASES} references. Shorten the file.")
-        found = yaml.safe_load(source)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: {' '.join(str(error).split())}. Correct the file.") from None
+        if len(source) > MAX_SOURCE:
+            raise ValueError(f"it has over {MAX_SOURCE} characters")
+        found = parse_yaml(source)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}. Correct the file.") from None
     flat = flatten_maps(found) if isinstance(found, dict) else {}
     return {
         re.sub(r"^(?:train|rollout)\.(?!gpus$)(?=[a-z_]+$)", "", key): remove_marks(format_value(value))
