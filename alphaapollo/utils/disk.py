@@ -57,7 +57,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: bytes | str) -> Any:
-    """Parse YAML. Raises ValueError if it is damaged or nested too deeply, or if its aliases stand for too much text."""
+    """Parse YAML. Raises ValueError if it is damaged, nested too deeply, or its aliases stand for too much text."""
     kind, size, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0, 0
     try:
         for event in yaml.parse(text, kind):
