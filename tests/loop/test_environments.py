@@ -104,9 +104,11 @@ def serve(script: Path) -> Iterator[str]:
     """Start a server that gets its port as argument, and yield its address."""
     port = find_free_port()
     with subprocess.Popen([sys.executable, str(script), str(port)]) as server:
-        assert wait_until(lambda: not find_connection_error("127.0.0.1", port), 60)
-        yield f"http://127.0.0.1:{port}"
-        server.kill()
+        try:
+            assert wait_until(lambda: not find_connection_error("127.0.0.1", port), 60)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()
 
 
 def test_an_environment_and_a_tool_behind_urls(stack: StackRunner) -> None:
@@ -119,5 +121,6 @@ def test_an_environment_and_a_tool_behind_urls(stack: StackRunner) -> None:
     assert all(record["prompt"][0]["content"].startswith("start ") for record in played.rollouts(1))
     prepare_native_tools(stack.out)
     with serve(ROOT / "tests/unit/tools/mcp_server.py") as url:
-        words = (*MATHS, *NATIVE_TOOLS, f"env.mcp_servers={{small: {{url: {url}/mcp, tools: [count]}}}}")
-        check_native_tools(stack.run(*(word.replace("FOLDER", str(stack.out)) for word in words), name="tools"))
+        command, address = f"command: {MCP_SERVER}", f"url: '{url}/mcp'"
+        words = [word.replace("FOLDER", str(stack.out)).replace(command, address) for word in (*MATHS, *NATIVE_TOOLS)]
+        check_native_tools(stack.run(*words, name="tools"))
