@@ -276,7 +276,7 @@ class Row:
     num_earlier_tokens: int = 0
     """Tokens before the row's response that count towards the same data.max_response_length: with agents, of earlier
     answers and observations of its path; in memory context, of earlier turns."""
-    temperature: float | None = None  # at which an engine sampled; of `logprobs`, too, unless it is 0; None: unknown
+    temperature: float | None = None  # of the engine's samples and of `logprobs` (0: greedy, `logprobs` at 1)
 
     def __reduce__(self) -> tuple[object, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from alphaapollo.processes.network import find_connection_error, find_free_port
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -31,6 +33,18 @@ def start_process(*words: str, **options: Any) -> Iterator[subprocess.Popen[Any]
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def open_server(*command: object) -> Iterator[str]:
+    """Address of a server, whose command gets the port as its last word, until the end of the block."""
+    port = find_free_port()
+    with subprocess.Popen([*map(str, command), str(port)], stderr=subprocess.DEVNULL) as server:
+        try:
+            assert wait_until(lambda: not find_connection_error("127.0.0.1", port), 60)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()
 
 
 def is_running(pid: int) -> bool:

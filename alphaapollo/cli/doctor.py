@@ -19,7 +19,6 @@ from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.request import getproxies, proxy_bypass
 
 import psutil
 
@@ -136,9 +135,6 @@ def check_network() -> Iterator[CheckResult]:
         fix = "allow loopback connections, and map the host name to this machine in /etc/hosts"
         yield CheckResult("ports", f"{host} {error or 'can be reached'}", level if error else "ok", fix)
     os.close(take_reserved_socket_fd(port))
-    if getproxies().keys() & {"http", "all"} and not proxy_bypass("127.0.0.1"):
-        fix = "export no_proxy=127.0.0.1,localhost, which judges and reward servers on this machine need"
-        yield CheckResult("proxy", "http_proxy is also used for 127.0.0.1", "warn", fix)
     host, _, ray_port = os.environ.get("RAY_ADDRESS", "").rpartition(":")
     if ray_port.isdigit():
         error, fix = find_connection_error(host, int(ray_port)), "start Ray there (docs/scaling.md), or unset it"

@@ -129,10 +129,8 @@ def find_path_errors(config: Section, optional_paths: Set[str] = frozenset()) ->
             if not value and path.required and is_active and key.name not in optional_paths:
                 yield f"{key.name} is required, but it is empty. Set {key.name}=..."
             elif is_active or path.kind != "folder":
-                files = (
-                    value if isinstance(value, list) else [str(value)] * (not (path.may_be_url and "://" in str(value)))
-                )
-                yield from (f"{key.name}: {error}" for file in files if (error := _find_path_error(path.kind, file)))
+                files = value if isinstance(value, list) else [str(value)]
+                yield from (f"{key.name}: {error}" for file in files if (error := _find_path_error(path, file)))
 
 
 def list_model_paths(config: BaseModel) -> Iterator[tuple[str, str]]:
@@ -142,8 +140,11 @@ def list_model_paths(config: BaseModel) -> Iterator[tuple[str, str]]:
             yield key.name, str(get_value(config, key.name))
 
 
-def _find_path_error(path_kind: str, path: str) -> str:
-    """Return an error such as `no such file: a.parquet ...` if `path` cannot be used as `path_kind`, else ""."""
+def _find_path_error(marker: FilePath, path: str) -> str:
+    """Return an error such as `no such file: a.parquet ...` if `path` cannot be used as its marker says, else ""."""
+    path_kind = marker.kind
+    if marker.may_be_url and "://" in path:
+        return ""
     local = os.path.expanduser(path)  # os.path returns false for names that are too long; pathlib raises
     is_folder = os.path.isdir(local)
     if not path or (path_kind == "code" and os.path.isfile(local)) or (path_kind == "folder" and is_folder):

@@ -42,7 +42,7 @@ from torch.nn import functional as F
 
 from alphaapollo.models.cpu_linear import use_onednn
 from alphaapollo.processes.network import find_interface
-from alphaapollo.weight_sync.sglang_transfer import make_store
+from alphaapollo.weight_sync.store import make_store
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.api import Settings, format_settings
@@ -54,10 +52,8 @@ class PreparedLoop:
     def make_specs(self) -> WorkerSpecs:
         """Describe how to build the policy workers and, if there are engines, the rollout workers."""
         steps = self.config.trainer.total_training_steps or 1
-        specs = make_worker_specs(self.config, self.plan, new_run_id(), steps, has_reward_function=True)
-        build: Any = specs.rank_builders["policy"]
-        build = partial(build.func, replace(build.args[0], optimizer_steps=steps), *build.args[1:])
-        specs = replace(specs, rank_builders={"policy": build})
+        specs = make_worker_specs(self.config, self.plan, new_run_id(), steps, True, policy_steps=steps)
+        specs = replace(specs, rank_builders={"policy": specs.rank_builders["policy"]})
         if self.has_engines:
             return specs
         return replace(specs, engine_builder=None, placement=replace(specs.placement, num_engines=0))

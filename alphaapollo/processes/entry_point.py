@@ -60,7 +60,7 @@ def entry_point(main: MainFunction) -> MainFunction:
             return 2
         try:
             check_started_once()
-            find_temp_base()
+            base = find_temp_base()
         except (ValueError, OSError) as error:
             print(f"error: {error}{'. Set TMPDIR to a local folder' * isinstance(error, OSError)}", file=sys.stderr)
             return 2
@@ -71,7 +71,7 @@ def entry_point(main: MainFunction) -> MainFunction:
             if sys.excepthook is sys.__excepthook__:
                 sys.excepthook = print_redacted_traceback
             with hide_main_script(), treat_signals_as_ctrl_c():
-                return run_in_temp_folder(lambda: main(argv))
+                return run_in_temp_folder(lambda: main(argv), base)
         except KeyboardInterrupt:  # commands with a run folder report more (launch/command.py)
             print("\ninterrupted", file=sys.stderr)
             return 130
@@ -174,13 +174,10 @@ MAX_PATH, MAX_RAY_PATH = 70, 38  # bytes of the folder's path: paths of the sock
 CLEAN_EXITS = (0, 130)  # exit codes of a completed and an interrupted command
 
 
-def run_in_temp_folder(command: Callable[[], int]) -> int:
-    """Call the command with its own temporary folder and return its exit code.
-
-    If the folder's path would be too long for sockets, it is in /tmp.
-    """
+def run_in_temp_folder(command: Callable[[], int], base: Path | None = None) -> int:
+    """Call the command with its own temporary folder in `base` (None: find_temp_base) and return its exit code."""
     name_user()
-    base = find_temp_base()
+    base = base or find_temp_base()
     if base != Path(tempfile.gettempdir()):
         print(f"note: temporary files are in {base}, because TMPDIR is too long for sockets", file=sys.stderr)
     remove_stale_folders(base)
@@ -197,7 +194,8 @@ def run_in_temp_folder(command: Callable[[], int]) -> int:
 
 
 def find_temp_base() -> Path:
-    """Return the folder in which commands create their temporary folders. Raises OSError if it cannot have sockets."""
+    """Return the folder in which commands create their temporary folders: TMPDIR, or /tmp if its path is too long for
+    sockets. Raises OSError if sockets cannot be created in it."""
     base = Path(tempfile.gettempdir())
     if len(os.fsencode(base)) > MAX_PATH - len(PREFIX) - 9:
         base = Path("/tmp")

@@ -111,25 +111,28 @@ def choose_curves(
     at = MAIN_CURVES.index("train/accuracy")
     ordered = (*MAIN_CURVES[:at], *(name for name in sorted(names) if COMPONENT in name), *MAIN_CURVES[at:])
     drawn = [name for name in ordered if name in names]
-    constants = find_constants(database, runs, drawn)
-    different = {summarize_values(database, runs, name): name for name in drawn[::-1] if name not in constants}
+    summaries = summarize_values(database, runs, drawn)
+    constants = find_constants(summaries, runs)
+    different = {summaries[name]: name for name in drawn[::-1] if name not in constants}
     chosen = sorted(different.values(), key=ordered.index)
     main = [name for name in chosen if COMPONENT not in name][:limit]
     return [name for name in chosen if COMPONENT in name or name in main], constants
 
 
-def find_constants(database: sqlite3.Connection, runs: Sequence[int], names: Sequence[str]) -> dict[str, float]:
+def find_constants(summaries: Mapping[str, Sequence[float]], runs: Sequence[int]) -> dict[str, float]:
     """Return the value of each metric that has not changed over several iterations and is the same in all runs."""
-    found = {name: summarize_values(database, runs, name) for name in names}
-    return {name: low for name, (count, low, high, *_) in found.items() if count > len(runs) and low == high}
+    return {name: low for name, (count, low, high, *_) in summaries.items() if count > len(runs) and low == high}
 
 
-def summarize_values(database: sqlite3.Connection, runs: Sequence[int], name: str) -> tuple[float, ...]:
-    """Return the number of a metric's values, the lowest and the highest one, and sums that equal curves share."""
+def summarize_values(
+    database: sqlite3.Connection, runs: Sequence[int], names: Sequence[str]
+) -> dict[str, tuple[float, ...]]:
+    """Return the number of values of each metric, the lowest and the highest one, and sums that equal curves share."""
     sums = "total(value), total(value * (step + 0.1 * run))"
     query = f"SELECT count(*), min(value), max(value), {sums} FROM metrics WHERE name = ? AND run IN "
-    row = database.execute(f"{query} (SELECT value FROM json_each(?))", (name, json.dumps(list(runs)))).fetchone()
-    return tuple(float(f"{value or 0:.9g}") for value in row)
+    query, ids = f"{query} (SELECT value FROM json_each(?))", json.dumps(list(runs))
+    rows = {name: database.execute(query, (name, ids)).fetchone() for name in names}
+    return {name: tuple(float(f"{value or 0:.9g}") for value in row) for name, row in rows.items()}
 
 
 def list_final_values(

@@ -21,9 +21,8 @@ from alphaapollo.viewer.curves import list_steps, tabulate
 from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.run_folders import make_run_name, read_config, read_flat_config
 
-NAMES = re.compile(
-    r"seed|trainer\.(experiment_name|project_name|output_dir)"
-)  # keys that seeds of one experiment change
+# Keys that may differ between seeds of one experiment.
+NAMES = re.compile(r"seed|trainer\.(experiment_name|project_name|output_dir)")
 PATHS = re.compile(r"(_files|\.path|\.val_prompts)$")  # keys of inputs, which count by content
 MAX_LABEL_KEYS = 3
 Groups = Mapping[str, Sequence[int]]  # runs by label

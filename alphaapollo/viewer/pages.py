@@ -19,7 +19,14 @@ from alphaapollo.runs.run_history import LoggedExample, read_examples, read_hist
 from alphaapollo.utils.disk import open_regular, parse_json
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
-from alphaapollo.viewer.curves import choose_curves, find_constants, find_validation, list_final_values, list_metrics
+from alphaapollo.viewer.curves import (
+    choose_curves,
+    find_constants,
+    find_validation,
+    list_final_values,
+    list_metrics,
+    summarize_values,
+)
 from alphaapollo.viewer.experiments import group_runs, identify_run, list_paired_differences
 from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.query import Query, RunSummary, summarize_run
@@ -177,7 +184,7 @@ def describe_health(query: Query) -> dict[str, object]:
     panels: dict[str, JsonObject] = {}
     for heading, beginnings in HEALTH.items():
         if own := [name for name in names if name.startswith(beginnings)]:
-            constants = find_constants(query.database, [run.id], own)
+            constants = find_constants(summarize_values(query.database, [run.id], own), [run.id])
             drawn = [name for name in own if name not in constants][:MAX_HEALTH_CURVES]
             values = {name: query.select(last, run.id, name)[0]["value"] for name in drawn}
             panels[heading] = {"values": values, "constants": constants}

@@ -12,8 +12,9 @@ import torch
 import torch.distributed
 from torch.multiprocessing.reductions import reduce_tensor
 
-from alphaapollo.processes.network import reserve_port, take_reserved_socket_fd
+from alphaapollo.processes.network import reserve_port
 from alphaapollo.weight_sync.shared_memory import Bucket
+from alphaapollo.weight_sync.store import make_store
 from alphaapollo.weight_sync.transfer import TRANSFER_SECONDS, TransferSender
 
 GROUP = "alphaapollo_weights"
@@ -107,14 +108,6 @@ def open_handle(handles: Mapping[str, tuple[Any, ...]]) -> torch.Tensor:
     arguments = list(handles[str(torch.cuda.get_device_properties(device).uuid)])
     arguments[DEVICE_ARGUMENT] = device
     return rebuild_cuda_tensor(*arguments)
-
-
-def make_store(host: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True) -> Any:
-    """Make the store of a process group as torch does, but listen on `host` instead of all addresses."""
-    listening = take_reserved_socket_fd(port, host) if rank == 0 else None
-    c10d: Any = torch.distributed
-    options = {"master_listen_fd": listening, "use_libuv": use_libuv}
-    return c10d.TCPStore(host, port, world_size, rank == 0, timeout, **options)
 
 
 def join_group(backend: str, host: str, port: int, size: int) -> Any:

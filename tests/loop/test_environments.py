@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from alphaapollo.processes.network import find_connection_error, find_free_port
 from tests.loop.conftest import GUESSING_GAME, ROOT, FinishedRun
 from tests.loop.stack import Case, StackRunner, parametrize
-from tests.processes import wait_until
+from tests.processes import open_server
 from tests.unit.environments.test_openenv import FAKE_SERVER
 from tests.unit.tool_templates import tokenizer_of
 
@@ -99,28 +95,16 @@ def test_environment(stack: StackRunner, case: Case) -> None:
     case.run(stack)
 
 
-@contextmanager
-def serve(script: Path) -> Iterator[str]:
-    """Start a server that gets its port as argument, and yield its address."""
-    port = find_free_port()
-    with subprocess.Popen([sys.executable, str(script), str(port)]) as server:
-        try:
-            assert wait_until(lambda: not find_connection_error("127.0.0.1", port), 60)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.kill()
-
-
 def test_an_environment_and_a_tool_behind_urls(stack: StackRunner) -> None:
     """OpenEnv, and MCP over HTTP."""
     (stack.out / "openenv.py").write_text(FAKE_SERVER)
-    with serve(stack.out / "openenv.py") as url:
+    with open_server(sys.executable, stack.out / "openenv.py") as url:
         words = ("env.env_name=openenv", f"env.openenv.url={url}", "env.openenv.observation_field=text")
         sizes = ("env.max_steps=2", "data.max_response_length=96", "data.val_files=", "trainer.total_training_steps=1")
         played = stack.run(*words, *sizes)
     assert all(record["prompt"][0]["content"].startswith("start ") for record in played.rollouts(1))
     prepare_native_tools(stack.out)
-    with serve(ROOT / "tests/unit/tools/mcp_server.py") as url:
+    with open_server(sys.executable, ROOT / "tests/unit/tools/mcp_server.py") as url:
         command, address = f"command: {MCP_SERVER}", f"url: '{url}/mcp'"
         words = [word.replace("FOLDER", str(stack.out)).replace(command, address) for word in (*MATHS, *NATIVE_TOOLS)]
         check_native_tools(stack.run(*words, name="tools"))

@@ -23,8 +23,9 @@ import torch
 
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.sglang_transfer import make_store, open_handle, split_bucket
+from alphaapollo.weight_sync.sglang_transfer import open_handle, split_bucket
 from alphaapollo.weight_sync.shared_memory import read_safetensors
+from alphaapollo.weight_sync.store import make_store
 
 DIGEST = "alphaapollo_digest"  # action of SGLang's check_weights
 _adapter_digests: list[int] = []  # of the loaded LoRA adapters, in order

@@ -49,9 +49,9 @@ ORDINARY_ANSWER = "<answer>0</answer>"  # if a grader fails on this, too, the gr
 WORKER = "alphaapollo.rewards.grader_processes.worker"
 SLOW_SECONDS = 0.5  # seconds after which a completion counts as slow
 MAX_SLOW = 8  # slow completions that do not count towards reward.num_workers
-Completion = tuple[str | None, Sequence[Turn], Mapping[str, Score]]
-"""Text (None: the answer made from the ground truth), turns and the scores of judges of a completion."""
 MAX_OVERLAPPING = 64  # completions that an async reward function grades at the same time
+GradedInput = tuple[str | None, Sequence[Turn], Mapping[str, Score]]
+"""Text (None: the answer made from the ground truth), turns and the scores of judges of a completion."""
 
 
 class RewardClient:
@@ -141,7 +141,7 @@ class RewardClient:
         if self._judge and self.policy:
             self._judge.clear_cache()
 
-    async def _grade_group(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+    async def _grade_group(self, prompt: Prompt, completions: Sequence[GradedInput]) -> list[Score]:
         """Grade completions of a prompt in one call. If all fail, find those that fail alone, and grade the others."""
         scores = await self._try_grading(prompt, completions)
         if len(completions) == 1 or not all(score.outcome.failed for score in scores):
@@ -153,7 +153,7 @@ class RewardClient:
         regraded = iter(await self._try_grading(prompt, [completions[at] for at in others]) if others else ())
         return [score if score.outcome.failed else next(regraded) for score in alone]
 
-    async def _try_grading(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+    async def _try_grading(self, prompt: Prompt, completions: Sequence[GradedInput]) -> list[Score]:
         """Grade completions of a prompt, at most MAX_ATTEMPTS times, in one request."""
         count, judged = len(completions), [scores for _, _, scores in completions]
         try:

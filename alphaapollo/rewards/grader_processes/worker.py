@@ -59,7 +59,7 @@ def encode_reply(scores: Sequence[Score]) -> bytes:
 
 
 def decode_reply(line: bytes) -> list[Score]:
-    return msgspec.convert(json.loads(line), list[Score])
+    return msgspec.convert(json.loads(line), list[Score])  # msgspec's own parser refuses NaN
 
 
 class GraderWorker:

@@ -254,11 +254,17 @@ def _describe_iterations(plan: Plan, inputs: TrainingInputs, start: StartPoint, 
 
 
 def make_worker_specs(
-    config: Config, plan: Plan, run_id: str, total_iterations: int, has_reward_function: bool
+    config: Config,
+    plan: Plan,
+    run_id: str,
+    total_iterations: int,
+    has_reward_function: bool,
+    policy_steps: int | None = None,
 ) -> WorkerSpecs:
     """Describe how to build the training ranks and the rollout workers of a run.
 
     total_iterations: for learning rate schedules. has_reward_function: also True if the environment gives the reward.
+    policy_steps: optimizer steps of the policy; None: those of the iterations.
     """
     placement = plan.placement
     chosen = {"model": plan.model, "rollout": plan.rollout, "actor": plan.actor}
@@ -297,7 +303,7 @@ def make_worker_specs(
     return WorkerSpecs(
         placement=placement,
         run_id=run_id,
-        rank_builders=_make_rank_builders(config, plan, role, transport, total_iterations),
+        rank_builders=_make_rank_builders(config, plan, role, transport, total_iterations, policy_steps),
         engine_builder=partial(RolloutWorker, engines),
         samples_in_flight=2 * get_resolved(role.rollout.max_num_seqs),
         cleanup_folders=[transport.shared_folder],
@@ -305,7 +311,12 @@ def make_worker_specs(
 
 
 def _make_rank_builders(
-    config: Config, plan: Plan, section: ActorRolloutRef, transport: Transport, total_iterations: int
+    config: Config,
+    plan: Plan,
+    section: ActorRolloutRef,
+    transport: Transport,
+    total_iterations: int,
+    policy_steps: int | None,
 ) -> dict[str, Callable[..., object]]:
     """Return the functions that build the workers of one training rank: policy, and critic and reward model if used."""
     policy = PolicyWorkerConfig(
@@ -313,7 +324,7 @@ def _make_rank_builders(
         actor=section.actor,
         ref=section.ref,
         needs_reference=config.needs_reference,
-        optimizer_steps=config.count_policy_optimizer_steps(total_iterations),
+        optimizer_steps=policy_steps or config.count_policy_optimizer_steps(total_iterations),
         temperature=section.rollout.temperature,
         correction=config.algorithm.rollout_correction,
         seed=config.trainer.seed,

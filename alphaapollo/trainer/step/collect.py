@@ -160,9 +160,12 @@ def add_recent_groups(run: TrainingRun, iteration: int, collected: CollectedGrou
     data, known = run.config.data, {None, run.config.actor_rollout_ref.rollout.temperature}
     if not data.reuse.groups:
         return collected
-    recent = [(origin, one) for origin, one in run.progress.recent.entries if iteration - origin <= data.reuse.max_age]
-    heats = [{row.temperature for one in group.trajectories for row in one.rows} for _, group in recent]
-    kept = [entry for entry, heat in zip(recent, heats, strict=True) if heat <= known]
+    kept = [
+        (origin, group)
+        for origin, group in run.progress.recent.entries
+        if iteration - origin <= data.reuse.max_age
+        and {row.temperature for one in group.trajectories for row in one.rows} <= known
+    ]
     rng = np.random.default_rng(derive_seed(data.seed, "reuse", iteration))
     chosen = [kept[index] for index in sorted(rng.permutation(len(kept))[: data.reuse.groups])]
     added = [(iteration, group) for group in collected.selected if has_metric_variance(group, "reward")]

@@ -13,10 +13,9 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
 from alphaapollo.environments import openenv as adapter
 from alphaapollo.planning.trials import try_environment_resets
-from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import Message, Score
-from tests.processes import wait_until
+from tests.processes import open_server
 from tests.unit import virtual_time
 from tests.unit.environments.episode_helpers import act, check_results, make, play, random_agent, row, take_turns
 
@@ -104,12 +103,8 @@ web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
 def url(tmp_path_factory):
     script = tmp_path_factory.mktemp("server") / "server.py"
     script.write_text(SERVER if REAL else FAKE_SERVER)
-    port = find_free_port()
-    server = subprocess.Popen([PYTHON, str(script), str(port)])
-    assert wait_until(lambda: not find_connection_error("127.0.0.1", port), 60)
-    yield f"http://127.0.0.1:{port}"
-    server.terminate()
-    server.wait(10)
+    with open_server(PYTHON, script) as url:
+        yield url
 
 
 def env(url: str, prompt: str = "", **settings) -> Env:

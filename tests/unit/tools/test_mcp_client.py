@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -16,11 +15,10 @@ pytest.importorskip("mcp")
 from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, TextResourceContents
 
 from alphaapollo.config.schema.env import ToolLimits
-from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
 from alphaapollo.tools.mcp_client import McpClient, McpTool, find_root_cause, format_answer
 from alphaapollo.tools.toolbox import ToolBox
-from tests.processes import wait_until
+from tests.processes import open_server, wait_until
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 
@@ -40,13 +38,8 @@ def with_server(use: Callable[[list[McpTool]], Awaitable[None]], **keys: Any) ->
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    port = find_free_port()
-    with subprocess.Popen([*COMMAND, str(port)], stderr=subprocess.DEVNULL) as program:
-        try:
-            assert wait_until(lambda: not find_connection_error("127.0.0.1", port), 60)
-            yield f"http://127.0.0.1:{port}/mcp"
-        finally:
-            program.kill()
+    with open_server(*COMMAND) as url:
+        yield f"{url}/mcp"
 
 
 async def make_calls(tools: list[McpTool]) -> None:

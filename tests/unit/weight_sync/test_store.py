@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from alphaapollo.processes.network import find_free_port, reserve_port
-from alphaapollo.weight_sync.sglang_transfer import make_store
+from alphaapollo.weight_sync.store import make_store
 
 
 @pytest.mark.parametrize("is_reserved", [True, False])
