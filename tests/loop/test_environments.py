@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.loop.conftest import GUESSING_GAME, ROOT, FinishedRun
@@ -40,13 +41,13 @@ def check_unreadable_turns(done: FinishedRun) -> None:
     assert any(turn["info"].get("tool_status") == "unreadable" for turn in turns)
 
 
-def check_native_tools(done: FinishedRun) -> None:
+def check_native_tools(done: FinishedRun, tools: Iterable[str] = ("twice", "count")) -> None:
     """An untrained model makes no tool call, so its first turn is the answer; template, parser and tools still work."""
     assert done.metrics[-1]["turn/invalid"] == 0
     tokenizer = tokenizer_of(words=())
     for record in done.rollouts(1):
         shown = tokenizer.decode(record["rows"][0]["ids"])
-        assert '"name": "twice"' in shown and '"name": "count"' in shown and len(record["turns"]) == 1
+        assert all(f'"name": "{tool}"' in shown for tool in tools) and len(record["turns"]) == 1
 
 
 OWN_TOOL = '''
@@ -66,11 +67,14 @@ GAME = (
 )
 MATHS = ("env.env_name=informal_math", "env.max_steps=2", 'env.prompt="{question}"')
 NATIVE_TOOLS = (
-    *("env.action_format=chat_template", "env.tool_parser=hermes", "env.custom_module=FOLDER/own.py"),
-    *("env.tools=[twice]", f"env.mcp_servers={{small: {{command: {MCP_SERVER}, tools: [count]}}}}"),
-    *("env.informal_math.enable_python_code=False", "actor_rollout_ref.model.tokenizer_path=FOLDER/tokenizer"),
+    *("env.action_format=chat_template", "env.tool_parser=hermes", "env.informal_math.enable_python_code=False"),
+    "actor_rollout_ref.model.tokenizer_path=FOLDER/tokenizer",
     *("actor_rollout_ref.rollout.name=hf", "data.max_prompt_length=480", "data.val_files="),
     "trainer.total_training_steps=1",
+)
+OWN_AND_MCP_TOOL = (
+    *("env.custom_module=FOLDER/own.py", "env.tools=[twice]"),
+    f"env.mcp_servers={{small: {{command: {MCP_SERVER}, tools: [count]}}}}",
 )
 
 
@@ -86,7 +90,7 @@ CASES = {
     "append": Case(check_append_context, APPEND),
     "memory": Case(check_memory_context, MEMORY, core=True),
     "unreadable": Case(check_unreadable_turns, UNREADABLE),
-    "native_tools": Case(check_native_tools, (*MATHS, *NATIVE_TOOLS), prepare_native_tools),
+    "native_tools": Case(check_native_tools, (*MATHS, *NATIVE_TOOLS, *OWN_AND_MCP_TOOL), prepare_native_tools),
 }
 
 
@@ -105,6 +109,6 @@ def test_an_environment_and_a_tool_behind_urls(stack: StackRunner) -> None:
     assert all(record["prompt"][0]["content"].startswith("start ") for record in played.rollouts(1))
     prepare_native_tools(stack.out)
     with open_server(sys.executable, ROOT / "tests/unit/tools/mcp_server.py") as url:
-        command, address = f"command: {MCP_SERVER}", f"url: '{url}/mcp'"
-        words = [word.replace("FOLDER", str(stack.out)).replace(command, address) for word in (*MATHS, *NATIVE_TOOLS)]
-        check_native_tools(stack.run(*words, name="tools"))
+        words = [word.replace("FOLDER", str(stack.out)) for word in (*MATHS, *NATIVE_TOOLS)]
+        servers = f"env.mcp_servers={{small: {{url: '{url}/mcp', tools: [count]}}}}"
+        check_native_tools(stack.run(*words, servers, name="tools"), tools=["count"])
