@@ -21,16 +21,16 @@ from alphaapollo.data.prompts import check_length_limit
 from alphaapollo.environments.base import EnvironmentFactory, StepResult, get_environment_spec
 from alphaapollo.environments.single_turn import SingleTurnEnvironment
 from alphaapollo.evaluation.validation import compute_group_metrics
-from alphaapollo.launch.session import BackgroundCheckpointWriter, TrainingSession
 from alphaapollo.own_loop.rows import distribute, split_by_row
-from alphaapollo.own_loop.setup import PreparedLoop
+from alphaapollo.own_loop.setup import LoopPreparation
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, find_damage
 from alphaapollo.runs.rollout_log import RolloutLog
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.publish import WeightPublisher, make_probe, make_publisher
+from alphaapollo.session.start import TrainingSession
 from alphaapollo.trainer.metrics import compute_rollout_metrics
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.publish import WeightPublisher, make_publisher
-from alphaapollo.trainer.setup.inputs import make_probe
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
 from alphaapollo.workers.accumulation import LossFunction, cross_entropy
 
@@ -60,7 +60,7 @@ class UnscoredAnswer(SingleTurnEnvironment):
 class Verbs:
     """State of a user's loop in the driver, and its verbs. Only one verb at a time uses the training ranks."""
 
-    def __init__(self, prepared: PreparedLoop, session: TrainingSession):
+    def __init__(self, prepared: LoopPreparation, session: TrainingSession):
         config, plan = prepared.config, prepared.plan
         self._prepared, self._session, self._workers, self._plan = prepared, session, session.workers, plan
         start, folder = prepared.start, config.trainer.folder

@@ -16,7 +16,7 @@ from typing import TypeVar
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.resolve import count_engine_threads, count_engines, resolve_device
-from alphaapollo.config.schema import Config, GenerationConfig, Model, TuningConfig
+from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, Model, TuningConfig
 from alphaapollo.controller.placement import Machine, choose_threads_per_rank
 from alphaapollo.data.chats import check_chat_is_shown
 from alphaapollo.data.rendering import DATE, Renderer
@@ -36,7 +36,7 @@ PROCESSES = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
 )
 """Keys that determine the number of processes. If one of them has changed, saved thread counts are not reused."""
-C = TypeVar("C", Config, TuningConfig, GenerationConfig)
+C = TypeVar("C", Config, TuningConfig, GenerationConfig, EvolvingConfig)
 TrainingT = TypeVar("TrainingT", bound=Config | TuningConfig)
 
 

@@ -16,13 +16,13 @@ from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.config.schema import Config, Data
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
-from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.trainer.lifecycle import initialize_run
 from alphaapollo.trainer.loop import train, train_async
 from alphaapollo.trainer.progress import TrainingGoal
-from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer

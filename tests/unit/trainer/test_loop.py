@@ -12,8 +12,8 @@ import pytest
 
 from alphaapollo.config.schema import Config, ReferenceReset
 from alphaapollo.evaluation.validation import ValidationResult
-from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.loop import should_reset_reference
 from alphaapollo.trainer.progress import Progress, TrainingGoal
