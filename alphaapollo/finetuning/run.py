@@ -36,10 +36,8 @@ from alphaapollo.planning.plan_table import (
     summarize_memory,
 )
 from alphaapollo.processes.watchdog import new_run_id
-from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.input_digests import Digests
 from alphaapollo.runs.run_history import NUM_LOGGED, RunPlan, write_examples
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.session.inputs import load_renderer
 from alphaapollo.session.prepare import Preparation
 from alphaapollo.session.start import open_session
@@ -232,19 +230,14 @@ async def run(prepared: FinetuningPreparation, progress: FinetuningProgress) -> 
     specs = WorkerSpecs(placement=plan.placement, run_id=run_id, rank_builders={"trainer": build})
     prepared.console.start(plan.total_steps, progress.step)
     async with open_session(prepared, specs, Timer()) as session, AsyncExitStack() as stack:
-        model, console = session.workers.trainer, session.console
-        keep = (trainer.max_ckpt_to_keep, trainer.keep_best)
-        checkpoints = CheckpointFolder(trainer.folder / "checkpoints", *keep, start.inputs)
-        writer = BackgroundCheckpointWriter[FinetuningProgress](checkpoints, {"model": model}, console.notify)
-        ready = FinetuningRun(plan, model, progress, writer, session.tracker, console)
-        for warning in await model.get_logprob_check_warnings():
-            console.notify(warning)
+        model = session.workers.trainer
+        ready = FinetuningRun(plan, model, progress, session.checkpoint_writer, session.tracker, session.console)
+        await session.show_warnings()
         await plan.task.begin_run(ready, stack)
         first = plan.stream.prompt_indices(start.inputs.data_start, min(NUM_LOGGED, plan.stream.num_prompts))
         examples = [plan.task.describe_example(plan.train.examples[index], plan.decode) for index in first]
         write_examples(trainer.folder, examples)
-        if checkpoint := start.checkpoint:
-            await model.load(str(checkpoint / "model"))
-            console.notify(f"resumed from {checkpoint}")
-        await session.train(train(ready), writer)
+        if start.checkpoint:
+            await session.load(start.checkpoint)
+        await session.train(train(ready))
         await session.export(model)

@@ -138,7 +138,7 @@ class Trainer:
             prepared = prepare_loop(self.config, self._has_engines, console)
             specs, timer = prepared.make_specs(), Timer()
             console.start(self.config.trainer.total_training_steps or 0, prepared.start.step)
-            session = open_session(prepared, specs, timer)
+            session = open_session(prepared, specs, timer, keeps_all_checkpoints=True)
 
             async def serve() -> None:
                 """Start the workers, run verbs until the caller closes the trainer, and end the workers."""

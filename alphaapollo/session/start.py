@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, GenerationConfig, TuningConfig
-from alphaapollo.controller.handles import FinetuningGroup, PolicyGroup
+from alphaapollo.controller.handles import TrainingWorkerGroup
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.stall_monitor import StallMonitor, monitor_processes
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.resume import resume_hint
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter, run_and_save_on_signal
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.session.inputs import explain_missing_cluster, find_local_paths
 from alphaapollo.session.prepare import Preparation
+from alphaapollo.session.verbs import TrainingSession
 from alphaapollo.utils.disk import close_all
 from alphaapollo.utils.heartbeat import HEARTBEAT
-
-
-@dataclass
-class TrainingSession:
-    """Started workers, console and tracker of a run."""
-
-    config: Config | TuningConfig
-    workers: WorkerGroups
-    console: Console
-    tracker: Tracker
-
-    async def train(self, training: Coroutine[Any, Any, None], writer: BackgroundCheckpointWriter[Any]) -> None:
-        """Run the training loop and wait until its last checkpoint is complete."""
-        async with writer.finish_on_exit():
-            on_signal = self.config.trainer.save_on_signal
-            await (run_and_save_on_signal(writer, training) if on_signal else training)
-
-    async def export(self, model: PolicyGroup | FinetuningGroup[Any]) -> None:
-        """Export the model if trainer.export_hf is set."""
-        trainer = self.config.trainer
-        if trainer.export_hf:
-            with HEARTBEAT.record_call("export"):
-                await model.export(str(trainer.folder / "model"), trainer.export_lora)
 
 
 @asynccontextmanager
@@ -81,14 +59,29 @@ def begin_run_folder(prepared: Preparation) -> None:
         prepared.console.notify(f"the previous run of this name was moved to {moved}")
 
 
+def find_trained_groups(workers: WorkerGroups) -> dict[str, TrainingWorkerGroup[Any]]:
+    """Return the models that are trained, by their folder in a checkpoint."""
+    models = {"model": getattr(workers, "trainer", None), "policy": getattr(workers, "policy", None)}
+    return {name: group for name, group in {**models, "critic": workers.critic}.items() if group}
+
+
 @asynccontextmanager
-async def open_session(prepared: Preparation, specs: WorkerSpecs, timer: Timer) -> AsyncIterator[TrainingSession]:
+async def open_session(
+    prepared: Preparation, specs: WorkerSpecs, timer: Timer, keeps_all_checkpoints: bool = False
+) -> AsyncIterator[TrainingSession]:
     """Context manager of a training: prepare the run's folder, start and monitor the workers, and stop them."""
     config, console, folder = prepared.config, prepared.console, prepared.config.trainer.folder
     begin_run_folder(prepared)
     tracker = Tracker(config.model_dump(mode="json"), folder, console.resumed_step or 0, console.notify)
+    trainer, inputs = config.trainer, prepared.start.inputs
+    keep, keep_best = (None, None) if keeps_all_checkpoints else (trainer.max_ckpt_to_keep, trainer.keep_best)
+    checkpoints = CheckpointFolder(folder / "checkpoints", keep, keep_best, inputs)
     try:
         async with open_workers(config, specs, console, lambda: resume_hint(folder), timer) as workers:
-            yield TrainingSession(config, workers, console, tracker)
+            copy_phase = workers.engines.release_kv_cache_temporarily if specs.engine_builder else nullcontext
+            writer = BackgroundCheckpointWriter[Any](
+                checkpoints, find_trained_groups(workers), console.notify, copy_phase
+            )
+            yield TrainingSession(config, workers, console, tracker, writer)
     finally:
         close_all(tracker.close)

@@ -18,13 +18,12 @@ from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.processes.watchdog import new_run_id
-from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.session.plan import SHARING
 from alphaapollo.session.publish import make_publisher
 from alphaapollo.session.specs import make_worker_specs
-from alphaapollo.session.start import TrainingSession, open_session
+from alphaapollo.session.start import open_session
+from alphaapollo.session.verbs import TrainingSession
 from alphaapollo.trainer.loop import train, train_async, validate_and_log
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress
@@ -56,9 +55,9 @@ async def run(prepared: RlPreparation, progress: Progress) -> None:
             ready = make_training_run(prepared, session, progress)
             try:
                 with tune_gc_and_huge_pages():
-                    await initialize_run(ready, prepared.start.checkpoint, timer)
+                    await initialize_run(ready, session, prepared.start.checkpoint, timer)
                     training = train_async(ready) if generates_ahead(config) else train(ready)
-                    await session.train(training, ready.checkpoint_writer)
+                    await session.train(training)
                     await finish_run(ready, session)
             finally:
                 close_all(ready.rollout_log.close)
@@ -73,24 +72,17 @@ def generates_ahead(config: Config) -> bool:
 
 def make_training_run(prepared: RlPreparation, session: TrainingSession, progress: Progress) -> TrainingRun:
     config, plan, workers = prepared.config, prepared.plan, session.workers
-    dtypes = {plan.model.dtype, plan.rollout.dtype}
-    trainer, folder = config.trainer, config.trainer.folder
-    keep, inputs_now = (trainer.max_ckpt_to_keep, trainer.keep_best), prepared.start.inputs
-    checkpoints = CheckpointFolder(folder / "checkpoints", *keep, inputs_now)
-    trainers = {"policy": workers.policy} | ({"critic": workers.critic} if workers.critic else {})
+    trainer, folder, writer = config.trainer, config.trainer.folder, session.checkpoint_writer
     scorer: RewardModelScorer | None = None
     if workers.reward_model and prepared.reward_model_tokenizer:
         parts = workers.reward_model, workers.engines, prepared.reward_model_tokenizer
         scorer = RewardModelScorer(config, plan, *parts, is_only_reward=not prepared.has_reward_function)
-    sampler = PromptSampler(prepared.prompts, config.data, inputs_now.data_start)
-    writer = BackgroundCheckpointWriter[Progress](
-        checkpoints, trainers, session.console.notify, workers.engines.release_kv_cache_temporarily
-    )
+    sampler = PromptSampler(prepared.prompts, config.data, prepared.start.inputs.data_start)
     return TrainingRun(
         config=config,
         plan=plan,
         workers=workers,
-        weights=make_publisher(workers, dtypes, prepared.probe, generates_ahead(config)),
+        weights=make_publisher(workers, plan, prepared.probe, generates_ahead(config)),
         prompts=prepared.prompts,
         val_prompts=prepared.val_prompts,
         val_suites=prepared.val_suites,
@@ -108,25 +100,15 @@ def make_training_run(prepared: RlPreparation, session: TrainingSession, progres
     )
 
 
-async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer) -> None:
+async def initialize_run(run: TrainingRun, session: TrainingSession, checkpoint: Path | None, timer: Timer) -> None:
     """Load the checkpoint, if any, and send the policy's weights to the inference engines.
 
     On shared GPUs, the trainers free their memory before the engines use it, as in each iteration (loop.py). With
     trainer.val_before_train, a new run then validates.
     """
-    for warning in await run.workers.policy.get_logprob_check_warnings():
-        run.console.notify(warning)
+    await session.show_warnings()
     run.uses_shared_prompts = run.plan.uses_shared_prompts and await can_use_shared_prompts(run)
-    await run.workers.engines.sleep()
-    if checkpoint:
-        with HEARTBEAT.record_call("load"):
-            if run.workers.critic:
-                await run.workers.critic.load(str(checkpoint / "critic"))
-                await run.workers.critic.offload()
-            await run.workers.policy.load(str(checkpoint / "policy"))
-        run.console.notify(f"resumed from {checkpoint}")
-    with HEARTBEAT.record_call("publish"):
-        metrics = await run.weights.publish(run.progress.step)
+    metrics = await session.restore(checkpoint, run.weights, run.progress.step)
     if checkpoint is None:
         if run.config.trainer.val_before_train:
             with timer("validate"):

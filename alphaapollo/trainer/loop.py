@@ -3,7 +3,7 @@
 generate groups of rollouts -> learn: update the models -> publish: send the weights to the engines
 -> on schedule: validate, reset the reference model -> log -> on schedule: save a checkpoint
 
-`engines.sleep`, `weights.publish` and `engines.release_kv_cache_temporarily` switch shared GPUs between engines and
+`weights.hand_over`, `weights.publish` and `engines.release_kv_cache_temporarily` switch shared GPUs between engines and
 trainers: one of them frees its memory before the other one uses it (docs/architecture.md).
 
 `train_async` generates groups for later iterations while an iteration trains. step/collect.py tracks the groups in
@@ -41,7 +41,7 @@ async def train(run: TrainingRun) -> None:
         collected = await collect_groups(run, iteration, timer)
         run.checkpoint_writer.mark_models_inconsistent()
         with timer("generate"):
-            await run.workers.engines.sleep()
+            await run.weights.hand_over()
         metrics = log_groups(run, iteration, collected, timer.seconds["generate"])
         learned = await run.learn(run, iteration, collected.trained, timer)
         learned = log_trained_rows(run, iteration, learned, collected)
@@ -199,7 +199,7 @@ async def train_async(run: TrainingRun) -> None:
             run.checkpoint_writer.mark_models_inconsistent()
             if run.config.trainer.async_mode == "carry":
                 with timer("pause"):
-                    await run.workers.engines.sleep(pauses_requests=True)
+                    await run.weights.hand_over(pauses_requests=True)
             metrics = log_groups(run, iteration, collected, taken - since)
             learned = await run.learn(run, iteration, collected.trained, timer)
             learned = log_trained_rows(run, iteration, learned, collected)

@@ -103,7 +103,7 @@ def make_run(
         config,
         prompts,
         workers,
-        weights=SimpleNamespace(publish=publish),
+        weights=SimpleNamespace(publish=publish, hand_over=engines.sleep),
         learn=learn,
         goal=TrainingGoal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
         trained={},
