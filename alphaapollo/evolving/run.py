@@ -37,7 +37,7 @@ from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.models.load import list_template_notices
 from alphaapollo.observability.console import Console
-from alphaapollo.planning.first_start import fix_template_date
+from alphaapollo.planning.template import fix_template_date
 from alphaapollo.planning.trials import try_environment
 from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rewards.base import make_failed_score

@@ -35,7 +35,7 @@ from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.planning.first_start import try_chats
+from alphaapollo.planning.template import try_chats
 from alphaapollo.planning.trials import try_ground_truths, try_reward_function
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function

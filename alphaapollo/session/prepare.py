@@ -19,10 +19,11 @@ from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.models.load import list_template_notices
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers
-from alphaapollo.planning.first_start import choose_cpu_threads, fix_template_date
 from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.planning.model_requirements import ModelUse, check_models
 from alphaapollo.planning.plan_table import print_plan_table
+from alphaapollo.planning.template import fix_template_date
+from alphaapollo.planning.threads import choose_cpu_threads
 from alphaapollo.planning.trials import try_environment
 from alphaapollo.runs.resume import StartPoint, find_start_point
 from alphaapollo.runs.run_history import RunPlan
