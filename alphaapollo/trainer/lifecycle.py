@@ -137,7 +137,9 @@ def make_training_run(prepared: PreparedRun, session: TrainingSession, progress:
     scorer: RewardModelScorer | None = None
     if workers.reward_model and inputs.reward_model_tokenizer:
         parts = workers.reward_model, workers.engines, inputs.reward_model_tokenizer
-        scorer = RewardModelScorer(config, plan, *parts, is_only_reward=not inputs.has_reward_function)
+        scorer = RewardModelScorer(
+            config, plan.placement, plan.padded, *parts, is_only_reward=not inputs.has_reward_function
+        )
     sampler = PromptSampler(inputs.prompts, config.data, inputs_now.data_start)
     writer = BackgroundCheckpointWriter[Progress](
         checkpoints, trainers, session.console.notify, workers.engines.release_kv_cache_temporarily

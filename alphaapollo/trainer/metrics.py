@@ -1,4 +1,4 @@
-"""Metrics of one iteration: rollouts, advantages, micro-batches, speed. docs/metrics.md explains each metric."""
+"""Metrics of one iteration: rollouts, micro-batches, speed. docs/metrics.md explains each metric."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
-from torch import Tensor
 
 from alphaapollo.batching.batch import BatchLayout
 from alphaapollo.evaluation.metrics import CORRECT_ACCURACY
@@ -221,36 +220,6 @@ def _compute_metrics_by_source(generated: Sequence[TrajectoryGroup]) -> dict[str
             if table.has_accuracy:
                 metrics[f"source/{source}/accuracy"] = float(table.accuracies[table.is_scored].mean())
     return metrics
-
-
-def compute_advantage_metrics(advantages: np.ndarray, has_advantage: np.ndarray) -> dict[str, float]:
-    """Compute statistics of the advantages of the tokens that the model sampled, [tokens]; {} if there are none.
-
-    has_advantage: bool [B], sequences with a non-zero advantage.
-    """
-    if not len(advantages):
-        return {}
-    return {
-        "critic/advantages/mean": float(advantages.mean(dtype=np.float64)),
-        "critic/advantages/std": float(advantages.std(dtype=np.float64)),
-        "critic/advantages/min": float(advantages.min()),
-        "critic/advantages/max": float(advantages.max()),
-        "critic/advantages/abs_mean": float(np.abs(advantages).mean(dtype=np.float64)),
-        "critic/advantages/share_zero": float((~has_advantage).mean()),
-    }
-
-
-def compute_mean_length_penalty(
-    trajectories: list[Trajectory], shaped_rewards: Tensor, invalid_action_penalty: float
-) -> float:
-    """Compute by how much the overlong penalty and the length budget reduce the mean reward.
-
-    shaped_rewards: [N], reward of each trajectory with these penalties, before the KL penalty.
-    """
-    before = sum(
-        one.reward - invalid_action_penalty * sum(not turn.valid for turn in one.turns) for one in trajectories
-    )
-    return before / len(trajectories) - float(shaped_rewards.mean())
 
 
 def compute_batch_metrics(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
+from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.trainer.profile import StepProfiler
@@ -18,10 +20,8 @@ from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.credit import ColumnDtype
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
-from alphaapollo.types import Prompt
-
-if TYPE_CHECKING:
-    from alphaapollo.trainer.step.learn import LearnFunction
+from alphaapollo.trainer.step.update_result import UpdateResult
+from alphaapollo.types import Prompt, TrajectoryGroup
 
 
 class MetricSource(Protocol):
@@ -60,3 +60,7 @@ class TrainingRun(LearnerState):
     profiler: StepProfiler
     metric_sources: list[MetricSource]
     reward_model_scorer: RewardModelScorer | None = None
+
+
+LearnFunction = Callable[[TrainingRun, int, list[TrajectoryGroup], Timer], Awaitable[UpdateResult]]
+"""`learn`, or `learn` with a recorder around it."""

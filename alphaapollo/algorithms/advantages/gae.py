@@ -57,10 +57,10 @@ def _reinforce(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
 
 
 def next_baseline(config: Algorithm, baseline: float | None, mean_return: float) -> float | None:
-    """Update the moving average of mean returns, which is None before the first iteration or without baseline_decay."""
+    """Update the moving average of mean returns; without baseline_decay, it does not change. None: no average yet."""
     decay = config.baseline_decay
     if decay is None or baseline is None:
-        return None if decay is None else mean_return
+        return baseline if decay is None else mean_return
     return decay * baseline + (1.0 - decay) * mean_return
 
 

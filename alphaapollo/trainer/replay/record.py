@@ -22,9 +22,9 @@ from alphaapollo.config.load import save_config
 from alphaapollo.controller.placement import Placement
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import MANIFEST, CheckpointFolder, check_format, find_damage, write_manifest
-from alphaapollo.trainer.pickles import read_pickle, write_pickle
-from alphaapollo.trainer.run_state import LearnerState, TrainingRun
-from alphaapollo.trainer.step.learn import LearnFunction, UpdateResult
+from alphaapollo.trainer.group_files import read_pickle, write_pickle
+from alphaapollo.trainer.run_state import LearnerState, LearnFunction, TrainingRun
+from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.types import JsonObject, TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors
 
@@ -132,7 +132,7 @@ async def collect_outcome(run: LearnerState, iteration: int, learned: UpdateResu
         is_action = learned.batch.mask != 0
         computed = {name: parts for name, parts in found.items() if parts[0] is not None}
         values |= {name: learned.batch.layout.join_columns(parts)[is_action] for name, parts in computed.items()}
-    values |= learned.metrics | {"kl/next_coef": learned.kl_coef}
+    values |= learned.metrics | {"kl/next_coef": learned.feedback.kl_coef}
     for name, role in (("policy", run.workers.policy), ("critic", run.workers.critic)):
         if role:
             values |= {f"{name} {key}": value for key, value in (await role.compute_state_fingerprints()).items()}

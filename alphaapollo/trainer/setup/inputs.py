@@ -23,13 +23,13 @@ from alphaapollo.rollout.self_teacher import check_demonstrations
 from alphaapollo.trainer.progress import TrainingGoal
 from alphaapollo.trainer.step.curriculum import assign_stages
 from alphaapollo.trainer.step.distillation import TeacherClient
-from alphaapollo.trainer.step.reward_model_scorer import (
+from alphaapollo.trainer.step.reward_model_tokenizer import (
     RewardModelTokenizer,
     make_reward_model_settings,
     make_reward_model_tokenizer,
     uses_reward_function,
 )
-from alphaapollo.trainer.step.training_batch import check_prompts_have_length_budgets
+from alphaapollo.trainer.step.shaped_rewards import check_prompts_have_length_budgets
 from alphaapollo.types import ImageInput, Message, Prompt
 from alphaapollo.weight_sync.verification import Probe
 from alphaapollo.workers.builders import make_critic_model_section, make_teacher_model_sections

@@ -39,7 +39,7 @@ from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.resume import StartPoint
 from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
-from alphaapollo.trainer.step.reward_model_scorer import make_reward_model_settings
+from alphaapollo.trainer.step.reward_model_tokenizer import make_reward_model_settings
 from alphaapollo.types import Sampling
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.transport import Transport, choose_transport
