@@ -1,5 +1,4 @@
-"""Value loss of the critic, and aggregation of a per-token loss to a scalar: in every loss_agg_mode a weighted sum with
-one weight per row:
+"""Aggregation of a per-token loss to a scalar: in every loss_agg_mode a weighted sum with one weight per row:
 
     loss = sum over rows i of weight_i * (sum of the losses of the row's action tokens)
 
@@ -63,20 +62,3 @@ def aggregate_token_losses(loss: Tensor, mask: Tensor, loss_weights: Tensor) -> 
 def aggregate_sequence_losses(loss: Tensor, weights: Tensor) -> Tensor:
     """Compute the weighted sum of a sequence-level loss; rows of weight 0 are ignored. [B] each -> scalar."""
     return (apply_mask(loss, weights > 0) * weights.to(loss.dtype)).sum()
-
-
-def value_loss(
-    vpreds: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
-) -> tuple[Tensor, Tensor]:
-    """Compute the clipped value loss of each token: 0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2). [B, L] each.
-
-    With clip=None the loss is 0.5 (V - R)^2. Returns the loss, 0 outside the mask, and a bool matrix that is True where
-    clipping is active (gradient 0). Value clipping is from the OpenAI baselines code, not from the PPO paper.
-    """
-    is_action = mask.bool()
-    unclipped = torch.where(is_action, vpreds - returns, torch.zeros_like(vpreds)) ** 2
-    if clip is None:
-        return 0.5 * unclipped, torch.zeros_like(is_action)
-    clipped_values = vpreds.clamp(old_values - clip, old_values + clip)
-    clipped = torch.where(is_action, clipped_values - returns, torch.zeros_like(vpreds)) ** 2
-    return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped

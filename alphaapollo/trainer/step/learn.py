@@ -109,8 +109,8 @@ async def _skip_iteration(run: LearnerState, iteration: int, error: str) -> Upda
         fix = "" if may_skip else ", or trainer.on_bad_step=skip, which skips such iterations"
         raise FloatingPointError(
             f"the batch of iteration {iteration}, after {before.iterations_skipped} skipped ones, cannot be trained "
-            f"on: {error}. A resumed run would fail on the same batch. Add data.seed={1000 + iteration} (other batches) or "
-            f"actor_rollout_ref.model.dtype=float32 to the command{fix}."
+            f"on: {error}. A resumed run would fail on the same batch. Add data.seed={1000 + iteration} (other "
+            f"batches) or actor_rollout_ref.model.dtype=float32 to the command{fix}."
         )
     run.console.notify(f"step {iteration}: {error}. The update is skipped (trainer.on_bad_step=skip)")
     if run.workers.critic:
