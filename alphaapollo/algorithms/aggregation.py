@@ -18,20 +18,13 @@ from alphaapollo.config.schema import AggregationMode
 def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horizon: float) -> Tensor:
     """Compute the weight that multiplies the token losses of each sequence: [N] float64, 0 for an empty sequence.
 
-    | mode | weight | paper |
-    |---|---|---|
-    | token-mean | 1 / sum_j n_j | commonly used as DAPO (arXiv 2503.14476) |
-    | token-sum | 1 | |
-    | seq-mean-token-sum | 1 / N | |
-    | seq-mean-token-mean | 1 / (n_i N) | GRPO (arXiv 2402.03300), GSPO, SAPO |
-    | seq-mean-token-sum-norm | 1 / (N horizon) | Dr. GRPO (arXiv 2503.20783) |
-    | group-mean-token-mean | 1 / (G sum_{j in g} n_j) | literal DAPO Eq. 8, CISPO Eq. 4, Magistral |
+    docs/algorithms/loss_parts.md has the equation and the papers of each mode.
 
-    n_i: loss tokens of sequence i. N, G: number of sequences and groups, including empty ones. A sequence-level loss,
-    with one value per sequence, uses the weights of seq-mean-token-sum.
+    Empty sequences and groups also count in the means. A sequence-level loss, with one value per sequence, uses the
+    weights of seq-mean-token-sum.
 
     Args:
-        lengths: [N] loss tokens of each sequence (n_i).
+        lengths: [N] loss tokens of each sequence.
         group_ids: [N] group of each sequence.
         horizon: constant of seq-mean-token-sum-norm; ignored in other modes.
     """

@@ -1,30 +1,15 @@
 """KL divergence to a reference policy: estimators, penalty in the reward, and update of the coefficient; divergences
 between the distributions of the policy and another model.
 
-Estimators use log-probs of sampled tokens; expectations are over samples of the policy (d = log pi - log ref):
+Estimators use log-probs of sampled tokens, with d = log pi - log ref. docs/algorithms/loss_parts.md has the means of
+their values and gradients. `full` needs both distributions; models/lm_head.py computes it.
 
-    kind                value             E[value]      E[gradient]
-    k1 = kl             d                 KL(pi||ref)   0
-    abs                 |d|
-    k2 = mse            d^2 / 2                         grad KL(pi||ref)
-    k3 = low_var_kl     e^-d + d - 1      KL(pi||ref)   grad KL(ref||pi)
-    X+                  X                 as X          grad KL(pi||ref): the gradient of k2
-
-For a KL in the loss use k2 or k3+. If an older policy or another engine sampled the tokens, only unbiased_kl has the
-value and the gradient of KL(pi||ref). `full` needs both distributions; models/lm_head.py computes it.
-
-Divergences between the policy's distribution p and a frozen distribution q:
+Divergences between the policy's distribution p and a frozen distribution q (arXiv 2306.13649, section 2, for jsd):
 
     kind      value D                                            gradient w.r.t. the logits of p
     reverse   KL(p||q)                                           p (log p/q - D)
     forward   KL(q||p)                                           p - q
     jsd       b KL(q||m) + (1-b) KL(p||m),  m = b q + (1-b) p    (1-b) p (log p/m - KL(p||m))
-
-jsd is the generalised Jensen-Shannon divergence of arXiv 2306.13649 (section 2): D / b tends to the forward KL as b
-tends to 0, D / (1-b) to the reverse KL as b tends to 1.
-
-In self-distillation (SDPO, arXiv 2601.20802; SDFT, arXiv 2601.19897), q is the policy, or a moving average of it, with
-more context than the policy.
 """
 
 from __future__ import annotations

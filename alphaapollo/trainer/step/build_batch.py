@@ -21,6 +21,7 @@ from alphaapollo.config.schema import Actor, Algorithm, Config
 from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.trainer.step.selection import compute_loss_weights, select_trajectories
 from alphaapollo.trainer.step.shaped_rewards import (
+    PromptTrajectory,
     TrainedTurn,
     compute_greedy_rewards,
     compute_length_penalty,
@@ -29,7 +30,7 @@ from alphaapollo.trainer.step.shaped_rewards import (
     place_rewards,
 )
 from alphaapollo.trainer.step.training_batch import WEIGHTS, TrainingBatch, sum_spans
-from alphaapollo.types import LONGER_PROMPT, Prompt, Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.types import Row, Trajectory, TrajectoryGroup, Turn
 from alphaapollo.utils.seeds import derive_seed
 
 
@@ -52,8 +53,7 @@ def build_batch(
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
     pairs, group_of, unselected = select_trajectories(groups, config, step)
     trajectories = [trajectory for _, trajectory in pairs]
-    rows = [row for prompt, trajectory in pairs for row in _list_rows(prompt, trajectory, config)]
-    owners = torch.tensor([index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows])
+    rows, owners = _list_rows(pairs, config)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     layout = build_batch_layout(
         rows,
@@ -75,8 +75,7 @@ def build_batch(
     turns = list_trained_turns(trajectories, layout.response_offsets)
     rewards = place_rewards(pairs, turns, len(mask), config)
     scores = sum_spans(rewards, offsets)
-    mini_batches = [owners[row_numbers].unique() for row_numbers in layout.mini_batch_rows]
-    weights = compute_loss_weights(trajectories, num_actions, scores, mini_batches, group_of, config)
+    weights = compute_loss_weights(trajectories, num_actions, scores, layout.mini_batch_rows, owners, group_of, config)
     order = draw_token_order(trajectories, turns, len(mask), seed, step) if policy_loss.select_tokens else None
     return TrainingBatch(
         rows=rows,
@@ -94,17 +93,19 @@ def build_batch(
         **dict(zip(WEIGHTS, weights[:, owners].numpy(), strict=True)),
         turns=number_turns(turns, group_of.tolist(), mask) if _needs_turns(trajectories, algorithm) else None,
         token_order_keys=order,
-        has_longer_prompt=np.array([LONGER_PROMPT in row.columns for row in rows]),
         unselected=unselected,
     )
 
 
-def _list_rows(prompt: Prompt, trajectory: Trajectory, config: Config) -> list[Row]:
-    """Return the rows of a trajectory, with the weights of the teachers of its data source if there are several."""
-    if not config.teacher.models:
-        return trajectory.rows
-    shares = config.teacher.find_shares(prompt.data_source)
-    return [replace(row, columns=row.columns | {TEACHER_SHARES: shares}) for row in trajectory.rows]
+def _list_rows(pairs: Sequence[PromptTrajectory], config: Config) -> tuple[list[Row], Tensor]:
+    """Return the rows of all trajectories, with the weights of the teachers of their data source if there are several,
+    and the trajectory of each row, [B]."""
+    rows: list[Row] = []
+    for prompt, trajectory in pairs:
+        columns = {TEACHER_SHARES: config.teacher.find_shares(prompt.data_source)} if config.teacher.models else {}
+        rows += [replace(row, columns=row.columns | columns) if columns else row for row in trajectory.rows]
+    owners = [owner for owner, (_, trajectory) in enumerate(pairs) for _ in trajectory.rows]
+    return rows, torch.tensor(owners)
 
 
 def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:

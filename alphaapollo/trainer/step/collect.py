@@ -1,7 +1,7 @@
 """Generate the rollout groups (all samples of one prompt) of an iteration, or with trainer.async_mode of later ones.
 
 With DAPO's dynamic sampling, groups without reward variance are dropped, and more groups are generated until the batch
-is full (filter_groups.mode=refill), or the loss is scaled up instead (reweight, training_batch.py).
+is full (filter_groups.mode=refill), or the loss is scaled up instead (reweight, selection.py).
 
 With data.reuse, an iteration trains again on recent groups, a bounded buffer. A group stays complete: its
 advantages are computed from its own samples, and its tokens keep the log-probs of the engine that sampled them.

@@ -87,8 +87,9 @@ def assign_credit(
     )
     has_gradient = has_advantage & ((batch.loss_weights != 0) | (batch.sequence_weights != 0))
     if config.teacher.uses_self_teacher:
-        metrics["distill/rows_with_context"] = float(batch.has_longer_prompt.mean())
-        has_gradient |= batch.has_longer_prompt & (batch.divergence_weights != 0)
+        has_context = batch.has_longer_prompt
+        metrics["distill/rows_with_context"] = float(has_context.mean())
+        has_gradient |= has_context & (batch.divergence_weights != 0)
     owners = batch.trajectory_ids.numpy()
     has_gradient = np.isin(owners, owners[has_gradient])
     return AssignedCredit(batch.layout.split_columns(every), has_gradient, metrics, mean_return)

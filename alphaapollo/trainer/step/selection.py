@@ -61,7 +61,8 @@ def compute_loss_weights(
     trajectories: Sequence[Trajectory],
     num_actions: Tensor,
     scores: Tensor,
-    mini_batches: Sequence[Tensor],
+    mini_batch_rows: Sequence[list[int]],
+    owners: Tensor,
     group_ids: Tensor,
     config: Config,
 ) -> Tensor:
@@ -73,7 +74,7 @@ def compute_loss_weights(
 
     Args:
         num_actions, scores, group_ids: [N].
-        mini_batches: indices of the trajectories of each mini-batch.
+        mini_batch_rows: rows of each mini-batch. owners: [B], trajectory of each row.
     """
     actor, filtration = config.actor_rollout_ref.actor, config.algorithm.filtration
     is_taught = torch.tensor(
@@ -88,7 +89,8 @@ def compute_loss_weights(
     weights = torch.zeros(4, len(trajectories), dtype=torch.float64)
     full = config.trajectories_per_update / config.num_mini_batches  # trajectories of a planned mini-batch
     scales_up = config.algorithm.filter_groups.reweights and actor.loss_agg_mode == "token-sum"  # other modes are means
-    for ids in mini_batches:
+    for rows in mini_batch_rows:
+        ids = owners[rows].unique()
         groups, taught = group_ids[ids], ids[is_taught[ids]]
         weights[0, ids] = row_weights(loss_lengths[ids], groups, actor.loss_agg_mode, horizon)
         weights[1, ids] = row_weights(loss_lengths[ids], groups, "seq-mean-token-sum", horizon)

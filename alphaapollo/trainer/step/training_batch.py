@@ -16,7 +16,7 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import Turns
 from alphaapollo.batching.batch import BatchLayout
-from alphaapollo.types import Row, Trajectory
+from alphaapollo.types import LONGER_PROMPT, Row, Trajectory
 
 WEIGHTS = ("loss_weights", "sequence_weights", "value_weights", "divergence_weights")
 
@@ -62,8 +62,12 @@ class TrainingBatch:
     divergence_weights: np.ndarray  # float64 [B]
     turns: Turns | None  # turn_of_token is [n] instead of a matrix; None: the estimator does not need turns
     token_order_keys: np.ndarray | None  # float64 [n] random order of the action tokens, for losses that choose tokens
-    has_longer_prompt: np.ndarray  # bool [B] rows that a self-teacher reads with a longer prompt
     unselected: UnselectedSamples  # K further samples for the estimator, usually 0
+
+    @property
+    def has_longer_prompt(self) -> np.ndarray:
+        """Whether a self-teacher has a longer prompt for each row, bool [B]."""
+        return np.array([LONGER_PROMPT in row.columns for row in self.rows])
 
     @property
     def mini_batch_ids(self) -> Tensor:
