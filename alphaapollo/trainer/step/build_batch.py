@@ -52,8 +52,7 @@ def build_batch(
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
     pairs, group_of, unselected = select_trajectories(groups, config, step)
-    trajectories = [trajectory for _, trajectory in pairs]
-    rows, owners = _list_rows(pairs, config)
+    trajectories, rows, owners = _list_rows(pairs, config)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     layout = build_batch_layout(
         rows,
@@ -97,15 +96,17 @@ def build_batch(
     )
 
 
-def _list_rows(pairs: Sequence[PromptTrajectory], config: Config) -> tuple[list[Row], Tensor]:
-    """Return the rows of all trajectories, with the weights of the teachers of their data source if there are several,
-    and the trajectory of each row, [B]."""
+def _list_rows(pairs: Sequence[PromptTrajectory], config: Config) -> tuple[list[Trajectory], list[Row], Tensor]:
+    """Return all trajectories, their rows, and the trajectory of each row, [B].
+
+    The rows have the weights of the teachers of their data source if there are several.
+    """
     rows: list[Row] = []
     for prompt, trajectory in pairs:
         columns = {TEACHER_SHARES: config.teacher.find_shares(prompt.data_source)} if config.teacher.models else {}
         rows += [replace(row, columns=row.columns | columns) if columns else row for row in trajectory.rows]
     owners = [owner for owner, (_, trajectory) in enumerate(pairs) for _ in trajectory.rows]
-    return rows, torch.tensor(owners)
+    return [trajectory for _, trajectory in pairs], rows, torch.tensor(owners)
 
 
 def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
