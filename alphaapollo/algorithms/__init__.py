@@ -9,6 +9,7 @@ preference_losses    log-probs of answers -> loss per pair or answer     selecte
 statistics           over tokens, groups, and trajectories of several rows
 value_loss           values, returns -> loss of the critic per token
 aggregation          loss per token -> scalar, selected by loss_agg_mode
-kl                   KL estimators, the KL penalty in the reward, updates of its coefficient, divergences
+kl                   KL estimators, the KL penalty in the reward, divergences
+feedback             coefficients and baseline for the next iteration
 mismatch             log-prob mismatch of rollout engine and trainer: metrics and importance weights
 """

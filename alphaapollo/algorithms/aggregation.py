@@ -15,6 +15,11 @@ from alphaapollo.algorithms.statistics import Groups, apply_mask
 from alphaapollo.config.schema import AggregationMode
 
 
+def overlong_filter(mask: Tensor, truncated: Tensor) -> Tensor:
+    """Set the loss mask [B, L] to 0 where truncated [B] is true (DAPO, arXiv 2503.14476, section 3.4)."""
+    return mask * (~truncated.bool()).to(mask.dtype).unsqueeze(1)
+
+
 def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horizon: float) -> Tensor:
     """Compute the weight that multiplies the token losses of each sequence: [N] float64, 0 for an empty sequence.
 

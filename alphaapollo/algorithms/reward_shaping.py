@@ -1,4 +1,4 @@
-"""Change rewards and masks after grading, before advantages are computed. The KL penalty in the reward is in kl.py."""
+"""Change rewards and select samples after grading, before advantages are computed. kl.py has the KL penalty."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, facto
     """
     over = (lengths - (max_length - cache)) / cache
     return -factor * over.clamp(0.0, 1.0)
-
-
-def overlong_filter(mask: Tensor, truncated: Tensor) -> Tensor:
-    """Set the loss mask [B, L] to 0 where truncated [B] is true (DAPO, arXiv 2503.14476, section 3.4)."""
-    return mask * (~truncated.bool()).to(mask.dtype).unsqueeze(1)
 
 
 def apply_exact_budget(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float) -> Tensor:

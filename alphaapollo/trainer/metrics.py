@@ -1,4 +1,4 @@
-"""Metrics of one iteration: rollouts, micro-batches, speed. docs/metrics.md explains each metric."""
+"""Metrics of one iteration: rollouts and speed. docs/metrics.md explains each metric."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from alphaapollo.batching.batch import BatchLayout
 from alphaapollo.evaluation.metrics import CORRECT_ACCURACY
 from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Trajectory, TrajectoryGroup, Turn
 
@@ -220,24 +219,6 @@ def _compute_metrics_by_source(generated: Sequence[TrajectoryGroup]) -> dict[str
             if table.has_accuracy:
                 metrics[f"source/{source}/accuracy"] = float(table.accuracies[table.is_scored].mean())
     return metrics
-
-
-def compute_batch_metrics(
-    batch: BatchLayout, padded: bool, num_excluded_trajectories: int, num_trained_trajectories: int
-) -> dict[str, float]:
-    """Compute the numbers of trajectories and tokens of a batch, its padding, and the load imbalance of ranks."""
-    loads = [rank.count_computed_tokens(padded=False) for rank in batch.rank_batches]
-    cells = batch.count_computed_tokens(padded) if padded else sum(loads)
-    return {
-        "batch/trajectories": float(num_trained_trajectories),
-        "batch/lost": float(num_excluded_trajectories),
-        "batch/rows": float(batch.num_rows),
-        "batch/tokens": float(batch.num_tokens),
-        "batch/sharing": batch.num_tokens / sum(loads),
-        "batch/micro_batches": float(sum(len(step.micro_batches) for step in batch.rank_batches[0].mini_batches)),
-        "batch/padding": 1 - sum(loads) / cells,
-        "batch/rank_imbalance": max(loads) * len(loads) / sum(loads) - 1,
-    }
 
 
 def find_failure_reason(groups: Iterable[TrajectoryGroup]) -> str:

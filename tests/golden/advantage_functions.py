@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms import kl, reward_shaping
+from alphaapollo.algorithms import aggregation, kl, reward_shaping
 from alphaapollo.algorithms.advantages import gae as per_token
 from alphaapollo.algorithms.advantages import grpo as per_trajectory
 from alphaapollo.algorithms.statistics import center_in_groups, has_variance, reward_to_go, standardize, whiten
 from alphaapollo.config.schema import Config
-from alphaapollo.trainer.step.shaped_rewards import list_trained_turns, place_rewards
+from alphaapollo.trainer.step.shaped_rewards import place_rewards
+from alphaapollo.trainer.step.turns import list_trained_turns
 from alphaapollo.types import Prompt
 from tests.builders import make_trajectory, make_turn
 from tests.golden.common import OffMask, Results, groups_of, off_mask_rewards, on_tokens
@@ -172,7 +173,7 @@ def soft_overlong_punishment(lengths, max_len, cache, factor=1.0) -> Results:
 
 
 def overlong_filter(mask, truncated) -> Results:
-    return {"value": reward_shaping.overlong_filter(mask, truncated)}
+    return {"value": aggregation.overlong_filter(mask, truncated)}
 
 
 def kl_in_reward(token_scores, old_logp, ref_logp, mask, beta, kind="kl") -> Results:

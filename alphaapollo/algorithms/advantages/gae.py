@@ -16,7 +16,6 @@ from alphaapollo.algorithms.statistics import (
     reward_to_go,
     standardize,
 )
-from alphaapollo.config.schema import Algorithm
 
 PER_TOKEN = {"scope": "groups", "joins_rows": True, "per_token": True}
 
@@ -47,14 +46,6 @@ def reinforce(token_rewards: Tensor, mask: Tensor, baseline: float, gamma: float
     algorithm.baseline_decay. The gradient is unbiased, because earlier iterations determine b (`next_baseline`)."""
     returns = reward_to_go(token_rewards, mask, gamma)
     return Advantages(returns - (0.0 if decay is None else baseline), returns)
-
-
-def next_baseline(config: Algorithm, baseline: float | None, mean_return: float) -> float | None:
-    """Update the moving average of mean returns; without baseline_decay, it does not change. None: no average yet."""
-    decay = config.baseline_decay
-    if decay is None or baseline is None:
-        return baseline if decay is None else mean_return
-    return decay * baseline + (1.0 - decay) * mean_return
 
 
 @register_estimator("reinforce_plus_plus", "token_rewards", "mask", "gamma", **PER_TOKEN, whitens=lambda config: True)

@@ -5,32 +5,28 @@ groups -> select trajectories -> assign their rows to ranks and micro-batches ->
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.advantages import Turns, get_estimator
+from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.mismatch import needs_full_sequence
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.schema import Actor, Algorithm, Config
-from alphaapollo.config.schema.reward import TEACHER_SHARES
-from alphaapollo.trainer.step.selection import compute_loss_weights, select_trajectories
+from alphaapollo.trainer.step.selection import compute_loss_weights, list_rows, select_trajectories
 from alphaapollo.trainer.step.shaped_rewards import (
-    PromptTrajectory,
-    TrainedTurn,
     compute_greedy_rewards,
     compute_length_penalty,
     get_reward_components,
-    list_trained_turns,
     place_rewards,
 )
-from alphaapollo.trainer.step.training_batch import WEIGHTS, TrainingBatch, sum_spans
-from alphaapollo.types import Row, Trajectory, TrajectoryGroup, Turn
+from alphaapollo.trainer.step.training_batch import TrainingBatch, sum_per_trajectory
+from alphaapollo.trainer.step.turns import draw_token_order, list_trained_turns, number_turns
+from alphaapollo.types import Trajectory, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
 
 
@@ -51,8 +47,8 @@ def build_batch(
         uses_shared_prompts: compute the common prefix of a group's rows once, if this saves enough tokens.
     """
     actor, algorithm, seed = config.actor_rollout_ref.actor, config.algorithm, config.trainer.seed
-    pairs, group_of, unselected = select_trajectories(groups, config, step)
-    trajectories, rows, owners = _list_rows(pairs, config)
+    pairs, group_of, others = select_trajectories(groups, config, step)
+    trajectories, rows, owners = list_rows(pairs, config)
     policy_loss = get_policy_loss(actor.policy_loss.loss_mode)
     layout = build_batch_layout(
         rows,
@@ -72,10 +68,9 @@ def build_batch(
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
     num_actions = torch.from_numpy(np.add.reduceat(mask, offsets[:-1], dtype=np.float64))
     turns = list_trained_turns(trajectories, layout.response_offsets)
-    rewards = place_rewards(pairs, turns, len(mask), config)
-    scores = sum_spans(rewards, offsets)
-    weights = compute_loss_weights(trajectories, num_actions, scores, layout.mini_batch_rows, owners, group_of, config)
     order = draw_token_order(trajectories, turns, len(mask), seed, step) if policy_loss.select_tokens else None
+    rewards = place_rewards(pairs, turns, len(mask), config)
+    scores = sum_per_trajectory(rewards, offsets)
     return TrainingBatch(
         rows=rows,
         layout=layout,
@@ -86,27 +81,15 @@ def build_batch(
         mask=mask,
         num_actions=num_actions,
         token_rewards=rewards,
-        components=get_reward_components([*trajectories, *unselected.trajectories]),
+        scores=scores,
+        components=get_reward_components([*trajectories, *others.trajectories]),
         greedy_rewards=compute_greedy_rewards(groups, config, group_of[owners]),
         length_penalty=compute_length_penalty(trajectories, scores, config),
-        **dict(zip(WEIGHTS, weights[:, owners].numpy(), strict=True)),
+        **compute_loss_weights(trajectories, num_actions, scores, layout.mini_batch_rows, owners, group_of, config),
         turns=number_turns(turns, group_of.tolist(), mask) if _needs_turns(trajectories, algorithm) else None,
         token_order_keys=order,
-        unselected=unselected,
+        others=others,
     )
-
-
-def _list_rows(pairs: Sequence[PromptTrajectory], config: Config) -> tuple[list[Trajectory], list[Row], Tensor]:
-    """Return all trajectories, their rows, and the trajectory of each row, [B].
-
-    The rows have the weights of the teachers of their data source if there are several.
-    """
-    rows: list[Row] = []
-    for prompt, trajectory in pairs:
-        columns = {TEACHER_SHARES: config.teacher.find_shares(prompt.data_source)} if config.teacher.models else {}
-        rows += [replace(row, columns=row.columns | columns) if columns else row for row in trajectory.rows]
-    owners = [owner for owner, (_, trajectory) in enumerate(pairs) for _ in trajectory.rows]
-    return [trajectory for _, trajectory in pairs], rows, torch.tensor(owners)
 
 
 def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algorithm: Algorithm) -> list[int] | None:
@@ -124,47 +107,3 @@ def _needs_turns(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> bo
     """Whether the estimator compares turns, or needs the order in time of the rows of a trajectory."""
     estimator = get_estimator(algorithm.adv_estimator)
     return "turns" in estimator.needs or (estimator.per_token and any(len(each.rows) > 1 for each in trajectories))
-
-
-def number_turns(turns_by_trajectory: Sequence[list[TrainedTurn]], group_ids: Sequence[int], mask: np.ndarray) -> Turns:
-    """Number the trained turns of a batch in the order of sampling, and find turns that start from the same state.
-
-    Args:
-        turns_by_trajectory: N lists. group_ids: [N], equal ones are consecutive.
-        mask: [n], 1 on action tokens.
-
-    Returns turns whose turn_of_token is [n].
-    """
-    turn_of_token = np.full(len(mask), -1)
-    owners: list[int] = []
-    anchor_ids: list[int] = []
-    anchors: dict[Hashable, int] = {}  # of one group, because the keys may be long
-    num_anchors = 0
-    for owner, turns in enumerate(turns_by_trajectory):
-        if owner and group_ids[owner] != group_ids[owner - 1]:
-            num_anchors, anchors = num_anchors + len(anchors), {}
-        for turn, start, end in turns:
-            turn_of_token[start:end] = len(owners)
-            owners.append(owner)
-            anchor_ids.append(num_anchors + anchors.setdefault(_get_anchor_state(turn), len(anchors)))
-    turn_of_token[mask == 0] = -1
-    return Turns(torch.from_numpy(turn_of_token), torch.tensor(owners), torch.tensor(anchor_ids))
-
-
-def _get_anchor_state(turn: Turn) -> Hashable:
-    """Return the environment's state before a turn: StepResult.info["state"], else the turn's context tokens."""
-    state = turn.info.get("state")
-    return tuple(turn.context_ids) if state is None else repr(state)
-
-
-def draw_token_order(
-    trajectories: Sequence[Trajectory], turns: Sequence[list[TrainedTurn]], num_tokens: int, run_seed: int, step: int
-) -> np.ndarray:
-    """Draw a random number in [0, 1) per action token. Returns [n]. Each trajectory has a seed of its own."""
-    noise = np.zeros(num_tokens)
-    for trajectory, trained in zip(trajectories, turns, strict=True):
-        seed = derive_seed(run_seed, "choice", step, trajectory.prompt_id, trajectory.sample)
-        generator = np.random.default_rng(seed)
-        for _, start, end in trained:
-            noise[start:end] = generator.random(end - start)
-    return noise

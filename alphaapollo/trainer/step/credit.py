@@ -23,11 +23,14 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.statistics import Groups, standardize
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
-from alphaapollo.trainer.step.training_batch import WEIGHTS, TrainingBatch
+from alphaapollo.trainer.step.training_batch import WEIGHTS, TrainingBatch, sum_per_trajectory
 
 CHUNK_CELLS = 2**22
 """Largest size of the matrices of one chunk, unless a single group is larger: 32 MiB in float64."""
 ColumnDtype = Literal["float32", "float64"]
+
+
+COMPUTED = ("old_logprobs", "ref_logprobs", "values", "target_logprobs")  # by models
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,8 @@ def assign_credit(
     kl_coef: coefficient of the KL penalty in the reward. dtype: of the computed columns. baseline: see AdvantageInputs.
     """
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
-    rewards, metrics = _add_kl_penalty(batch, computed, algorithm, kl_coef)
-    estimator = get_estimator(algorithm.adv_estimator)
-    scores, is_action = batch.sum_per_trajectory(rewards), batch.mask != 0
+    rewards, scores, metrics = _add_kl_penalty(batch, computed, algorithm, kl_coef)
+    estimator, is_action = get_estimator(algorithm.adv_estimator), batch.mask != 0
     if estimator.scope == "trajectories":
         exact = computed.target_logprobs is not None  # more advantages are added before rounding
         advantages = _expand_trajectory_advantages(batch, estimator, scores, algorithm, "float64" if exact else dtype)
@@ -95,12 +97,27 @@ def assign_credit(
     return AssignedCredit(batch.layout.split_columns(every), has_gradient, metrics, mean_return)
 
 
+def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets: np.ndarray) -> str:
+    """Name the columns [n] with NaN or infinite values on action tokens; "" if there are none.
+
+    mask: [n], 1 on action tokens (tokens that the model sampled). offsets: [B + 1], position of each row.
+    """
+    found = []
+    for name in COMPUTED:
+        values = getattr(columns, name)
+        if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
+            bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
+            found += [f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
+    return "; ".join(found)
+
+
 def _add_kl_penalty(
     batch: TrainingBatch, computed: Columns[np.ndarray], algorithm: Algorithm, kl_coef: float
-) -> tuple[np.ndarray, dict[str, float]]:
-    """Subtract the KL penalty from the token rewards [n] if algorithm.use_kl_in_reward. Also returns metrics."""
+) -> tuple[np.ndarray, Tensor, dict[str, float]]:
+    """Subtract the KL penalty from the token rewards [n] if algorithm.use_kl_in_reward. Also returns their sum per
+    trajectory [N], and metrics."""
     if not algorithm.use_kl_in_reward:
-        return batch.token_rewards, {}
+        return batch.token_rewards, batch.scores, {}
     assert computed.old_logprobs is not None and computed.ref_logprobs is not None
     shaped = subtract_kl(
         torch.from_numpy(batch.token_rewards),
@@ -111,11 +128,16 @@ def _add_kl_penalty(
         kl_coef,
         algorithm.kl_penalty,
     )
-    return shaped.token_rewards.numpy(), {
-        "actor/reward_kl_penalty_coeff": kl_coef,
-        "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
-        "actor/reward_kl_penalty": float(shaped.kl_per_token),
-    }
+    rewards = shaped.token_rewards.numpy()
+    return (
+        rewards,
+        sum_per_trajectory(rewards, batch.trajectory_offsets),
+        {
+            "actor/reward_kl_penalty_coeff": kl_coef,
+            "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
+            "actor/reward_kl_penalty": float(shaped.kl_per_token),
+        },
+    )
 
 
 def _add_target_advantages(
@@ -136,7 +158,7 @@ def _expand_trajectory_advantages(
     batch: TrainingBatch, estimator: Estimator, scores: Tensor, algorithm: Algorithm, dtype: ColumnDtype
 ) -> np.ndarray:
     """Compute one advantage per trajectory and copy it to the action tokens, [n]."""
-    rows, others = Groups.from_ids(batch.trajectory_ids), batch.unselected
+    rows, others = Groups.from_ids(batch.trajectory_ids), batch.others
     trajectories = Trajectories(
         rows,
         Groups.from_ids(torch.cat([rows.take_value_per_group(batch.group_ids), others.group_ids])),

@@ -11,26 +11,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from alphaapollo.algorithms.advantages.gae import next_baseline
-from alphaapollo.algorithms.kl import next_kl_coef, next_policy_kl_coef
+from alphaapollo.algorithms.feedback import next_baseline, next_kl_coef, next_policy_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
-from alphaapollo.batching.batch import Columns
+from alphaapollo.batching.batch import BatchLayout, Columns
 from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.config.schema import Config
 from alphaapollo.models.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.metrics import compute_batch_metrics
 from alphaapollo.trainer.progress import Feedback
 from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.step.build_batch import build_batch
-from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit
+from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit, describe_non_finite
 from alphaapollo.trainer.step.distillation import compute_target_columns
-from alphaapollo.trainer.step.selection import is_trainable
 from alphaapollo.trainer.step.training_batch import TrainingBatch
 from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.types import TrajectoryGroup
-
-COMPUTED = ("old_logprobs", "ref_logprobs", "values", "target_logprobs")  # by models
 
 
 async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup], timer: Timer) -> UpdateResult:
@@ -47,10 +42,11 @@ async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup]
         return await _skip_iteration(run, iteration, error)
     with timer("advantage"):
         credit = assign_credit(batch, computed, config, before.kl_coef, run.column_dtype, before.baseline or 0.0)
-    num_excluded_trajectories = sum(not is_trainable(each) for group in groups for each in group.trajectories)
-    metrics = compute_batch_metrics(batch.layout, plan.padded, num_excluded_trajectories, len(batch.trajectories))
-    metrics = credit.metrics | metrics
-    is_trained, updated, old_logprobs = None, None, []
+    num_trained = len(batch.trajectories)
+    metrics = credit.metrics | compute_batch_metrics(batch.layout, plan.padded, batch.others.num_failed, num_trained)
+    is_trained: np.ndarray | None = None
+    updated: dict[str, float] | None = None
+    old_logprobs: list[np.ndarray] = []
     with timer("update"):
         if critic := run.workers.critic:
             metrics |= await critic.update(credit.columns, config.trainer.on_bad_step == "skip")
@@ -138,15 +134,20 @@ async def compute_logprobs_and_values(run: LearnerState, batch: TrainingBatch) -
     return replace(target, **{name: layout.join_columns(parts) for name, parts in columns.items() if parts is not None})
 
 
-def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets: np.ndarray) -> str:
-    """Name the columns [n] with NaN or infinite values on action tokens; "" if there are none.
+def compute_batch_metrics(batch: BatchLayout, padded: bool, num_failed: int, num_trained: int) -> dict[str, float]:
+    """Compute the numbers of trajectories and tokens of a batch, its padding, and the load imbalance of ranks.
 
-    mask: [n], 1 on action tokens (tokens that the model sampled). offsets: [B + 1], position of each row.
+    num_failed, num_trained: trajectories that cannot be trained on, and trajectories of the batch.
     """
-    found = []
-    for name in COMPUTED:
-        values = getattr(columns, name)
-        if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
-            bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
-            found += [f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
-    return "; ".join(found)
+    loads = [rank.count_computed_tokens(padded=False) for rank in batch.rank_batches]
+    cells = batch.count_computed_tokens(padded) if padded else sum(loads)
+    return {
+        "batch/trajectories": float(num_trained),
+        "batch/lost": float(num_failed),
+        "batch/rows": float(batch.num_rows),
+        "batch/tokens": float(batch.num_tokens),
+        "batch/sharing": batch.num_tokens / sum(loads),
+        "batch/micro_batches": float(sum(len(step.micro_batches) for step in batch.rank_batches[0].mini_batches)),
+        "batch/padding": 1 - sum(loads) / cells,
+        "batch/rank_imbalance": max(loads) * len(loads) / sum(loads) - 1,
+    }

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import row_weights
-from alphaapollo.algorithms.reward_shaping import filtration_weights, overlong_filter, select_samples
+from alphaapollo.algorithms.aggregation import overlong_filter, row_weights
+from alphaapollo.algorithms.reward_shaping import filtration_weights, select_samples
 from alphaapollo.algorithms.statistics import Groups
 from alphaapollo.config.schema import Config
+from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.trainer.step.shaped_rewards import PromptTrajectory, sum_shaped_rewards
-from alphaapollo.trainer.step.training_batch import UnselectedSamples
-from alphaapollo.types import LONGER_PROMPT, Trajectory, TrajectoryGroup
+from alphaapollo.trainer.step.training_batch import WEIGHTS, OtherSamples
+from alphaapollo.types import LONGER_PROMPT, Row, Trajectory, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
 
 
@@ -31,19 +33,21 @@ def is_usable_for_training(group: TrajectoryGroup) -> bool:
 
 def select_trajectories(
     groups: Sequence[TrajectoryGroup], config: Config, step: int
-) -> tuple[list[PromptTrajectory], Tensor, UnselectedSamples]:
+) -> tuple[list[PromptTrajectory], Tensor, OtherSamples]:
     """Select the samples of each group to train on: those that can be trained on, or some of them
-    (algorithm.filtration). Returns them with their group indices, and the other samples if the estimator compares all.
+    (algorithm.filtration). Returns them with their group indices, and the other samples.
     """
     assert all(is_usable_for_training(group) for group in groups), "collect_groups() must drop unusable groups"
-    pairs, indices = [], []
+    pairs: list[PromptTrajectory] = []
+    indices: list[int] = []
     for index, group in enumerate(groups):
         trainable = [(group.prompt, trajectory) for trajectory in group.trajectories if is_trainable(trajectory)]
         pairs += trainable
         indices += [index] * len(trainable)
+    num_failed = sum(len(group.trajectories) for group in groups) - len(pairs)
     group_ids, filtration = torch.tensor(indices), config.algorithm.filtration
     if not filtration.selects:
-        return pairs, group_ids, UnselectedSamples([], torch.empty(0, dtype=torch.float64), group_ids[:0])
+        return pairs, group_ids, OtherSamples(num_failed, [], torch.empty(0, dtype=torch.float64), group_ids[:0])
     assert filtration.size is not None
     scores = sum_shaped_rewards(pairs, config)
     draws = (
@@ -54,7 +58,20 @@ def select_trajectories(
     kept = [pair for pair, is_selected in zip(pairs, selected, strict=True) if is_selected]
     others = ~selected if filtration.baseline == "all" else torch.zeros_like(selected)
     trajectories = [trajectory for (_, trajectory), is_other in zip(pairs, others, strict=True) if is_other]
-    return kept, group_ids[selected], UnselectedSamples(trajectories, scores[others], group_ids[others])
+    return kept, group_ids[selected], OtherSamples(num_failed, trajectories, scores[others], group_ids[others])
+
+
+def list_rows(pairs: Sequence[PromptTrajectory], config: Config) -> tuple[list[Trajectory], list[Row], Tensor]:
+    """Return all trajectories, their rows, and the trajectory of each row, [B].
+
+    The rows have the weights of the teachers of their data source if there are several.
+    """
+    rows: list[Row] = []
+    for prompt, trajectory in pairs:
+        columns = {TEACHER_SHARES: config.teacher.find_shares(prompt.data_source)} if config.teacher.models else {}
+        rows += [replace(row, columns=row.columns | columns) if columns else row for row in trajectory.rows]
+    owners = [owner for owner, (_, trajectory) in enumerate(pairs) for _ in trajectory.rows]
+    return [trajectory for _, trajectory in pairs], rows, torch.tensor(owners)
 
 
 def compute_loss_weights(
@@ -65,10 +82,10 @@ def compute_loss_weights(
     owners: Tensor,
     group_ids: Tensor,
     config: Config,
-) -> Tensor:
-    """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as a matrix [4, N].
+) -> dict[str, np.ndarray]:
+    """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as the columns WEIGHTS [B].
 
-    The rows are for the token-level policy loss, the sequence-level policy loss, the critic's loss (a mean over
+    They are for the token-level policy loss, the sequence-level policy loss, the critic's loss (a mean over
     tokens), and the divergence from a target: as the first, but over the trajectories that have one. A self-teacher
     needs a row with a longer prompt.
 
@@ -100,4 +117,4 @@ def compute_loss_weights(
             weights[0, ids] *= full / len(ids)
     if (method := filtration.method) in ("best", "best_random", "best_worst"):
         weights *= filtration_weights(scores, Groups.from_ids(group_ids), method)
-    return weights
+    return dict(zip(WEIGHTS, weights[:, owners].numpy(), strict=True))

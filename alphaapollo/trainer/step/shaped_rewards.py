@@ -1,11 +1,10 @@
 """Rewards of trajectories before advantages are computed: outcomes with penalties for their length, step rewards,
-and their place on the tokens. Names of reward components."""
+their place on the tokens, and named components."""
 
 from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,37 +12,12 @@ from torch import Tensor
 
 from alphaapollo.algorithms.reward_shaping import apply_exact_budget, apply_max_budget, soft_overlong_punishment
 from alphaapollo.config.schema import Actor, Config
+from alphaapollo.trainer.step.turns import TrainedTurn
 from alphaapollo.types import Prompt, Trajectory, TrajectoryGroup, Turn
 
 PromptTrajectory = tuple[Prompt, Trajectory]
 BUDGET = "length_budget"
 """Key in extra_info that algorithm.length_budget reads: a number of tokens."""
-
-
-class TrainedTurn(NamedTuple):
-    """Turn that is trained on, and the positions of its action tokens in the arrays [n] of response tokens."""
-
-    turn: Turn
-    start: int
-    end: int
-
-
-def list_trained_turns(trajectories: Sequence[Trajectory], response_offsets: np.ndarray) -> list[list[TrainedTurn]]:
-    """Return the turns in the rows of each trajectory, in the order in which the model sampled them.
-
-    response_offsets: [B + 1] position of each row's first response token.
-    """
-    offsets, turns_by_trajectory = iter(response_offsets.tolist()), []
-    for trajectory in trajectories:
-        trained = []
-        for row in trajectory.rows:
-            first_token = next(offsets) - row.response_start
-            turns = trajectory.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
-            for turn, last in zip(turns, row.turn_ends, strict=True):
-                end = first_token + last + 1
-                trained.append(TrainedTurn(turn, end - len(turn.completion.token_ids), end))
-        turns_by_trajectory.append(sorted(trained, key=lambda each: each.turn.answer_number))
-    return turns_by_trajectory
 
 
 def shape_outcome_rewards(pairs: Sequence[PromptTrajectory], config: Config) -> Tensor:

@@ -6,7 +6,6 @@ build_batch.py builds it once, from rollout groups. Later steps only read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,10 +21,11 @@ WEIGHTS = ("loss_weights", "sequence_weights", "value_weights", "divergence_weig
 
 
 @dataclass(frozen=True)
-class UnselectedSamples:
-    """K samples of the groups that are not trained on, but whose rewards the estimator compares."""
+class OtherSamples:
+    """Samples of the groups that are not trained on."""
 
-    trajectories: list[Trajectory]
+    num_failed: int  # samples that cannot be trained on
+    trajectories: list[Trajectory]  # K samples with rewards that the estimator compares, usually 0
     scores: Tensor  # float64 [K]
     group_ids: Tensor  # [K]
 
@@ -53,6 +53,7 @@ class TrainingBatch:
     mask: np.ndarray  # uint8 [n] 1 on action tokens
     num_actions: Tensor  # float64 [N] action tokens of each trajectory
     token_rewards: np.ndarray  # float64 [n]
+    scores: Tensor  # float64 [N] sum of the token rewards of each trajectory
     components: dict[str, Tensor]  # [N + K] each, named rewards; NaN if the trajectory does not have it
     greedy_rewards: Tensor | None  # [B] reward of the prompt's greedy rollout
     length_penalty: float | None  # reduction of the mean reward; None: no such penalty
@@ -62,7 +63,7 @@ class TrainingBatch:
     divergence_weights: np.ndarray  # float64 [B]
     turns: Turns | None  # turn_of_token is [n] instead of a matrix; None: the estimator does not need turns
     token_order_keys: np.ndarray | None  # float64 [n] random order of the action tokens, for losses that choose tokens
-    unselected: UnselectedSamples  # K further samples for the estimator, usually 0
+    others: OtherSamples
 
     @property
     def has_longer_prompt(self) -> np.ndarray:
@@ -77,13 +78,9 @@ class TrainingBatch:
             ids[rows] = number
         return ids
 
-    def sum_per_trajectory(self, token_rewards: np.ndarray) -> Tensor:
-        """Sum the token rewards [n] of each trajectory. Returns float64 [N]."""
-        return sum_spans(token_rewards, self.trajectory_offsets)
 
-
-def sum_spans(values: np.ndarray, offsets: Sequence[int] | np.ndarray) -> Tensor:
-    """Sum the values [n] between consecutive offsets [N + 1], in any order (math.fsum rounds once). float64 [N]"""
-    positions = np.flatnonzero(values)
-    numbers, bounds = values[positions].tolist(), np.searchsorted(positions, offsets).tolist()
-    return torch.tensor([math.fsum(numbers[start:end]) for start, end in pairwise(bounds)], dtype=torch.float64)
+def sum_per_trajectory(token_rewards: np.ndarray, trajectory_offsets: np.ndarray) -> Tensor:
+    """Sum the token rewards [n] of each trajectory, in any order (math.fsum rounds once). Returns float64 [N]."""
+    positions = np.flatnonzero(token_rewards)
+    rewards, bounds = token_rewards[positions].tolist(), np.searchsorted(positions, trajectory_offsets).tolist()
+    return torch.tensor([math.fsum(rewards[start:end]) for start, end in pairwise(bounds)], dtype=torch.float64)

@@ -6,8 +6,7 @@ import pytest
 
 from alphaapollo.algorithms.advantages import Turns
 from alphaapollo.rollout.context import build_row
-from alphaapollo.trainer.step.build_batch import number_turns
-from alphaapollo.trainer.step.shaped_rewards import list_trained_turns
+from alphaapollo.trainer.step.turns import list_trained_turns, number_turns
 from alphaapollo.types import Outcome, Score, Trajectory, Turn
 from tests.builders import make_group, make_trajectory, make_turn
 from tests.unit.trainer.samples import build, credit_of, matrix_of
@@ -62,7 +61,7 @@ def test_later_rewards_of_agents_count_for_earlier_answers():
     """The reward of the untrained answer 3 and the score come after answer 2."""
     one, other = agent_trajectory(1.0, 0.1, 0.2, 0.3, 0.5), agent_trajectory(0.0, 0.0, 0.0, 0.0, 0.0)
     batch = build([make_group(one, other)])
-    assert batch.sum_per_trajectory(batch.token_rewards).tolist() == [2.1, 0.0]
+    assert batch.scores.tolist() == [2.1, 0.0]
     assert one.reward == pytest.approx(2.1)
     matrix = matrix_of(batch, credit_of(batch, "turn_group"))
     assert matrix[:2].flatten().tolist() == pytest.approx([2.0, 0.0, 0.0, 0.0, 2.1, 2.1, 0.0, 1.8])

@@ -218,8 +218,8 @@ def test_only_the_selected_samples_are_in_the_batch() -> None:
     groups = [group(*(trajectory(i, reward, 1 + i) for i, reward in enumerate([0.0, 0.5, 1.0, 0.0])))]
     selected = build(groups, filtration={"method": "max_variance", "size": 2})
     of_all = build(groups, filtration={"method": "extremes", "size": 2, "baseline": "all"})
-    assert not selected.unselected.trajectories
-    assert of_all.unselected.num_actions.tolist() == [2.0, 4.0]
+    assert not selected.others.trajectories
+    assert of_all.others.num_actions.tolist() == [2.0, 4.0]
     for batch, estimator, expected in (
         (selected, "dr_grpo", [-0.5, 0.5]),
         (of_all, "dr_grpo", [-0.375, 0.625]),  # the mean of all is 3/8
