@@ -71,5 +71,5 @@ def check_float_tensor(name: str, value: object, shape: Sequence[int]) -> None:
     """Raise ValueError unless `value`, called `name` in the error, is a float tensor of this shape. Does not
     synchronize with the GPU."""
     if not isinstance(value, Tensor) or value.shape != shape or not value.is_floating_point():
-        found = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{name} must be a float tensor of shape {tuple(shape)}, but got {found}")
+        actual = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} must be a float tensor of shape {tuple(shape)}, but got {actual}")

@@ -34,10 +34,10 @@ class _TrajectoryTable:
     def from_trajectories(cls, trajectories: list[Trajectory]) -> _TrajectoryTable:
         return cls(
             trajectories,
-            np.array([not one.score.outcome.failed for one in trajectories], dtype=bool),
-            np.array([one.num_tokens for one in trajectories]),
-            np.array([one.reward for one in trajectories]),
-            np.array([one.accuracy for one in trajectories], dtype=float),
+            np.array([not sample.score.outcome.failed for sample in trajectories], dtype=bool),
+            np.array([sample.num_tokens for sample in trajectories]),
+            np.array([sample.reward for sample in trajectories]),
+            np.array([sample.accuracy for sample in trajectories], dtype=float),
         )
 
 
@@ -61,7 +61,8 @@ def compute_rollout_metrics(
         "rollout/rounds": float(rounds),
         "rollout/groups_kept": float(len(trained)),
     }
-    outcomes, ends = Counter(one.score.outcome for one in trajectories), Counter(one.end for one in trajectories)
+    outcomes = Counter(sample.score.outcome for sample in trajectories)
+    ends = Counter(sample.end for sample in trajectories)
     metrics |= {f"outcome/{outcome}": outcomes[outcome] / len(trajectories) for outcome in Outcome}
     metrics["outcome/failed"] = float((~table.is_scored).mean())
     metrics |= {f"end/{end}": ends[end] / len(trajectories) for end in EpisodeEnd}
@@ -88,7 +89,7 @@ def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
     metrics = {
         "response_length/mean": float(table.lengths.mean()),
         "response_length/max": float(table.lengths.max()),
-        "response_length/clip_ratio": sum(one.truncated for one in table.trajectories) / len(table.trajectories),
+        "response_length/clip_ratio": sum(sample.truncated for sample in table.trajectories) / len(table.trajectories),
     }
     metrics |= {f"response_length/{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
     is_right = table.accuracies >= CORRECT_ACCURACY
@@ -96,8 +97,8 @@ def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
         lengths = table.lengths[table.is_scored & chosen]
         if len(lengths):
             metrics[f"response_length/{name}"] = float(lengths.mean())
-    first_turns = [min(one.turns, key=lambda turn: turn.answer_number) for one in table.trajectories if one.turns]
-    prompts = [len(turn.context_ids) for turn in first_turns]
+    episodes = [sample.turns for sample in table.trajectories if sample.turns]
+    prompts = [len(min(turns, key=lambda turn: turn.answer_number).context_ids) for turns in episodes]
     if prompts:
         metrics |= {"prompt_length/mean": float(np.mean(prompts)), "prompt_length/max": float(max(prompts))}
     return metrics
@@ -134,7 +135,7 @@ def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, floa
         "rerendered": sum("difference" in turn.info for turn in turns),
         "constrained": sum("constrained" in turn.info for turn in turns),
         "untrained_turns": sum(
-            len(one.turns) - sum(len(row.turn_ends) for row in one.rows) for one in trajectories if one.rows
+            len(sample.turns) - sum(len(row.turn_ends) for row in sample.rows) for sample in trajectories if sample.rows
         ),
     }
     for turn in turns:
@@ -147,8 +148,8 @@ def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, floa
 def _compute_judge_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute the number of judgements, the share of them from the cache, their mean time until the verdict, and the
     number of reward components that were left out because they are NaN or infinite."""
-    total = sum((one.score.judge_usage for one in trajectories), JudgeUsage())
-    skipped = sum(len(one.score.skipped_components) for one in trajectories)
+    total = sum((sample.score.judge_usage for sample in trajectories), JudgeUsage())
+    skipped = sum(len(sample.score.skipped_components) for sample in trajectories)
     metrics = {"reward/skipped_components": float(skipped)} if skipped else {}
     if not total.judgements:
         return metrics
@@ -194,11 +195,11 @@ def _compute_reward_metrics(table: _TrajectoryTable, reward_prefix: str, accurac
     }
     if table.has_accuracy:
         metrics[f"{accuracy_prefix}/accuracy"] = float(table.accuracies[table.is_scored].mean())
-    scored = [one for one, is_scored in zip(table.trajectories, table.is_scored, strict=True) if is_scored]
-    of_turns = [sum(turn.reward for turn in one.turns) for one in scored]
+    scored = [sample for sample, is_scored in zip(table.trajectories, table.is_scored, strict=True) if is_scored]
+    of_turns = [sum(turn.reward for turn in sample.turns) for sample in scored]
     if any(of_turns):
         metrics[f"{accuracy_prefix}/turns"] = float(np.mean(of_turns))
-    scores = [one.score for one in scored]
+    scores = [sample.score for sample in scored]
     for component in sorted(set().union(*(score.components for score in scores))):
         values = [score.component(component) for score in scores]
         metrics[f"{accuracy_prefix}/component/{component}"] = float(np.nanmean(values))
@@ -224,7 +225,7 @@ def _compute_metrics_by_source(generated: Sequence[TrajectoryGroup]) -> dict[str
 def find_failure_reason(groups: Iterable[TrajectoryGroup]) -> str:
     """Return the reason of the first failed trajectory; empty if none failed."""
     members = (trajectory for group in groups for trajectory in group.trajectories)
-    return next((one.score.reason for one in members if one.score.outcome.failed), "")
+    return next((sample.score.reason for sample in members if sample.score.outcome.failed), "")
 
 
 def compute_speed_metrics(

@@ -102,13 +102,13 @@ def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets:
 
     mask: [n], 1 on action tokens (tokens that the model sampled). offsets: [B + 1], position of each row.
     """
-    found = []
+    problems = []
     for name in COMPUTED:
         values = getattr(columns, name)
         if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
             bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
-            found += [f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
-    return "; ".join(found)
+            problems += [f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
+    return "; ".join(problems)
 
 
 def _add_kl_penalty(

@@ -84,9 +84,9 @@ async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int
         scored = (await client.score(row.token_ids, k))[starts[index] :]
         part, sampled = slice(end - len(scored), end), row.token_ids[starts[index] :]
         if teacher.uses_sampled_tokens:
-            logprobs[part] += [weight * one[token].logprob for one, token in zip(scored, sampled, strict=True)]
+            logprobs[part] += [weight * scores[token].logprob for scores, token in zip(scored, sampled, strict=True)]
             return
-        top = [select_top_tokens(one, k, vocabulary_size) for one in scored]
+        top = [select_top_tokens(scores, k, vocabulary_size) for scores in scored]
         tokens[part, server], token_logprobs[part, server] = zip(*top, strict=True)
 
     clients = [TeacherClient(key, model, PATIENCE) for key, model in teacher.servers.items()]
@@ -112,8 +112,8 @@ def select_top_tokens(scores: dict[int, TokenLogprob], k: int, vocabulary_size: 
 
     The first token is repeated if there are fewer than k tokens below `vocabulary_size`.
     """
-    known = ((one.logprob, token) for token, one in scores.items() if token < vocabulary_size)
-    top = sorted(known, reverse=True)[:k]
+    readable = ((score.logprob, token) for token, score in scores.items() if token < vocabulary_size)
+    top = sorted(readable, reverse=True)[:k]
     tail = math.log(max(1.0 - math.fsum(math.exp(logprob) for logprob, _ in top), MIN_TAIL))
     top += top[:1] * (k - len(top))
     return [token for _, token in top], [*(logprob for logprob, _ in top), tail]
@@ -144,11 +144,13 @@ class TeacherClient:
             scores = msgspec.json.decode(reply, type=CompletionReply).choices[0].prompt_logprobs
         except (msgspec.MsgspecError, IndexError) as error:
             raise self.make_error(f"returns no prompt_logprobs ({error}). Use a vLLM server") from None
-        found = [one or {} for one in scores]
+        logprobs = [score or {} for score in scores]
         positions = range(1, len(token_ids))
-        if len(found) != len(token_ids) or any(token_ids[position] not in found[position] for position in positions):
+        if len(logprobs) != len(token_ids) or any(
+            token_ids[position] not in logprobs[position] for position in positions
+        ):
             raise self.make_error("does not return the log-prob of each token of a request. Use a vLLM server")
-        return found
+        return logprobs
 
     async def post(self, url: str, request: JsonObject) -> bytes:
         """Send a request and return the body of the answer. Raises TeacherServerError."""

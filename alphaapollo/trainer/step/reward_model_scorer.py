@@ -36,10 +36,10 @@ class RewardModelScorer:
 
     async def score_groups(self, groups: Iterable[TrajectoryGroup]) -> None:
         """Add scores, in place, to all trajectories that have not failed, including greedy baselines."""
-        members = [one for group in groups for one in (*group.trajectories, group.baseline) if one is not None]
-        members = [one for one in members if not one.score.outcome.failed]
+        members = [sample for group in groups for sample in (*group.trajectories, group.baseline) if sample is not None]
+        members = [sample for sample in members if not sample.score.outcome.failed]
         readable: dict[int, list[int]] = {}
-        encoded = await asyncio.to_thread(lambda: [self.tokenizer.encode_trajectory(one) for one in members])
+        encoded = await asyncio.to_thread(lambda: [self.tokenizer.encode_trajectory(sample) for sample in members])
         for index, token_ids in enumerate(encoded):
             if error := self.tokenizer.find_input_error(token_ids):
                 members[index].score = make_failed_score(error)

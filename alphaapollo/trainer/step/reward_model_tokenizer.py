@@ -126,8 +126,8 @@ def make_reward_model_tokenizer(
 
 def can_share_tokens(policy: Renderer, reward_model: Renderer) -> bool:
     """Whether the reward model can read the policy's token ids: same ids, and the same chat template or none."""
-    known = reward_model.tokenizer.get_vocab()
-    same_ids = all(known.get(token) == number for token, number in policy.tokenizer.get_vocab().items())
+    token_ids = reward_model.tokenizer.get_vocab()
+    same_ids = all(token_ids.get(token) == number for token, number in policy.tokenizer.get_vocab().items())
     return same_ids and reward_model.tokenizer.chat_template in (None, policy.tokenizer.chat_template)
 
 

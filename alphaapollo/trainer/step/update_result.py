@@ -33,9 +33,9 @@ class UpdateResult:
         batch, credit = self.batch, self.credit
         if batch is None or credit is None:
             return []
-        known = [rank.old_logprobs for rank in credit.columns if rank.old_logprobs is not None]
-        has_logprobs = np.ones(len(batch.rows), dtype=bool) if known or self.is_trained is None else self.is_trained
-        old = known or self.old_logprobs
+        of_ranks = [rank.old_logprobs for rank in credit.columns if rank.old_logprobs is not None]
+        has_logprobs = np.ones(len(batch.rows), dtype=bool) if of_ranks or self.is_trained is None else self.is_trained
+        old = of_ranks or self.old_logprobs
         logprobs = batch.layout.join_columns(old).astype(np.float32, copy=False) if old else None
         columns = [rank.advantages for rank in credit.columns if rank.advantages is not None]
         advantages = batch.layout.join_columns(columns).astype(np.float32, copy=False)
