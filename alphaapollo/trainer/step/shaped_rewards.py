@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.reward_shaping import apply_exact_budget, apply_max_budget, soft_overlong_punishment
+from alphaapollo.algorithms.reward_shaping import apply_length_budget, soft_overlong_punishment
 from alphaapollo.config.schema import Actor, Config
 from alphaapollo.trainer.step.turns import TrainedTurn
 from alphaapollo.types import Prompt, Trajectory, TrajectoryGroup, Turn
@@ -30,8 +30,7 @@ def shape_outcome_rewards(pairs: Sequence[PromptTrajectory], config: Config) -> 
     if (budget := algorithm.length_budget).mode:
         lengths = torch.tensor([trajectory.num_tokens for _, trajectory in pairs], dtype=torch.float64)
         budgets = torch.tensor([float(prompt.extra_info[BUDGET]) for prompt, _ in pairs], dtype=torch.float64)
-        apply_budget = apply_exact_budget if budget.mode == "exact" else apply_max_budget
-        rewards = apply_budget(rewards, lengths, budgets, budget.coef)
+        rewards = apply_length_budget(rewards, lengths, budgets, budget.mode, budget.coef)
     if (penalty := algorithm.overlong_penalty).enable:
         lengths = torch.tensor([trajectory.response_length for _, trajectory in pairs], dtype=torch.float64)
         cache = penalty.cache or max(1, max_length // 5)

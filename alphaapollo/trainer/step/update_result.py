@@ -39,13 +39,11 @@ class UpdateResult:
         logprobs = batch.layout.join_columns(old).astype(np.float32, copy=False) if old else None
         columns = [rank.advantages for rank in credit.columns if rank.advantages is not None]
         advantages = batch.layout.join_columns(columns).astype(np.float32, copy=False)
-        identities = [
-            (trajectory.prompt_id, trajectory.sample, number)
-            for trajectory in batch.trajectories
-            for number in range(len(trajectory.rows))
-        ]
-        spans = pairwise(batch.layout.response_offsets)
-        return [
-            TrainedRow(*name, logprobs[start:end] if logprobs is not None and computed else None, advantages[start:end])
-            for name, computed, (start, end) in zip(identities, has_logprobs, spans, strict=True)
-        ]
+        spans = zip(has_logprobs, pairwise(batch.layout.response_offsets), strict=True)
+        rows = []
+        for trajectory in batch.trajectories:
+            for number in range(len(trajectory.rows)):
+                is_known, (start, end) = next(spans)
+                part = logprobs[start:end] if logprobs is not None and is_known else None
+                rows.append(TrainedRow(trajectory.prompt_id, trajectory.sample, number, part, advantages[start:end]))
+        return rows
