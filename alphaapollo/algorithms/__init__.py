@@ -7,7 +7,9 @@ advantages/          rewards, values -> advantages                       selecte
 policy_losses/       log-probs, advantages -> loss per token or row      selected by policy_loss.loss_mode
 preference_losses    log-probs of answers -> loss per pair or answer     selected by preference.loss
 statistics           over tokens, groups, and trajectories of several rows
+value_loss           values, returns -> loss of the critic per token
 aggregation          loss per token -> scalar, selected by loss_agg_mode
-kl                   KL estimators, the KL penalty in the reward, updates of its coefficient, divergences
+kl                   KL estimators, the KL penalty in the reward, divergences
+feedback             coefficients and baseline for the next iteration
 mismatch             log-prob mismatch of rollout engine and trainer: metrics and importance weights
 """

@@ -1,5 +1,4 @@
-"""Value loss of the critic, and aggregation of a per-token loss to a scalar: in every loss_agg_mode a weighted sum with
-one weight per row:
+"""Aggregation of a per-token loss to a scalar: in every loss_agg_mode a weighted sum with one weight per row:
 
     loss = sum over rows i of weight_i * (sum of the losses of the row's action tokens)
 
@@ -16,23 +15,21 @@ from alphaapollo.algorithms.statistics import Groups, apply_mask
 from alphaapollo.config.schema import AggregationMode
 
 
+def overlong_filter(mask: Tensor, truncated: Tensor) -> Tensor:
+    """Set the loss mask [B, L] to 0 where truncated [B] is true (DAPO, arXiv 2503.14476, section 3.4)."""
+    return mask * (~truncated.bool()).to(mask.dtype).unsqueeze(1)
+
+
 def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horizon: float) -> Tensor:
     """Compute the weight that multiplies the token losses of each sequence: [N] float64, 0 for an empty sequence.
 
-    | mode | weight | paper |
-    |---|---|---|
-    | token-mean | 1 / sum_j n_j | commonly used as DAPO (arXiv 2503.14476) |
-    | token-sum | 1 | |
-    | seq-mean-token-sum | 1 / N | |
-    | seq-mean-token-mean | 1 / (n_i N) | GRPO (arXiv 2402.03300), GSPO, SAPO |
-    | seq-mean-token-sum-norm | 1 / (N horizon) | Dr. GRPO (arXiv 2503.20783) |
-    | group-mean-token-mean | 1 / (G sum_{j in g} n_j) | literal DAPO Eq. 8, CISPO Eq. 4, Magistral |
+    docs/algorithms/loss_parts.md has the equation and the papers of each mode.
 
-    n_i: loss tokens of sequence i. N, G: number of sequences and groups, including empty ones. A sequence-level loss,
-    with one value per sequence, uses the weights of seq-mean-token-sum.
+    Empty sequences and groups also count in the means. A sequence-level loss, with one value per sequence, uses the
+    weights of seq-mean-token-sum.
 
     Args:
-        lengths: [N] loss tokens of each sequence (n_i).
+        lengths: [N] loss tokens of each sequence.
         group_ids: [N] group of each sequence.
         horizon: constant of seq-mean-token-sum-norm; ignored in other modes.
     """
@@ -63,20 +60,3 @@ def aggregate_token_losses(loss: Tensor, mask: Tensor, loss_weights: Tensor) -> 
 def aggregate_sequence_losses(loss: Tensor, weights: Tensor) -> Tensor:
     """Compute the weighted sum of a sequence-level loss; rows of weight 0 are ignored. [B] each -> scalar."""
     return (apply_mask(loss, weights > 0) * weights.to(loss.dtype)).sum()
-
-
-def value_loss(
-    vpreds: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
-) -> tuple[Tensor, Tensor]:
-    """Compute the clipped value loss of each token: 0.5 max((V - R)^2, (clip(V, V_old +- clip) - R)^2). [B, L] each.
-
-    With clip=None the loss is 0.5 (V - R)^2. Returns the loss, 0 outside the mask, and a bool matrix that is True where
-    clipping is active (gradient 0). Value clipping is from the OpenAI baselines code, not from the PPO paper.
-    """
-    is_action = mask.bool()
-    unclipped = torch.where(is_action, vpreds - returns, torch.zeros_like(vpreds)) ** 2
-    if clip is None:
-        return 0.5 * unclipped, torch.zeros_like(is_action)
-    clipped_values = vpreds.clamp(old_values - clip, old_values + clip)
-    clipped = torch.where(is_action, clipped_values - returns, torch.zeros_like(vpreds)) ** 2
-    return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped

@@ -1,30 +1,15 @@
-"""KL divergence to a reference policy: estimators, penalty in the reward, and update of the coefficient; divergences
-between the distributions of the policy and another model.
+"""KL divergence to a reference policy: estimators, and penalty in the reward; divergences between the distributions of
+the policy and another model.
 
-Estimators use log-probs of sampled tokens; expectations are over samples of the policy (d = log pi - log ref):
+Estimators use log-probs of sampled tokens, with d = log pi - log ref. docs/algorithms/loss_parts.md has the means of
+their values and gradients. `full` needs both distributions; models/lm_head.py computes it.
 
-    kind                value             E[value]      E[gradient]
-    k1 = kl             d                 KL(pi||ref)   0
-    abs                 |d|
-    k2 = mse            d^2 / 2                         grad KL(pi||ref)
-    k3 = low_var_kl     e^-d + d - 1      KL(pi||ref)   grad KL(ref||pi)
-    X+                  X                 as X          grad KL(pi||ref): the gradient of k2
-
-For a KL in the loss use k2 or k3+. If an older policy or another engine sampled the tokens, only unbiased_kl has the
-value and the gradient of KL(pi||ref). `full` needs both distributions; models/lm_head.py computes it.
-
-Divergences between the policy's distribution p and a frozen distribution q:
+Divergences between the policy's distribution p and a frozen distribution q (arXiv 2306.13649, section 2, for jsd):
 
     kind      value D                                            gradient w.r.t. the logits of p
     reverse   KL(p||q)                                           p (log p/q - D)
     forward   KL(q||p)                                           p - q
     jsd       b KL(q||m) + (1-b) KL(p||m),  m = b q + (1-b) p    (1-b) p (log p/m - KL(p||m))
-
-jsd is the generalised Jensen-Shannon divergence of arXiv 2306.13649 (section 2): D / b tends to the forward KL as b
-tends to 0, D / (1-b) to the reverse KL as b tends to 1.
-
-In self-distillation (SDPO, arXiv 2601.20802; SDFT, arXiv 2601.19897), q is the policy, or a moving average of it, with
-more context than the policy.
 """
 
 from __future__ import annotations
@@ -37,7 +22,6 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.statistics import MAX_LOG_RATIO, apply_mask, log_ratio, masked_mean
-from alphaapollo.config.schema import KLControl, PolicyLossOptions
 
 ESTIMATORS = {"k1": "k1", "kl": "k1", "abs": "abs", "k2": "k2", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
 """Estimator names in the config -> formula."""
@@ -108,56 +92,6 @@ def subtract_kl(
         kl_per_sequence=sums.sum() / num_sequences,
         kl_per_token=(sums / actions.clamp(min=1)).sum() / num_sequences,
     )
-
-
-def next_kl_coef(config: KLControl, coef: float, kl: float, num_sequences: int) -> float:
-    """Compute the coefficient of the KL in the reward for the next iteration.
-
-    Args:
-        coef: coefficient of this iteration.
-        kl: measured KL in nats *per sequence*, so target_kl=6 means 6 nats per response, not per token.
-        num_sequences: number of trajectories in the iteration.
-    """
-    target = config.target_kl
-    match config.type:
-        case "fixed":
-            return config.kl_coef
-        case "adaptive":  # arXiv 1909.08593, section 2.2
-            error = min(max(kl / target - 1.0, -0.2), 0.2)
-            return coef * (1.0 + error * num_sequences / config.horizon)
-        case "doubling":
-            return next_kl_coef_by_doubling(coef, kl, target, config.kl_coef)
-        case "dual":
-            return next_kl_coef_by_dual_ascent(coef, kl, target)
-
-
-def next_policy_kl_coef(options: PolicyLossOptions, coef: float | None, kl: float) -> float:
-    """Compute the coefficient of ppo_kl for the next iteration.
-
-    Args:
-        coef: coefficient of this iteration; None: the initial one.
-        kl: KL(old||new) of this iteration's update, in nats per token.
-    """
-    coef, target = options.ppo_kl_coef if coef is None else coef, options.ppo_kl_target
-    if options.ppo_kl_type == "dual":
-        return next_kl_coef_by_dual_ascent(coef, kl, target, options.ppo_kl_rate)
-    return next_kl_coef_by_doubling(coef, kl, target, options.ppo_kl_coef)
-
-
-def next_kl_coef_by_doubling(coef: float, kl: float, target: float, initial: float) -> float:
-    """Halve the KL coefficient if kl < target / 1.5, double it if kl > 1.5 target (arXiv 1707.06347, section 4). It is
-    at least initial / 1024, so that it can grow again in a few iterations."""
-    if kl < target / 1.5:
-        return max(coef / 2.0, initial / 1024)
-    return coef * 2.0 if kl > target * 1.5 else coef
-
-
-def next_kl_coef_by_dual_ascent(coef: float, kl: float, target: float, step_size: float = 0.01) -> float:
-    """Update the KL coefficient as the Lagrange multiplier of kl <= target: max(0, coef + step_size (kl - target)).
-
-    step_size: change of the coefficient per nat. A negative coefficient would reward divergence.
-    """
-    return max(0.0, coef + step_size * (kl - target))
 
 
 DivergenceKind = Literal["reverse", "forward", "jsd"]

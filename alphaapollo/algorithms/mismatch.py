@@ -1,23 +1,7 @@
 """Log-prob mismatch of rollout engine and trainer: metrics of one iteration, and importance weights that correct it.
 
-Trainer and engine have equal weights, so rho differs from 1 only by numerical error:
-d = log pi_trainer - log pi_engine at each action token, rho = e^d.
-
-    k1       mean of -d          estimate of KL(engine || trainer), can be negative
-    k3       mean of e^d - d - 1 estimate of KL(engine || trainer), never negative
-    abs      mean of |d|
-    rho_*    quantiles of rho over tokens
-    ess      effective sample size of the token weights rho, as a share of the tokens: (sum rho)^2 / (n sum rho^2)
-    ess_sequence   ess with one weight per trajectory: the product of rho over its tokens
-    k3_at_*  k3 by position in the response; growth with the position indicates a KV cache error
-
-The weights of algorithm.rollout_correction are constants (no gradient) and multiply the policy term of the loss only,
-not KL or entropy. With bypass the old log-probs come from the engine, so PPO's ratio already corrects the mismatch.
-
-    method=tis, level=token        min(rho, high) of each token: truncated importance sampling
-    method=mask, level=token       rho of each token, 0 outside [low, high]: IcePop (arXiv 2510.18855) with [0.5, 5]
-    method=mask, level=sequence    product of rho over the row, 0 outside [low, high]: masked importance sampling
-    method=mask, level=geometric   geometric mean of rho over the row, 0 outside [low, high]
+d = log pi_trainer - log pi_engine at each action token, rho = e^d. docs/algorithms/loss_parts.md explains the metrics
+and the weights of algorithm.rollout_correction.
 """
 
 from __future__ import annotations
@@ -76,7 +60,7 @@ def sum_mismatch(
 
 
 def mismatch_metrics(ranks: Sequence[MismatchSums]) -> dict[str, float]:
-    """Compute the metrics `mismatch/*` listed in this module's docstring; {} without action tokens."""
+    """Compute the metrics `mismatch/*`; {} without action tokens."""
     log_ratios = np.concatenate([rank.log_ratios for rank in ranks])
     if not len(log_ratios):
         return {}

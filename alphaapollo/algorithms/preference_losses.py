@@ -13,15 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
+from alphaapollo.algorithms.user_functions import FunctionRegistry, check_float_tensor, explain_user_errors
 from alphaapollo.config.schema import Preference
-from alphaapollo.utils.registry import Registry
 
 EXO_SMOOTHING = 1e-3  # default of label_smoothing in arXiv 2402.00856
 
@@ -156,14 +155,10 @@ def compute_preference_metrics(metric_sums: Mapping[str, float]) -> dict[str, fl
     return metrics
 
 
-_losses: Registry[PreferenceLoss] = Registry("preference loss")
-get_preference_loss = _losses.get
-preference_loss_names = _losses.names
-
-
-def register_preference_loss(name: str, **loss_fields: Any) -> Callable[[LossFn], LossFn]:
-    """Return a decorator that registers a preference loss, selected by preference.loss=name, with these fields."""
-    return _losses.register(name, lambda fn: PreferenceLoss(name, fn, **loss_fields))
+_losses = FunctionRegistry("preference loss", PreferenceLoss, Preference)
+get_preference_loss, preference_loss_names = _losses.get, _losses.names
+register_preference_loss = _losses.declare
+"""Decorator that registers a loss, selected by preference.loss=name; see FunctionRegistry.declare."""
 
 
 @register_preference_loss("sigmoid", reads=("beta", "label_smoothing", "sft_coef"))

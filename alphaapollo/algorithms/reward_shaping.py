@@ -1,4 +1,4 @@
-"""Change rewards and masks after grading, before advantages are computed. The KL penalty in the reward is in kl.py."""
+"""Change rewards and select samples after grading, before advantages are computed. kl.py has the KL penalty."""
 
 from __future__ import annotations
 
@@ -20,22 +20,17 @@ def soft_overlong_punishment(lengths: Tensor, max_length: int, cache: int, facto
     return -factor * over.clamp(0.0, 1.0)
 
 
-def overlong_filter(mask: Tensor, truncated: Tensor) -> Tensor:
-    """Set the loss mask [B, L] to 0 where truncated [B] is true (DAPO, arXiv 2503.14476, section 3.4)."""
-    return mask * (~truncated.bool()).to(mask.dtype).unsqueeze(1)
+def apply_length_budget(
+    rewards: Tensor, lengths: Tensor, budgets: Tensor, mode: Literal["exact", "max"], coef: float
+) -> Tensor:
+    """Compute the rewards of L1 (arXiv 2503.04697), with lengths in tokens. All [N].
 
-
-def apply_exact_budget(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float) -> Tensor:
-    """Compute reward - coef |budget - length|, with lengths in tokens (L1-Exact, arXiv 2503.04697). All [N]."""
-    return rewards - coef * (budgets - lengths).abs()
-
-
-def apply_max_budget(rewards: Tensor, lengths: Tensor, budgets: Tensor, coef: float, slack: float = 0.5) -> Tensor:
-    """Compute reward * clip(coef (budget - length) + slack, 0, 1), with lengths in tokens. All [N].
-
-    This is L1-Max of arXiv 2503.04697, which expects a reward of 0 for wrong answers.
+    exact: reward - coef |budget - length|. max: reward * clip(coef (budget - length) + 0.5, 0, 1), which expects a
+    reward of 0 for wrong answers.
     """
-    return rewards * (coef * (budgets - lengths) + slack).clamp(0.0, 1.0)
+    if mode == "exact":
+        return rewards - coef * (budgets - lengths).abs()
+    return rewards * (coef * (budgets - lengths) + 0.5).clamp(0.0, 1.0)
 
 
 def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "best_random", "best_worst"]) -> Tensor:

@@ -1,16 +1,53 @@
-"""Errors of advantage estimators and losses that users register in their own files."""
+"""Registries of advantage estimators and losses, and the errors of functions that users register in their own files."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
+from alphaapollo.utils.registry import Registry
 from alphaapollo.utils.user_module import format_error
+
+EntryT = TypeVar("EntryT")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class FunctionRegistry(Registry[EntryT]):
+    """Registry of functions (inputs, config) -> result, each in an entry that declares what it needs."""
+
+    def __init__(self, kind: str, entry_class: Callable[..., EntryT], config_class: type[BaseModel]):
+        super().__init__(kind)
+        self._entry_class, self._config_class = entry_class, config_class
+
+    def declare(self, name: str, *takes: str, **declarations: Any) -> Callable[[FunctionT], FunctionT]:
+        """Return a decorator that registers a function under a name of the configuration.
+
+        takes: names of fields of the inputs or the config. With them, the function gets their values as arguments.
+        declarations: optional fields of the entry. With `reads` (or `takes`), a run warns about keys that are not read.
+        """
+        if takes:
+            declarations = {
+                "reads": tuple(key for key in takes if key in self._config_class.model_fields)
+            } | declarations
+        return self.register(name, lambda fn: self._entry_class(name, _unpack(fn, takes), **declarations))
+
+
+def _unpack(function: Callable[..., Any], takes: Sequence[str]) -> Callable[..., Any]:
+    """Return a function of (inputs, config) that passes the named fields of both to `function`."""
+
+    @wraps(function)
+    def call(inputs: object, config: object) -> Any:
+        return function(*(getattr(inputs if hasattr(inputs, name) else config, name) for name in takes))
+
+    return call if takes else function
 
 
 @contextmanager
@@ -34,5 +71,5 @@ def check_float_tensor(name: str, value: object, shape: Sequence[int]) -> None:
     """Raise ValueError unless `value`, called `name` in the error, is a float tensor of this shape. Does not
     synchronize with the GPU."""
     if not isinstance(value, Tensor) or value.shape != shape or not value.is_floating_point():
-        found = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{name} must be a float tensor of shape {tuple(shape)}, but got {found}")
+        actual = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} must be a float tensor of shape {tuple(shape)}, but got {actual}")

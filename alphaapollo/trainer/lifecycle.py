@@ -76,7 +76,9 @@ def make_training_run(prepared: RlPreparation, session: TrainingSession, progres
     scorer: RewardModelScorer | None = None
     if workers.reward_model and prepared.reward_model_tokenizer:
         parts = workers.reward_model, workers.engines, prepared.reward_model_tokenizer
-        scorer = RewardModelScorer(config, plan, *parts, is_only_reward=not prepared.has_reward_function)
+        scorer = RewardModelScorer(
+            config, plan.placement, plan.padded, *parts, is_only_reward=not prepared.has_reward_function
+        )
     sampler = PromptSampler(prepared.prompts, config.data, prepared.start.inputs.data_start)
     return TrainingRun(
         config=config,

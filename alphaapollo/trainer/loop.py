@@ -28,7 +28,7 @@ from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_m
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.collect import CollectedGroups, InFlightGroups, collect_groups
-from alphaapollo.trainer.step.learn import UpdateResult
+from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.utils.schedule import is_due
 
 
@@ -61,8 +61,7 @@ async def finish_iteration(
     iteration, trainer = run.progress.step + 1, run.config.trainer
     is_last = run.goal.is_reached(run.progress, iteration)
     validation = await validate_and_reset_reference_if_due(run, iteration, is_last, timer)
-    run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, validation, collected.recent)
-    run.progress.adapt(learned.policy_kl_coef, learned.baseline)
+    run.progress.complete_iteration(learned.feedback, validation, collected.recent)
     metrics |= learned.metrics | validation
     for source in run.metric_sources:
         metrics |= source.pop_metrics()

@@ -1,4 +1,4 @@
-"""Metrics of one iteration: rollouts, advantages, micro-batches, speed. docs/metrics.md explains each metric."""
+"""Metrics of one iteration: rollouts and speed. docs/metrics.md explains each metric."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
-from torch import Tensor
 
-from alphaapollo.batching.batch import BatchLayout
 from alphaapollo.evaluation.metrics import CORRECT_ACCURACY
 from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Trajectory, TrajectoryGroup, Turn
 
@@ -36,10 +34,10 @@ class _TrajectoryTable:
     def from_trajectories(cls, trajectories: list[Trajectory]) -> _TrajectoryTable:
         return cls(
             trajectories,
-            np.array([not one.score.outcome.failed for one in trajectories], dtype=bool),
-            np.array([one.num_tokens for one in trajectories]),
-            np.array([one.reward for one in trajectories]),
-            np.array([one.accuracy for one in trajectories], dtype=float),
+            np.array([not sample.score.outcome.failed for sample in trajectories], dtype=bool),
+            np.array([sample.num_tokens for sample in trajectories]),
+            np.array([sample.reward for sample in trajectories]),
+            np.array([sample.accuracy for sample in trajectories], dtype=float),
         )
 
 
@@ -63,7 +61,8 @@ def compute_rollout_metrics(
         "rollout/rounds": float(rounds),
         "rollout/groups_kept": float(len(trained)),
     }
-    outcomes, ends = Counter(one.score.outcome for one in trajectories), Counter(one.end for one in trajectories)
+    outcomes = Counter(sample.score.outcome for sample in trajectories)
+    ends = Counter(sample.end for sample in trajectories)
     metrics |= {f"outcome/{outcome}": outcomes[outcome] / len(trajectories) for outcome in Outcome}
     metrics["outcome/failed"] = float((~table.is_scored).mean())
     metrics |= {f"end/{end}": ends[end] / len(trajectories) for end in EpisodeEnd}
@@ -90,7 +89,7 @@ def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
     metrics = {
         "response_length/mean": float(table.lengths.mean()),
         "response_length/max": float(table.lengths.max()),
-        "response_length/clip_ratio": sum(one.truncated for one in table.trajectories) / len(table.trajectories),
+        "response_length/clip_ratio": sum(sample.truncated for sample in table.trajectories) / len(table.trajectories),
     }
     metrics |= {f"response_length/{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
     is_right = table.accuracies >= CORRECT_ACCURACY
@@ -98,8 +97,8 @@ def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
         lengths = table.lengths[table.is_scored & chosen]
         if len(lengths):
             metrics[f"response_length/{name}"] = float(lengths.mean())
-    first_turns = [min(one.turns, key=lambda turn: turn.answer_number) for one in table.trajectories if one.turns]
-    prompts = [len(turn.context_ids) for turn in first_turns]
+    episodes = [sample.turns for sample in table.trajectories if sample.turns]
+    prompts = [len(min(turns, key=lambda turn: turn.answer_number).context_ids) for turns in episodes]
     if prompts:
         metrics |= {"prompt_length/mean": float(np.mean(prompts)), "prompt_length/max": float(max(prompts))}
     return metrics
@@ -136,7 +135,7 @@ def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, floa
         "rerendered": sum("difference" in turn.info for turn in turns),
         "constrained": sum("constrained" in turn.info for turn in turns),
         "untrained_turns": sum(
-            len(one.turns) - sum(len(row.turn_ends) for row in one.rows) for one in trajectories if one.rows
+            len(sample.turns) - sum(len(row.turn_ends) for row in sample.rows) for sample in trajectories if sample.rows
         ),
     }
     for turn in turns:
@@ -149,8 +148,8 @@ def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, floa
 def _compute_judge_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute the number of judgements, the share of them from the cache, their mean time until the verdict, and the
     number of reward components that were left out because they are NaN or infinite."""
-    total = sum((one.score.judge_usage for one in trajectories), JudgeUsage())
-    skipped = sum(len(one.score.skipped_components) for one in trajectories)
+    total = sum((sample.score.judge_usage for sample in trajectories), JudgeUsage())
+    skipped = sum(len(sample.score.skipped_components) for sample in trajectories)
     metrics = {"reward/skipped_components": float(skipped)} if skipped else {}
     if not total.judgements:
         return metrics
@@ -196,11 +195,11 @@ def _compute_reward_metrics(table: _TrajectoryTable, reward_prefix: str, accurac
     }
     if table.has_accuracy:
         metrics[f"{accuracy_prefix}/accuracy"] = float(table.accuracies[table.is_scored].mean())
-    scored = [one for one, is_scored in zip(table.trajectories, table.is_scored, strict=True) if is_scored]
-    of_turns = [sum(turn.reward for turn in one.turns) for one in scored]
+    scored = [sample for sample, is_scored in zip(table.trajectories, table.is_scored, strict=True) if is_scored]
+    of_turns = [sum(turn.reward for turn in sample.turns) for sample in scored]
     if any(of_turns):
         metrics[f"{accuracy_prefix}/turns"] = float(np.mean(of_turns))
-    scores = [one.score for one in scored]
+    scores = [sample.score for sample in scored]
     for component in sorted(set().union(*(score.components for score in scores))):
         values = [score.component(component) for score in scores]
         metrics[f"{accuracy_prefix}/component/{component}"] = float(np.nanmean(values))
@@ -223,58 +222,10 @@ def _compute_metrics_by_source(generated: Sequence[TrajectoryGroup]) -> dict[str
     return metrics
 
 
-def compute_advantage_metrics(advantages: np.ndarray, has_advantage: np.ndarray) -> dict[str, float]:
-    """Compute statistics of the advantages of the tokens that the model sampled, [tokens]; {} if there are none.
-
-    has_advantage: bool [B], sequences with a non-zero advantage.
-    """
-    if not len(advantages):
-        return {}
-    return {
-        "critic/advantages/mean": float(advantages.mean(dtype=np.float64)),
-        "critic/advantages/std": float(advantages.std(dtype=np.float64)),
-        "critic/advantages/min": float(advantages.min()),
-        "critic/advantages/max": float(advantages.max()),
-        "critic/advantages/abs_mean": float(np.abs(advantages).mean(dtype=np.float64)),
-        "critic/advantages/share_zero": float((~has_advantage).mean()),
-    }
-
-
-def compute_mean_length_penalty(
-    trajectories: list[Trajectory], shaped_rewards: Tensor, invalid_action_penalty: float
-) -> float:
-    """Compute by how much the overlong penalty and the length budget reduce the mean reward.
-
-    shaped_rewards: [N], reward of each trajectory with these penalties, before the KL penalty.
-    """
-    before = sum(
-        one.reward - invalid_action_penalty * sum(not turn.valid for turn in one.turns) for one in trajectories
-    )
-    return before / len(trajectories) - float(shaped_rewards.mean())
-
-
-def compute_batch_metrics(
-    batch: BatchLayout, padded: bool, num_excluded_trajectories: int, num_trained_trajectories: int
-) -> dict[str, float]:
-    """Compute the numbers of trajectories and tokens of a batch, its padding, and the load imbalance of ranks."""
-    loads = [rank.count_computed_tokens(padded=False) for rank in batch.rank_batches]
-    cells = batch.count_computed_tokens(padded) if padded else sum(loads)
-    return {
-        "batch/trajectories": float(num_trained_trajectories),
-        "batch/lost": float(num_excluded_trajectories),
-        "batch/rows": float(batch.num_rows),
-        "batch/tokens": float(batch.num_tokens),
-        "batch/sharing": batch.num_tokens / sum(loads),
-        "batch/micro_batches": float(sum(len(step.micro_batches) for step in batch.rank_batches[0].mini_batches)),
-        "batch/padding": 1 - sum(loads) / cells,
-        "batch/rank_imbalance": max(loads) * len(loads) / sum(loads) - 1,
-    }
-
-
 def find_failure_reason(groups: Iterable[TrajectoryGroup]) -> str:
     """Return the reason of the first failed trajectory; empty if none failed."""
     members = (trajectory for group in groups for trajectory in group.trajectories)
-    return next((one.score.reason for one in members if one.score.outcome.failed), "")
+    return next((sample.score.reason for sample in members if sample.score.outcome.failed), "")
 
 
 def compute_speed_metrics(

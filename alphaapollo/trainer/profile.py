@@ -64,7 +64,9 @@ def build_chrome_trace(spans: Sequence[Span]) -> JsonObject:
     """Convert spans to a trace in Chrome's format. Times are in microseconds since `otherData.start`, the unix time
     at which the first span starts. An episode is an asynchronous event, because many of them overlap."""
     zero = min((span.start for span in spans), default=0.0)
-    lanes = sorted({(span.track, span.lane) for span in spans}, key=lambda one: (*_make_track_sort_key(one[0]), one[1]))
+    lanes = sorted(
+        {(span.track, span.lane) for span in spans}, key=lambda lane: (*_make_track_sort_key(lane[0]), lane[1])
+    )
     pids = {track: pid for pid, track in enumerate(dict.fromkeys(track for track, _ in lanes))}
     events: list[JsonObject] = []
     for track, pid in pids.items():

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from alphaapollo.runs.checkpoint_folder import RunProgress, write_progress
-from alphaapollo.trainer.pickles import read_pickle, write_pickle
+from alphaapollo.trainer.group_files import read_pickle, write_pickle
 from alphaapollo.types import TrajectoryGroup
 
 PASS_RATES = "pass_rates.npy"
@@ -39,6 +39,16 @@ class RecentGroups:
         return self  # groups do not change
 
 
+@dataclass(frozen=True)
+class Feedback:
+    """Values that the update of an iteration computes for the next one. `Progress` has fields of the same names."""
+
+    kl_coef: float = 0.0
+    policy_kl_coef: float | None = None
+    baseline: float | None = None
+    iterations_skipped: int = 0
+
+
 @dataclass
 class Progress(RunProgress):
     """State of the driver after `step` complete iterations, saved in each checkpoint as progress.json."""
@@ -58,17 +68,16 @@ class Progress(RunProgress):
     curriculum: CurriculumState = field(default_factory=CurriculumState)
     recent: RecentGroups = RecentGroups()
 
-    def complete_iteration(
-        self, kl_coef: float, iterations_skipped: int, validation: dict[str, float], recent: RecentGroups
-    ) -> None:
-        """Count an iteration, and store what the next one depends on."""
-        self.step, self.kl_coef, self.recent = self.step + 1, kl_coef, recent
-        self.iterations_skipped, self.validation = iterations_skipped, validation
+    @property
+    def feedback(self) -> Feedback:
+        """Values of the last iteration that the next one reads."""
+        return Feedback(self.kl_coef, self.policy_kl_coef, self.baseline, self.iterations_skipped)
 
-    def adapt(self, policy_kl_coef: float | None, baseline: float | None) -> None:
-        """Store the values of an iteration for the next one. None: unchanged."""
-        self.policy_kl_coef = self.policy_kl_coef if policy_kl_coef is None else policy_kl_coef
-        self.baseline = self.baseline if baseline is None else baseline
+    def complete_iteration(self, feedback: Feedback, validation: dict[str, float], recent: RecentGroups) -> None:
+        """Count an iteration, and store what the next one depends on."""
+        values = vars(feedback) | {"step": self.step + 1, "validation": validation, "recent": recent}
+        for name, value in values.items():
+            setattr(self, name, value)
 
     def write(self, folder: Path) -> None:
         values = asdict(replace(self, recent=RecentGroups()))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.observability.console import Console
+from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.rollout.suites import Suite
 from alphaapollo.runs.rollout_log import RolloutLog
@@ -20,10 +21,8 @@ from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.step.credit import ColumnDtype
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
-from alphaapollo.types import Prompt
-
-if TYPE_CHECKING:
-    from alphaapollo.trainer.step.learn import LearnFunction
+from alphaapollo.trainer.step.update_result import UpdateResult
+from alphaapollo.types import Prompt, TrajectoryGroup
 
 
 class MetricSource(Protocol):
@@ -63,3 +62,7 @@ class TrainingRun(LearnerState):
     profiler: StepProfiler
     metric_sources: list[MetricSource]
     reward_model_scorer: RewardModelScorer | None = None
+
+
+LearnFunction = Callable[[TrainingRun, int, list[TrajectoryGroup], Timer], Awaitable[UpdateResult]]
+"""`learn`, or `learn` with a recorder around it."""

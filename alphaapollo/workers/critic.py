@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import aggregate_token_losses, value_loss
+from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.statistics import apply_mask
+from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.batching.batch import Columns, RankBatch
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Critic, FrozenFsdp, Model

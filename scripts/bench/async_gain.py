@@ -42,9 +42,9 @@ from alphaapollo.runs.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter  # noqa: E402
 from alphaapollo.session.publish import WeightPublisher  # noqa: E402
 from alphaapollo.trainer import loop  # noqa: E402
-from alphaapollo.trainer.progress import Progress, TrainingGoal  # noqa: E402
+from alphaapollo.trainer.progress import Feedback, Progress, TrainingGoal  # noqa: E402
 from alphaapollo.trainer.step.curriculum import PromptSampler  # noqa: E402
-from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
+from alphaapollo.trainer.step.update_result import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightUpdate  # noqa: E402
 from alphaapollo.weight_sync.verification import Probe  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
@@ -167,7 +167,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
 async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> UpdateResult:
     with timer("update"):
         await asyncio.sleep(run.update_seconds)
-    return UpdateResult({}, 0.0, trained_tokens=1)
+    return UpdateResult({}, Feedback(), trained_tokens=1)
 
 
 def measure(args: argparse.Namespace, sigma: float, mode: str | None, staleness: int = 0) -> tuple[float, float]:

@@ -32,9 +32,10 @@ from alphaapollo.rollout.episode import (  # noqa: E402
     run_group,
 )
 from alphaapollo.runs.rollout_log import RolloutLog  # noqa: E402
-from alphaapollo.trainer.metrics import compute_batch_metrics, compute_rollout_metrics  # noqa: E402
+from alphaapollo.trainer.metrics import compute_rollout_metrics  # noqa: E402
+from alphaapollo.trainer.step.build_batch import build_batch  # noqa: E402
 from alphaapollo.trainer.step.credit import assign_credit  # noqa: E402
-from alphaapollo.trainer.step.training_batch import build_batch  # noqa: E402
+from alphaapollo.trainer.step.learn import compute_batch_metrics  # noqa: E402
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, TrajectoryGroup  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 

@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms import kl, reward_shaping
+from alphaapollo.algorithms import aggregation, kl, reward_shaping
 from alphaapollo.algorithms.advantages import gae as per_token
 from alphaapollo.algorithms.advantages import grpo as per_trajectory
 from alphaapollo.algorithms.statistics import center_in_groups, has_variance, reward_to_go, standardize, whiten
-from alphaapollo.trainer.step.training_batch import place_rewards
+from alphaapollo.config.schema import Config
+from alphaapollo.trainer.step.shaped_rewards import place_rewards
+from alphaapollo.trainer.step.turns import list_trained_turns
+from alphaapollo.types import Prompt
 from tests.builders import make_trajectory, make_turn
 from tests.golden.common import OffMask, Results, groups_of, off_mask_rewards, on_tokens
 
@@ -158,8 +161,10 @@ def place_outcome_reward(scores, mask) -> Results:
             continue  # a trajectory of a run has at least one action token
         turns = [make_turn([0], [0] * (one - before - 1)) for before, one in pairwise([-1, *positions])]
         inside = slice(positions[0], positions[-1] + 1)  # the response of the row
-        length = np.array([0, inside.stop - inside.start])
-        target[inside] = torch.from_numpy(place_rewards([make_trajectory(*turns)], [score], length, 0.0))
+        trajectory, length = make_trajectory(*turns, score=score), inside.stop - inside.start
+        trained = list_trained_turns([trajectory], np.array([0, length]))
+        rewards = place_rewards([(Prompt(0, "test", "a"), trajectory)], trained, length, Config())
+        target[inside] = torch.from_numpy(rewards)
     return {"value": placed}
 
 
@@ -168,7 +173,7 @@ def soft_overlong_punishment(lengths, max_len, cache, factor=1.0) -> Results:
 
 
 def overlong_filter(mask, truncated) -> Results:
-    return {"value": reward_shaping.overlong_filter(mask, truncated)}
+    return {"value": aggregation.overlong_filter(mask, truncated)}
 
 
 def kl_in_reward(token_scores, old_logp, ref_logp, mask, beta, kind="kl") -> Results:

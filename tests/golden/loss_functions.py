@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses
-from alphaapollo.algorithms.aggregation import value_loss as value_loss_per_token
 from alphaapollo.algorithms.policy_losses import gspo, ppo
 from alphaapollo.algorithms.statistics import apply_mask, masked_mean
+from alphaapollo.algorithms.value_loss import value_loss as value_loss_per_token
 from alphaapollo.config.schema import AggregationMode
 from tests.golden.common import (
     CORRECTED,

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from alphaapollo.algorithms.aggregation import aggregate_token_losses, value_loss
+from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.policy_losses import PolicyLoss
+from alphaapollo.algorithms.value_loss import value_loss
 from alphaapollo.batching.batch import concatenate_segments
 from alphaapollo.config.schema import Config
 from alphaapollo.models.lm_head import TokenStats

@@ -18,9 +18,11 @@ from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
 from alphaapollo.session.plan import can_skip_rows_without_advantage
-from alphaapollo.trainer.step import training_batch
+from alphaapollo.trainer.step import build_batch as builder
+from alphaapollo.trainer.step.build_batch import build_batch
 from alphaapollo.trainer.step.credit import assign_credit
-from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch, is_usable_for_training
+from alphaapollo.trainer.step.selection import is_usable_for_training
+from alphaapollo.trainer.step.training_batch import TrainingBatch
 from tests.invariance.episodes import MAX_LENGTH, Context, Episodes
 from tests.matrices import flatten, is_inside, join, split
 
@@ -87,8 +89,8 @@ def prepare(view: View, episodes: Episodes, logprobs: TokenLogProbs, config: Con
     config = replace_value(config, "trainer.seed", RUN_SEED)
     order = None if view.order is None else np.random.default_rng(view.order)
     groups = episodes.trajectory_groups(view.context, "greedy_rewards" in estimator.needs, order)
-    always_share = partial(training_batch.build_batch_layout, min_sharing_ratio=0.0)  # even if it saves nothing
-    with mock.patch.object(training_batch, "build_batch_layout", always_share):
+    always_share = partial(builder.build_batch_layout, min_sharing_ratio=0.0)  # even if it saves nothing
+    with mock.patch.object(builder, "build_batch_layout", always_share):
         batch = build_batch(
             [group for group in groups if is_usable_for_training(group)],
             config,

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.statistics import Groups, JoinedTrajectories, move_rewards_to_actions, whiten
-from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
+from alphaapollo.algorithms.user_functions import FunctionRegistry, check_float_tensor, explain_user_errors
 from alphaapollo.config.schema import Algorithm
-from alphaapollo.utils.registry import Registry
 
 Scope = Literal["trajectories", "groups", "batch"]
 Need = Literal["values", "greedy_rewards", "components", "turns", "mini_batches"]
@@ -80,14 +79,22 @@ class AdvantageInputs:
     mini_batches: Tensor | None = None  # [B] int64, index of the mini-batch of each row; no group is split
     baseline: float = 0.0  # moving average of the returns of earlier iterations
 
-    def join_rows(self) -> JoinedTrajectories:
-        """Map the rows to one row per trajectory, with its action tokens in the order of time."""
+    def join_rows(self) -> tuple[AdvantageInputs, JoinedTrajectories]:
+        """Return rewards, values and mask with one row per trajectory, its action tokens in the order of time, and the
+        mapping between the rows."""
         times = None if self.turns is None else self.turns.turn_of_token
-        return JoinedTrajectories.from_mask(self.mask, self.trajectory_ids, times)
+        joined = JoinedTrajectories.from_mask(self.mask, self.trajectory_ids, times)
+        take = joined.rows_by_trajectory.take_value_per_group
+        return replace(
+            self,
+            token_rewards=joined.join(move_rewards_to_actions(self.token_rewards, self.mask)),
+            mask=joined.mask,
+            values=None if self.values is None else joined.join(self.values),
+            greedy_rewards=None if self.greedy_rewards is None else take(self.greedy_rewards),
+        ), joined
 
 
-@dataclass(frozen=True)
-class Advantages:
+class Advantages(NamedTuple):
     """Result of an advantage estimator."""
 
     advantages: Tensor  # [B, L], 0 outside the mask
@@ -118,6 +125,8 @@ class Estimator:
     whitens: Callable[[Algorithm], bool] = lambda config: False
     """Whether to whiten the advantages over all action tokens of the batch, in a second pass. Not with trajectories."""
     group: bool = False  # compares the samples of a prompt, and needs a group size of at least 2
+    joins_rows: bool = False
+    """`fn` gets matrices with one row per trajectory, its action tokens in the order of time. Not with trajectories."""
     per_token: bool = False  # tokens of one trajectory can have different advantages
     compares_states: bool = False  # compares turns that start from the same environment state
     on_policy: bool = False  # is valid for only one optimizer step per iteration
@@ -132,9 +141,8 @@ class Estimator:
             trajectories = Trajectories.from_inputs(inputs)
             return trajectories.expand_to_tokens(self.compute_for_trajectories(trajectories, config))
         result = self.compute_for_groups(inputs, config)
-        if not self.whitens(config):
-            return result
-        return replace(result, advantages=whiten(result.advantages, inputs.mask))
+        whitened = whiten(result.advantages, inputs.mask) if self.whitens(config) else result.advantages
+        return Advantages(whitened, result.returns)
 
     def compute_for_trajectories(self, trajectories: Trajectories, config: Algorithm) -> Tensor:
         """Compute one advantage per trajectory, [N], with an estimator of scope trajectories."""
@@ -148,7 +156,10 @@ class Estimator:
         """Compute advantages of whole groups, before they are whitened."""
         self._check_scores(inputs.scores)
         with explain_user_errors(self.fn, str(self)):
-            result: Advantages = self.fn(inputs, config)
+            rows, joined = inputs.join_rows() if self.joins_rows else (inputs, None)
+            result: Advantages = self.fn(rows, config)
+            if joined is not None:
+                result = Advantages(joined.split(result.advantages), joined.split(result.returns))
             for name in ("advantages", "returns"):
                 matrix = getattr(result, name)
                 check_finite_tensor(f"the {name}", matrix, inputs.mask.shape)
@@ -179,17 +190,10 @@ def all_finite(values: Tensor) -> bool:
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
-_estimators: Registry[Estimator] = Registry("advantage estimator")
-get_estimator = _estimators.get
-estimator_names = _estimators.names
-
-
-def register_estimator(name: str, **estimator_fields: Any) -> Callable[[EstimatorFn], EstimatorFn]:
-    """Return a decorator that registers an advantage estimator, selected by algorithm.adv_estimator=name.
-
-    estimator_fields: optional fields of `Estimator`. With `reads`, a run warns about config keys that are not read.
-    """
-    return _estimators.register(name, lambda fn: Estimator(name, fn, **estimator_fields))
+_estimators = FunctionRegistry("advantage estimator", Estimator, Algorithm)
+get_estimator, estimator_names = _estimators.get, _estimators.names
+register_estimator = _estimators.declare
+"""Decorator that registers an estimator, selected by algorithm.adv_estimator=name; see FunctionRegistry.declare."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +242,7 @@ def from_scores(inputs: AdvantageInputs, fn: Callable[[Tensor, Groups], Tensor])
 NO_ESTIMATOR = "none"
 
 
-@register_estimator(NO_ESTIMATOR, scope="trajectories", reads=())
-def _return_zero_advantages(trajectories: Trajectories, config: Algorithm) -> Tensor:
+@register_estimator(NO_ESTIMATOR, "scores", scope="trajectories")
+def _return_zero_advantages(scores: Tensor) -> Tensor:
     """Return zeros: the reward is not used, e.g. in distillation (docs/algorithms/distill.md)."""
-    return torch.zeros_like(trajectories.scores)
+    return torch.zeros_like(scores)

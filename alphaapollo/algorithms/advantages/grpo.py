@@ -21,6 +21,8 @@ from alphaapollo.algorithms.advantages.base import Trajectories, register_estima
 from alphaapollo.algorithms.statistics import Groups, center_in_groups, standardize
 from alphaapollo.config.schema import Algorithm
 
+COMPARES_GROUP = {"scope": "trajectories", "group": True}
+
 
 def grpo(scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-6) -> Tensor:
     """Compute (R - mean) / (std + eps) within each group (arXiv 2402.03300, section 4.1.2). [N] -> [N].
@@ -32,19 +34,17 @@ def grpo(scores: Tensor, groups: Groups, ddof: int = 1, eps: float = 1e-6) -> Te
     return center_in_groups(scores, groups) / spread[groups.group_index]
 
 
-@register_estimator("grpo", scope="trajectories", group=True, reads=("norm_adv_by_std_in_grpo",))
-def _grpo(trajectories: Trajectories, config: Algorithm) -> Tensor:
+@register_estimator("grpo", "scores", "groups", "norm_adv_by_std_in_grpo", **COMPARES_GROUP)
+def normalize(scores: Tensor, groups: Groups, divides_by_std: bool | None) -> Tensor:
     """Apply grpo to the scores, without the division if algorithm.norm_adv_by_std_in_grpo=false."""
-    normalize = center_in_groups if config.norm_adv_by_std_in_grpo is False else grpo
-    return normalize(trajectories.scores, trajectories.groups)
+    return center_in_groups(scores, groups) if divides_by_std is False else grpo(scores, groups)
 
 
-@register_estimator("dr_grpo", scope="trajectories", group=True, reads=())
-def _dr_grpo(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    """Compute R - mean within each group (arXiv 2503.20783). Use with loss_agg_mode=seq-mean-token-sum-norm."""
-    return center_in_groups(trajectories.scores, trajectories.groups)
+# R - mean within each group (arXiv 2503.20783), for loss_agg_mode=seq-mean-token-sum-norm
+register_estimator("dr_grpo", "scores", "groups", **COMPARES_GROUP)(center_in_groups)
 
 
+@register_estimator("rloo", "scores", "groups", **COMPARES_GROUP)
 def rloo(scores: Tensor, groups: Groups) -> Tensor:
     """Subtract from each score the mean of the other scores in its group (arXiv 2402.14740). [N] -> [N]."""
     sizes = groups.sizes.to(scores.dtype)
@@ -52,11 +52,7 @@ def rloo(scores: Tensor, groups: Groups) -> Tensor:
     return factor[groups.group_index] * center_in_groups(scores, groups)
 
 
-@register_estimator("rloo", scope="trajectories", group=True, reads=())
-def _rloo(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    return rloo(trajectories.scores, trajectories.groups)
-
-
+@register_estimator("opo", "scores", "lengths", "groups", **COMPARES_GROUP, on_policy=True)
 def opo(scores: Tensor, lengths: Tensor, groups: Groups) -> Tensor:
     """Subtract from each score the length-weighted mean score of its group (arXiv 2505.23585). [N] each -> [N].
 
@@ -64,11 +60,6 @@ def opo(scores: Tensor, lengths: Tensor, groups: Groups) -> Tensor:
     """
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
     return center_in_groups(scores, groups, baseline)
-
-
-@register_estimator("opo", scope="trajectories", group=True, on_policy=True, reads=())
-def _opo(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    return opo(trajectories.scores, trajectories.lengths, trajectories.groups)
 
 
 def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
@@ -82,15 +73,11 @@ def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
     return scores.new_tensor(num_samples) / informative
 
 
-def gpg(scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 0.0) -> Tensor:
+@register_estimator("gpg", "scores", "groups", "norm_adv_by_std_in_grpo", **COMPARES_GROUP)
+def gpg(scores: Tensor, groups: Groups, std_norm: bool | None = False, ddof: int = 1, eps: float = 0.0) -> Tensor:
     """Compute gpg_alpha() * (score - mean), divided by the group's std if std_norm (arXiv 2504.02546). [N] -> [N]."""
     centered = grpo(scores, groups, ddof, eps) if std_norm else center_in_groups(scores, groups)
     return gpg_alpha(scores, groups) * centered
-
-
-@register_estimator("gpg", scope="trajectories", group=True, reads=("norm_adv_by_std_in_grpo",))
-def _gpg(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    return gpg(trajectories.scores, trajectories.groups, bool(config.norm_adv_by_std_in_grpo))
 
 
 def maxrl(scores: Tensor, groups: Groups) -> Tensor:
@@ -106,19 +93,18 @@ def maxrl(scores: Tensor, groups: Groups) -> Tensor:
 
 @register_estimator(
     "maxrl",
-    scope="trajectories",
-    group=True,
-    reads=(),
+    *("scores", "groups"),
+    **COMPARES_GROUP,
     no_shaping_reason="it divides by the group's mean reward, which must be a success rate",
 )
-def _maxrl(trajectories: Trajectories, config: Algorithm) -> Tensor:
+def _maxrl(scores: Tensor, groups: Groups) -> Tensor:
     """Raises ValueError for a negative reward, with which the mean is not a success rate."""
-    if (lowest := float(trajectories.scores.min())) < 0:
+    if (lowest := float(scores.min())) < 0:
         raise ValueError(
             f"algorithm.adv_estimator=maxrl needs rewards of at least 0, but got {lowest:g}. Return 0 for a wrong "
             "answer, or set algorithm.adv_estimator=grpo."
         )
-    return maxrl(trajectories.scores, trajectories.groups)
+    return maxrl(scores, groups)
 
 
 def magistral(centered: Tensor, mini_batch_ids: Tensor, ddof: int = 1, eps: float = 0.0) -> Tensor:
@@ -135,14 +121,14 @@ def magistral(centered: Tensor, mini_batch_ids: Tensor, ddof: int = 1, eps: floa
     return advantages
 
 
-@register_estimator("magistral", scope="trajectories", needs=("mini_batches",), group=True, reads=())
-def _magistral(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    assert trajectories.mini_batches is not None
-    return magistral(center_in_groups(trajectories.scores, trajectories.groups), trajectories.mini_batches)
+@register_estimator("magistral", "scores", "groups", "mini_batches", **COMPARES_GROUP, needs=("mini_batches",))
+def _magistral(scores: Tensor, groups: Groups, mini_batch_ids: Tensor) -> Tensor:
+    return magistral(center_in_groups(scores, groups), mini_batch_ids)
 
 
+@register_estimator("grpo_passk", "scores", "groups", "norm_adv_by_std_in_grpo", **COMPARES_GROUP)
 def passk_leave_one_out(
-    scores: Tensor, groups: Groups, std_norm: bool = False, ddof: int = 1, eps: float = 1e-6
+    scores: Tensor, groups: Groups, std_norm: bool | None = False, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:
     """Compute how much each sample raises the best score of its group (arXiv 2503.19595). [N] -> [N].
 
@@ -159,8 +145,23 @@ def passk_leave_one_out(
     return torch.where(is_best, gain[groups.group_index], torch.zeros_like(scores))
 
 
+def _check_passk_k(config: Algorithm, group_size: int) -> None:
+    if config.passk_k > group_size:
+        raise ValueError(
+            f"algorithm.passk_k={config.passk_k} must not exceed the group size, env.rollout.n={group_size}. "
+            "Raise env.rollout.n or lower algorithm.passk_k."
+        )
+
+
+@register_estimator(
+    "grpo_passk_analytic",
+    *("scores", "groups", "passk_k"),
+    **COMPARES_GROUP,
+    no_shaping_reason="its closed form needs rewards of 0 or 1",
+    check=_check_passk_k,
+)
 def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
-    """Compute pass@k advantages of binary rewards in closed form (arXiv 2508.10751). correct 0/1 [N] -> [N] float64.
+    """Compute pass@k advantages of binary rewards in closed form (arXiv 2508.10751). correct 0/1 [N] -> [N].
 
     For a group of N samples, W of them wrong: R = 1 - C(W, k)/C(N, k), s = sqrt(R (1 - R)), and the advantage is
     (1 - R)/s of correct samples, (1 - R - C(W - 1, k - 1)/C(N - 1, k - 1))/s of wrong ones. It is 0 if s = 0 or N < k.
@@ -175,7 +176,7 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
     wrong = groups.sum(1 - correct)
     pairs = [_compute_group_advantages(int(size), int(num), k) for size, num in zip(groups.sizes, wrong, strict=True)]
     table = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.group_index]
-    return torch.where(correct > 0, table[:, 0], table[:, 1])
+    return torch.where(correct > 0, table[:, 0], table[:, 1]).to(correct.dtype)
 
 
 def _compute_group_advantages(group_size: int, num_wrong: int, k: int) -> tuple[float, float]:
@@ -188,31 +189,6 @@ def _compute_group_advantages(group_size: int, num_wrong: int, k: int) -> tuple[
         return 0.0, 0.0
     all_fail_given_one = math.comb(num_wrong - 1, k - 1) / math.comb(group_size - 1, k - 1)
     return all_fail / std, (all_fail - all_fail_given_one) / std
-
-
-@register_estimator("grpo_passk", scope="trajectories", group=True, reads=("norm_adv_by_std_in_grpo",))
-def _grpo_passk(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    return passk_leave_one_out(trajectories.scores, trajectories.groups, bool(config.norm_adv_by_std_in_grpo))
-
-
-def _check_passk_k(config: Algorithm, group_size: int) -> None:
-    if config.passk_k > group_size:
-        raise ValueError(
-            f"algorithm.passk_k={config.passk_k} must not exceed the group size, env.rollout.n={group_size}. "
-            "Raise env.rollout.n or lower algorithm.passk_k."
-        )
-
-
-@register_estimator(
-    "grpo_passk_analytic",
-    scope="trajectories",
-    group=True,
-    reads=("passk_k",),
-    no_shaping_reason="its closed form needs rewards of 0 or 1",
-    check=_check_passk_k,
-)
-def _grpo_passk_analytic(trajectories: Trajectories, config: Algorithm) -> Tensor:
-    return passk_analytic(trajectories.scores, trajectories.groups, config.passk_k).to(trajectories.scores.dtype)
 
 
 def gdpo_sum(rewards: Tensor, groups: Groups, weights: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
@@ -241,9 +217,8 @@ def _check_gdpo_keys(config: Algorithm, group_size: int) -> None:
 
 @register_estimator(
     "gdpo",
-    scope="trajectories",
+    **COMPARES_GROUP,
     needs=("components",),
-    group=True,
     reads=("gdpo_rewards", "gdpo_weights", "gdpo_conditions"),
     no_shaping_reason="it sums the named rewards as returned by the reward function",
     check=_check_gdpo_keys,

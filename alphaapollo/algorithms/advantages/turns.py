@@ -16,13 +16,22 @@ from alphaapollo.algorithms.advantages.base import (
     register_estimator,
 )
 from alphaapollo.algorithms.advantages.gae import gae
-from alphaapollo.algorithms.advantages.grpo import grpo, rloo
-from alphaapollo.algorithms.statistics import Groups, center_in_groups, reward_to_go
+from alphaapollo.algorithms.advantages.grpo import normalize, rloo
+from alphaapollo.algorithms.statistics import Groups, reward_to_go
 from alphaapollo.config.schema import Algorithm
 
 
-def turn_gae(token_rewards: Tensor, values: Tensor, turns: Turns, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Compute GAE (arXiv 1506.02438, Eq. 16) with one time step per turn. Returns (advantages, returns), all [B, L].
+@register_estimator(
+    "turn_gae",
+    *("token_rewards", "values", "turns", "gamma", "lam"),
+    scope="groups",
+    whitens=lambda config: config.whiten_advantages,
+    needs=("values", "turns"),
+    per_token=True,
+    reads=("gamma", "lam", "whiten_advantages"),
+)
+def turn_gae(token_rewards: Tensor, values: Tensor, turns: Turns, gamma: float, lam: float) -> Advantages:
+    """Compute GAE (arXiv 1506.02438, Eq. 16) with one time step per turn. All [B, L].
 
     R_k is the sum of the rewards of turn k, V_k the value at its first action token, and V = 0 after the last turn. All
     action tokens of a turn get its advantage A_k and its return A_k + V_k; other tokens get 0.
@@ -30,8 +39,7 @@ def turn_gae(token_rewards: Tensor, values: Tensor, turns: Turns, gamma: float, 
     rewards, joined = turns.join(turns.sum_rewards(token_rewards))
     first_values, _ = turns.join(turns.take_first_values(values))
     results = gae(rewards, first_values, joined.mask, gamma, lam)
-    advantages, returns = (turns.expand_to_tokens(joined.split(result)[:, 0]) for result in results)
-    return advantages, returns
+    return Advantages(*(turns.expand_to_tokens(joined.split(result)[:, 0]) for result in results))
 
 
 def turn_group(
@@ -59,19 +67,6 @@ def turn_group(
     advantages = torch.zeros_like(returns)
     advantages[compared] = torch.where(is_alone, returns[compared], rloo(returns[compared], cells))
     return advantages * mask
-
-
-@register_estimator(
-    "turn_gae",
-    scope="groups",
-    whitens=lambda config: config.whiten_advantages,
-    needs=("values", "turns"),
-    per_token=True,
-    reads=("gamma", "lam", "whiten_advantages"),
-)
-def _turn_gae(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
-    assert inputs.values is not None and inputs.turns is not None
-    return Advantages(*turn_gae(inputs.token_rewards, inputs.values, inputs.turns, config.gamma, config.lam))
 
 
 @register_estimator(
@@ -106,8 +101,10 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     turns = inputs.turns
     rewards, joined = turns.join(turns.sum_rewards(inputs.token_rewards))
     returns = joined.split(reward_to_go(rewards, joined.mask, config.gamma))[:, 0]  # Eq. 5
-    normalize = center_in_groups if config.norm_adv_by_std_in_grpo is False else grpo
-    turn_advantages = normalize(returns, Groups.from_ids(turns.anchor_ids))
-    episode_advantages = from_scores(inputs, normalize).advantages
+    divides_by_std = config.norm_adv_by_std_in_grpo
+    turn_advantages = normalize(returns, Groups.from_ids(turns.anchor_ids), divides_by_std)
+    episode_advantages = from_scores(
+        inputs, lambda scores, groups: normalize(scores, groups, divides_by_std)
+    ).advantages
     advantages = episode_advantages + config.gigpo_step_weight * turns.expand_to_tokens(turn_advantages)
     return Advantages(advantages, turns.expand_to_tokens(returns))

@@ -2,23 +2,21 @@
 
 @register_policy_loss("mine")
 def mine(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
-    return PolicyLossOutput(-ratio * inputs.advantages)
+    return PolicyLossOutput(-inputs.log_ratio.exp() * inputs.advantages)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.statistics import apply_mask, log_ratio, row_mean
-from alphaapollo.algorithms.user_functions import check_float_tensor, explain_user_errors
+from alphaapollo.algorithms.user_functions import FunctionRegistry, check_float_tensor, explain_user_errors
 from alphaapollo.config.schema import Actor
-from alphaapollo.utils.registry import Registry
 
 Level = Literal["token", "sequence"]
 Anchor = Literal["old", "rollout"]
@@ -39,6 +37,11 @@ class PolicyLossInputs:
     rollout_logp: Tensor | None = None  # [B, L] log-probs of the rollout engine
     selected_tokens: Tensor | None = None  # bool [B, L], tokens selected by PolicyLoss.select_tokens
     kl_coef: float | None = None  # coefficient of ppo_kl; None: policy_loss.ppo_kl_coef
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """Log-ratio of policy and old policy at each token, clamped; 0 outside the mask. [B, L]"""
+        return log_ratio(self.logp, self.old_logp, self.mask)
 
 
 @dataclass(frozen=True)
@@ -103,17 +106,10 @@ class PolicyLoss:
         return replace(output, metrics=output.metrics | {"old_policy_kl": old_policy_kl(inputs, per_row)})
 
 
-_policy_losses: Registry[PolicyLoss] = Registry("policy loss")
-get_policy_loss = _policy_losses.get
-policy_loss_names = _policy_losses.names
-
-
-def register_policy_loss(name: str, **loss_fields: Any) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Return a decorator that registers a policy loss, selected by policy_loss.loss_mode=name.
-
-    loss_fields: optional fields of `PolicyLoss`. With `reads`, a run warns about config keys that are not read.
-    """
-    return _policy_losses.register(name, lambda fn: PolicyLoss(name, fn, **loss_fields))
+_policy_losses = FunctionRegistry("policy loss", PolicyLoss, Actor)
+get_policy_loss, policy_loss_names = _policy_losses.get, _policy_losses.names
+register_policy_loss = _policy_losses.declare
+"""Decorator that registers a loss, selected by policy_loss.loss_mode=name; see FunctionRegistry.declare."""
 
 
 def compute_clip_metrics(clipped: Tensor, is_upper_bound: Tensor, mask: Tensor) -> dict[str, Tensor]:

@@ -8,6 +8,9 @@ vespo              smooth weight of the product of the token ratios
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,6 +27,7 @@ from alphaapollo.algorithms.policy_losses.ppo import clipped_surrogate, policy_g
 from alphaapollo.algorithms.statistics import apply_mask, clamp_log_ratio, log_ratio, row_mean
 from alphaapollo.config.schema import Actor
 
+RatioFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 PAPER_CLIP = (3e-4, 4e-4)
 """Default clip radii below and above 1 (arXiv 2507.18071, section 5.1)."""
 
@@ -33,9 +37,14 @@ def geometric_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     return clamp_log_ratio(row_mean(logp - old_logp, mask)).exp()
 
 
+def sequence_log_ratio(logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Tensor:
+    """Compute the sum of log(pi/mu) over each row's tokens, without length normalization. [B, L] -> [B]."""
+    return apply_mask(logp - rollout_logp, mask).sum(dim=1)
+
+
 def product_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     """Compute the product of the ratios pi/old of each row's tokens; 1 for an empty row. [B, L] each -> [B]."""
-    return clamp_log_ratio(apply_mask(logp - old_logp, mask).sum(dim=1)).exp()
+    return clamp_log_ratio(sequence_log_ratio(logp, old_logp, mask)).exp()
 
 
 def gspo_token_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, detached_logp: Tensor | None = None) -> Tensor:
@@ -48,30 +57,22 @@ def gspo_token_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, detached_logp
     return sequence.unsqueeze(1) * apply_mask(logp - constant_logp, mask).exp()
 
 
-@register_policy_loss("gspo", zero_without_advantage=True, level="sequence", reads=CLIP)
-def _gspo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute the GSPO loss -min(s A, clip(s) A) of each sequence, with its geometric_ratio s and mean advantage A."""
-    ratio = geometric_ratio(inputs.logp, inputs.old_logp, inputs.mask)
-    advantages = row_mean(inputs.advantages, inputs.mask)
-    return clipped_surrogate(ratio, advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
+def _register_clipped(name: str, ratio: RatioFunction, low: float, high: float, **declarations: Any) -> None:
+    """Register PPO's clipped loss with another ratio. low, high: default clip radii below and above 1."""
+
+    @register_policy_loss(name, zero_without_advantage=True, reads=CLIP, **declarations)
+    def compute_loss(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+        ratios = ratio(inputs.logp, inputs.old_logp, inputs.mask)
+        advantages = row_mean(inputs.advantages, inputs.mask) if ratios.ndim == 1 else inputs.advantages
+        return clipped_surrogate(ratios, advantages, inputs.mask, *clip_range(config, low, high))
 
 
-@register_policy_loss("gspo_token", zero_without_advantage=True, reads=CLIP, needs_full_sequence=True)
-def _gspo_token(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute the GSPO-token loss, which has one advantage per token (arXiv 2507.18071, Eq. 13).
-
-    Equals GSPO if the advantages of a sequence are equal and loss_agg_mode=seq-mean-token-mean.
-    """
-    ratio = gspo_token_ratio(inputs.logp, inputs.old_logp, inputs.mask)
-    return clipped_surrogate(ratio, inputs.advantages, inputs.mask, *clip_range(config, *PAPER_CLIP))
-
-
-@register_policy_loss("sequence_ppo", zero_without_advantage=True, level="sequence", reads=CLIP)
-def _sequence_ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute PPO's clipped loss with the complete response as one action, as in RLOO (arXiv 2402.14740)."""
-    ratio = product_ratio(inputs.logp, inputs.old_logp, inputs.mask)
-    advantages = row_mean(inputs.advantages, inputs.mask)
-    return clipped_surrogate(ratio, advantages, inputs.mask, *clip_range(config, 0.2, 0.2))
+_register_clipped("gspo", geometric_ratio, *PAPER_CLIP, level="sequence")
+# One advantage per token (arXiv 2507.18071, Eq. 13). Equals GSPO if the advantages of a sequence are equal and
+# loss_agg_mode=seq-mean-token-mean.
+_register_clipped("gspo_token", gspo_token_ratio, *PAPER_CLIP, needs_full_sequence=True)
+# The complete response is one action, as in RLOO (arXiv 2402.14740).
+_register_clipped("sequence_ppo", product_ratio, 0.2, 0.2, level="sequence")
 
 
 def gmpo_ratio(
@@ -100,11 +101,6 @@ def _gmpo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 
 Kernel = tuple[float, float]
 """Exponents (k, lambda) of the weight."""
-
-
-def sequence_log_ratio(logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Tensor:
-    """Compute log W, the sum of log(pi/mu) over each row's tokens, without length normalization. [B, L] -> [B]."""
-    return apply_mask(logp - rollout_logp, mask).sum(dim=1)
 
 
 def vespo_weight(log_w: Tensor, advantages: Tensor, positive: Kernel, negative: Kernel) -> Tensor:

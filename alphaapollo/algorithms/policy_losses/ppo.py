@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from alphaapollo.algorithms.policy_losses.base import (
     register_policy_loss,
     token_sum,
 )
-from alphaapollo.algorithms.statistics import apply_mask, log_ratio, masked_mean
+from alphaapollo.algorithms.statistics import apply_mask, masked_mean
 from alphaapollo.config.schema import Actor
 
 
@@ -53,7 +54,7 @@ def is_clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Te
 @register_policy_loss("ppo", zero_without_advantage=True, reads=(*CLIP, "clip_ratio_c"))
 def _ppo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     low, high = clip_range(config, 0.2, 0.2)
-    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
+    ratio = inputs.log_ratio.exp()
     output = clipped_surrogate(ratio, inputs.advantages, inputs.mask, low, high, config.clip_ratio_c)
     if config.clip_ratio_c is not None:
         dual = (inputs.advantages < 0) & (ratio > config.clip_ratio_c)
@@ -81,7 +82,7 @@ def old_policy_penalty(log_ratio: Tensor) -> Tensor:
 def _ppo_kl(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute PPO's penalized loss -r A + beta KL(old||pi) (arXiv 1707.06347, Eq. 8)."""
     coef = config.policy_loss.ppo_kl_coef if inputs.kl_coef is None else inputs.kl_coef
-    d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
+    d = inputs.log_ratio
     metrics = {"policy_kl_coef": token_sum(torch.full_like(d, coef), inputs.mask)}
     return PolicyLossOutput(-d.exp() * inputs.advantages, metrics, coef * old_policy_penalty(d))
 
@@ -89,7 +90,7 @@ def _ppo_kl(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
 @register_policy_loss("surrogate", zero_without_advantage=True, is_surrogate=True, reads=())
 def _surrogate(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute the loss -r A, the negative of TRPO's surrogate objective (arXiv 1502.05477, Eq. 14)."""
-    return PolicyLossOutput(-log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp() * inputs.advantages)
+    return PolicyLossOutput(-inputs.log_ratio.exp() * inputs.advantages)
 
 
 def cispo(
@@ -122,7 +123,7 @@ def _cispo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute the CISPO loss. By default the importance weight has no lower bound and the upper bound 1.28."""
     low, high = clip_range(config, math.inf, 0.28)
     mask_low, mask_high = config.policy_loss.cispo_mask_low, config.policy_loss.cispo_mask_high
-    ratio = log_ratio(inputs.logp.detach(), inputs.old_logp, inputs.mask).exp()
+    ratio = inputs.log_ratio.detach().exp()
     loss, clipped = cispo(inputs.logp, ratio, inputs.advantages, low, high, mask_low, mask_high)
     return PolicyLossOutput(loss, compute_clip_metrics(clipped, ratio > 1, inputs.mask))
 
@@ -138,7 +139,7 @@ def sapo(ratio: Tensor, advantages: Tensor, tau_pos: float, tau_neg: float) -> T
 
 @register_policy_loss("sapo", zero_without_advantage=True, reads=("tau_pos", "tau_neg"))
 def _sapo(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
+    ratio = inputs.log_ratio.exp()
     return PolicyLossOutput(sapo(ratio, inputs.advantages, config.tau_pos, config.tau_neg))
 
 
@@ -192,27 +193,23 @@ def dppo(logp: Tensor, log_ratio: Tensor, advantages: Tensor, dropped: Tensor, c
     return torch.where(dropped, torch.zeros_like(loss), loss)
 
 
-def _dppo(
-    inputs: PolicyLossInputs, config: Actor, divergence: Callable[..., Tensor], default: float
-) -> PolicyLossOutput:
-    """Compute the DPPO loss. inputs.old_logp are the engine's log-probs, because the losses have anchor="rollout"."""
-    logp, rollout_logp, advantages = inputs.logp.detach(), inputs.old_logp, inputs.advantages
-    d = log_ratio(logp, rollout_logp, inputs.mask)
-    dropped = is_dropped(d, divergence(logp, rollout_logp), advantages, *clip_range(config, default, default))
-    loss = dppo(inputs.logp, d, advantages, dropped, config.clip_ratio_c or math.inf)
-    return PolicyLossOutput(loss, compute_clip_metrics(dropped, d > 0, inputs.mask))
+def _register_dppo(name: str, divergence: Callable[[Tensor, Tensor], Tensor], default: float) -> None:
+    """Register the DPPO loss with bounds of this divergence. default: of both bounds (section 5 of the paper).
+
+    inputs.old_logp are the engine's log-probs, because the loss has anchor="rollout".
+    """
+
+    @register_policy_loss(name, zero_without_advantage=True, anchor="rollout", reads=(*CLIP, "clip_ratio_c"))
+    def compute_loss(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
+        d, logp = inputs.log_ratio.detach(), inputs.logp.detach()
+        bounds = clip_range(config, default, default)
+        dropped = is_dropped(d, divergence(logp, inputs.old_logp), inputs.advantages, *bounds)
+        loss = dppo(inputs.logp, d, inputs.advantages, dropped, config.clip_ratio_c or math.inf)
+        return PolicyLossOutput(loss, compute_clip_metrics(dropped, d > 0, inputs.mask))
 
 
-@register_policy_loss("dppo_tv", zero_without_advantage=True, anchor="rollout", reads=(*CLIP, "clip_ratio_c"))
-def _dppo_tv(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute the DPPO loss with bounds of binary_tv, by default 0.2 (section 5 of the paper)."""
-    return _dppo(inputs, config, binary_tv, 0.2)
-
-
-@register_policy_loss("dppo_kl", zero_without_advantage=True, anchor="rollout", reads=(*CLIP, "clip_ratio_c"))
-def _dppo_kl(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
-    """Compute the DPPO loss with bounds of binary_kl, by default 0.05 (section 5 of the paper)."""
-    return _dppo(inputs, config, binary_kl, 0.05)
+_register_dppo("dppo_tv", binary_tv, 0.2)
+_register_dppo("dppo_kl", binary_kl, 0.05)
 
 
 def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
@@ -275,13 +272,10 @@ def _select_clipped_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> T
 def _clip_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     """Compute PPO's clipped loss, with loss 0 on the selected tokens, which still count in the denominator."""
     assert inputs.selected_tokens is not None
-    low, high = clip_range(config, 0.2, 0.2)
-    ratio = log_ratio(inputs.logp, inputs.old_logp, inputs.mask).exp()
-    output = clipped_surrogate(ratio, inputs.advantages, inputs.mask, low, high)
-    fraction = token_sum(inputs.selected_tokens, inputs.mask)
-    return PolicyLossOutput(
-        apply_mask(output.loss, ~inputs.selected_tokens), output.metrics | {"clip_cov_fraction": fraction}
-    )
+    bounds = clip_range(config, 0.2, 0.2)
+    output = clipped_surrogate(inputs.log_ratio.exp(), inputs.advantages, inputs.mask, *bounds)
+    output.metrics["clip_cov_fraction"] = token_sum(inputs.selected_tokens, inputs.mask)
+    return replace(output, loss=apply_mask(output.loss, ~inputs.selected_tokens))
 
 
 def _select_top_covariance_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
@@ -295,7 +289,7 @@ def _select_top_covariance_tokens(logp: Tensor, advantages: Tensor, config: Acto
 )
 def _kl_cov(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
     assert inputs.selected_tokens is not None
-    d = log_ratio(inputs.logp, inputs.old_logp, inputs.mask)
+    d = inputs.log_ratio
     penalty = kl_cov_penalty(d, inputs.selected_tokens, config.policy_loss.ppo_kl_coef)
     metrics = {"kl_cov_fraction": token_sum(inputs.selected_tokens, inputs.mask)}
     return PolicyLossOutput(-d.exp() * inputs.advantages, metrics, penalty)

@@ -22,9 +22,9 @@ from alphaapollo.config.load import save_config
 from alphaapollo.controller.placement import Placement
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import MANIFEST, CheckpointFolder, check_format, find_damage, write_manifest
-from alphaapollo.trainer.pickles import read_pickle, write_pickle
-from alphaapollo.trainer.run_state import LearnerState, TrainingRun
-from alphaapollo.trainer.step.learn import LearnFunction, UpdateResult
+from alphaapollo.trainer.group_files import read_pickle, write_pickle
+from alphaapollo.trainer.run_state import LearnerState, LearnFunction, TrainingRun
+from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.types import JsonObject, TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors
 
@@ -126,13 +126,13 @@ async def collect_outcome(run: LearnerState, iteration: int, learned: UpdateResu
     """Collect metrics, log-probs, values, advantages and weight digests of an update. Offloads policy and critic."""
     values: Outcome = {}
     if learned.batch and learned.credit:
-        found = {name: [getattr(rank, name) for rank in learned.credit.columns] for name in COLUMNS}
-        if found["old_logprobs"][0] is None and iteration > run.config.trainer.critic_warmup:
-            found["old_logprobs"] = list(await run.workers.policy.get_old_log_probs())  # computed by the update
+        columns = {name: [getattr(rank, name) for rank in learned.credit.columns] for name in COLUMNS}
+        if columns["old_logprobs"][0] is None and iteration > run.config.trainer.critic_warmup:
+            columns["old_logprobs"] = list(await run.workers.policy.get_old_log_probs())  # computed by the update
         is_action = learned.batch.mask != 0
-        computed = {name: parts for name, parts in found.items() if parts[0] is not None}
+        computed = {name: parts for name, parts in columns.items() if parts[0] is not None}
         values |= {name: learned.batch.layout.join_columns(parts)[is_action] for name, parts in computed.items()}
-    values |= learned.metrics | {"kl/next_coef": learned.kl_coef}
+    values |= learned.metrics | {"kl/next_coef": learned.feedback.kl_coef}
     for name, role in (("policy", run.workers.policy), ("critic", run.workers.critic)):
         if role:
             values |= {f"{name} {key}": value for key, value in (await role.compute_state_fingerprints()).items()}

@@ -222,41 +222,46 @@ def print_and_check_comparison(prepared: PreparedReplay, replayed: Outcome) -> b
         print(f"bit for bit equal: {len(names)} of {len(names)}")
         return True
     largest = max(differences, key=lambda name: differences[name])
-    verdict, equal = f"the largest difference is {differences[largest]:.1e}, in {largest}", True
+    verdict = f"the largest difference is {differences[largest]:.1e}, in {largest}"
     if prepared.changes:
         print(f"{', '.join(prepared.changes)}: {verdict}")
-    elif is_exact:
+        return True
+    if is_exact:
         print(f"not equal: the first difference is in {next(iter(differences))}; {verdict}")
-        equal = False
-    else:
-        tolerance = TOLERANCE[prepared.plan.model.dtype]
-        equal = differences[largest] <= tolerance
-        causes = f"Not bit for bit, because {'; '.join(prepared.causes)}"
-        print(f"{'equal' if equal else 'not equal'} within {tolerance:g}: {verdict}. {causes}")
-    return equal
+        return False
+    tolerance = TOLERANCE[prepared.plan.model.dtype]
+    is_close = differences[largest] <= tolerance
+    causes = f"Not bit for bit, because {'; '.join(prepared.causes)}"
+    print(f"{'equal' if is_close else 'not equal'} within {tolerance:g}: {verdict}. {causes}")
+    return is_close
+
+
+def _read_column(value: Value) -> tuple[object, np.ndarray]:
+    """Return what must be equal bit for bit, and the numbers of a value as float64: a metric, tokens, or a norm."""
+    if isinstance(value, tuple):
+        return value[0], np.array([value[1]])
+    numbers = value if isinstance(value, np.ndarray) else np.array([float(value)])
+    return (numbers.dtype, numbers.tobytes()), numbers.astype(np.float64)
 
 
 def compare_values(name: str, recorded: Value | None, replayed: Value | None) -> float | None:
     """Return the relative difference of two values: None if they are equal bit for bit, inf if one is missing."""
-    same, gap, scale = False, math.inf, 1.0
-    if isinstance(recorded, np.ndarray) and isinstance(replayed, np.ndarray) and recorded.shape == replayed.shape:
-        same = recorded.dtype == replayed.dtype and recorded.tobytes() == replayed.tobytes()
-        gap = float(np.abs(recorded.astype(np.float64) - replayed).max(initial=0.0))
-        scale = float(np.abs(recorded).max(initial=0.0))
-    elif isinstance(recorded, tuple) and isinstance(replayed, tuple):
-        same = recorded[0] == replayed[0]
-        gap, scale = abs(recorded[1] - replayed[1]), max(recorded[1], replayed[1])
-    elif isinstance(recorded, float | int) and isinstance(replayed, float | int):
-        same = recorded == replayed or (math.isnan(recorded) and math.isnan(replayed))
-        gap = abs(recorded - replayed)
-        scale = max(abs(recorded), abs(replayed), 0.0 if "norm" in name else FLOOR)
-    difference = gap / (scale or 1.0)
-    return None if same else math.inf if math.isnan(difference) else difference
+    if recorded is None or replayed is None:
+        return math.inf
+    (bits, numbers), (other_bits, others) = _read_column(recorded), _read_column(replayed)
+    if bits == other_bits:
+        return None
+    if numbers.shape != others.shape:
+        return math.inf
+    floor = FLOOR if "/" in name and "norm" not in name else 0.0  # of metrics
+    scale = max(np.abs(column).max(initial=floor) for column in (numbers, others))
+    difference = float(np.abs(numbers - others).max(initial=0.0) / (scale or 1.0))
+    return math.inf if math.isnan(difference) else difference
 
 
 def _format_value(value: Value | None) -> str:
     """Format a metric, or the norm of a column or of weights."""
-    if isinstance(value, np.ndarray):
-        value = float(np.linalg.norm(value.astype(np.float64)))
-    number = value[1] if isinstance(value, tuple) else value
-    return "-" if number is None else f"{number:.8g}"
+    if value is None:
+        return "-"
+    _, numbers = _read_column(value)
+    return f"{numbers[0] if len(numbers) == 1 else np.linalg.norm(numbers):.8g}"

@@ -33,12 +33,12 @@ from alphaapollo.trainer.progress import (
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.setup.teachers import check_teachers
 from alphaapollo.trainer.step.curriculum import assign_stages
-from alphaapollo.trainer.step.reward_model_scorer import (
+from alphaapollo.trainer.step.reward_model_tokenizer import (
     RewardModelTokenizer,
     make_reward_model_tokenizer,
     uses_reward_function,
 )
-from alphaapollo.trainer.step.training_batch import check_prompts_have_length_budgets
+from alphaapollo.trainer.step.shaped_rewards import check_prompts_have_length_budgets
 from alphaapollo.types import Prompt
 from alphaapollo.weight_sync.verification import Probe
 

@@ -1,7 +1,7 @@
 """Generate the rollout groups (all samples of one prompt) of an iteration, or with trainer.async_mode of later ones.
 
 With DAPO's dynamic sampling, groups without reward variance are dropped, and more groups are generated until the batch
-is full (filter_groups.mode=refill), or the loss is scaled up instead (reweight, training_batch.py).
+is full (filter_groups.mode=refill), or the loss is scaled up instead (reweight, selection.py).
 
 With data.reuse, an iteration trains again on recent groups, a bounded buffer. A group stays complete: its
 advantages are computed from its own samples, and its tokens keep the log-probs of the engine that sampled them.
@@ -23,7 +23,7 @@ from alphaapollo.algorithms.statistics import has_variance
 from alphaapollo.observability.timing import Timer
 from alphaapollo.trainer.progress import Progress, RecentGroups
 from alphaapollo.trainer.run_state import TrainingRun
-from alphaapollo.trainer.step.training_batch import is_trainable, is_usable_for_training
+from alphaapollo.trainer.step.selection import is_trainable, is_usable_for_training
 from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
 
@@ -113,7 +113,7 @@ def passes_dynamic_sampling(run: TrainingRun, group: TrajectoryGroup) -> bool:
 
 def has_metric_variance(group: TrajectoryGroup, metric: str) -> bool:
     """Whether the metric differs between the samples of the group. Failed samples are ignored."""
-    return has_variance([get_metric_value(one, metric) for one in group.trajectories if is_trainable(one)])
+    return has_variance([get_metric_value(sample, metric) for sample in group.trajectories if is_trainable(sample)])
 
 
 def get_metric_value(trajectory: Trajectory, metric: str) -> float:
@@ -157,14 +157,14 @@ def add_recent_groups(run: TrainingRun, iteration: int, collected: CollectedGrou
     Only groups with different rewards are kept, because the others have no advantages, and only those of the trainer's
     temperature, which may change when a run resumes.
     """
-    data, known = run.config.data, {None, run.config.actor_rollout_ref.rollout.temperature}
+    data, temperatures = run.config.data, {None, run.config.actor_rollout_ref.rollout.temperature}
     if not data.reuse.groups:
         return collected
     kept = [
         (origin, group)
         for origin, group in run.progress.recent.entries
         if iteration - origin <= data.reuse.max_age
-        and {row.temperature for one in group.trajectories for row in one.rows} <= known
+        and {row.temperature for sample in group.trajectories for row in sample.rows} <= temperatures
     ]
     rng = np.random.default_rng(derive_seed(data.seed, "reuse", iteration))
     chosen = [kept[index] for index in sorted(rng.permutation(len(kept))[: data.reuse.groups])]
@@ -326,14 +326,14 @@ def compute_staleness_metrics(groups: Sequence[TrajectoryGroup], trained_version
 
     Returns mean and maximum over tokens, and the share of trajectories with tokens of several versions.
     """
-    trajectories = [one for group in groups for one in group.trajectories if one.rows]
-    runs = [run for one in trajectories for row in one.rows for run in row.weight_versions]
+    trajectories = [sample for group in groups for sample in group.trajectories if sample.rows]
+    runs = [run for sample in trajectories for row in sample.rows for run in row.weight_versions]
     if not runs:
         return {}
-    versions = [{version for row in one.rows for version, _ in row.weight_versions} for one in trajectories]
+    versions = [{version for row in sample.rows for version, _ in row.weight_versions} for sample in trajectories]
     mean = sum(version * count for version, count in runs) / sum(count for _, count in runs)
     return {
         "staleness/mean": trained_version - mean,
         "staleness/max": float(trained_version - min(runs)[0]),
-        "staleness/mixed": sum(len(found) > 1 for found in versions) / len(versions),
+        "staleness/mixed": sum(len(different) > 1 for different in versions) / len(versions),
     }

@@ -1,4 +1,4 @@
-"""Compute advantages and returns on the driver, from rewards and from the log-probs and values of the workers.
+"""Compute advantages and returns on the driver, from a training batch and the log-probs and values of the workers.
 
 Arrays have one value per response token of the batch, without padding. Only estimators that need matrices get padded
 ones, of a few whole groups at a time.
@@ -8,7 +8,6 @@ token rewards -> KL in the reward -> advantage estimator -> add the advantages o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -19,41 +18,19 @@ from torch import Tensor
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Estimator, Turns, get_estimator
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR, Trajectories
-from alphaapollo.algorithms.kl import subtract_kl
+from alphaapollo.algorithms.kl import compute_target_advantages, subtract_kl
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.statistics import Groups, standardize
 from alphaapollo.batching.batch import Columns
-from alphaapollo.config.schema import Actor, Algorithm, Config
-from alphaapollo.trainer.metrics import compute_advantage_metrics, compute_mean_length_penalty
-from alphaapollo.trainer.step.distillation import add_target_advantages, has_target
-from alphaapollo.trainer.step.training_batch import (
-    WEIGHTS,
-    TrainingBatch,
-    get_invalid_action_penalty,
-    get_reward_components,
-    list_trained_turns,
-    sum_rewards_per_trajectory,
-)
-from alphaapollo.types import Trajectory, Turn
+from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
+from alphaapollo.trainer.step.training_batch import WEIGHTS, TrainingBatch, sum_per_trajectory
 
 CHUNK_CELLS = 2**22
 """Largest size of the matrices of one chunk, unless a single group is larger: 32 MiB in float64."""
 ColumnDtype = Literal["float32", "float64"]
+
+
 COMPUTED = ("old_logprobs", "ref_logprobs", "values", "target_logprobs")  # by models
-
-
-def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets: np.ndarray) -> str:
-    """Name the columns [n] with NaN or infinite values on action tokens; "" if there are none.
-
-    mask: [n], 1 on action tokens (tokens that the model sampled). offsets: [B + 1], position of each row.
-    """
-    found = []
-    for name in COMPUTED:
-        values = getattr(columns, name)
-        if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
-            bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
-            found += [f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
-    return "; ".join(found)
 
 
 @dataclass(frozen=True)
@@ -80,9 +57,8 @@ def assign_credit(
     kl_coef: coefficient of the KL penalty in the reward. dtype: of the computed columns. baseline: see AdvantageInputs.
     """
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
-    rewards, metrics = _add_kl_penalty(batch, computed, algorithm, kl_coef)
-    estimator = get_estimator(algorithm.adv_estimator)
-    scores = sum_rewards_per_trajectory(rewards, batch.trajectory_offsets)
+    rewards, scores, metrics = _add_kl_penalty(batch, computed, algorithm, kl_coef)
+    estimator, is_action = get_estimator(algorithm.adv_estimator), batch.mask != 0
     if estimator.scope == "trajectories":
         exact = computed.target_logprobs is not None  # more advantages are added before rounding
         advantages = _expand_trajectory_advantages(batch, estimator, scores, algorithm, "float64" if exact else dtype)
@@ -91,21 +67,17 @@ def assign_credit(
         advantages, returns = _estimate_in_chunks(
             batch, estimator, rewards, scores, computed.values, algorithm, baseline
         )
-    mean_return = float(returns[batch.mask != 0].mean(dtype=np.float64))
+    mean_return = float(returns[is_action].mean(dtype=np.float64))
     if estimator.whitens(algorithm):
-        is_action = batch.mask != 0
         advantages[is_action] = standardize(torch.from_numpy(advantages[is_action]), ddof=1, eps=1e-8).numpy()
-    advantages, target_metrics = add_target_advantages(advantages, batch.mask, computed, config)
+    advantages, target_metrics = _add_target_advantages(advantages, batch.mask, computed, config.teacher)
     advantages = advantages.astype(dtype, copy=False)
     has_advantage = np.logical_or.reduceat(advantages != 0, batch.layout.response_offsets[:-1])  # zero outside the mask
     metrics |= target_metrics | {"critic/rewards/mean": float(scores.mean())}
     if algorithm.adv_estimator != NO_ESTIMATOR or computed.target_logprobs is not None:
-        metrics |= compute_advantage_metrics(advantages[batch.mask != 0], has_advantage)
-    if algorithm.overlong_penalty.enable or algorithm.length_budget.mode:
-        shaped = sum_rewards_per_trajectory(batch.token_rewards, batch.trajectory_offsets)
-        metrics["reward/length_penalty"] = compute_mean_length_penalty(
-            batch.trajectories, shaped, get_invalid_action_penalty(actor)
-        )
+        metrics |= compute_advantage_metrics(advantages[is_action], has_advantage)
+    if batch.length_penalty is not None:
+        metrics["reward/length_penalty"] = batch.length_penalty
     every = replace(
         computed,
         advantages=advantages,
@@ -115,22 +87,37 @@ def assign_credit(
         trajectory_ids=batch.trajectory_ids.numpy(),
         **{name: getattr(batch, name).astype(dtype) for name in WEIGHTS},
     )
-    owners, has_weight = batch.trajectory_ids.numpy(), (batch.loss_weights != 0) | (batch.sequence_weights != 0)
-    has_gradient = has_advantage & has_weight
-    if not has_target([], config):  # only rows with a longer prompt have a target
-        has_context = np.array([has_target([row], config) for row in batch.rows])
+    has_gradient = has_advantage & ((batch.loss_weights != 0) | (batch.sequence_weights != 0))
+    if config.teacher.uses_self_teacher:
+        has_context = batch.has_longer_prompt
         metrics["distill/rows_with_context"] = float(has_context.mean())
         has_gradient |= has_context & (batch.divergence_weights != 0)
+    owners = batch.trajectory_ids.numpy()
     has_gradient = np.isin(owners, owners[has_gradient])
     return AssignedCredit(batch.layout.split_columns(every), has_gradient, metrics, mean_return)
 
 
+def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets: np.ndarray) -> str:
+    """Name the columns [n] with NaN or infinite values on action tokens; "" if there are none.
+
+    mask: [n], 1 on action tokens (tokens that the model sampled). offsets: [B + 1], position of each row.
+    """
+    problems = []
+    for name in COMPUTED:
+        values = getattr(columns, name)
+        if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
+            bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
+            problems += [f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
+    return "; ".join(problems)
+
+
 def _add_kl_penalty(
     batch: TrainingBatch, computed: Columns[np.ndarray], algorithm: Algorithm, kl_coef: float
-) -> tuple[np.ndarray, dict[str, float]]:
-    """Subtract the KL penalty from the token rewards [n] if algorithm.use_kl_in_reward. Also returns metrics."""
+) -> tuple[np.ndarray, Tensor, dict[str, float]]:
+    """Subtract the KL penalty from the token rewards [n] if algorithm.use_kl_in_reward. Also returns their sum per
+    trajectory [N], and metrics."""
     if not algorithm.use_kl_in_reward:
-        return batch.token_rewards, {}
+        return batch.token_rewards, batch.scores, {}
     assert computed.old_logprobs is not None and computed.ref_logprobs is not None
     shaped = subtract_kl(
         torch.from_numpy(batch.token_rewards),
@@ -141,29 +128,43 @@ def _add_kl_penalty(
         kl_coef,
         algorithm.kl_penalty,
     )
-    return shaped.token_rewards.numpy(), {
-        "actor/reward_kl_penalty_coeff": kl_coef,
-        "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
-        "actor/reward_kl_penalty": float(shaped.kl_per_token),
-    }
+    rewards = shaped.token_rewards.numpy()
+    return (
+        rewards,
+        sum_per_trajectory(rewards, batch.trajectory_offsets),
+        {
+            "actor/reward_kl_penalty_coeff": kl_coef,
+            "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
+            "actor/reward_kl_penalty": float(shaped.kl_per_token),
+        },
+    )
+
+
+def _add_target_advantages(
+    advantages: np.ndarray, mask: np.ndarray, computed: Columns[np.ndarray], teacher: Teacher
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Add the advantages from teacher and policy log-probs, if teacher.divergence=sampled. All [n]. Also returns
+    metrics."""
+    if computed.target_logprobs is None:
+        return advantages, {}
+    assert computed.old_logprobs is not None
+    old, target = _to_float64_tensor(computed.old_logprobs), _to_float64_tensor(computed.target_logprobs)
+    taught = compute_target_advantages(old, target, torch.from_numpy(mask))
+    combined = advantages + teacher.coef * taught.advantages.numpy()
+    return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
 
 
 def _expand_trajectory_advantages(
     batch: TrainingBatch, estimator: Estimator, scores: Tensor, algorithm: Algorithm, dtype: ColumnDtype
 ) -> np.ndarray:
     """Compute one advantage per trajectory and copy it to the action tokens, [n]."""
-    rows = Groups.from_ids(batch.trajectory_ids)
-    group_ids, lengths, components = rows.take_value_per_group(batch.group_ids), batch.num_actions, batch.components
-    if rest := batch.unselected:
-        scores, lengths = torch.cat([scores, rest.scores]), torch.cat([lengths, rest.num_actions])
-        group_ids = torch.cat([group_ids, rest.group_ids])
-        components = get_reward_components([*batch.trajectories, *rest.trajectories])
+    rows, others = Groups.from_ids(batch.trajectory_ids), batch.others
     trajectories = Trajectories(
         rows,
-        Groups.from_ids(group_ids),
-        scores,
-        lengths,
-        components=components,
+        Groups.from_ids(torch.cat([rows.take_value_per_group(batch.group_ids), others.group_ids])),
+        torch.cat([scores, others.scores]),
+        torch.cat([batch.num_actions, others.num_actions]),
+        components=batch.components,
         mini_batches=rows.take_value_per_group(batch.mini_batch_ids) if "mini_batches" in estimator.needs else None,
     )
     computed = estimator.compute_for_trajectories(trajectories, algorithm)
@@ -212,19 +213,17 @@ def _estimate_in_chunks(
     for first, end in split_into_chunks(batch.group_ids.numpy(), lengths, max_cells):
         chunk, rows = slice(offsets[first], offsets[end]), slice(first, end)
         inside = np.arange(lengths[rows].max()) < lengths[rows, None]  # [rows, longest row]
-        mask, owners, groups = _pad(batch.mask[chunk], inside), batch.trajectory_ids[rows], batch.group_ids[rows]
-        trajectories = batch.trajectories[owners[0] : owners[-1] + 1]
-        needs_turns = "turns" in needs or (estimator.per_token and any(len(one.rows) > 1 for one in trajectories))
+        owners = batch.trajectory_ids[rows]
         inputs = AdvantageInputs(
             token_rewards=_pad(rewards[chunk], inside),
-            mask=mask,
+            mask=_pad(batch.mask[chunk], inside),
             scores=scores[owners],
-            group_ids=groups,
+            group_ids=batch.group_ids[rows],
             trajectory_ids=owners,
             values=None if values is None else _pad(values[chunk], inside),
             components={name: component[owners] for name, component in batch.components.items()},
             greedy_rewards=None if batch.greedy_rewards is None else batch.greedy_rewards[rows],
-            turns=assign_turn_numbers(trajectories, groups, mask) if needs_turns else None,
+            turns=batch.turns and _take_turns(batch.turns, chunk, inside, owners),
             mini_batches=batch.mini_batch_ids[rows] if "mini_batches" in needs else None,
             baseline=baseline,
         )
@@ -238,6 +237,32 @@ def _pad(values: np.ndarray, inside: np.ndarray) -> Tensor:
     matrix = np.zeros(inside.shape)
     matrix[inside] = values
     return torch.from_numpy(matrix)
+
+
+def _take_turns(turns: Turns, tokens: slice, inside: np.ndarray, owners: Tensor) -> Turns:
+    """Return the turns of some trajectories. tokens: of these. inside: as in _pad. owners: [B], their ids."""
+    start, end = torch.searchsorted(turns.trajectory_ids, torch.stack([owners[0], owners[-1] + 1])).tolist()
+    numbers = torch.full(inside.shape, -1)
+    numbers[torch.from_numpy(inside)] = turns.turn_of_token[tokens]
+    numbers = torch.where(numbers >= 0, numbers - start, -1)
+    return Turns(numbers, turns.trajectory_ids[start:end], turns.anchor_ids[start:end])
+
+
+def compute_advantage_metrics(advantages: np.ndarray, has_advantage: np.ndarray) -> dict[str, float]:
+    """Compute statistics of the advantages of the tokens that the model sampled, [tokens]; {} if there are none.
+
+    has_advantage: bool [B], sequences with a non-zero advantage.
+    """
+    if not len(advantages):
+        return {}
+    return {
+        "critic/advantages/mean": float(advantages.mean(dtype=np.float64)),
+        "critic/advantages/std": float(advantages.std(dtype=np.float64)),
+        "critic/advantages/min": float(advantages.min()),
+        "critic/advantages/max": float(advantages.max()),
+        "critic/advantages/abs_mean": float(np.abs(advantages).mean(dtype=np.float64)),
+        "critic/advantages/share_zero": float((~has_advantage).mean()),
+    }
 
 
 def choose_loss_tokens(
@@ -263,36 +288,6 @@ def choose_loss_tokens(
         values = _to_float64_tensor(computed.old_logprobs[tokens]), _to_float64_tensor(advantages[tokens])
         chosen[tokens] = policy_loss.select_tokens(*values, actor).numpy()
     return chosen
-
-
-def assign_turn_numbers(trajectories: Sequence[Trajectory], group_ids: Tensor, mask: Tensor) -> Turns:
-    """Number the trained turns of a batch in the order of sampling, and find turns that start from the same state.
-
-    Args:
-        trajectories: N trajectories with one or more token sequences each, B sequences in total.
-        group_ids: [B], group of each sequence.
-        mask: [B, L], 1 on action tokens; position 0 is a sequence's first action token.
-    """
-    groups = group_ids.tolist()
-    index = torch.full(mask.shape, -1, dtype=torch.int64)
-    owners: list[int] = []
-    anchors: dict[Hashable, int] = {}
-    ids: list[int] = []
-    first = 0  # sequence of the trajectory
-    for owner, trajectory in enumerate(trajectories):
-        for turn, row, start, end in list_trained_turns(trajectory):
-            offset = trajectory.rows[row].response_start
-            index[first + row, start - offset : end - offset] = len(owners)
-            owners.append(owner)
-            ids.append(anchors.setdefault((groups[first], _get_anchor_state(turn)), len(anchors)))
-        first += len(trajectory.rows)
-    return Turns(index.where(mask.bool(), torch.tensor(-1)), torch.tensor(owners), torch.tensor(ids))
-
-
-def _get_anchor_state(turn: Turn) -> Hashable:
-    """Return the environment's state before a turn: StepResult.info["state"], else the turn's context tokens."""
-    state = turn.info.get("state")
-    return tuple(turn.context_ids) if state is None else repr(state)
 
 
 def _to_float64_tensor(values: np.ndarray) -> Tensor:

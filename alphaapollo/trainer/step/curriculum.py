@@ -63,8 +63,8 @@ class PromptSampler:
     def _choose_each_once(self, state: CurriculumState, positions: Sequence[int]) -> list[int]:
         """Choose prompts of the open stages, each once per epoch of them, in a random order."""
         stream, prompts = self._streams[state.stage], self._open[state.stage]
-        found = (stream.prompt_indices(position - state.stage_start, 1) for position in positions)
-        return [int(prompts[index]) for (index,) in found]
+        drawn = (stream.prompt_indices(position - state.stage_start, 1) for position in positions)
+        return [int(prompts[index]) for (index,) in drawn]
 
     def observe(self, progress: Progress, groups: Sequence[TrajectoryGroup]) -> None:
         """Add the results of an iteration's groups, and open the next stage if its gate is reached."""
@@ -134,13 +134,13 @@ def measure_pass_rate(group: TrajectoryGroup) -> float | None:
 
     Raises ValueError if an accuracy is unknown, or not in [0, 1].
     """
-    found = [one.accuracy for one in group.trajectories if not one.score.outcome.failed]
-    if wrong := [value for value in found if value is None or not 0 <= value <= 1]:
+    accuracies = [sample.accuracy for sample in group.trajectories if not sample.score.outcome.failed]
+    if wrong := [value for value in accuracies if value is None or not 0 <= value <= 1]:
         raise ValueError(
             f"data.sampler and data.curriculum need accuracies from 0 to 1; row {group.prompt.id} has {wrong[0]}. "
             "Return the component `accuracy` from the reward function, or set data.sampler=uniform without stages."
         )
-    return float(np.mean(np.array(found, float))) if found else None
+    return float(np.mean(np.array(accuracies, float))) if accuracies else None
 
 
 def assign_stages(prompts: Sequence[Prompt], data: Data) -> np.ndarray:

@@ -1,5 +1,4 @@
-"""What teachers add to an iteration on the driver: shares in the loss of each row, advantages, and log-probs from vLLM
-servers.
+"""Log-probs of teachers, on the policy's ranks or behind vLLM servers.
 
 Each row is one request to /completions with its token ids as the prompt and `prompt_logprobs=k`. The answer has for
 each prompt token its own log-prob and those of the k most probable tokens, at temperature 1. A request that fails is
@@ -12,67 +11,37 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import torch
 
-from alphaapollo.algorithms.kl import compute_target_advantages
-from alphaapollo.batching.batch import Columns
-from alphaapollo.config.schema import Config, Teacher, TeacherModel
+from alphaapollo.batching.batch import BatchLayout, Columns
+from alphaapollo.config.schema import Model, Teacher, TeacherModel
 from alphaapollo.config.schema.reward import TEACHER_SHARES
+from alphaapollo.controller.handles import PolicyGroup
 from alphaapollo.models.load import load_config
 from alphaapollo.rewards.openai_connection import make_connection_options
-from alphaapollo.types import LONGER_PROMPT, JsonObject, Prompt, Row, Trajectory
+from alphaapollo.types import JsonObject, Row
 from alphaapollo.utils.heartbeat import HEARTBEAT
-
-if TYPE_CHECKING:
-    from alphaapollo.trainer.run_state import LearnerState
-    from alphaapollo.trainer.step.training_batch import TrainingBatch
 
 CONNECTIONS = 64  # maximum concurrent requests to one server
 PATIENCE = 300.0  # seconds for which a failed request is sent again
 MIN_TAIL = 1e-7  # smallest probability of all tokens beyond the top k, because log-probs are rounded to float32
 
 
-def list_rows(prompt: Prompt, trajectory: Trajectory, config: Config) -> list[Row]:
-    """Return the rows of a trajectory, with the weights of the teachers of its data source if there are several."""
-    if not config.teacher.models:
-        return trajectory.rows
-    weights = config.teacher.find_shares(prompt.data_source)
-    return [replace(row, columns=row.columns | {TEACHER_SHARES: weights}) for row in trajectory.rows]
+async def compute_target_columns(
+    teacher: Teacher, policy: PolicyGroup, model: Model, rows: Sequence[Row], layout: BatchLayout
+) -> Columns[np.ndarray]:
+    """Compute the log-probs that the loss needs of teachers on the policy's ranks, and request those of servers.
 
-
-def has_target(rows: Sequence[Row], config: Config) -> bool:
-    """Whether a row of a trajectory is compared with a teacher: a self-teacher needs a longer prompt."""
-    return not config.teacher.uses_self_teacher or any(LONGER_PROMPT in row.columns for row in rows)
-
-
-def add_target_advantages(
-    advantages: np.ndarray, mask: np.ndarray, computed: Columns[np.ndarray], config: Config
-) -> tuple[np.ndarray, dict[str, float]]:
-    """Add the advantages from teacher and policy log-probs, if teacher.divergence=sampled. All [n]."""
-    if computed.target_logprobs is None:
-        return advantages, {}
-    assert computed.old_logprobs is not None
-    columns = computed.old_logprobs, computed.target_logprobs
-    old, target = (torch.from_numpy(one.astype(np.float64)) for one in columns)
-    taught = compute_target_advantages(old, target, torch.from_numpy(mask))
-    combined = advantages + config.teacher.coef * taught.advantages.numpy()
-    return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
-
-
-async def compute_target_columns(run: LearnerState, batch: TrainingBatch) -> Columns[np.ndarray]:
-    """Compute the log-probs that the loss needs of teachers on the policy's ranks, and request those of servers."""
-    teacher, local = run.config.teacher, Columns[np.ndarray]()
+    model: of the policy. rows, layout: of the batch that its ranks have loaded.
+    """
+    local = Columns[np.ndarray]()
     if teacher.uses_sampled_tokens and teacher.local_models:
-        parts = await run.workers.policy.compute_log_probs("teacher")
-        local = Columns(target_logprobs=batch.layout.join_columns(parts))
+        local = Columns(target_logprobs=layout.join_columns(await policy.compute_log_probs("teacher")))
     if not teacher.servers:
         return local
-    vocabulary_size = load_config(run.plan.model).get_text_config().vocab_size
-    scores = await score_rows(teacher, batch.rows, vocabulary_size)
+    scores = await score_rows(teacher, rows, load_config(model).get_text_config().vocab_size)
     if scores.target_logprobs is None or local.target_logprobs is None:
         return scores
     return replace(scores, target_logprobs=local.target_logprobs + scores.target_logprobs)
@@ -115,9 +84,9 @@ async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int
         scored = (await client.score(row.token_ids, k))[starts[index] :]
         part, sampled = slice(end - len(scored), end), row.token_ids[starts[index] :]
         if teacher.uses_sampled_tokens:
-            logprobs[part] += [weight * one[token].logprob for one, token in zip(scored, sampled, strict=True)]
+            logprobs[part] += [weight * scores[token].logprob for scores, token in zip(scored, sampled, strict=True)]
             return
-        top = [select_top_tokens(one, k, vocabulary_size) for one in scored]
+        top = [select_top_tokens(scores, k, vocabulary_size) for scores in scored]
         tokens[part, server], token_logprobs[part, server] = zip(*top, strict=True)
 
     clients = [TeacherClient(key, model, PATIENCE) for key, model in teacher.servers.items()]
@@ -143,8 +112,8 @@ def select_top_tokens(scores: dict[int, TokenLogprob], k: int, vocabulary_size: 
 
     The first token is repeated if there are fewer than k tokens below `vocabulary_size`.
     """
-    known = ((one.logprob, token) for token, one in scores.items() if token < vocabulary_size)
-    top = sorted(known, reverse=True)[:k]
+    readable = ((score.logprob, token) for token, score in scores.items() if token < vocabulary_size)
+    top = sorted(readable, reverse=True)[:k]
     tail = math.log(max(1.0 - math.fsum(math.exp(logprob) for logprob, _ in top), MIN_TAIL))
     top += top[:1] * (k - len(top))
     return [token for _, token in top], [*(logprob for logprob, _ in top), tail]
@@ -175,11 +144,13 @@ class TeacherClient:
             scores = msgspec.json.decode(reply, type=CompletionReply).choices[0].prompt_logprobs
         except (msgspec.MsgspecError, IndexError) as error:
             raise self.make_error(f"returns no prompt_logprobs ({error}). Use a vLLM server") from None
-        found = [one or {} for one in scores]
+        logprobs = [score or {} for score in scores]
         positions = range(1, len(token_ids))
-        if len(found) != len(token_ids) or any(token_ids[position] not in found[position] for position in positions):
+        if len(logprobs) != len(token_ids) or any(
+            token_ids[position] not in logprobs[position] for position in positions
+        ):
             raise self.make_error("does not return the log-prob of each token of a request. Use a vLLM server")
-        return found
+        return logprobs
 
     async def post(self, url: str, request: JsonObject) -> bytes:
         """Send a request and return the body of the answer. Raises TeacherServerError."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.algorithms.advantages import get_estimator, register_estimator
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
 from alphaapollo.algorithms.preference_losses import get_preference_loss
 from alphaapollo.config.schema import Actor, Algorithm
@@ -73,6 +73,17 @@ def test_valid_functions_pass(tmp_path: Path) -> None:
     loss, _ = register(tmp_path, LOSS, "return PolicyLossOutput(loss, {'x': loss.detach().sum()})")
     assert not get_policy_loss(loss).zero_without_advantage  # unless it declares it
     assert get_policy_loss(loss)(loss_inputs(), Actor()).loss.tolist() == [[0.5, 1.0, 1.5], [-1.0, -0.5, 0.0]]
+
+
+def test_a_function_can_take_single_fields_of_inputs_and_config() -> None:
+    def scaled(scores: torch.Tensor, gamma: float) -> torch.Tensor:
+        return gamma * scores
+
+    name = f"tried_{next(numbers)}"
+    assert register_estimator(name, "scores", "gamma", scope="trajectories")(scaled) is scaled
+    assert get_estimator(name).reads == ("gamma",)
+    result = get_estimator(name)(INPUTS, Algorithm(gamma=0.5))
+    assert result.advantages.tolist() == [[0.0] * 3, [0.5, 0.5, 0.0], [0.0] * 3, [0.5, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses, row_weights
-from alphaapollo.algorithms.kl import next_kl_coef, subtract_kl, unbiased_kl
+from alphaapollo.algorithms.feedback import next_kl_coef
+from alphaapollo.algorithms.kl import subtract_kl, unbiased_kl
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.statistics import has_variance
 from alphaapollo.config.schema import Actor, AggregationMode, Algorithm, KLControl

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.kl import ESTIMATORS, kl_penalty, next_kl_coef, next_policy_kl_coef, unbiased_kl
+from alphaapollo.algorithms.feedback import next_kl_coef, next_policy_kl_coef
+from alphaapollo.algorithms.kl import ESTIMATORS, kl_penalty, unbiased_kl
 from alphaapollo.algorithms.policy_losses.ppo import old_policy_penalty
 from alphaapollo.config.schema import KLControl, PolicyLossOptions
 from tests.unit.plain import kl_full

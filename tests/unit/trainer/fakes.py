@@ -7,7 +7,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Model
 from alphaapollo.observability.console import Console
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.step.curriculum import PromptSampler
@@ -54,6 +54,7 @@ def make_plan(**fields: Any) -> Any:
     """Plan of one rank."""
     defaults = {
         "placement": SimpleNamespace(data_parallel_size=1, sequence_parallel=1, num_gpus=0),
+        "model": Model(),
         "padded": False,
         "max_tokens": 16_384,
         "needs_old_logprobs": True,

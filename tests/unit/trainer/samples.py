@@ -10,8 +10,9 @@ from alphaapollo.batching.batch import Columns
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, Algorithm, Config
 from alphaapollo.planning.memory_fit import get_max_tokens
+from alphaapollo.trainer.step.build_batch import build_batch
 from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit
-from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch
+from alphaapollo.trainer.step.training_batch import TrainingBatch
 from alphaapollo.types import EpisodeEnd, Outcome, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_group, make_trajectory, make_turn
 from tests.matrices import join
@@ -35,8 +36,11 @@ def played(steps: list[float], score: Score, end: EpisodeEnd = EpisodeEnd.DONE, 
 def build(
     groups: list[TrajectoryGroup], actor: Actor | None = None, num_ranks: int = 1, **algorithm: Any
 ) -> TrainingBatch:
+    """A batch for any estimator: also with turns."""
     actor = actor or Actor(shuffle=False)
-    config = replace_value(make_config(actor, **algorithm), "data.max_response_length", 100)
+    config = replace_value(
+        make_config(actor, **{"adv_estimator": "turn_group"} | algorithm), "data.max_response_length", 100
+    )
     return build_batch(groups, config, 1, num_ranks, get_max_tokens(actor.ppo_max_token_len_per_gpu), False, False)
 
 

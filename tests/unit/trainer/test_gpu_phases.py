@@ -210,7 +210,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
     reward = None
     if workers.reward_model:
         parts = workers.reward_model, workers.engines, Tokenizer()
-        reward = RewardModelScorer(whole, plan, *parts, is_only_reward=False)  # type: ignore[arg-type]
+        reward = RewardModelScorer(whole, plan.placement, plan.padded, *parts, is_only_reward=False)  # type: ignore[arg-type]
     return make_run_state(
         whole,
         [Prompt(0, "test", "text")],

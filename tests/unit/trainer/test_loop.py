@@ -16,9 +16,9 @@ from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.loop import should_reset_reference
-from alphaapollo.trainer.progress import Progress, TrainingGoal
+from alphaapollo.trainer.progress import Feedback, Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import CollectedGroups
-from alphaapollo.trainer.step.learn import UpdateResult
+from alphaapollo.trainer.step.update_result import UpdateResult
 from tests.unit.metric_names import undocumented
 from tests.unit.trainer.fakes import Checkpoints, do_nothing, make_run_state
 from tests.unit.trainer.samples import group, trajectory
@@ -50,7 +50,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         return CollectedGroups(groups, groups, rounds=2)
 
     async def learn(run: Any, step: int, groups: Any, timer: Any) -> UpdateResult:
-        return UpdateResult({"actor/entropy": 0.5}, 0.0, trained_tokens=100)
+        return UpdateResult({"actor/entropy": 0.5}, Feedback(), trained_tokens=100)
 
     async def publish(version: int) -> dict[str, float]:
         return {"sync/probe_gap": 0.0}

@@ -14,9 +14,9 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.trainer import loop
-from alphaapollo.trainer.progress import CurriculumState, Progress, TrainingGoal
+from alphaapollo.trainer.progress import CurriculumState, Feedback, Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import COUNTED, compute_staleness_metrics, take_stream_positions
-from alphaapollo.trainer.step.learn import UpdateResult
+from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.types import EpisodeEnd, GroupRequest, Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
 from tests.unit import virtual_time
 from tests.unit.metric_names import undocumented
@@ -89,7 +89,7 @@ def make_run(
             raise Killed
         await asyncio.sleep(2)
         run.trained[step] = groups
-        return UpdateResult({}, 0.0, trained_tokens=1)
+        return UpdateResult({}, Feedback(), trained_tokens=1)
 
     async def publish(version: int) -> dict[str, float]:
         engines.version = version

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from alphaapollo.config.schema import Actor
-from alphaapollo.trainer.metrics import compute_batch_metrics, compute_rollout_metrics, compute_speed_metrics
+from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics
+from alphaapollo.trainer.step.learn import compute_batch_metrics
 from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.unit.trainer.samples import build, credit_of, group, played, trajectory
 
@@ -176,7 +177,7 @@ def test_layout_metrics() -> None:
     groups = [group(*(trajectory(i, float(i), 1 + i) for i in range(4)))]
     actor = Actor(shuffle=False, ppo_max_token_len_per_gpu=12)
     layout = build(groups, actor).layout
-    packed = compute_batch_metrics(layout, padded=False, num_excluded_trajectories=2, num_trained_trajectories=4)
+    packed = compute_batch_metrics(layout, padded=False, num_failed=2, num_trained=4)
     assert packed == {
         "batch/trajectories": 4.0,
         "batch/lost": 2.0,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, estimator_names, get_estimator
-from alphaapollo.algorithms.advantages.gae import next_baseline
+from alphaapollo.algorithms.feedback import next_baseline
 from alphaapollo.config.schema import Algorithm
 from tests.unit.algorithms.batches import make_advantage_inputs, make_complete_inputs
 

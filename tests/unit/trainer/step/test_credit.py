@@ -1,12 +1,12 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
 
+from alphaapollo.algorithms.advantages import Turns
 from alphaapollo.rollout.context import build_row
-from alphaapollo.trainer.step.credit import assign_turn_numbers
-from alphaapollo.trainer.step.training_batch import sum_rewards_per_trajectory
+from alphaapollo.trainer.step.turns import list_trained_turns, number_turns
 from alphaapollo.types import Outcome, Score, Trajectory, Turn
 from tests.builders import make_group, make_trajectory, make_turn
 from tests.unit.trainer.samples import build, credit_of, matrix_of
@@ -16,12 +16,19 @@ def turn(context: list[int], length: int, reward: float = 0.0, **info) -> Turn:
     return make_turn(length, context, reward=reward, info=info)
 
 
+def numbers_of(trajectories: list[Trajectory], group_ids: list[int]) -> Turns:
+    """The turns of rows one after the other."""
+    rows = [row for one in trajectories for row in one.rows]
+    offsets = np.cumsum([0, *(len(row.token_ids) - row.response_start for row in rows)])
+    mask = np.concatenate([row.action_mask[row.response_start :] for row in rows])
+    return number_turns(list_trained_turns(trajectories, offsets), group_ids, mask)
+
+
 def test_append_rows_with_anchors_from_context_tokens():
     one = make_trajectory(turn([7, 7], 2), turn([8], 1), turn([8], 1))
     two = make_trajectory(turn([7, 7], 1), turn([9], 2))
-    mask = torch.tensor([[1, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 0]])
-    turns = assign_turn_numbers([one, two], torch.tensor([0, 0]), mask)
-    assert turns.turn_of_token.tolist() == [[0, 0, -1, 1, -1, 2], [3, -1, 4, 4, -1, -1]]
+    turns = numbers_of([one, two], [0, 0])
+    assert turns.turn_of_token.tolist() == [0, 0, -1, 1, -1, 2, 3, -1, 4, 4]
     assert turns.trajectory_ids.tolist() == [0, 0, 0, 1, 1]
     assert turns.anchor_ids.tolist() == [0, 1, 1, 0, 2]
 
@@ -30,9 +37,8 @@ def test_memory_rows_with_anchors_from_the_environment():
     """The same state is an anchor within its group only, for any prompt."""
     turns = [turn([7, 7], 2, state="0,0"), turn([7, 7, 5], 1, state="0,0")]
     played = [make_trajectory(*turns, memory=True) for _ in range(2)]
-    mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]])
-    numbered = assign_turn_numbers(played, torch.tensor([0, 0, 1, 1]), mask)
-    assert numbered.turn_of_token.tolist() == [[0, 0], [1, -1], [2, 2], [3, -1]]
+    numbered = numbers_of(played, [0, 1])
+    assert numbered.turn_of_token.tolist() == [0, 0, 1, 2, 2, 3]
     assert numbered.anchor_ids.tolist() == [0, 0, 1, 1]
 
 
@@ -46,9 +52,8 @@ def agent_trajectory(reward: float, *rewards: float) -> Trajectory:
 
 
 def test_turns_of_agents_are_in_the_order_of_their_answers():
-    mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 1]])
-    turns = assign_turn_numbers([agent_trajectory(1.0, 0, 0, 0, 0)], torch.tensor([0, 0]), mask)
-    assert turns.turn_of_token.tolist() == [[1, -1, -1, -1], [0, 0, -1, 2]]
+    turns = numbers_of([agent_trajectory(1.0, 0, 0, 0, 0)], [0])
+    assert turns.turn_of_token.tolist() == [1, 0, 0, -1, 2]
     assert turns.trajectory_ids.tolist() == [0, 0, 0]
 
 
@@ -56,7 +61,7 @@ def test_later_rewards_of_agents_count_for_earlier_answers():
     """The reward of the untrained answer 3 and the score come after answer 2."""
     one, other = agent_trajectory(1.0, 0.1, 0.2, 0.3, 0.5), agent_trajectory(0.0, 0.0, 0.0, 0.0, 0.0)
     batch = build([make_group(one, other)])
-    assert sum_rewards_per_trajectory(batch.token_rewards, batch.trajectory_offsets).tolist() == [2.1, 0.0]
+    assert batch.scores.tolist() == [2.1, 0.0]
     assert one.reward == pytest.approx(2.1)
     matrix = matrix_of(batch, credit_of(batch, "turn_group"))
     assert matrix[:2].flatten().tolist() == pytest.approx([2.0, 0.0, 0.0, 0.0, 2.1, 2.1, 0.0, 1.8])

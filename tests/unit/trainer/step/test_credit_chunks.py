@@ -11,8 +11,8 @@ from alphaapollo.batching.batch import Columns
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor
 from alphaapollo.trainer.step import credit
+from alphaapollo.trainer.step.build_batch import build_batch
 from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit, split_into_chunks
-from alphaapollo.trainer.step.training_batch import build_batch
 from alphaapollo.types import Prompt, Score, Trajectory
 from tests.builders import make_completion, make_trajectory, make_turn
 from tests.unit.trainer.samples import build, credit_of, group, make_config, trajectory

@@ -67,7 +67,7 @@ def test_the_kl_controller_is_constant_during_critic_warmup(step: int, updates: 
     workers = Workers()
     learned = asyncio.run(learn(learner(workers), step, [GROUP], Timer()))
     assert workers.updates == updates
-    assert (learned.kl_coef != 1e-3) == moves
+    assert (learned.feedback.kl_coef != 1e-3) == moves
 
 
 @pytest.mark.parametrize(("skipped", "coef"), [(0.0, 0.5), (1.0, None)])
@@ -81,7 +81,7 @@ def test_a_skipped_step_does_not_move_the_coefficient_of_ppo_kl(skipped: float, 
     run.workers.critic = None
     run.config = replace_value(run.config, "actor_rollout_ref.actor.policy_loss.loss_mode", "ppo_kl")
     run.config = replace_value(run.config, "algorithm.adv_estimator", "grpo")
-    assert asyncio.run(learn(run, 3, [GROUP], Timer())).policy_kl_coef == coef
+    assert asyncio.run(learn(run, 3, [GROUP], Timer())).feedback.policy_kl_coef == coef
 
 
 def test_the_entropy_is_measured_every_so_many_iterations() -> None:
@@ -106,8 +106,8 @@ def test_non_finite_columns_end_the_run_or_skip_the_iteration(
     run = learner(workers, on_bad_step="skip")
     for step in (3, 4):
         learned = asyncio.run(learn(run, step, [GROUP], Timer()))
-        assert learned.metrics == {"batch/left_out": 1.0} and learned.kl_coef == 1e-3
-        run.progress.complete_iteration(learned.kl_coef, learned.iterations_skipped, {}, RecentGroups())
+        assert learned.metrics == {"batch/left_out": 1.0} and learned.feedback.kl_coef == 1e-3
+        run.progress.complete_iteration(learned.feedback, {}, RecentGroups())
     notice = " ".join(capsys.readouterr().out.split())
     assert "step 4: " in notice and "ref_logprobs are NaN" in notice
     with pytest.raises(FloatingPointError, match=r"iteration 5, after 2 skipped"):

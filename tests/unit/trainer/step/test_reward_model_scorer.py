@@ -18,10 +18,9 @@ import pytest
 from alphaapollo.batching.batch import RankBatch
 from alphaapollo.config.schema import Config, RewardModel
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.trainer.step.reward_model_scorer import (
-    RewardModelScorer,
+from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer, add_reward_model_score
+from alphaapollo.trainer.step.reward_model_tokenizer import (
     RewardModelTokenizer,
-    add_reward_model_score,
     can_share_tokens,
     make_reward_model_tokenizer,
     uses_reward_function,
@@ -94,8 +93,8 @@ def add_to(
     model = model or SumOfTokens()
     keys = {"weight": weight, "forward_max_token_len_per_gpu": 6}
     config = Config().model_copy(update={"reward_model": RewardModel(**keys)})  # type: ignore[arg-type]
-    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=2, sequence_parallel=1), padded=True)
-    reward = RewardModelScorer(config, plan, model, Engines(), own, is_only_reward=False)  # type: ignore[arg-type]
+    placement: Any = SimpleNamespace(data_parallel_size=2, sequence_parallel=1)
+    reward = RewardModelScorer(config, placement, True, model, Engines(), own, is_only_reward=False)  # type: ignore[arg-type]
     asyncio.run(reward.score_groups(groups))
     return reward, model
 

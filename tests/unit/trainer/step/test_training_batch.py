@@ -8,12 +8,10 @@ import pytest
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Actor, SelfTeacher, Teacher
+from alphaapollo.trainer.step.build_batch import build_batch
 from alphaapollo.trainer.step.credit import assign_credit
-from alphaapollo.trainer.step.training_batch import (
-    build_batch,
-    check_prompts_have_length_budgets,
-    is_usable_for_training,
-)
+from alphaapollo.trainer.step.selection import is_usable_for_training
+from alphaapollo.trainer.step.shaped_rewards import check_prompts_have_length_budgets
 from alphaapollo.types import LONGER_PROMPT, EpisodeEnd, Outcome, Prompt, Trajectory
 from tests.builders import make_trajectory, make_turn
 from tests.matrices import pad
@@ -220,8 +218,8 @@ def test_only_the_selected_samples_are_in_the_batch() -> None:
     groups = [group(*(trajectory(i, reward, 1 + i) for i, reward in enumerate([0.0, 0.5, 1.0, 0.0])))]
     selected = build(groups, filtration={"method": "max_variance", "size": 2})
     of_all = build(groups, filtration={"method": "extremes", "size": 2, "baseline": "all"})
-    assert selected.unselected is None
-    assert of_all.unselected and of_all.unselected.num_actions.tolist() == [2.0, 4.0]
+    assert not selected.others.trajectories
+    assert of_all.others.num_actions.tolist() == [2.0, 4.0]
     for batch, estimator, expected in (
         (selected, "dr_grpo", [-0.5, 0.5]),
         (of_all, "dr_grpo", [-0.375, 0.625]),  # the mean of all is 3/8

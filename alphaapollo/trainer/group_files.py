@@ -49,7 +49,7 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module == TYPES and name.isidentifier()) or name in ALLOWED.get(module, ()):
-            found = super().find_class(module, name)
-            if module != TYPES or (isinstance(found, type) and found.__module__ == TYPES):
-                return found
+            target = super().find_class(module, name)
+            if module != TYPES or (isinstance(target, type) and target.__module__ == TYPES):
+                return target
         raise pickle.UnpicklingError(f"the file uses {module}.{name}, which is not allowed")
