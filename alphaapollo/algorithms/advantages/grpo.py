@@ -80,28 +80,31 @@ def gpg(scores: Tensor, groups: Groups, std_norm: bool | None = False, ddof: int
     return gpg_alpha(scores, groups) * centered
 
 
+def maxrl(scores: Tensor, groups: Groups) -> Tensor:
+    """Compute (R - mean) / mean within each group (arXiv 2602.02710); 0 in groups with a mean of at most 0. [N] -> [N].
+
+    For rewards of 0 and 1 and groups of n samples, the policy gradient is unbiased for the first n - 1 terms of the
+    gradient of log p, where p is the success rate: sum over j < n - 1 of (1 - p)^j grad p.
+    """
+    means = groups.mean(scores)
+    scale = torch.where(means > 0, 1.0 / means, 0.0)
+    return center_in_groups(scores, groups, means) * scale[groups.group_index]
+
+
 @register_estimator(
     "maxrl",
     *("scores", "groups"),
     **COMPARES_GROUP,
     no_shaping_reason="it divides by the group's mean reward, which must be a success rate",
 )
-def maxrl(scores: Tensor, groups: Groups) -> Tensor:
-    """Compute (R - mean) / mean within each group (arXiv 2602.02710); 0 in groups with a mean of at most 0. [N] -> [N].
-
-    For rewards of 0 and 1 and groups of n samples, the policy gradient is unbiased for the first n - 1 terms of the
-    gradient of log p, where p is the success rate: sum over j < n - 1 of (1 - p)^j grad p.
-
-    Raises ValueError for a negative reward, with which the mean is not a success rate.
-    """
+def _maxrl(scores: Tensor, groups: Groups) -> Tensor:
+    """Raises ValueError for a negative reward, with which the mean is not a success rate."""
     if (lowest := float(scores.min())) < 0:
         raise ValueError(
             f"algorithm.adv_estimator=maxrl needs rewards of at least 0, but got {lowest:g}. Return 0 for a wrong "
             "answer, or set algorithm.adv_estimator=grpo."
         )
-    means = groups.mean(scores)
-    scale = torch.where(means > 0, 1.0 / means, 0.0)
-    return center_in_groups(scores, groups, means) * scale[groups.group_index]
+    return maxrl(scores, groups)
 
 
 def magistral(centered: Tensor, mini_batch_ids: Tensor, ddof: int = 1, eps: float = 0.0) -> Tensor:
