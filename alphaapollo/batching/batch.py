@@ -166,6 +166,7 @@ class Columns(Generic[A]):
     divergence_weights: A | None = None  # float32 [R], weight of its divergence from other models; None: loss_weights
     trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
     selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.select_tokens
+    token_weights: A | None = None  # float32 [sum responses], further weight of each token; None: 1
     target_logprobs: A | None = None  # float32 [sum responses], of the sampled tokens under the models to distill
     top_tokens: A | None = None  # int32 [sum responses, servers, k], most probable tokens of each model behind a server
     top_token_logprobs: A | None = None  # float32 [sum responses, servers, k + 1]; the last is of all other tokens

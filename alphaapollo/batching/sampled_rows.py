@@ -8,15 +8,16 @@ from alphaapollo.types import Row
 from alphaapollo.weight_sync.verification import WeightSyncError
 
 
-def check_engine_log_probs(rows: Sequence[Row], temperature: float) -> None:
+def check_engine_log_probs(rows: Sequence[Row], temperature: float, fix: str = "") -> None:
     """Raise ValueError if log-probs of the engine are missing, or at another temperature than the trainer's."""
+    fix = fix or "Pass old_logprobs=[...], e.g. log_probs(rows) before a step."
     for number, row in enumerate(rows):
         missing = np.isnan(np.asarray(row.logprobs)[np.asarray(row.action_mask) != 0])
         problem = f"no engine sampled {missing.sum()} of its {len(missing)} trained tokens" if missing.any() else ""
         if row.temperature not in (None, temperature):
             problem = f"temperature {row.temperature:g} of its samples, but rollout.temperature={temperature:g}"
         if problem:
-            raise ValueError(f"row {number}: {problem}. Pass old_logprobs=[...], e.g. log_probs(rows) before a step.")
+            raise ValueError(f"row {number}: {problem}. {fix}")
 
 
 def check_first_ratio(rows: Sequence[Row], logprobs: Sequence[np.ndarray], version: int | None, limit: float) -> None:

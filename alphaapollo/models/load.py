@@ -19,9 +19,13 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.images import find_placeholder_ids, reads_images
 from alphaapollo.data.rendering import Renderer, make_template_digest
 from alphaapollo.models.attention import find_unsupported_features, register_attn_implementation
-from alphaapollo.models.decoder import find_decoder_layers, find_vision_blocks, load_example_image
-from alphaapollo.models.micro_batch import describe_stateful_layers
-from alphaapollo.models.sharding import keep_split_sizes
+from alphaapollo.models.decoder import (
+    describe_stateful_layers,
+    find_decoder_layers,
+    find_vision_blocks,
+    load_example_image,
+)
+from alphaapollo.models.expert_parallel import keep_split_sizes
 from alphaapollo.models.vision_attention import use_varlen_attention_in_vision_tower
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject

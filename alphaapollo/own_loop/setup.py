@@ -18,6 +18,7 @@ from alphaapollo.launch.input_checks import detect_node_resources, find_environm
 from alphaapollo.launch.model_requirements import check_models
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers
+from alphaapollo.own_loop.policy_columns import check_settings
 from alphaapollo.own_loop.rows import RowReader
 from alphaapollo.planning.first_start import choose_cpu_threads, fix_template_date
 from alphaapollo.planning.plan_table import summarize_memory
@@ -89,8 +90,7 @@ def prepare_loop(config: Config, has_engines: bool, console: Console) -> Prepare
     config, kept_threads = choose_cpu_threads(fix_template_date(config, model), machine)
     sizes = machine.num_gpus, machine.num_cores
     notices = check_config_and_get_notices(config, *sizes, optional_paths={"data.train_files"})
-    if config.uses_trpo:
-        raise ValueError("optim.name=trpo needs the loss of main_ppo's update. Set another optimizer, e.g. adamw.")
+    check_settings(config)
     optim, end = config.actor_rollout_ref.actor.optim, trainer.total_training_steps
     if not end and (optim.warmup_style == "cosine" or (optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio)):
         keys = f"warmup_style={optim.warmup_style}, lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g}"

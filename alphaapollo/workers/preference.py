@@ -25,8 +25,8 @@ from alphaapollo.models.policy import PolicyModel, ScoreModel
 from alphaapollo.models.sharding import local_tensor, reshard, shard_model
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.digest import compute_joint_digest
-from alphaapollo.workers.companion import FINETUNING_KEY, SharedPromptCheck
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
+from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
 
 
 class PreferenceWorker(FinetuningWorker[PreferenceBatch]):

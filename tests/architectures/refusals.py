@@ -11,8 +11,8 @@ import torch
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Data, Model, Rollout
 from alphaapollo.launch.model_requirements import ModelUse, find_unsupported_features
+from alphaapollo.models.decoder import describe_stateful_layers
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import describe_stateful_layers
 from tests.architectures.models import MAX_LENGTH, Architecture
 
 ENGINE = "vLLM (CPU)"
