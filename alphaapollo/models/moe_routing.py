@@ -92,11 +92,11 @@ class RouterHooks:
         self.needs_probabilities = False  # collect `probabilities` for load_balancing_loss in passes with gradients
         self.current: RoutingRecord | None = None  # None: do not record or force the next forward pass
         kinds = _find_router_classes(model)
-        found = [(i, part) for i, layer in enumerate(layers) for part in layer.modules() if isinstance(part, kinds)]
-        if not all(_is_supported_router(router, sizes, model.config) for _, router in found):
-            found = []
-        self.layers = [layer for layer, _ in found]  # indices of the decoder layers with a router
-        for layer, router in found:
+        routers = [(i, part) for i, layer in enumerate(layers) for part in layer.modules() if isinstance(part, kinds)]
+        if not all(_is_supported_router(router, sizes, model.config) for _, router in routers):
+            routers = []
+        self.layers = [layer for layer, _ in routers]  # indices of the decoder layers with a router
+        for layer, router in routers:
             router.forward = self._wrap_router_forward(router.forward, layer)
 
     @classmethod
@@ -111,9 +111,9 @@ class RouterHooks:
         other numbers of layers or experts per token than ROUTED_EXPERTS."""
         forced_experts = token_columns.get(ROUTED_EXPERTS) if self.follows_engine else None
         expected = (self.num_layers, self.sizes.experts_per_token)
-        if forced_experts is not None and (found := forced_experts.shape[-2:]) != expected:
+        if forced_experts is not None and (shape := forced_experts.shape[-2:]) != expected:
             raise ValueError(
-                f"rollout.router_replay=true: the engine returned {found[0]} layers x {found[1]} experts per token, "
+                f"rollout.router_replay=true: the engine returned {shape[0]} layers x {shape[1]} experts per token, "
                 f"but the model has {expected[0]} x {expected[1]}. Set rollout.router_replay=false."
             )
         counts = torch.zeros(self.num_layers, self.sizes.num_experts, device=is_real_token.device)

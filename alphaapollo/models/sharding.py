@@ -225,8 +225,8 @@ class TensorOffloader:
         """Move all tensors to host memory. A second call does nothing."""
         if not self.enabled:
             return
-        found = (local_tensor(tensor.detach()).untyped_storage() for tensor in self._list_tensors())
-        storages = {storage._cdata: storage for storage in found}
+        listed = (local_tensor(tensor.detach()).untyped_storage() for tensor in self._list_tensors())
+        storages = {storage._cdata: storage for storage in listed}
         copies = {key: self._copies.get(key) or (one, make_host_buffer(one)) for key, one in storages.items()}
         for storage, host in copies.values():
             if storage.nbytes():

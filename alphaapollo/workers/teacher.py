@@ -83,11 +83,11 @@ class FrozenTeacher(FrozenModel):
         """
         if is_used.all() or micro.sequence is not None:
             return self.compute_lm_head_input(micro)
-        own = self.builder.build(micro.rows, np.flatnonzero(is_used).tolist())
-        hidden = self.compute_lm_head_input(own)
+        used = self.builder.build(micro.rows, np.flatnonzero(is_used).tolist())
+        hidden = self.compute_lm_head_input(used)
         tokens = np.flatnonzero(np.repeat(is_used, micro.rows.response_lengths))
         states = hidden.states.new_zeros(len(micro.targets), hidden.states.shape[1])
-        states[torch.from_numpy(tokens).to(states.device)] = own.drop_dummy_row(hidden.states)
+        states[torch.from_numpy(tokens).to(states.device)] = used.drop_dummy_row(hidden.states)
         return replace(hidden, states=states)
 
 
@@ -219,9 +219,9 @@ class MovingAverageTeacher(FrozenModel):
         """Move the weights towards the policy's: teacher = (1 - rate) teacher + rate policy."""
         self.parameters.reload()
         reshard(self.model)  # the gathered copies of the weights become invalid
-        for own, trained in zip(self.model.parameters(), self.worker.policy.parameters(), strict=True):
-            if own.requires_grad:
-                update_moving_average(local_tensor(own), local_tensor(trained), rate)
+        for averaged, trained in zip(self.model.parameters(), self.worker.policy.parameters(), strict=True):
+            if averaged.requires_grad:
+                update_moving_average(local_tensor(averaged), local_tensor(trained), rate)
 
     def load(self, checkpoint_folder: str) -> None:
         """Load the weights, or copy those of the policy if the run that saved the checkpoint had no self-teacher."""
@@ -235,6 +235,6 @@ def load_teacher(worker: PolicyLearner, teacher: Teacher, models: Mapping[str, M
     if teacher.uses_self_teacher:
         return MovingAverageTeacher(worker, teacher)
     loaded = {key: FrozenTeacher(worker, models[key], one.fsdp_config) for key, one in teacher.local_models.items()}
-    checks = [worker.shared_prompts, *(one.shared_prompts for one in loaded.values())]
+    checks = [worker.shared_prompts, *(model.shared_prompts for model in loaded.values())]
     worker.shared_prompts.unsupported_reason = next(filter(None, (check.unsupported_reason for check in checks)), None)
     return TeacherGroup(teacher, loaded)

@@ -155,7 +155,7 @@ class TrustRegion(PolicyPlugin):
     def _take_gradient(self) -> Vector:
         """Return this rank's slices of the gradients, and clear the gradients."""
         taken = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        gradient = [local_tensor(one) for one in taken]
+        gradient = [local_tensor(part) for part in taken]
         self.worker.policy.zero_grad(set_to_none=True)
         return gradient
 
