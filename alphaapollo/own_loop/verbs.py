@@ -180,11 +180,11 @@ class Verbs:
         if policy_loss:
             seed = derive_seed(config.trainer.seed, "choice", self.progress.step, self._num_accumulated)
             inputs = [*make_columns(read, layout, policy_loss, config, denominator, groups, seed, scored)]
+        kl_coef = self.progress.policy_kl_coef if config.actor_rollout_ref.actor.policy_loss.adapts_kl_coef else None
         has_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns
         async with self._use_trainer():
-            metrics, values = await self._workers.policy.accumulate(
-                layout.rank_batches, inputs, sent, divisor, self.progress.policy_kl_coef
-            )
+            batches = layout.rank_batches
+            metrics, values = await self._workers.policy.accumulate(batches, inputs, sent, divisor, kl_coef)
             self._num_accumulated, logprobs = self._num_accumulated + 1, split_by_row(layout, read, values)
             if has_ratio and self._publisher:
                 limit = self._publisher.probe_tolerance / min(self._plan.rollout.temperature, 1.0)

@@ -162,14 +162,12 @@ class PolicyLearner(TrainingWorker):
         sums = MetricSums(self.data_group)
         for batch, mini_batches, columns in trained:
             assert columns.old_logprobs is not None and columns.loss_weights is not None
-            new, tokens = (
-                self._compute_log_probs(batch.rows, mini_batches),
-                find_trained_tokens(batch.rows, mini_batches),
-            )
+            new = self._compute_log_probs(batch.rows, mini_batches)
+            tokens = find_trained_tokens(batch.rows, mini_batches)
             d = torch.from_numpy((new - columns.old_logprobs)[tokens].astype(np.float64))
-            weights = np.repeat(columns.loss_weights, batch.rows.response_lengths)[tokens].astype(np.float64)
-            kl, weights = old_policy_penalty(clamp_log_ratio(d)), torch.from_numpy(weights)
-            sums.add({"kl": (weights * kl).sum(), "weights": weights.sum()})
+            by_token = np.repeat(columns.loss_weights, batch.rows.response_lengths)[tokens]
+            weights = torch.from_numpy(by_token.astype(np.float64))
+            sums.add({"kl": (weights * old_policy_penalty(clamp_log_ratio(d))).sum(), "weights": weights.sum()})
         totals = sums.reduce(self.device)
         return {"policy_kl": totals["kl"] / (totals["weights"] or 1.0)}
 
