@@ -306,7 +306,10 @@ def _concatenate_sequences(sequences: Sequence[Sequence[int] | Sequence[float]],
 
 
 def _join_column(name: str, rows: Sequence[Row]) -> np.ndarray | tuple[Any, ...]:
-    values = tuple(row.columns.get(name) for row in rows)
-    arrays = [value for value in values if isinstance(value, np.ndarray)]
-    assert len(arrays) in (0, len(rows)), f"{name} is missing for some rows"
-    return np.concatenate(arrays) if arrays else values
+    values: tuple[Any, ...] = tuple(row.columns.get(name) for row in rows)
+    shape = next((value.shape[1:] for value in values if isinstance(value, np.ndarray)), None)
+    if shape is None:
+        return values
+    assert all(value is not None for value in values), f"{name} is missing for some rows"
+    parts = zip(values, rows, strict=True)  # a number is that of each token
+    return np.concatenate([np.broadcast_to(value, (len(row.token_ids), *shape)) for value, row in parts])

@@ -205,8 +205,10 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
     ) -> tuple[dict[str, float], list[np.ndarray]]:
         """Add the gradients of rows with a loss of their own (PolicyWorker.accumulate). Returns the loss and metrics
         over all ranks, and the log-probs of each batch."""
-        inputs, options = list(zip(batches, columns, strict=True)), (loss, denominator, kl_coef)
-        results = await self._call_with_batches(lambda worker, pair: worker.accumulate(*pair, *options), inputs)
+        results = await self._call_with_batches(
+            lambda worker, pair: worker.accumulate(*pair, loss, denominator, kl_coef),
+            list(zip(batches, columns, strict=True)),
+        )
         return results[0][0], [logprobs for _, logprobs in results]
 
     async def take_step(self, lr: float | None, grad_clip: float | None) -> dict[str, float]:

@@ -114,10 +114,10 @@ def make_columns(
     if loss.select_tokens is not None:
         chosen = np.zeros(len(mask), dtype=np.uint8)
         tokens = np.random.default_rng(seed).permutation(np.flatnonzero(mask))
-        values = (
+        logp, advantages = (
             torch.from_numpy(converted[name][tokens].astype(np.float64)) for name in ("old_logprobs", "advantages")
         )
-        chosen[tokens] = loss.select_tokens(*values, actor).numpy()
+        chosen[tokens] = loss.select_tokens(logp, advantages, actor).numpy()
         converted["selected_tokens"] = chosen
     return layout.split_columns(replace(scored or Columns(), **converted))
 

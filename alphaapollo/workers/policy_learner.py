@@ -7,7 +7,7 @@ micro-batch, with the terms of all plug-ins, is computed in one place.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,6 +46,7 @@ class PolicyLearner(TrainingWorker):
     policy: PolicyModel
     plugins: list[PolicyPlugin]
     shared_prompts: SharedPromptCheck
+    sample_logprobs: Callable[[MicroBatch], Tensor]
     temperature: float
     seed: int
     accumulated: list[TrainedRows]  # whose gradients the next step uses

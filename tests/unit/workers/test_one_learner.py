@@ -83,7 +83,7 @@ class Learner:
         plan: Any = SimpleNamespace(
             placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=MAX_TOKENS, padded=True
         )
-        self.rows = READER.read(make_rows(case))
+        self.sampled = self.rows = READER.read(make_rows(case))
         self.layout = distribute(self.rows, plan)
         self.batch = self.layout.rank_batches[rank]
         self.worker.load_batch(self.batch)
@@ -117,9 +117,8 @@ class Learner:
         config, loss = make_config(self.case, settings), get_policy_loss(settings.loss)
         self.worker.actor, self.worker.policy_loss = config.actor_rollout_ref.actor, loss
         self.worker.correction = config.algorithm.rollout_correction
-        if settings.old:
-            old = [row.columns["advantages"] * 0.1 + row.logprobs for row in self.rows]
-            self.rows = READER.read(self.rows, {"old_logprobs": old})
+        old = [row.columns["advantages"] * 0.1 + row.logprobs for row in self.sampled]
+        self.rows = READER.read(self.sampled, {"old_logprobs": old} if settings.old else {})
         own = make_columns(self.rows, self.layout, loss, config, None, None, 7)[self.rank]
         return own, self.make_columns_of_driver(settings, own)
 
