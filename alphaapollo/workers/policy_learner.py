@@ -138,8 +138,8 @@ class PolicyLearner(TrainingWorker):
 
     def _accumulate(self, trained: TrainedRows, sums: MetricSums) -> None:
         """Add the gradients of rows to the accumulated ones, and their metrics to the sums."""
-        self.accumulated.append(trained)
         self.accumulate_gradients(trained.batch.rows, trained.mini_batch, partial(self._compute_loss, trained, sums))
+        self.accumulated.append(replace(trained, logprobs=None, errors=None))
 
     def _step(self, skip_bad_step: bool, lr: float | None = None, grad_clip: float | None = None) -> OptimizerStep:
         """Take an optimizer step with the accumulated gradients."""
@@ -178,8 +178,8 @@ class PolicyLearner(TrainingWorker):
 
     def _evaluate_loss(self, trained: TrainedRows, sums: MetricSums, row_indices: list[int]) -> Tensor:
         """Compute the loss of one micro-batch again, at other weights."""
-        trained = replace(trained, logprobs=None, errors=None, needs_entropy=self.actor.entropy_coeff > 0)
-        return self._compute_loss(trained, sums, row_indices)
+        needed = replace(trained, needs_entropy=self.actor.entropy_coeff > 0)
+        return self._compute_loss(needed, sums, row_indices)
 
     def _compute_loss(self, trained: TrainedRows, sums: MetricSums, row_indices: list[int]) -> Tensor:
         """Compute the loss of one micro-batch, with the terms of all plug-ins, and add its metrics to the sums."""

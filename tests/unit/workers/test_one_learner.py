@@ -80,11 +80,11 @@ class Learner:
         self.worker = training.make_worker(case, rank, num_ranks, address)
         if case.lora_rank:
             training.train_by_hand(self.worker.policy)
-        plan: Any = SimpleNamespace(
+        self.plan: Any = SimpleNamespace(
             placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=MAX_TOKENS, padded=True
         )
         self.sampled = self.rows = READER.read(make_rows(case))
-        self.layout = distribute(self.rows, plan)
+        self.layout = distribute(self.rows, self.plan)
         self.batch = self.layout.rank_batches[rank]
         self.worker.load_batch(self.batch)
 
@@ -136,19 +136,36 @@ class Learner:
         training.assert_close(gradients, recorded[0], atol=0, rtol=0)
         assert found.items() <= {name.removeprefix("actor/"): value for name, value in metrics.items()}.items()
 
-    def compare_steps(self, settings: Settings) -> dict[str, float]:
+    def compare_steps(self, loss_name: str) -> dict[str, float]:
         """Take main_ppo's step and that of an own loop from the same weights. Returns metrics of the step."""
         worker, trained = self.worker, [local_tensor(one.detach()) for one in self.worker.policy.parameters()]
         start, values = [one.clone() for one in trained], gather(worker.compute_log_probs())
         self.rows = READER.read(self.rows, {"old_logprobs": split_by_row(self.layout, self.rows, values)})
-        config, loss = make_config(self.case, settings), get_policy_loss(settings.loss)
+        settings = Settings(loss_name, self.case.actor)
+        config, loss = make_config(self.case, settings), get_policy_loss(loss_name)
         own = make_columns(self.rows, self.layout, loss, config, None, None, 7)[self.rank]
-        worker.update(replace(self.make_columns_of_driver(settings, own), old_logprobs=None))
+        of_driver = self.make_columns_of_driver(settings, own)
+        metrics_of_update = worker.update(replace(of_driver, old_logprobs=None) if config.uses_trpo else of_driver)
         expected = training.parameters(worker)
-        torch._foreach_copy_(trained, start)
-        worker.accumulate(self.batch, own, settings.loss)
+
+        def restart() -> None:
+            torch._foreach_copy_(trained, start)
+            worker.state.reset_optimizer()
+            worker.state.num_steps = 0
+
+        restart()
+        worker.accumulate(self.batch, own, loss_name)
         metrics: dict[str, float] = worker.take_step()
         training.assert_close(training.parameters(worker), expected, atol=0, rtol=0)
+        of_step = {name: value for name, value in metrics_of_update.items() if name.removeprefix("actor/") in metrics}
+        assert {name.removeprefix("actor/"): value for name, value in of_step.items()} == metrics
+        restart()
+        size = float(sum(sum(row.action_mask) for row in self.rows))
+        for rows in (self.rows[:2], self.rows[2:]):
+            layout = distribute(rows, self.plan)
+            columns = make_columns(rows, layout, loss, config, size, None, 7)[self.rank]
+            worker.accumulate(layout.rank_batches[self.rank], columns, loss_name, size)
+        assert worker.take_step() == pytest.approx(metrics, rel=0.05) and not worker.accumulated
         return metrics
 
 
@@ -158,15 +175,20 @@ def gather(values: np.ndarray) -> list[np.ndarray]:
     return every
 
 
-def compare(rank: int, num_ranks: int, address: str, cases: list[tuple[Case, list[Settings]]], trpo: Case) -> Any:
+def compare(
+    rank: int, num_ranks: int, address: str, cases: list[tuple[Case, list[Settings]]], steps: dict[str, Case]
+) -> Any:
     for number, (case, several) in enumerate(cases):
         learner = Learner(case, rank, num_ranks, address and f"{address}_{number}")
         with closing(learner.worker):
             for settings in several:
                 learner.compare_gradients(settings)
-    learner = Learner(trpo, rank, num_ranks, address and f"{address}_trpo")
-    with closing(learner.worker):
-        return learner.compare_steps(Settings("surrogate", trpo.actor))
+    found = {}
+    for loss, case in steps.items():
+        learner = Learner(case, rank, num_ranks, address and f"{address}_{loss}")
+        with closing(learner.worker):
+            found[loss] = learner.compare_steps(loss)
+    return found
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -187,7 +209,11 @@ def test_own_loops_have_the_gradients_of_main_ppo(locate: Any, num_ranks: int) -
         ),
     ]
     optim = {"name": "trpo", "delta": 0.01, "cg_damping": 0.5, "cg_steps": 3}
-    trpo = replace(case, actor={"policy_loss": {"loss_mode": "surrogate"}, "optim": optim})
+    steps = {
+        "surrogate": replace(case, actor={"policy_loss": {"loss_mode": "surrogate"}, "optim": optim}),
+        "ppo_kl": replace(case, actor={"policy_loss": {"loss_mode": "ppo_kl"}, "optim": {"lr": 1e-2}}),
+    }
     located = [(locate(one), settings) for one, settings in cases]
-    for metrics in run_on_ranks(compare, num_ranks, located, locate(trpo)):
-        assert metrics["trpo/improvement"] > 0 and 0 < metrics["trpo/kl"] <= 0.01
+    for found in run_on_ranks(compare, num_ranks, located, {name: locate(one) for name, one in steps.items()}):
+        assert found["surrogate"]["trpo/improvement"] > 0 and 0 < found["surrogate"]["trpo/kl"] <= 0.01
+        assert found["ppo_kl"]["policy_kl"] > 0
