@@ -373,10 +373,7 @@ def _pad_token_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return starts[:, None] + np.minimum(np.arange(lengths.max(initial=1)), lengths[:, None] - 1)
 
 
-_UNSUPPORTED: dict[Attention, tuple[str, ...]] = {
-    "varlen": ("softcap", "sinks"),
-    "flash": ("sinks",),
-}
+_UNSUPPORTED: dict[Attention, tuple[str, ...]] = {"varlen": ("softcap", "sinks"), "flash": ("sinks",)}
 
 
 def find_unsupported_features(text_config: PretrainedConfig, backend: Attention) -> list[str]:

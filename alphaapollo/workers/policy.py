@@ -31,17 +31,9 @@ from alphaapollo.models.sharding import reshard
 from alphaapollo.models.train_state import OptimizerStep, TrainState
 from alphaapollo.types import ImageInput, WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.model_worker import (
-    MetricSums,
-    TokenParts,
-    compute_optimizer_metrics,
-    merge_token_values,
-)
+from alphaapollo.workers.model_worker import MetricSums, TokenParts, compute_optimizer_metrics, merge_token_values
 from alphaapollo.workers.policy_learner import PolicyLearner, find_trained_tokens
-from alphaapollo.workers.policy_objective import (
-    TrainedRows,
-    normalize_metrics,
-)
+from alphaapollo.workers.policy_objective import TrainedRows, normalize_metrics
 from alphaapollo.workers.policy_plugins import REFERENCE, PolicyPlugin
 from alphaapollo.workers.process_group import RankPlacement
 from alphaapollo.workers.reference import FrozenReference, ReferenceModel
