@@ -166,6 +166,7 @@ class Columns(Generic[A]):
     divergence_weights: A | None = None  # float32 [R], weight of its divergence from other models; None: loss_weights
     trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
     selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.select_tokens
+    token_weights: A | None = None  # float32 [sum responses], further weight of each token; None: 1
     target_logprobs: A | None = None  # float32 [sum responses], of the sampled tokens under the models to distill
     top_tokens: A | None = None  # int32 [sum responses, servers, k], most probable tokens of each model behind a server
     top_token_logprobs: A | None = None  # float32 [sum responses, servers, k + 1]; the last is of all other tokens
@@ -305,7 +306,10 @@ def _concatenate_sequences(sequences: Sequence[Sequence[int] | Sequence[float]],
 
 
 def _join_column(name: str, rows: Sequence[Row]) -> np.ndarray | tuple[Any, ...]:
-    values = tuple(row.columns.get(name) for row in rows)
-    arrays = [value for value in values if isinstance(value, np.ndarray)]
-    assert len(arrays) in (0, len(rows)), f"{name} is missing for some rows"
-    return np.concatenate(arrays) if arrays else values
+    values: tuple[Any, ...] = tuple(row.columns.get(name) for row in rows)
+    shape = next((value.shape[1:] for value in values if isinstance(value, np.ndarray)), None)
+    if shape is None:
+        return values
+    assert all(value is not None for value in values), f"{name} is missing for some rows"
+    parts = zip(values, rows, strict=True)  # a number is that of each token
+    return np.concatenate([np.broadcast_to(value, (len(row.token_ids), *shape)) for value, row in parts])

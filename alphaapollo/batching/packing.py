@@ -109,7 +109,7 @@ def _filter_micro_batches(
     for micro in mini_batch.micro_batches:
         kept = [index for index in micro if keep[index]]
         joined = (micros[-1] if micros else []) + kept
-        tokens = max(one.count_computed_tokens(joined, padded) for one in (rows, rows.rows_with_longer_prompts))
+        tokens = max(layout.count_computed_tokens(joined, padded) for layout in (rows, rows.rows_with_longer_prompts))
         if micros and kept and tokens <= max_tokens:
             micros[-1] = joined
         elif kept:

@@ -8,24 +8,25 @@ from alphaapollo.types import Row
 from alphaapollo.weight_sync.verification import WeightSyncError
 
 
-def check_engine_log_probs(rows: Sequence[Row], temperature: float) -> None:
+def check_engine_log_probs(rows: Sequence[Row], temperature: float, fix: str = "") -> None:
     """Raise ValueError if log-probs of the engine are missing, or at another temperature than the trainer's."""
+    fix = fix or "Pass old_logprobs=[...], e.g. log_probs(rows) before a step."
     for number, row in enumerate(rows):
         missing = np.isnan(np.asarray(row.logprobs)[np.asarray(row.action_mask) != 0])
         problem = f"no engine sampled {missing.sum()} of its {len(missing)} trained tokens" if missing.any() else ""
         if row.temperature not in (None, temperature):
             problem = f"temperature {row.temperature:g} of its samples, but rollout.temperature={temperature:g}"
         if problem:
-            raise ValueError(f"row {number}: {problem}. Pass old_logprobs=[...], e.g. log_probs(rows) before a step.")
+            raise ValueError(f"row {number}: {problem}. {fix}")
 
 
 def check_first_ratio(rows: Sequence[Row], logprobs: Sequence[np.ndarray], version: int | None, limit: float) -> None:
     """Raise WeightSyncError if weights of `version` sampled all rows, but the trainer's log-probs [T] with these
     weights differ from the engine's by more than `limit` nats in the mean over tokens (more, if they are few)."""
-    if any({one for one, _ in row.weight_versions} != {version} for row in rows):
+    if any({sampled for sampled, _ in row.weight_versions} != {version} for row in rows):
         return
     mask = np.concatenate([row.action_mask for row in rows]) != 0
-    trainer, engine = (np.concatenate(one)[mask] for one in (logprobs, [row.logprobs for row in rows]))
+    trainer, engine = (np.concatenate(values)[mask] for values in (logprobs, [row.logprobs for row in rows]))
     gap, limit = np.abs(trainer - engine).mean(), limit * (1 + 3 / len(engine) ** 0.5)
     if not gap <= limit:  # also true if it is NaN
         raise WeightSyncError(

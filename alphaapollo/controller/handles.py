@@ -196,23 +196,27 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         return results[0][0], sums, [old for _, _, old in results if old is not None]
 
     async def accumulate(
-        self, batches: Sequence[RankBatch], loss: str | bytes, denominator: float
+        self,
+        batches: Sequence[RankBatch],
+        columns: Sequence[Columns[np.ndarray] | None],
+        loss: str | bytes,
+        denominator: float | None,
+        kl_coef: float | None,
     ) -> tuple[dict[str, float], list[np.ndarray]]:
-        """Add the gradients of rows with a loss of their own (workers/accumulation.py). Returns the sums of loss and
-        metrics over all ranks, and the log-probs of each batch."""
-        from alphaapollo.workers.accumulation import accumulate  # imports torch
-
-        results = await self._call_with_batches(lambda one, batch: accumulate(one, batch, loss, denominator), batches)
+        """Add the gradients of rows with a loss of their own (PolicyWorker.accumulate). Returns the loss and metrics
+        over all ranks, and the log-probs of each batch."""
+        results = await self._call_with_batches(
+            lambda worker, pair: worker.accumulate(*pair, loss, denominator, kl_coef),
+            list(zip(batches, columns, strict=True)),
+        )
         return results[0][0], [logprobs for _, logprobs in results]
 
     async def take_step(self, lr: float | None, grad_clip: float | None) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients, and return its metrics. None: as configured."""
-        from alphaapollo.workers.accumulation import take_step
-
-        return (await self.ranks.call(lambda worker: take_step(worker, lr, grad_clip)))[0]
+        return (await self.ranks.call(lambda worker: worker.take_step(lr, grad_clip)))[0]
 
     async def clear_gradients(self) -> None:
-        await self.ranks.call(lambda worker: worker.policy.zero_grad(set_to_none=True))
+        await self.ranks.call(lambda worker: worker.clear_gradients())
 
     async def get_old_log_probs(self) -> list[np.ndarray]:
         """Return the old log-probs (the denominator of PPO's ratio) that the last update used."""

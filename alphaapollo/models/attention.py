@@ -6,7 +6,7 @@
     varlen   packed  GPU: torch.nn.attention.varlen, with FlashAttention 3 if it is installed and the GPU is a Hopper
     flash    packed  GPU: flash-attn 2, if it is installed (docs/install.md)
 
-With sequence parallelism (models/micro_batch.py) each rank computes its part of the heads, for complete rows.
+With sequence parallelism (ulysses.py) each rank computes its part of the heads, for complete rows.
 
 Backends are registered with transformers under new names, for which transformers builds no dense [T, T] mask.
 The layers receive the boundaries of packed rows as the keyword argument `packing`.
@@ -26,7 +26,8 @@ from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention, has_flash_attn_3
 from alphaapollo.models.decoder import find_language_model
-from alphaapollo.models.micro_batch import Packing, SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
+from alphaapollo.models.micro_batch import Packing
+from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -372,10 +373,7 @@ def _pad_token_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return starts[:, None] + np.minimum(np.arange(lengths.max(initial=1)), lengths[:, None] - 1)
 
 
-_UNSUPPORTED: dict[Attention, tuple[str, ...]] = {
-    "varlen": ("softcap", "sinks"),
-    "flash": ("sinks",),
-}
+_UNSUPPORTED: dict[Attention, tuple[str, ...]] = {"varlen": ("softcap", "sinks"), "flash": ("sinks",)}
 
 
 def find_unsupported_features(text_config: PretrainedConfig, backend: Attention) -> list[str]:

@@ -186,7 +186,7 @@ class CheckpointWriter:
         assert self.save_future.done(), "the previous checkpoint must be complete"
         if self._thread:
             copies = [
-                replace(one, tensors=cast("dict[str, object]", self._stager.stage(one.tensors))) for one in snapshots
+                replace(part, tensors=cast("dict[str, object]", self._stager.stage(part.tensors))) for part in snapshots
             ]
             self.save_future = self._thread.submit(self._write_snapshots, copies)
         else:

@@ -207,8 +207,8 @@ def check_exported_outputs(expected: list[float], exported: list[float], dtype: 
 def check_written_model(model: PreTrainedModel, folder: Path, source: Model) -> None:
     """Raise ValueError if the log-probs of a language model and of the folder written from it differ (in float32)."""
     tokens = make_probe_tokens(model.config)
-    found = compute_transformers_outputs(folder, "policy", tokens, source)
-    check_exported_outputs(compute_outputs(model, "policy", tokens), found, torch.float32)
+    written = compute_transformers_outputs(folder, "policy", tokens, source)
+    check_exported_outputs(compute_outputs(model, "policy", tokens), written, torch.float32)
 
 
 def write_merged_model(
@@ -236,8 +236,8 @@ def write_merged_model(
 def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto", trusts_code: bool = False) -> None:
     """Write the Hugging Face folder of the shards that verl's FSDP ranks saved, in the order of the ranks. dtype: auto
     = that of the shards. Raises ValueError if shards or weights are missing, or are not those of a complete model."""
-    own = shards[0].parent / "huggingface"
-    source = Model(path=str(own if own.is_dir() else own.parent), trust_remote_code=trusts_code)
+    saved = shards[0].parent / "huggingface"
+    source = Model(path=str(saved if saved.is_dir() else saved.parent), trust_remote_code=trusts_code)
     try:
         if len(shards) != (size := int(shards[0].name.split("_")[3])):
             raise ValueError(f"{len(shards)} of {size} shards exist")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from alphaapollo.batching.batch import MiniBatch, Rows
 from alphaapollo.models.decoder import find_vision_modules, get_attention_head_size
 from alphaapollo.models.moe_routing import ExpertSizes
 
@@ -87,3 +91,26 @@ class FlopsEstimator:
         attention = 6.0 * self.num_layers * self.attention_width * squares
         products = 4.0 * self.num_parameters + 2.0 * self.num_trained
         return products * float(lengths.sum()) + attention
+
+
+class MfuMeter:
+    """Model FLOP/s utilization of an update, on GPUs with known peak FLOP/s."""
+
+    def __init__(self, model: Any, device: str):
+        self.peak = find_peak_flops(torch.cuda.get_device_name()) if device == "cuda" else None
+        self.estimator = FlopsEstimator.from_model(model)
+
+    def begin_update(self) -> None:
+        self.flops, self.started = 0.0, time.perf_counter()
+
+    def add(self, rows: Rows, mini_batches: Sequence[MiniBatch]) -> None:
+        """Count the FLOPs of training on mini-batches."""
+        if self.peak is not None and self.estimator is not None:
+            for micro in (micro for mini_batch in mini_batches for micro in mini_batch.micro_batches):
+                self.flops += self.estimator.estimate_training_flops(*rows.get_segment_and_prefix_lengths(micro))
+
+    def compute_metrics(self, num_sharing_ranks: int) -> dict[str, float]:
+        """Compute the utilization since `begin_update`, of `num_sharing_ranks` ranks that share the sequences."""
+        if not self.flops or self.peak is None:
+            return {}
+        return {"perf/mfu/actor": self.flops / num_sharing_ranks / (time.perf_counter() - self.started) / self.peak}

@@ -19,9 +19,13 @@ from alphaapollo.config.schema import Model
 from alphaapollo.data.images import find_placeholder_ids, reads_images
 from alphaapollo.data.rendering import Renderer, make_template_digest
 from alphaapollo.models.attention import find_unsupported_features, register_attn_implementation
-from alphaapollo.models.decoder import find_decoder_layers, find_vision_blocks, load_example_image
-from alphaapollo.models.micro_batch import describe_stateful_layers
-from alphaapollo.models.sharding import keep_split_sizes
+from alphaapollo.models.decoder import (
+    describe_stateful_layers,
+    find_decoder_layers,
+    find_vision_blocks,
+    load_example_image,
+)
+from alphaapollo.models.expert_parallel import keep_split_sizes
 from alphaapollo.models.vision_attention import use_varlen_attention_in_vision_tower
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
@@ -121,14 +125,14 @@ def find_reward_model_class(config: PretrainedConfig, model_path: str) -> str:
     """Return the name of the auto class that loads a reward model. Raises ValueError for models of another kind."""
     names = getattr(config, "architectures", None) or []
     kinds = ("ForSequenceClassification", "ForTokenClassification")  # of tokens, the last one's score is used
-    found = [f"AutoModel{kind}" for name in names for kind in kinds if name.endswith(kind)]
-    if not found or config.num_labels != 1:
+    classes = [f"AutoModel{kind}" for name in names for kind in kinds if name.endswith(kind)]
+    if not classes or config.num_labels != 1:
         raise ValueError(
             f"model.path={model_path} is a {' or '.join(names) or config.model_type} with num_labels="
             f"{config.num_labels}, not a reward model with a trained head. Choose a model with num_labels=1 whose "
             "architecture in config.json is <family>ForSequenceClassification, e.g. Qwen3ForSequenceClassification."
         )
-    return found[0]
+    return classes[0]
 
 
 def load_config(model: Model) -> PretrainedConfig:
@@ -214,8 +218,8 @@ def _check_loaded_weights(config: PretrainedConfig, unexpected: Iterable[str], m
 def check_layers(config: PretrainedConfig, model_path: str, attention: Attention) -> None:
     """Raise ValueError if a model has layers that are not supported, or not in packed rows."""
     model, stateful = f"model.path={model_path} ({config.model_type})", describe_stateful_layers(config)
-    if found := re.search(r"\w*(chunked|indexed|sparse|compressed|window)\w*", stateful):
-        raise ValueError(f"{model} has layers of type {found[0]}, which is not supported. Choose another model.")
+    if kind := re.search(r"\w*(chunked|indexed|sparse|compressed|window)\w*", stateful):
+        raise ValueError(f"{model} has layers of type {kind[0]}, which is not supported. Choose another model.")
     if stateful and attention != "padded":
         raise ValueError(f"{model} {stateful}, so rows cannot be packed. Set model.attention=padded.")
     if missing := " and ".join(find_unsupported_features(config.get_text_config(), attention)):
@@ -294,8 +298,8 @@ def find_quantization(config: PretrainedConfig) -> str:
     """Return the method with which weights are quantized, e.g. "gptq"; empty if they are not."""
     for section in (config, config.get_text_config()):
         for name in ("quantization_config", "compression_config"):
-            if found := getattr(section, name, None):
-                values = found if isinstance(found, Mapping) else vars(found)
+            if quantization := getattr(section, name, None):
+                values = quantization if isinstance(quantization, Mapping) else vars(quantization)
                 return str(values.get("quant_method") or name)
     return ""
 

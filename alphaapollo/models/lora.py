@@ -68,17 +68,17 @@ def resolve_target_modules(model: PreTrainedModel, lora: Lora) -> list[str]:
     vision = _list_vision_modules(model)
     named = {name: module for name, module in model.named_modules() if name not in vision}
     linear = {name for name, module in named.items() if isinstance(module, nn.Linear) and module is not head}
-    known = sorted({name.rpartition(".")[2] for name in linear})
-    if not known:
+    names = sorted({name.rpartition(".")[2] for name in linear})
+    if not names:
         raise ValueError(f"target_modules: {type(model).__name__} has no linear layer to adapt. Set lora_rank=0.")
     if lora.target_modules == "all-linear":
-        return known
+        return names
     part = "language part of the " if vision else ""
     for target in lora.target_modules:
         matches = [name for name in named if name == target or name.endswith(f".{target}")]
         if not matches or not linear.issuperset(matches):
             reason = "is not a linear layer before the output head" if matches else f"is not in the {part}model"
-            raise ValueError(f"target_modules={target!r} {reason}. Use some of {', '.join(known)}, or all-linear.")
+            raise ValueError(f"target_modules={target!r} {reason}. Use some of {', '.join(names)}, or all-linear.")
     return sorted(lora.target_modules)
 
 

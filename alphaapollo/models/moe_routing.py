@@ -92,11 +92,11 @@ class RouterHooks:
         self.needs_probabilities = False  # collect `probabilities` for load_balancing_loss in passes with gradients
         self.current: RoutingRecord | None = None  # None: do not record or force the next forward pass
         kinds = _find_router_classes(model)
-        found = [(i, part) for i, layer in enumerate(layers) for part in layer.modules() if isinstance(part, kinds)]
-        if not all(_is_supported_router(router, sizes, model.config) for _, router in found):
-            found = []
-        self.layers = [layer for layer, _ in found]  # indices of the decoder layers with a router
-        for layer, router in found:
+        routers = [(i, part) for i, layer in enumerate(layers) for part in layer.modules() if isinstance(part, kinds)]
+        if not all(_is_supported_router(router, sizes, model.config) for _, router in routers):
+            routers = []
+        self.layers = [layer for layer, _ in routers]  # indices of the decoder layers with a router
+        for layer, router in routers:
             router.forward = self._wrap_router_forward(router.forward, layer)
 
     @classmethod
@@ -111,9 +111,9 @@ class RouterHooks:
         other numbers of layers or experts per token than ROUTED_EXPERTS."""
         forced_experts = token_columns.get(ROUTED_EXPERTS) if self.follows_engine else None
         expected = (self.num_layers, self.sizes.experts_per_token)
-        if forced_experts is not None and (found := forced_experts.shape[-2:]) != expected:
+        if forced_experts is not None and (shape := forced_experts.shape[-2:]) != expected:
             raise ValueError(
-                f"rollout.router_replay=true: the engine returned {found[0]} layers x {found[1]} experts per token, "
+                f"rollout.router_replay=true: the engine returned {shape[0]} layers x {shape[1]} experts per token, "
                 f"but the model has {expected[0]} x {expected[1]}. Set rollout.router_replay=false."
             )
         counts = torch.zeros(self.num_layers, self.sizes.num_experts, device=is_real_token.device)
@@ -212,6 +212,8 @@ class ExpertLoadBalancer:
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.steps = 0
         self.tokens = torch.ones((), device=device)  # tokens x layers of the optimizer step, over all ranks
+        self.denominator: float | None = None  # of `num_counted`, for a step in several parts; None: the part's tokens
+        self.num_counted = torch.zeros((), device=device)  # tokens (or rows) in the loss of the last pass, of this rank
 
     def begin_step(self, rows: Rows, row_indices: list[int]) -> None:
         """Start an optimizer step on some of this rank's rows (a collective if `coefficient` > 0)."""
@@ -221,11 +223,12 @@ class ExpertLoadBalancer:
             self.tokens = torch.tensor(tokens, device=self.device)
             dist.all_reduce(self.tokens, group=self.group)
 
-    def compute_last_pass_loss(self, share: Tensor | None = None) -> Tensor | float:
+    def compute_last_pass_loss(self) -> Tensor | float:
         """Return the last forward pass's part of the load-balancing loss, and add its expert loads to `counts`.
         Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0.
 
-        share: weight of the passes that all ranks run at the same time; None: their share of the step's tokens."""
+        The weight of the passes that all ranks run at the same time is their share of the step's tokens, or of
+        `denominator`."""
         routing = self.routers.current
         assert routing is not None, "run a forward pass first"
         self.counts += routing.counts
@@ -239,7 +242,11 @@ class ExpertLoadBalancer:
         dist.all_reduce(stacked)
         counts, probabilities = stacked
         tokens = counts.sum().clamp(min=1.0) / self.routers.sizes.experts_per_token
-        share = tokens / self.tokens if share is None else share
+        share = tokens / self.tokens
+        if self.denominator is not None:
+            counted = self.num_counted.detach().clone()
+            dist.all_reduce(counted, group=self.group)
+            share = counted / self.denominator
         self.loss += load_balancing_loss(counts, probabilities, tokens, share)
         return self.coefficient * load_balancing_loss(counts, routing.probabilities, tokens, share)
 

@@ -35,9 +35,10 @@ from alphaapollo.models.decoder import (
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats, compute_token_stats
 from alphaapollo.models.load import init_scalar_head, load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm
-from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, gather_token_values, make_rows
+from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder, make_rows
 from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.models.sharding import FsdpRoot, ModelMesh, shard_model
+from alphaapollo.models.ulysses import gather_token_values
 from alphaapollo.types import ImageInput
 from alphaapollo.utils.seeds import derive_seed
 

@@ -337,14 +337,14 @@ def _update_momentum(gradient: Tensor, momentum: Tensor, decay: float) -> Tensor
 
 def _orthogonalize(updates: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
     """Orthogonalize up to one matrix per rank, and shard the results like the matrices (a collective)."""
-    own, first = None, updates[0]
+    kept, first = None, updates[0]
     rank = first.device_mesh.get_local_rank("shard") if isinstance(first, DTensor) else 0
     for owner, update in enumerate(updates):
         matrix = full_tensor(update)
-        own = matrix if owner == rank else own
-    if own is not None:
-        own = _zeropower_via_newtonschulz(own, group["ns_coefficients"], group["ns_steps"], group["eps"]).contiguous()
-    return [_send_to_shards(own if owner == rank else None, owner, update) for owner, update in enumerate(updates)]
+        kept = matrix if owner == rank else kept
+    if kept is not None:
+        kept = _zeropower_via_newtonschulz(kept, group["ns_coefficients"], group["ns_steps"], group["eps"]).contiguous()
+    return [_send_to_shards(kept if owner == rank else None, owner, update) for owner, update in enumerate(updates)]
 
 
 def _send_to_shards(matrix: Tensor | None, owner: int, like: Tensor) -> Tensor:

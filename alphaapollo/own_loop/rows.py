@@ -12,10 +12,13 @@ import numpy as np
 from alphaapollo.batching.batch import TARGETS, WEIGHTS, BatchLayout
 from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.schema import Model
+from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.models.load import load_config
 from alphaapollo.session.plan import Plan
-from alphaapollo.types import Row
+from alphaapollo.types import LONGER_PROMPT, Row
+
+TUPLES = (LONGER_PROMPT, TEACHER_SHARES)  # columns of neither numbers nor a value per token
 
 
 def make_row(
@@ -67,7 +70,8 @@ class RowReader:
         if self.max_length is not None and len(ids) > self.max_length:
             raise ValueError(f"{label} has {len(ids)} tokens, but the model reads at most {self.max_length}. Cut it.")
         values = {TARGETS: ids, WEIGHTS: trained, **row.columns, **columns}
-        for name in names:
+        found |= {name: tuple(values[name]) for name in TUPLES if name in values}
+        for name in (name for name in names if name not in TUPLES):
             value = np.asarray(values.get(name))
             if value.dtype == object or (value.ndim and len(value) != len(ids)):
                 got = f"has {len(value)} values for {len(ids)} tokens" if value.ndim else "is missing"

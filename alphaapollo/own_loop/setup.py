@@ -14,6 +14,7 @@ from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.observability.console import Console
+from alphaapollo.own_loop.policy_columns import check_settings
 from alphaapollo.own_loop.rows import RowReader
 from alphaapollo.planning.plan_table import summarize_memory
 from alphaapollo.processes.watchdog import new_run_id
@@ -41,8 +42,7 @@ class LoopPreparation(PolicyPreparation):
 
     def check_config(self) -> None:
         super().check_config()
-        if self.config.uses_trpo:
-            raise ValueError("optim.name=trpo needs the loss of main_ppo's update. Set another optimizer, e.g. adamw.")
+        check_settings(self.config)
         optim, end = self.config.actor_rollout_ref.actor.optim, self.config.trainer.total_training_steps
         if not end and (optim.warmup_style == "cosine" or (optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio)):
             keys = f"warmup_style={optim.warmup_style}, lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g}"

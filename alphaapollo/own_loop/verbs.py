@@ -13,14 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from alphaapollo.algorithms.feedback import next_policy_kl_coef
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.batching.batch import WEIGHTS
-from alphaapollo.batching.sampled_rows import check_engine_log_probs, check_first_ratio
+from alphaapollo.batching.batch import Columns
+from alphaapollo.batching.sampled_rows import check_first_ratio
 from alphaapollo.cli.run_process import pickle_by_value
 from alphaapollo.data.prompts import check_length_limit
 from alphaapollo.environments.base import EnvironmentFactory, StepResult, get_environment_spec
 from alphaapollo.environments.single_turn import SingleTurnEnvironment
 from alphaapollo.evaluation.validation import compute_group_metrics
+from alphaapollo.own_loop.policy_columns import check_loss, make_columns
 from alphaapollo.own_loop.rows import distribute, split_by_row
 from alphaapollo.own_loop.setup import LoopPreparation
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
@@ -30,8 +32,10 @@ from alphaapollo.session.publish import WeightPublisher, make_probe, make_publis
 from alphaapollo.session.verbs import TrainingSession
 from alphaapollo.trainer.metrics import compute_rollout_metrics
 from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.step.distillation import score_rows
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
-from alphaapollo.workers.accumulation import LossFunction, cross_entropy
+from alphaapollo.utils.seeds import derive_seed
+from alphaapollo.workers.loss_functions import LossFunction, cross_entropy
 
 Prompts = Sequence[Prompt | str | list[Message]]
 """Each is a text to continue, a chat `[{"role": ..., "content": ...}]`, or a Prompt of a data file."""
@@ -152,44 +156,51 @@ class Verbs:
         Args:
             loss: cross_entropy, a policy loss (docs/algorithms) with the columns advantages and, by default those of
                 the engine, old_logprobs, or a LossFunction. Its columns include `mask` (trained tokens) and `weights`.
-            denominator: of the weighted sum over all tokens; None: the number of trained tokens, or of rows for a
-                policy loss of rows.
+            denominator: of the weighted sum over all tokens (or rows, for a policy loss of rows); None: the number of
+                trained tokens, or for a policy loss the weights of actor.loss_agg_mode.
             groups: group of each row. The rows of a group are in one call of the function, one after the other.
             columns: for each row a number, or a number per token.
         """
+        config, scored = self._prepared.config, Columns[np.ndarray]()
         loss = cross_entropy if loss == "cross_entropy" else loss
         policy_loss = get_policy_loss(loss) if isinstance(loss, str) else None
-        if policy_loss and policy_loss.select_tokens:
-            raise ValueError(f"loss={loss} chooses tokens of a complete mini-batch. Use it with main_ppo.")
-        if policy_loss and not all("advantages" in {**row.columns, **columns} for row in rows):
-            raise ValueError(f"loss={loss} needs advantages=[...], with one entry per row.")
         read = self._prepared.reader.read(rows, columns)
+        check_loss(config, policy_loss, read)
         layout, num_tokens = distribute(read, self._plan, groups), sum(sum(row.action_mask) for row in read)
-        per_row = policy_loss is not None and policy_loss.level == "sequence"
-        if per_row and not all(np.isin(row.columns.get(WEIGHTS, 1), (0, 1)).all() for row in read):
-            raise ValueError(f"loss={loss} is a loss of rows, so weights must be 0 or 1. Multiply advantages instead.")
-        count = len(read) if per_row else num_tokens
         sent = loss if isinstance(loss, str) else pickle_by_value("loss", loss, [loss])
-        if has_ratio := policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns:
-            check_engine_log_probs(read, self._plan.rollout.temperature)
-        scale = count if denominator is None else denominator
+        inputs: list[Columns[np.ndarray] | None] = [None] * len(layout.rank_batches)
+        divisor = denominator if policy_loss or denominator is not None else num_tokens
+        if policy_loss and config.teacher.uses_full_vocabulary and config.teacher.servers:
+            scored = await score_rows(config.teacher, read, self._prepared.reader.vocabulary_size)
+        if policy_loss:
+            seed = derive_seed(config.trainer.seed, "choice", self.progress.step, self._num_accumulated)
+            inputs = [*make_columns(read, layout, policy_loss, config, denominator, groups, seed, scored)]
+        kl_coef = self.progress.policy_kl_coef if config.actor_rollout_ref.actor.policy_loss.adapts_kl_coef else None
+        has_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns
         async with self._use_trainer():
-            sums, values = await self._workers.policy.accumulate(layout.rank_batches, sent, scale)
+            batches = layout.rank_batches
+            metrics, values = await self._workers.policy.accumulate(batches, inputs, sent, divisor, kl_coef)
             self._num_accumulated, logprobs = self._num_accumulated + 1, split_by_row(layout, read, values)
             if has_ratio and self._publisher:
                 limit = self._publisher.probe_tolerance / min(self._plan.rollout.temperature, 1.0)
                 check_first_ratio(read, logprobs, self._trained_version, limit)
-        metrics = {name: value / count for name, value in sums.items() if name != "loss"}
-        return GradientResult(sums["loss"], num_tokens, logprobs, metrics)
+        return GradientResult(metrics.pop("loss"), num_tokens, logprobs, metrics)
 
     async def optim_step(self, lr: float | None = None, grad_clip: float | None = None) -> dict[str, float]:
-        """Take an optimizer step with the accumulated gradients. None: as configured. Returns lr, and the gradient norm
-        before clipping. Raises FloatingPointError if the gradients are not finite."""
+        """Take an optimizer step with the accumulated gradients. None: as configured. Returns lr, the gradient norm
+        before clipping, and metrics of TRPO. Raises FloatingPointError if the gradients are not finite."""
+        config = self._prepared.config
         if not self._num_accumulated:
             raise ValueError("there are no gradients. Call forward_backward before optim_step.")
+        if config.uses_trpo and lr is not None:
+            raise ValueError("optim.name=trpo chooses the size of its steps. Leave lr out, and set optim.delta.")
         async with self._use_trainer():
             self._num_accumulated, self._trained_version = 0, None
-            return await self._workers.policy.take_step(lr, grad_clip)
+            metrics = await self._workers.policy.take_step(lr, grad_clip)
+        if "policy_kl" in metrics:
+            options, coef = config.actor_rollout_ref.actor.policy_loss, self.progress.policy_kl_coef
+            self.progress.policy_kl_coef = next_policy_kl_coef(options, coef, metrics["policy_kl"])
+        return metrics
 
     async def publish(self) -> dict[str, float]:
         """Send the weights to the engines, and verify them as main_ppo does. Returns metrics of the weight sync."""
@@ -207,7 +218,12 @@ class Verbs:
         layout = distribute(read, self._plan)
         async with self._use_trainer():
             await self._workers.policy.load_batch(layout.rank_batches)
-            return split_by_row(layout, read, await self._workers.policy.compute_log_probs(model))
+            values = await self._workers.policy.compute_log_probs(model)
+        if model == "teacher" and config.teacher.servers:
+            scores = await score_rows(config.teacher, read, self._prepared.reader.vocabulary_size)
+            assert scores.target_logprobs is not None
+            values = layout.split_by_rank(layout.join_columns(values) + scores.target_logprobs)
+        return split_by_row(layout, read, values)
 
     async def save(self, name: str | None = None) -> Path:
         """Write a checkpoint to checkpoints/NAME of the run folder, and return its path. None: step_N, after the last

@@ -22,12 +22,13 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, PolicyOptimizerName
 from alphaapollo.models.attention import find_unsupported_features
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_modules, get_attention_head_size
+from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.flops import PEAK, FlopsEstimator
 from alphaapollo.models.lm_head import LOGIT_LIMITS
 from alphaapollo.models.load import load_config, load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes
-from alphaapollo.models.sharding import MIN_UNIT, find_experts
+from alphaapollo.models.sharding import MIN_UNIT
 from alphaapollo.weight_sync.shared_memory import BUCKET_BYTES
 
 GIB = 2**30

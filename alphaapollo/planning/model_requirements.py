@@ -24,6 +24,8 @@ from alphaapollo.data.images import reads_images
 from alphaapollo.engines.protocol import CHANGES_SAMPLES
 from alphaapollo.engines.sglang import settings as sglang
 from alphaapollo.engines.vllm import settings as vllm
+from alphaapollo.models.decoder import describe_stateful_layers
+from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.load import (
     LIGER_ARCHITECTURES,
     check_layers,
@@ -36,9 +38,7 @@ from alphaapollo.models.load import (
     load_without_weights,
 )
 from alphaapollo.models.lora import resolve_target_modules
-from alphaapollo.models.micro_batch import describe_stateful_layers
 from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks
-from alphaapollo.models.sharding import find_experts
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Worker classes for one training rank: policy with its companions, critic, reward model, fine-tuning."""
+"""Worker classes for one training rank: policy with its plug-ins, critic, reward model, fine-tuning."""

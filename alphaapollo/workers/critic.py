@@ -24,7 +24,6 @@ from alphaapollo.models.lora import load_trainable_lm
 from alphaapollo.models.policy import ScoreModel, ValueModel
 from alphaapollo.models.sharding import reshard, shard_model
 from alphaapollo.models.train_state import TrainState, make_parameter_offloader
-from alphaapollo.workers.companion import SharedPromptCheck
 from alphaapollo.workers.model_worker import (
     MetricSums,
     ModelWorker,
@@ -33,6 +32,7 @@ from alphaapollo.workers.model_worker import (
     compute_token_outputs,
 )
 from alphaapollo.workers.process_group import RankPlacement
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 
 class CriticWorker(TrainingWorker):

@@ -68,5 +68,5 @@ def export_checkpoint(
     finally:
         shut_down_rank()
     del loaded, root  # their memory is needed for the exported model
-    found = compute_transformers_outputs(Path(output_folder), kind, tokens, model)
-    return check_exported_outputs(expected, found, torch.float32 if form == "adapter" else dtype)
+    exported = compute_transformers_outputs(Path(output_folder), kind, tokens, model)
+    return check_exported_outputs(expected, exported, torch.float32 if form == "adapter" else dtype)

@@ -134,8 +134,10 @@ class SftWorker(FinetuningWorker[RankBatch]):
         """
         assert isinstance(self.model, PolicyModel)
         pending = [
-            PendingCompletion(one.token_ids, one.sampling, decode=self._decode if one.sampling.stop else None)
-            for one in requests
+            PendingCompletion(
+                request.token_ids, request.sampling, decode=self._decode if request.sampling.stop else None
+            )
+            for request in requests
         ]
         dummy = PendingCompletion([0], Sampling(max_tokens=1))
         with self.model.generation_mode():

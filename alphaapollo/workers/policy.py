@@ -1,6 +1,11 @@
-"""Policy worker, one per training rank, with the companions that the run needs, e.g. a frozen reference model.
+"""Policy worker, one per training rank, with the plug-ins that the run needs, e.g. a frozen reference model.
 
-    load_batch -> [log-probs of policy and companions] -> update(columns) -> send_weights -> offload
+    load_batch -> [log-probs of policy and plug-ins] -> update(columns) -> send_weights -> offload
+
+`update` is one call for an iteration. It accumulates the gradients of each mini-batch, and takes a step. A user's own
+loop calls the same two operations with rows of its own:
+
+    accumulate(batch, columns, loss) -> ... -> take_step() -> send_weights -> offload
 
 Computing methods are collectives and reload offloaded tensors. `offload` frees the GPU for the next worker.
 """
@@ -9,20 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.algorithms.policy_losses.ppo import old_policy_penalty
-from alphaapollo.algorithms.statistics import clamp_log_ratio
 from alphaapollo.batching.batch import Columns, MiniBatch
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.models.export import gather_parameters
+from alphaapollo.models.flops import MfuMeter
 from alphaapollo.models.lora import gather_scaled_adapter
 from alphaapollo.models.micro_batch import make_rows
 from alphaapollo.models.policy import check_policy, load_policy
@@ -30,24 +31,13 @@ from alphaapollo.models.sharding import reshard
 from alphaapollo.models.train_state import OptimizerStep, TrainState
 from alphaapollo.types import ImageInput, WeightUpdate
 from alphaapollo.weight_sync.transport import WeightSender
-from alphaapollo.workers.companion import (
-    REFERENCE,
-    Companion,
-    FrozenReference,
-    MfuMeter,
-    ReferenceModel,
-    SharedPromptCheck,
-)
-from alphaapollo.workers.model_worker import (
-    MetricSums,
-    TokenParts,
-    TrainingWorker,
-    compute_optimizer_metrics,
-    compute_token_outputs,
-    merge_token_values,
-)
-from alphaapollo.workers.policy_objective import build_objective_inputs, compute_policy_objective, normalize_metrics
+from alphaapollo.workers.model_worker import MetricSums, TokenParts, compute_optimizer_metrics, merge_token_values
+from alphaapollo.workers.policy_learner import PolicyLearner, find_trained_tokens
+from alphaapollo.workers.policy_objective import TrainedRows, normalize_metrics
+from alphaapollo.workers.policy_plugins import REFERENCE, PolicyPlugin
 from alphaapollo.workers.process_group import RankPlacement
+from alphaapollo.workers.reference import FrozenReference, ReferenceModel
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.teacher import load_teacher
 from alphaapollo.workers.trust_region import TrustRegion
 
@@ -70,7 +60,7 @@ class PolicyWorkerConfig:
     teacher_models: Mapping[str, Model] = field(default_factory=dict)  # Teacher.local_models after `resolve_model`
 
 
-class PolicyWorker(TrainingWorker):
+class PolicyWorker(PolicyLearner):
     """Worker that trains one rank of the policy.
 
     Args:
@@ -89,32 +79,30 @@ class PolicyWorker(TrainingWorker):
         self.sample_logprobs = self.policy.make_logprobs_function(self.temperature)
         self.shared_prompts = SharedPromptCheck(self.policy, self.sample_logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
-        self.companions: list[Companion] = [self.shared_prompts, MfuMeter(self)]
-        self.trust_region = TrustRegion(self) if actor.optim.name == "trpo" else None
-        if self.trust_region:
-            self.companions.append(self.trust_region)
-        self.offload()  # while the companions are loaded
+        self.mfu, self.plugins = MfuMeter(self.policy.model, placement.device), list[PolicyPlugin]()
+        self.accumulated: list[TrainedRows] = []  # whose gradients the next step uses
+        if actor.optim.name == "trpo":
+            region = TrustRegion(self)
+            self.state.take_step = lambda: region.take_step(self.accumulated, self._evaluate_loss)
+            self.plugins.append(region)
+        self.offload()  # while the plug-ins are loaded
         if setup.teacher.divergence:
-            self.companions.append(load_teacher(self, setup.teacher, setup.teacher_models))
+            self.plugins.append(load_teacher(self, setup.teacher, setup.teacher_models))
         if setup.needs_reference:
             reference = ReferenceModel(self) if model.lora_rank else FrozenReference(self, setup.ref.fsdp_config)
-            self.companions.append(reference)
+            self.plugins.append(reference)
         self.last_old_logprobs: np.ndarray | None = None
         self.offload()
 
-    def find(self, role: str) -> Any:
-        """Return the companion with this role; None if the run has none."""
-        return next((one for one in self.companions if one.role == role), None)
-
     def compute_log_probs(self, role: str = "policy") -> np.ndarray:
         """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]. role: that of
-        a companion with a model, e.g. "reference", or "policy"."""
+        a plug-in with a model, e.g. "reference", or "policy"."""
         if role != "policy":
             column: np.ndarray = self.find(role).compute_log_probs(self.batch)
             return column
         self.state.reload()
         self.shared_prompts.begin_update(self.batch)
-        return self._compute_log_probs(self.batch.mini_batches)
+        return self._compute_log_probs(self.batch.rows, self.batch.mini_batches)
 
     def update(
         self,
@@ -138,31 +126,29 @@ class PolicyWorker(TrainingWorker):
 
         Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
         """
-        batch, sums, self.kl_coef = self.batch, MetricSums(self.data_group), kl_coef
+        batch, sums = self.batch, MetricSums(self.data_group)
         mini_batches = batch.mini_batches if mini_batches is None else mini_batches
+        columns, old = replace(columns, returns=None, values=None), columns.old_logprobs
         self.state.reload()
         self.shared_prompts.begin_update(batch)
         self.balancer = self.make_expert_load_balancer(self.policy.routers)
-        needs_entropy = measures_entropy or self.actor.entropy_coeff > 0
-        region, old = self.trust_region, columns.old_logprobs
-        records_old = old is None and region is None  # the line search also needs those of the first mini-batch
+        records_old = old is None and self.state.take_step is None  # TRPO also needs those of the first mini-batch
         if old is None:
-            old = self._compute_log_probs(mini_batches[records_old:])
-        for companion in self.companions:
-            companion.begin_update(batch)
-        done: list[OptimizerStep] = []
+            old = self._compute_log_probs(batch.rows, mini_batches[records_old:])
+        for plugin in self.plugins:
+            plugin.begin_update(batch)
+        self.mfu.begin_update()
+        needs_entropy, done = measures_entropy or self.actor.entropy_coeff > 0, list[OptimizerStep]()
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(mini_batches):
-                recorded_logprobs: TokenParts | None = [] if records_old and epoch == index == 0 else None
-                inputs = replace(columns, old_logprobs=old, returns=None, values=None)
-                compute_loss = partial(self._compute_loss, inputs, recorded_logprobs, needs_entropy, sums)
-                evaluate_loss = partial(self._compute_loss, inputs, None, self.actor.entropy_coeff > 0)
-                self.state.take_step = partial(region.take_step, mini_batch, evaluate_loss) if region else None
-                done.append(self.run_step(batch.rows, mini_batch, compute_loss, skip_bad_step))
-                for companion in self.companions:
-                    companion.end_step(batch.rows, mini_batch)
-                if recorded_logprobs is not None:
-                    old = merge_token_values(batch.rows, recorded_logprobs, old)
+                recorded: TokenParts | None = [] if records_old and epoch == index == 0 else None
+                inputs = replace(columns, old_logprobs=None if recorded is not None else old)
+                trained = TrainedRows(batch, mini_batch, self.policy_loss, inputs, kl_coef, needs_entropy, recorded)
+                self._accumulate(trained, sums)
+                done.append(self._step(skip_bad_step))
+                if recorded is not None:
+                    old = merge_token_values(batch.rows, recorded, old)
+        self.mfu.add(batch.rows, [*mini_batches] * self.actor.ppo_epochs)
         self.last_old_logprobs, self.last_mini_batches = old, mini_batches
         self.last_trajectory_ids = columns.trajectory_ids
         totals = sums.reduce(self.device)
@@ -170,9 +156,9 @@ class PolicyWorker(TrainingWorker):
         metrics |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
         metrics |= self.balancer.compute_metrics() if self.balancer else {}
         if self.actor.policy_loss.adapts_kl_coef:
-            metrics |= self._measure_policy_kl(columns.loss_weights)
-        for companion in self.companions:
-            metrics |= companion.pop_metrics()
+            metrics |= self._measure_policy_kl([(batch, mini_batches, replace(columns, old_logprobs=old))])
+        metrics |= self.shared_prompts.pop_metrics() | self.mfu.compute_metrics(self.placement.sequence_parallel_size)
+        metrics |= self._pop_plugin_metrics()
         return {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
 
     def get_old_log_probs(self) -> np.ndarray:
@@ -182,7 +168,7 @@ class PolicyWorker(TrainingWorker):
 
     def sum_logprob_mismatch(self) -> MismatchSums:
         """Compare these log-probs with those of the engine, for the action tokens that the last `update` trained on."""
-        rows, tokens = self.batch.rows, self._find_trained_tokens()
+        rows, tokens = self.batch.rows, find_trained_tokens(self.batch.rows, self.last_mini_batches)
         row = np.repeat(np.arange(len(rows)), rows.response_lengths)[tokens]
         assert self.last_trajectory_ids is not None
         return sum_mismatch(
@@ -191,23 +177,6 @@ class PolicyWorker(TrainingWorker):
             self.last_trajectory_ids[row],
             tokens - rows.response_offsets[row],
         )
-
-    def _find_trained_tokens(self) -> np.ndarray:
-        """Return the positions of the action tokens that the last `update` trained on, among all response tokens."""
-        rows, trained = self.batch.rows, np.zeros(len(self.batch.rows), dtype=bool)
-        trained[[row for mini_batch in self.last_mini_batches for row in mini_batch.row_indices]] = True
-        return np.flatnonzero(rows.action_mask & np.repeat(trained, rows.response_lengths))
-
-    def _measure_policy_kl(self, loss_weights: np.ndarray | None) -> dict[str, float]:
-        """Estimate KL(old||new) of this update in nats per token, weighted as in the loss (a collective)."""
-        assert loss_weights is not None
-        new, tokens = self._compute_log_probs(self.last_mini_batches), self._find_trained_tokens()
-        d = torch.from_numpy((new - self.get_old_log_probs())[tokens].astype(np.float64))
-        weights = torch.from_numpy(np.repeat(loss_weights, self.batch.rows.response_lengths)[tokens].astype(np.float64))
-        sums = MetricSums(self.data_group)
-        sums.add({"kl": (weights * old_policy_penalty(clamp_log_ratio(d))).sum(), "weights": weights.sum()})
-        totals = sums.reduce(self.device)
-        return {"policy_kl": totals["kl"] / (totals["weights"] or 1.0)}
 
     def send_weights(self, version: int) -> WeightUpdate | None:
         """Send the weights to the inference engines. Returns None on ranks that only help to gather the weights."""
@@ -225,8 +194,8 @@ class PolicyWorker(TrainingWorker):
         self.offload()
 
     def offload(self) -> None:
-        for companion in self.companions:
-            companion.offload()
+        for plugin in self.plugins:
+            plugin.offload()
         super().offload()
 
     @torch.no_grad()
@@ -248,46 +217,12 @@ class PolicyWorker(TrainingWorker):
         self.state.reset_optimizer()
 
     def save(self, checkpoint_folder: str) -> None:
-        parts = [one for companion in self.companions for one in companion.snapshot(checkpoint_folder)]
+        parts = [part for plugin in self.plugins for part in plugin.snapshot(checkpoint_folder)]
         self.writer.start([self.state.snapshot(checkpoint_folder), *parts])
 
     def load(self, checkpoint_folder: str) -> None:
         super().load(checkpoint_folder)
         self.state.reload()
-        for companion in self.companions:
-            companion.load(checkpoint_folder)
+        for plugin in self.plugins:
+            plugin.load(checkpoint_folder)
         self.offload()
-
-    def _compute_log_probs(self, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
-        """Compute log-probs of the rows in `mini_batches`, and 0 for other rows. float32 [response tokens]"""
-        return compute_token_outputs(self.policy, self.sample_logprobs, self.batch.rows, mini_batches, self.builder)
-
-    def _compute_loss(
-        self,
-        columns: Columns[np.ndarray],
-        recorded_logprobs: TokenParts | None,
-        needs_entropy: bool,
-        metric_sums: MetricSums,
-        row_indices: list[int],
-    ) -> Tensor:
-        """Compute the loss of one micro-batch.
-
-        recorded_logprobs: if not None, this pass's log-probs are appended to this list and used as old log-probs.
-        """
-        micro = self.builder.build(self.batch.rows, row_indices, columns)
-        with torch.no_grad():
-            made = (one.make_divergence_target(self.batch, row_indices, micro, self.actor) for one in self.companions)
-            target = next((one for one in made if one is not None), None)
-        stats = self.policy(micro, self.temperature, needs_entropy, target)
-        old = None
-        if recorded_logprobs is not None:
-            old = stats.logprobs.detach()
-            recorded_logprobs.append((row_indices, micro.drop_dummy_row(old)))
-        inputs = build_objective_inputs(micro, stats, old, self.kl_coef)
-        loss, metrics = compute_policy_objective(inputs, self.actor, self.policy_loss, self.correction)
-        for companion in self.companions:
-            if (found := companion.compute_loss(micro, stats, inputs)) is not None:
-                loss = loss + found[0]
-                metrics |= found[1]
-        metric_sums.add(metrics | {"loss": loss})
-        return loss

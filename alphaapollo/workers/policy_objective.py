@@ -5,7 +5,7 @@ of all losses, and of their gradients, does not depend on micro-batches, ranks o
 
     sum_i w_i sum_t m_it (rho_it * policy loss + penalty + kl_coef * KL - entropy_coef * entropy)
 
-m: action mask. rho: weight or mask of algorithm.rollout_correction, or 1. Companions of the policy worker add terms.
+m: action mask. rho: weight or mask of algorithm.rollout_correction, or 1. Plug-ins of the policy worker add terms.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses
@@ -20,10 +21,26 @@ from alphaapollo.algorithms.kl import kl_penalty, unbiased_kl
 from alphaapollo.algorithms.mismatch import off_policy_sequence_mask, rollout_correction_weights
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
 from alphaapollo.algorithms.statistics import JoinedTrajectories, apply_mask, log_ratio, row_mean
+from alphaapollo.batching.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
-from alphaapollo.workers.model_worker import MAX_SUFFIX
+from alphaapollo.workers.loss_functions import UserLoss
+from alphaapollo.workers.model_worker import MAX_SUFFIX, TokenParts
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRows:
+    """Rows of one rank whose gradients are accumulated for an optimizer step, and the inputs of their loss."""
+
+    batch: RankBatch
+    mini_batch: MiniBatch
+    loss: PolicyLoss | UserLoss
+    columns: Columns[np.ndarray]  # of a policy loss; without old log-probs, they are those of the forward pass
+    kl_coef: float | None = None  # coefficient of ppo_kl; None: the configured one
+    needs_entropy: bool = False
+    logprobs: TokenParts | None = None  # to which the log-probs of the forward passes are appended
+    errors: list[Exception] | None = None  # to which errors of the loss are appended; None: they are raised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +53,26 @@ class ObjectiveInputs(PolicyLossInputs):
     loss_weights: Tensor  # [b] weight of the sum over a row's tokens
     sequence_weights: Tensor  # [b] weight of a row in a sequence-level loss
     divergence_weights: Tensor  # [b] weight of the sum over a row's divergences
+    token_weights: Tensor | None = None  # weight of each token in these sums; None: 1
+
+    def sum_tokens(self, values: Tensor, row_weights: Tensor) -> Tensor:
+        """Compute the weighted sum of values of tokens [b, L]."""
+        values = values if self.token_weights is None else values * self.token_weights
+        return aggregate_token_losses(values, self.mask, row_weights)
 
 
-def build_objective_inputs(
-    micro: MicroBatch, stats: TokenStats, old_logprobs: Tensor | None = None, kl_coef: float | None = None
-) -> ObjectiveInputs:
-    """Build the inputs of the policy loss. `old_logprobs` [response tokens], if given, replace those in `micro`."""
+def build_objective_inputs(micro: MicroBatch, stats: TokenStats, kl_coef: float | None = None) -> ObjectiveInputs:
+    """Build the inputs of the policy loss. Without old log-probs, they are those of this forward pass."""
     columns = micro.columns
     flat = {
         "logp": stats.logprobs,
         "entropy": stats.entropy,
         "divergence": stats.divergence,
-        "old_logp": columns.old_logprobs if old_logprobs is None else old_logprobs,
+        "old_logp": stats.logprobs.detach() if columns.old_logprobs is None else columns.old_logprobs,
         "ref_logp": columns.ref_logprobs,
         "rollout_logp": micro.rollout_logprobs,
         "advantages": columns.advantages,
+        "token_weights": columns.token_weights,
         "selected_tokens": None if columns.selected_tokens is None else columns.selected_tokens.bool(),
     }
     matrices = {name: micro.to_matrix(column) for name, column in flat.items() if column is not None}
@@ -86,7 +108,7 @@ def compute_policy_objective(
         losses = losses * (factor if policy_loss.level == "token" else row_mean(factor, mask))
     losses = losses + output.penalty
     if policy_loss.level == "token":
-        loss, prefix = aggregate_token_losses(losses, mask, weights), ""
+        loss, prefix = matrices.sum_tokens(losses, weights), ""
     else:
         loss, prefix = aggregate_sequence_losses(losses, matrices.sequence_weights), "row_"
         metrics["rows"] = mask.bool().any(dim=1).sum()
@@ -101,10 +123,10 @@ def compute_policy_objective(
         metrics["entropy"] = apply_mask(matrices.entropy, mask).sum()
     if actor.entropy_coeff > 0:
         assert matrices.entropy is not None
-        loss = loss - actor.entropy_coeff * aggregate_token_losses(matrices.entropy, mask, weights)
+        loss = loss - actor.entropy_coeff * matrices.sum_tokens(matrices.entropy, weights)
     if actor.use_kl_loss:
         kl = _estimate_reference_kl(matrices, actor)
-        loss = loss + actor.kl_loss_coef * aggregate_token_losses(kl, mask, weights)
+        loss = loss + actor.kl_loss_coef * matrices.sum_tokens(kl, weights)
         metrics["ref_kl"] = apply_mask(kl, mask).sum()
     metrics["loss"] = loss
     return loss, metrics

@@ -25,8 +25,8 @@ from alphaapollo.models.policy import PolicyModel, ScoreModel
 from alphaapollo.models.sharding import local_tensor, reshard, shard_model
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.digest import compute_joint_digest
-from alphaapollo.workers.companion import FINETUNING_KEY, SharedPromptCheck
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
+from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
 
 
 class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
@@ -52,16 +52,16 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         The reference is the model before its first step, or with LoRA without its adapters.
         """
         assert self.config.lora_rank or not self.state.num_steps, "a trained model cannot be the reference"
-        found, order = [torch.zeros(0, dtype=torch.float64, device=self.device)], list[int]()
+        parts, order = [torch.zeros(0, dtype=torch.float64, device=self.device)], list[int]()
         with self.model.disable_adapters():
             for mini_batch in batch.mini_batches:
                 for row_indices in mini_batch.micro_batches:
                     micro = self.builder.build(batch.rows, row_indices)
-                    found.append(_sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)[0])
+                    parts.append(_sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)[0])
                     order += row_indices
         reshard(self.model)
         sums = np.empty(len(batch.rows))
-        sums[order] = torch.cat(found).cpu().numpy()
+        sums[order] = torch.cat(parts).cpu().numpy()
         return sums
 
     def compute_weights_digest(self) -> int:

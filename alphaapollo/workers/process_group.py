@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.utils.deterministic
 
 from alphaapollo.config.schema import Fsdp
-from alphaapollo.models.micro_batch import SequenceGroup, create_sequence_groups
 from alphaapollo.models.sharding import ModelMesh, join_process_group, make_mesh
+from alphaapollo.models.ulysses import SequenceGroup, create_sequence_groups
 from alphaapollo.processes import entry_point
 from alphaapollo.processes.allocator import keep_freed_memory
 

@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms.aggregation import aggregate_token_losses
 from alphaapollo.algorithms.kl import Divergence, truncated_ratios, update_moving_average
 from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
-from alphaapollo.config.schema import Actor, FrozenFsdp, Model, Teacher
+from alphaapollo.config.schema import FrozenFsdp, Model, Teacher
 from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.models.lm_head import DivergenceTarget, LmHeadInput, TokenStats, TopTokens, WeightedModel
-from alphaapollo.models.micro_batch import MicroBatch, gather_token_values
+from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import check_forward_vs_hf, load_policy
 from alphaapollo.models.sharding import ModelMesh, local_tensor, reshard
-from alphaapollo.workers.companion import Companion, FrozenModel, SharedPromptCheck
+from alphaapollo.models.ulysses import gather_token_values
 from alphaapollo.workers.model_worker import compute_token_outputs
+from alphaapollo.workers.policy_learner import PolicyLearner
 from alphaapollo.workers.policy_objective import ObjectiveInputs
-
-if TYPE_CHECKING:
-    from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.policy_plugins import FrozenModel, PolicyPlugin
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 
 TEACHER = "teacher"  # role, and folder of a self-teacher in the policy's checkpoint
 
@@ -46,7 +44,7 @@ class FrozenTeacher(FrozenModel):
     model: model section after `resolve_model`, with the teacher's path and the policy's dtype and attention.
     """
 
-    def __init__(self, worker: PolicyWorker, model: Model, fsdp: FrozenFsdp):
+    def __init__(self, worker: PolicyLearner, model: Model, fsdp: FrozenFsdp):
         self.builder, dtype = worker.builder, worker.dtype
         self.vocabulary = worker.policy.model.get_output_embeddings().weight.shape[0]  # at most the teacher's
         loaded = load_policy(model, ModelMesh(worker.mesh.dense), dtype, fsdp.offload_policy)
@@ -85,11 +83,11 @@ class FrozenTeacher(FrozenModel):
         """
         if is_used.all() or micro.sequence is not None:
             return self.compute_lm_head_input(micro)
-        own = self.builder.build(micro.rows, np.flatnonzero(is_used).tolist())
-        hidden = self.compute_lm_head_input(own)
+        used = self.builder.build(micro.rows, np.flatnonzero(is_used).tolist())
+        hidden = self.compute_lm_head_input(used)
         tokens = np.flatnonzero(np.repeat(is_used, micro.rows.response_lengths))
         states = hidden.states.new_zeros(len(micro.targets), hidden.states.shape[1])
-        states[torch.from_numpy(tokens).to(states.device)] = own.drop_dummy_row(hidden.states)
+        states[torch.from_numpy(tokens).to(states.device)] = used.drop_dummy_row(hidden.states)
         return replace(hidden, states=states)
 
 
@@ -99,10 +97,10 @@ def compute_distillation_loss(inputs: ObjectiveInputs, teacher: Teacher) -> Tens
     divergence, max_ratio = inputs.divergence, teacher.self_teacher.max_ratio
     if teacher.uses_self_teacher and max_ratio is not None:
         divergence = divergence * truncated_ratios(inputs.logp, inputs.old_logp, inputs.mask, max_ratio)
-    return teacher.coef * aggregate_token_losses(divergence, inputs.mask, inputs.divergence_weights)
+    return teacher.coef * inputs.sum_tokens(divergence, inputs.divergence_weights)
 
 
-class TeacherGroup(Companion):
+class TeacherGroup(PolicyPlugin):
     """The teachers of one rank: frozen models, and the distributions that servers returned.
 
     Args:
@@ -133,7 +131,7 @@ class TeacherGroup(Companion):
             model.begin_update(batch)
 
     def make_divergence_target(
-        self, batch: RankBatch, row_indices: list[int], micro: MicroBatch, actor: Actor
+        self, batch: RankBatch, row_indices: list[int], micro: MicroBatch
     ) -> DivergenceTarget | None:
         if not self.teacher.uses_full_vocabulary:
             return None
@@ -191,14 +189,12 @@ class MovingAverageTeacher(FrozenModel):
 
     role = TEACHER
 
-    def __init__(self, worker: PolicyWorker, teacher: Teacher):
+    def __init__(self, worker: PolicyLearner, teacher: Teacher):
         self.teacher, self.worker, fsdp = teacher, worker, worker.actor.fsdp_config
         loaded = load_policy(worker.config, worker.mesh, worker.dtype, fsdp.offload_policy, worker.seed)
         super().__init__(loaded, fsdp.param_offload)
 
-    def make_divergence_target(
-        self, batch: RankBatch, row_indices: list[int], micro: MicroBatch, actor: Actor
-    ) -> DivergenceTarget:
+    def make_divergence_target(self, batch: RankBatch, row_indices: list[int], micro: MicroBatch) -> DivergenceTarget:
         longer = self.worker.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
         self.parameters.reload()
         hidden = self.model.compute_lm_head_input(longer)
@@ -215,7 +211,7 @@ class MovingAverageTeacher(FrozenModel):
         mask = micro.mask * torch.from_numpy(has_context).to(micro.mask.device)
         return compute_distillation_loss(inputs, self.teacher), sum_distillation_metrics(stats, mask)
 
-    def end_step(self, rows: Rows, mini_batch: MiniBatch) -> None:
+    def end_step(self) -> None:
         self._follow(self.teacher.self_teacher.ema_rate)
 
     @torch.no_grad()
@@ -223,9 +219,9 @@ class MovingAverageTeacher(FrozenModel):
         """Move the weights towards the policy's: teacher = (1 - rate) teacher + rate policy."""
         self.parameters.reload()
         reshard(self.model)  # the gathered copies of the weights become invalid
-        for own, trained in zip(self.model.parameters(), self.worker.policy.parameters(), strict=True):
-            if own.requires_grad:
-                update_moving_average(local_tensor(own), local_tensor(trained), rate)
+        for averaged, trained in zip(self.model.parameters(), self.worker.policy.parameters(), strict=True):
+            if averaged.requires_grad:
+                update_moving_average(local_tensor(averaged), local_tensor(trained), rate)
 
     def load(self, checkpoint_folder: str) -> None:
         """Load the weights, or copy those of the policy if the run that saved the checkpoint had no self-teacher."""
@@ -234,11 +230,11 @@ class MovingAverageTeacher(FrozenModel):
             self._follow(1.0)
 
 
-def load_teacher(worker: PolicyWorker, teacher: Teacher, models: Mapping[str, Model]) -> Companion:
+def load_teacher(worker: PolicyLearner, teacher: Teacher, models: Mapping[str, Model]) -> PolicyPlugin:
     """Load the teachers on the ranks, `models` by configuration key, or a self-teacher."""
     if teacher.uses_self_teacher:
         return MovingAverageTeacher(worker, teacher)
     loaded = {key: FrozenTeacher(worker, models[key], one.fsdp_config) for key, one in teacher.local_models.items()}
-    checks = [worker.shared_prompts, *(one.shared_prompts for one in loaded.values())]
+    checks = [worker.shared_prompts, *(model.shared_prompts for model in loaded.values())]
     worker.shared_prompts.unsupported_reason = next(filter(None, (check.unsupported_reason for check in checks)), None)
     return TeacherGroup(teacher, loaded)

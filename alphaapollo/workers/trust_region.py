@@ -11,41 +11,40 @@ at theta, and F is its Hessian there, so F v is the gradient at theta + eps v, d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from alphaapollo.algorithms.kl import Divergence
 from alphaapollo.algorithms.natural_gradient import Vector, conjugate_gradient
-from alphaapollo.batching.batch import MiniBatch, RankBatch
-from alphaapollo.config.schema import Actor
+from alphaapollo.batching.batch import RankBatch
 from alphaapollo.models.lm_head import DivergenceTarget, LmHead, LmHeadInput, TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.sharding import local_tensor, reshard
 from alphaapollo.models.train_state import sum_over_shards
-from alphaapollo.workers.companion import Companion
 from alphaapollo.workers.model_worker import MetricSums
+from alphaapollo.workers.policy_learner import PolicyLearner
+from alphaapollo.workers.policy_objective import ObjectiveInputs, TrainedRows
+from alphaapollo.workers.policy_plugins import PolicyPlugin
 
-if TYPE_CHECKING:
-    from alphaapollo.workers.policy import PolicyWorker
-    from alphaapollo.workers.policy_objective import ObjectiveInputs
-
+ComputeLoss = Callable[[TrainedRows, MetricSums, list[int]], Tensor]
+"""Computes this rank's share of the loss of some rows of a mini-batch, and adds its metrics to the sums."""
 MAX_TRIALS = 10
 OLD_TO_NEW = Divergence("forward")
 
 
-class TrustRegion(Companion):
+class TrustRegion(PolicyPlugin):
     """Optimizer of the policy that takes TRPO's steps. It has no state between steps."""
 
-    def __init__(self, worker: PolicyWorker):
+    def __init__(self, worker: PolicyLearner):
         self.worker, self.options = worker, worker.actor.optim
         self.parameters = [p for p in worker.policy.parameters() if p.requires_grad]
         self.is_active = False  # while a step is computed
         self.old_states: dict[tuple[int, ...], Tensor] = {}  # rows -> hidden states of the old policy, in host memory
+        self.metrics: dict[str, float] = {}
         self.old_head: LmHead | None = None
 
     @property
@@ -57,12 +56,12 @@ class TrustRegion(Companion):
         self.metrics = dict.fromkeys(("trpo/kl", "trpo/improvement", "trpo/trials", "trpo/rejected"), 0.0)
 
     def make_divergence_target(
-        self, batch: RankBatch, row_indices: list[int], micro: MicroBatch, actor: Actor
+        self, batch: RankBatch, row_indices: list[int], micro: MicroBatch
     ) -> DivergenceTarget | None:
         """Return the old policy's distributions, which the first pass over the rows records."""
         if not self.is_active:
             return None
-        key = tuple(row_indices)
+        key = (id(batch), *row_indices)
         if key not in self.old_states:
             hidden = self.worker.policy.compute_lm_head_input(micro)
             self.old_states[key] = hidden.states.cpu()
@@ -82,17 +81,14 @@ class TrustRegion(Companion):
         assert stats.divergence is not None
         return stats.logprobs.new_zeros(()), {"trust_region_kl": (micro.mask * stats.divergence.detach()).sum()}
 
-    def take_step(self, mini_batch: MiniBatch, compute_loss: Callable[[MetricSums, list[int]], Tensor]) -> float:
-        """Move the weights, given the gradients of the loss (a collective). Returns the step size s, or 0 if no trial
-        of the line search succeeds; the weights are then unchanged.
-
-        compute_loss: computes this rank's share of the loss of some rows, and adds its metrics to the sums.
-        """
+    def take_step(self, trained: Sequence[TrainedRows], compute_loss: ComputeLoss) -> float:
+        """Move the weights, given the rows and the gradients of their loss (a collective). Returns the step size s, or
+        0 if no trial of the line search succeeds; the weights are then unchanged."""
         gradient, start = self._take_gradient(), [part.clone() for part in self.weights]
-        evaluate = partial(self._evaluate, mini_batch, compute_loss)
+        evaluate = partial(self._evaluate, trained, compute_loss)
         self.is_active, self.radius = True, math.sqrt(torch.finfo(start[0].dtype).eps)
         old_loss, _, tokens = evaluate()
-        multiply = partial(self._multiply_fisher, mini_batch, start, tokens)
+        multiply = partial(self._multiply_fisher, trained, start, tokens)
         direction, curvature = conjugate_gradient(multiply, gradient, self._dot, self.options.cg_steps)
         size = math.sqrt(2.0 * self.options.delta / curvature) if curvature > 0 else 0.0
         for _ in range(MAX_TRIALS if size else 0):
@@ -115,14 +111,14 @@ class TrustRegion(Companion):
     def pop_metrics(self) -> dict[str, float]:
         return self.metrics
 
-    def _multiply_fisher(self, mini_batch: MiniBatch, start: Vector, tokens: float, vector: Vector) -> Vector:
+    def _multiply_fisher(self, trained: Sequence[TrainedRows], start: Vector, tokens: float, vector: Vector) -> Vector:
         """Compute (F + damping) v from the gradient of the mean KL at theta + eps v. eps is chosen so that log-probs
         change by about the square root of the precision, which balances rounding and curvature."""
         norm, target = math.sqrt(self._dot(vector, vector)), math.sqrt(torch.finfo(start[0].dtype).eps)
         for _ in range(MAX_TRIALS):
             eps = self.radius / norm
             self._set_weights(start, vector, eps)
-            product = self._compute_kl_gradient(mini_batch, tokens)
+            product = self._compute_kl_gradient(trained, tokens)
             change = math.sqrt(max(eps * self._dot(vector, product), 0.0))  # sqrt(2 KL)
             self.radius *= min(max(target / max(change, 1e-30), 1e-2), 1e2)
             if 0.1 < change / target < 10.0:
@@ -131,25 +127,27 @@ class TrustRegion(Companion):
         torch._foreach_add_(product, vector, alpha=self.options.cg_damping)
         return product
 
-    def _compute_kl_gradient(self, mini_batch: MiniBatch, tokens: float) -> Vector:
-        worker = self.worker
-        for row_indices in worker.state.iterate_micro_batches(mini_batch.micro_batches):
-            micro = worker.builder.build(worker.batch.rows, row_indices)
+    def _compute_kl_gradient(self, trained: Sequence[TrainedRows], tokens: float) -> Vector:
+        worker, micros = (
+            self.worker,
+            [(rows.batch, micro) for rows in trained for micro in rows.mini_batch.micro_batches],
+        )
+        for batch, row_indices in worker.state.iterate_micro_batches(micros):
+            micro = worker.builder.build(batch.rows, row_indices)
             with torch.no_grad():
-                target = self.make_divergence_target(worker.batch, row_indices, micro, worker.actor)
+                target = self.make_divergence_target(batch, row_indices, micro)
             divergence = worker.policy(micro, worker.temperature, False, target).divergence
             kl = (micro.mask * divergence).sum() / tokens
             (kl * worker.placement.world_size).backward()  # FSDP averages over the ranks
         return self._take_gradient()
 
     @torch.no_grad()
-    def _evaluate(
-        self, mini_batch: MiniBatch, compute_loss: Callable[[MetricSums, list[int]], Tensor]
-    ) -> tuple[float, float, float]:
-        """Compute loss, mean KL and number of action tokens of a mini-batch over all ranks."""
+    def _evaluate(self, trained: Sequence[TrainedRows], compute_loss: ComputeLoss) -> tuple[float, float, float]:
+        """Compute loss, mean KL and number of action tokens of the rows over all ranks."""
         sums = MetricSums(self.worker.data_group)
-        for row_indices in mini_batch.micro_batches:
-            compute_loss(sums, row_indices)
+        for rows in trained:
+            for row_indices in rows.mini_batch.micro_batches:
+                compute_loss(rows, sums, row_indices)
         totals = sums.reduce(self.worker.device)
         tokens = max(totals["tokens"], 1.0)
         return totals["loss"], totals["trust_region_kl"] / tokens, tokens
@@ -157,7 +155,7 @@ class TrustRegion(Companion):
     def _take_gradient(self) -> Vector:
         """Return this rank's slices of the gradients, and clear the gradients."""
         taken = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        gradient = [local_tensor(one) for one in taken]
+        gradient = [local_tensor(part) for part in taken]
         self.worker.policy.zero_grad(set_to_none=True)
         return gradient
 

@@ -16,8 +16,9 @@ from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.config.resolve import Attention, resolve_model
 from alphaapollo.config.schema import Model
 from alphaapollo.models.load import load_causal_lm
-from alphaapollo.models.micro_batch import MicroBatchBuilder, SequenceGroup, create_sequence_groups, make_rows
+from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel
+from alphaapollo.models.ulysses import SequenceGroup, create_sequence_groups
 from tests.architectures.models import MAX_LENGTH, VOCABULARY, Architecture
 
 CPU = torch.device("cpu")

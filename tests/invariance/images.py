@@ -27,9 +27,10 @@ from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import ImageProcessor, find_placeholder_ids, load_image_processor
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.models.micro_batch import MicroBatchBuilder, create_sequence_groups
+from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel, load_policy
 from alphaapollo.models.sharding import full_tensor, join_process_group, make_mesh
+from alphaapollo.models.ulysses import create_sequence_groups
 from alphaapollo.types import ImageInput, Row
 from tests.unit.tiny import free_address, run_ranks
 from tests.vision.models import FAMILIES, make

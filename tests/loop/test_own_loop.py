@@ -142,7 +142,7 @@ def check_errors(t: Trainer) -> None:
     refuse(lambda: t.forward_backward(wrong, loss="ppo", advantages=[1.0, -1.0]), "-9 under", kind=WeightSyncError)
     t.optim_step(lr=0.0)  # drops the gradients
     refuse(lambda: t.forward_backward([row], loss="pppo"), "pppo", "ppo")
-    refuse(lambda: t.forward_backward([row], loss="kl_cov", advantages=[1.0]), "kl_cov")
+    refuse(lambda: t.forward_backward([row], loss="kl_cov", advantages=[1.0]), "old_logprobs")
     refuse(lambda: t.forward_backward([row, row], loss="ppo", advantages=[1.0]), "1 entries for 2 rows")
     refuse(lambda: t.forward_backward([row], loss="ppo", advantages=[[1.0, 2.0]]), "2 values for 3 tokens")
     refuse(lambda: t.forward_backward([row], nan), "not finite")

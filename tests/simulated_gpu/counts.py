@@ -4,9 +4,9 @@ from __future__ import annotations
 
 MORE = {
     "old": "copy to cpu in workers/model_worker.py merge_token_values",
-    "prompts": "item in workers/companion.py _measure_mismatch",
+    "prompts": "item in workers/shared_prompt_check.py _measure_mismatch",
     "expert_metrics": "copy to cpu in models/moe_routing.py compute_metrics",
-    "expert_layers": "tolist in models/sharding.py read_and_keep",
+    "expert_layers": "tolist in models/expert_parallel.py read_and_keep",
 }
 
 

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from alphaapollo.config.schema import Actor
-from alphaapollo.models import policy, sharding
+from alphaapollo.models import expert_parallel, policy
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.planning.memory import count_sent_bytes, estimate_update, load_model_sizes, make_rank_model
 from alphaapollo.weight_sync.shared_memory import count_bytes, make_buckets, prefetch_buckets
@@ -202,7 +202,7 @@ def survives(first: list[Event], second: list[Event], capacity: int) -> bool:
 def traced_worker(case: dict[str, Any]) -> Iterator[tuple[Trace, PolicyWorker]]:
     """Context manager with a policy worker on a fake GPU, all of whose allocations are traced."""
     trace, pairs = Trace(), [0]
-    exchange = sharding._exchange_and_compute
+    exchange = expert_parallel._exchange_and_compute
 
     def exchange_balanced(*args: Any) -> Any:
         pairs[0] = args[4].numel()
@@ -215,7 +215,7 @@ def traced_worker(case: dict[str, Any]) -> Iterator[tuple[Trace, PolicyWorker]]:
         return [[pairs[0] // ranks + (rank < pairs[0] % ranks) for rank in range(ranks)]] * 2
 
     with (
-        mock.patch.object(sharding, "_exchange_and_compute", exchange_balanced),
+        mock.patch.object(expert_parallel, "_exchange_and_compute", exchange_balanced),
         mock.patch.object(policy, "find_excluded_ids", lambda *_: ()),  # the folders have no tokenizer
         mock.patch.object(torch.UntypedStorage, "resize_", lambda storage, size: trace.resize(storage, size)),
         fake_rank(case["world_size"], [trace]),

@@ -23,7 +23,7 @@ from alphaapollo.algorithms import policy_losses, sampling
 from alphaapollo.batching.batch import BatchLayout, MiniBatch, RankBatch, Rows
 from alphaapollo.batching.packing import PreferenceBatch, build_batch_layout
 from alphaapollo.config.schema import Actor, Critic, DpoConfig, RmConfig, RolloutCorrection, SftConfig, Teacher
-from alphaapollo.models import sharding
+from alphaapollo.models import expert_parallel
 from alphaapollo.models.lora import gather_scaled_adapter
 from alphaapollo.types import Row, Sampling, SamplingRequest
 from alphaapollo.workers.builders import make_teacher_model_sections
@@ -233,7 +233,7 @@ def balance_experts(module: Any) -> Any:
 def expert_parallelism(run: Recorder) -> None:
     """The second layer is gathered before the host waits for sizes of the first one."""
     actor = {"fsdp_config": {"ep_size": 2}}
-    with balance_experts(sharding), fake_rank(4):
+    with balance_experts(expert_parallel), fake_rank(4):
         worker, batch = PolicyUpdate("qwen3_moe", actor, RECOMPUTED, world_size=4, num_rows=8).start(run)
         events = record_calls(worker.policy, "unshard")
         FakeGpu.hints.insert(0, lambda sizes: events.append("wait") if tuple(sizes.shape) == (2, 2) else None)

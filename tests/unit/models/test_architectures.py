@@ -15,7 +15,7 @@ from alphaapollo.models.load import load_causal_lm, load_without_weights
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.planning.model_requirements import ModelUse, check_models, choose_kernels
-from alphaapollo.workers.companion import SharedPromptCheck
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from scripts.models_page import RESULTS, ROOT, render_page
 from tests.architectures.engine import LIMITS
 from tests.architectures.layouts import (

@@ -16,11 +16,8 @@ from alphaapollo.batching.shared_prompts import SharedPrompts, find_shared_promp
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import EXCLUDED_LOGIT, reads_images
 from alphaapollo.models import micro_batch, vision_attention
-from alphaapollo.models.decoder import (
-    compute_mrope_positions,
-    find_vision_blocks,
-    load_example_image,
-)
+from alphaapollo.models.decoder import find_vision_blocks, load_example_image
+from alphaapollo.models.image_batch import compute_mrope_positions
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.lora import load_trainable_lm, resolve_target_modules
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder

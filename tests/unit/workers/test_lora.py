@@ -13,9 +13,9 @@ from torch import nn
 from alphaapollo.config.schema import Model
 from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.sharding import full_tensor, local_tensor
-from alphaapollo.workers.companion import ReferenceModel
 from alphaapollo.workers.export import export_checkpoint
 from alphaapollo.workers.policy import PolicyWorker
+from alphaapollo.workers.reference import ReferenceModel
 from tests.unit.tiny import run_ranks
 from tests.unit.workers import training
 from tests.unit.workers.training import Case

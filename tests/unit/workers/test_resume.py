@@ -98,15 +98,12 @@ BAD_STEPS: dict[str, tuple[str, type, str]] = {  # name of the model, configurat
 
 def scale_loss(worker: Any, factor: float) -> Any:
     """Context manager in which the losses of a worker are multiplied by a factor."""
-    run_step = worker.run_step
+    accumulate = worker.accumulate_gradients
 
-    def run(rows: Any, mini_batch: Any, compute_loss: Any, skip_bad_step: bool) -> Any:
-        def scaled(row_indices: list[int]) -> torch.Tensor:
-            return compute_loss(row_indices) * factor
+    def run(rows: Any, mini_batch: Any, compute_loss: Any) -> None:
+        accumulate(rows, mini_batch, lambda row_indices: compute_loss(row_indices) * factor)
 
-        return run_step(rows, mini_batch, scaled, skip_bad_step)
-
-    return mock.patch.object(worker, "run_step", run)
+    return mock.patch.object(worker, "accumulate_gradients", run)
 
 
 @pytest.mark.parametrize("role", BAD_STEPS)

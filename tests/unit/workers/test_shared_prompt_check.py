@@ -20,7 +20,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
 from alphaapollo.session.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.lifecycle import can_use_shared_prompts
-from alphaapollo.workers.companion import SharedPromptCheck
+from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from tests.matrices import join, split
 from tests.unit.session.steps import prepare_plan
 from tests.unit.workers.training import Case, assert_close, make_batch, parameters

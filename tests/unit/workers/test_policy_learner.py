@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.config.schema import Config
 from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.sharding import full_tensor
+from alphaapollo.own_loop.policy_columns import make_columns
 from alphaapollo.own_loop.rows import RowReader, distribute, make_row, split_by_row
 from alphaapollo.trainer.replay.run import Float64Mode
 from alphaapollo.types import Row
-from alphaapollo.workers.accumulation import accumulate, cross_entropy, take_step
+from alphaapollo.workers.loss_functions import cross_entropy
 from tests.unit.tiny import VOCABULARY, run_ranks
 from tests.unit.workers import training
 from tests.unit.workers.layouts import run_on_ranks
@@ -80,12 +83,16 @@ def accumulate_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> F
                     layout = distribute(
                         rows, plan, [index // 2 for index in range(len(rows))] if name == "pairs" else None
                     )
-                    sums, values = accumulate(worker, layout.rank_batches[rank], loss, DENOMINATOR)
-                    total += sums["loss"]
+                    columns = None
+                    if isinstance(loss, str):
+                        settings = get_policy_loss(loss), Config(), DENOMINATOR, None, 0
+                        columns = make_columns(rows, layout, *settings, dtype="float64")[rank]
+                    metrics, values = worker.accumulate(layout.rank_batches[rank], columns, loss, DENOMINATOR)
+                    total += metrics["loss"]
                     for index, row in zip(indices, split_by_row(layout, rows, gather(values, num_ranks)), strict=True):
                         logprobs[index, : len(row)] = row
                 found[f"{name}, {split}"] = total, logprobs, gradients_of(worker)
-                worker.policy.zero_grad()
+                worker.clear_gradients()
     return found
 
 
@@ -170,20 +177,20 @@ def fail_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> tuple[l
     plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=12, padded=True)
     worker = training.make_worker(case, rank, num_ranks, address)
     batches = [distribute(READER.read(rows_of_test(), {"number": [*range(6)]}), plan).rank_batches[rank]]
-    accumulate(worker, batches[0], LOSSES["cross_entropy"], 10.0)
+    worker.accumulate(batches[0], None, LOSSES["cross_entropy"], 10.0)
     before, weights, errors = gradients_of(worker), training.parameters(worker), []
     for loss in (nan_loss, short_loss, broken_loss):
         with pytest.raises(ValueError) as failed:
-            accumulate(worker, batches[0], cloudpickle.dumps(loss), 10.0)
+            worker.accumulate(batches[0], None, cloudpickle.dumps(loss), 10.0)
         errors.append(str(failed.value))
     training.assert_close(gradients_of(worker), before, 0, 0)
-    worker.policy.zero_grad()
-    accumulate(worker, batches[0], LOSSES["cross_entropy"], 1e-300)
+    worker.clear_gradients()
+    worker.accumulate(batches[0], None, LOSSES["cross_entropy"], 1e-300)
     with pytest.raises(FloatingPointError, match="gradient norm is"):
-        take_step(worker, 1e-2, 1.0)
+        worker.take_step(1e-2, 1.0)
     training.assert_close(training.parameters(worker), weights, 0, 0)
-    accumulate(worker, batches[0], LOSSES["cross_entropy"], 10.0)
-    done = take_step(worker, 1e-2, 0.5)
+    worker.accumulate(batches[0], None, LOSSES["cross_entropy"], 10.0)
+    done = worker.take_step(1e-2, 0.5)
     has_moved = any((weights[name] != one).any() for name, one in training.parameters(worker).items())
     is_cleared = not gradients_of(worker)
     worker.close()
@@ -203,9 +210,10 @@ def test_losses_without_a_ratio_take_rows_by_hand(model_folder: Any) -> None:
     plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=1), max_tokens=99, padded=True)
     with closing(training.make_worker(Case(str(model_folder("qwen3"))))) as worker:
         rows = READER.read([make_row([5, 6, 7], advantages=1.0)])
-        (batch,) = distribute(rows, plan).rank_batches
-        sums, values = accumulate(worker, batch, "reinforce", 1.0)
-        assert sums["loss"] == pytest.approx(-values.sum()) and sums["old_policy_kl"] == 0.0
+        layout = distribute(rows, plan)
+        (columns,) = make_columns(rows, layout, get_policy_loss("reinforce"), Config(), 1.0, None, 0)
+        metrics, values = worker.accumulate(layout.rank_batches[0], columns, "reinforce", 1.0)
+        assert metrics["loss"] == pytest.approx(-values.sum()) and metrics["old_policy_kl"] == 0.0
 
 
 def test_the_load_balancing_loss_has_the_calls_share_of_the_denominator(model_folder: Any) -> None:
@@ -217,6 +225,6 @@ def test_the_load_balancing_loss_has_the_calls_share_of_the_denominator(model_fo
             for indices in split:
                 rows = READER.read([rows_of_test()[index] for index in indices])
                 (batch,) = distribute(rows, plan).rank_batches
-                accumulate(worker, batch, LOSSES["cross_entropy"], 27.0)
+                worker.accumulate(batch, None, LOSSES["cross_entropy"], 27.0)
             found.append(gradients_of(worker))
     training.assert_close(*found, atol=1e-6, rtol=1e-4)

@@ -1,0 +1,114 @@
+"""Inputs of policy losses in a loop of one's own: weights of rows, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.config.keys import replace_value
+from alphaapollo.config.schema import Config
+from alphaapollo.own_loop.policy_columns import check_loss, check_settings, compute_row_weights, make_columns
+from alphaapollo.own_loop.rows import RowReader, distribute, make_row
+from alphaapollo.types import LONGER_PROMPT, Row
+
+ROLE = "actor_rollout_ref"
+ACTOR, CORRECTION = f"{ROLE}.actor", "algorithm.rollout_correction"
+TRPO = {f"{ACTOR}.optim.name": "trpo"}
+FULL_KL = {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "full"}
+SAMPLED = Row([1, 2, 3, 4], [0, 0, 1, 1], [0.0, 0.0, -2.0, -3.0], [3], columns={"advantages": 1.0}, temperature=1.0)
+
+
+def configure(keys: dict[str, Any]) -> Config:
+    config = Config()
+    for key, value in keys.items():
+        config = replace_value(config, key, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("keys", "loss", "columns", "problem"),
+    [
+        ({}, "ppo", {}, None),
+        (TRPO, "surrogate", {}, None),
+        (TRPO, "ppo", {}, 'needs loss="surrogate"'),
+        (TRPO, None, {}, 'needs loss="surrogate"'),
+        ({f"{CORRECTION}.method": "tis"}, None, {}, None),
+        ({f"{CORRECTION}.method": "tis"}, "ppo", {}, r"method=tis .* old_logprobs=log_probs\(rows\)"),
+        ({f"{CORRECTION}.method": "tis"}, "ppo", {"old_logprobs": -1.0}, None),
+        (
+            {f"{CORRECTION}.method": "tis"},
+            "ppo",
+            {"old_logprobs": -1.0, "targets": [1, 2, 3, 9]},
+            "no engine sampled 1",
+        ),
+        ({f"{CORRECTION}.method": "tis"}, "gspo", {"old_logprobs": -1.0}, "level=token"),
+        ({f"{CORRECTION}.method": "tis"}, "dppo_tv", {}, "includes a correction"),
+        ({f"{CORRECTION}.method": "tis"}, "reinforce", {}, None),
+        ({}, "gspo", {"weights": 0.5}, "gspo is a loss of rows"),
+        (
+            {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "unbiased"},
+            "gpg",
+            {"targets": [1, 2, 9, 4]},
+            "row 0",
+        ),
+    ],
+)
+def test_losses_that_cannot_be_computed_are_refused(keys: Any, loss: Any, columns: Any, problem: str | None) -> None:
+    (row,) = RowReader(None, 10).read([SAMPLED], {name: [value] for name, value in columns.items()})
+    with pytest.raises(ValueError, match=problem) if problem else nullcontext():
+        check_loss(configure(keys), loss and get_policy_loss(loss), [row])
+
+
+@pytest.mark.parametrize("keys", [FULL_KL, {"teacher.divergence": "jsd"}])
+def test_trpo_compares_with_one_distribution(keys: dict[str, Any]) -> None:
+    check_settings(configure(TRPO))
+    with pytest.raises(ValueError, match=r"optim\.name=trpo"):
+        check_settings(configure(TRPO | keys))
+
+
+@pytest.mark.parametrize(
+    ("mode", "loss", "denominator", "per_token", "per_row"),
+    [
+        ("token-mean", "ppo", None, [1 / 4] * 2, [1 / 2] * 2),
+        ("seq-mean-token-mean", "ppo", None, [1 / 2, 1 / 6], [1 / 2] * 2),
+        ("seq-mean-token-mean", "ppo", 8.0, [1 / 8] * 2, [1 / 8] * 2),
+        ("token-mean", "gspo", 8.0, [1 / 8, 1 / 24], [1 / 8] * 2),
+    ],
+)
+def test_the_denominator_is_the_weight_of_the_rows(
+    mode: str, loss: str, denominator: float | None, per_token: list[float], per_row: list[float]
+) -> None:
+    rows, config = [make_row([5, 6]), make_row([5, 6, 7, 8])], configure({f"{ACTOR}.loss_agg_mode": mode})
+    weights = compute_row_weights(rows, get_policy_loss(loss), config, denominator, None)
+    np.testing.assert_allclose(weights, [per_token, per_row])
+
+
+def test_columns_are_those_of_the_driver() -> None:
+    """With tokens of the response only, token weights, and a self-teacher's weights for rows that have its prompt."""
+    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=1), max_tokens=9, padded=True)
+    settings = {"teacher.divergence": "reverse", "teacher.self_teacher.context": "feedback"}
+    longer = replace(SAMPLED, columns=SAMPLED.columns | {LONGER_PROMPT: [7, 7, 7]})
+    rows = RowReader(None, 10).read(
+        [longer, make_row([5, 6, 7], [0.0, 0.0, 0.5], advantages=[0.0, 1.0, 2.0], old_logprobs=-1.0)],
+        {"old_logprobs": [-4.0, -1.0]},
+    )
+    layout = distribute(rows, plan)
+    (columns,) = make_columns(rows, layout, get_policy_loss("clip_cov"), configure(settings), None, None, 1)
+    order = layout.row_order[0].tolist()
+    for values, expected in (
+        (columns.advantages, [[1.0, 1.0], [2.0]]),
+        (columns.old_logprobs, [[-4.0, -4.0], [-1.0]]),
+        (columns.token_weights, [[1.0, 1.0], [0.5]]),
+    ):
+        assert values is not None and values.dtype == np.float32
+        np.testing.assert_array_equal(values, np.concatenate([expected[index] for index in order]))
+    assert columns.divergence_weights is not None and columns.selected_tokens is not None
+    np.testing.assert_allclose(columns.divergence_weights[order], [0.5, 0.0])
+    assert columns.selected_tokens.sum() <= 1 and not math.isnan(columns.old_logprobs.sum())
