@@ -149,6 +149,7 @@ class Learner:
         expected = training.parameters(worker)
 
         def restart() -> None:
+            worker.offload()  # the gathered copies of the weights become invalid
             torch._foreach_copy_(trained, start)
             worker.state.reset_optimizer()
             worker.state.num_steps = 0
