@@ -29,7 +29,7 @@ from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.handles import FinetuningGroup, PolicyGroup, TrainingWorkerGroup
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
-from alphaapollo.controller.stall_monitor import StallMonitor, monitor_processes
+from alphaapollo.controller.stall_monitor import StallMonitor
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.launch.command import REPORTED_ERRORS
 from alphaapollo.launch.input_checks import explain_missing_cluster, find_local_paths
@@ -226,8 +226,7 @@ async def open_session(
             workers = await launch_workers(specs, resolve_controller(trainer), trainer.start_timeout, paths)
         required, device = workers.required_service_processes, specs.placement.device
         stalls = StallMonitor(workers.ranks, trainer, device, console.notify, lambda: resume_hint(folder), required)
-        processes = monitor_processes(required, lambda event: console.notify(f"{event}; {resume_hint(folder)}"))
-        async with processes, stalls:
+        async with stalls:
             yield TrainingSession(config, workers, console, tracker)
     finally:
         with HEARTBEAT.record_call("stop"):
