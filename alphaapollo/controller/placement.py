@@ -97,9 +97,10 @@ class Placement:
         tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
         where = f" on {self.engine_nodes} node(s)" if self.engine_nodes else ""
         shared = " on the training GPUs" if self.shares_gpus else where
-        trained = {"actor and reference": True, "critic": self.has_critic, "reward model": self.has_reward_model}
-        roles = {name: self.describe_ranks() for name, present in trained.items() if present}
-        return roles | {"rollout engines": f"{self.num_engines} x {engine}{tensor_parallel}{shared}"}
+        roles = ["actor and reference", *["critic"] * self.has_critic, *["reward model"] * self.has_reward_model]
+        return dict.fromkeys(roles, self.describe_ranks()) | {
+            "rollout engines": f"{self.num_engines} x {engine}{tensor_parallel}{shared}"
+        }
 
 
 def detect_machine() -> Machine:

@@ -38,8 +38,9 @@ class ProcessWorkerGroups(RemoteWorkerGroups[ProcessRanks[Any]]):
         self.ranks_by_role["rollout"].call_engines(method, *arguments)
 
     def _choose_visible_gpus(self, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
-        placement = self.specs.placement
-        return placement.assign_gpus(role, list_visible_gpus() if placement.num_gpus else [])
+        placement, visible = self.specs.placement, os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = visible.split(",") if visible else [str(index) for index in range(placement.num_gpus)]
+        return placement.assign_gpus(role, gpus)
 
     def _make_engine_caller(self) -> Callable[..., None]:
         return call_engines_of_run
@@ -47,12 +48,3 @@ class ProcessWorkerGroups(RemoteWorkerGroups[ProcessRanks[Any]]):
     async def close(self) -> None:
         await self.close_workers()
         remove_paths(map(Path, self.specs.cleanup_folders))
-
-
-def list_visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES, without initializing CUDA."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return visible.split(",")
-    import torch
-
-    return [str(index) for index in range(torch.cuda.device_count())]

@@ -146,8 +146,6 @@ class WorkerProcess:
 class ProcessRanks(RemoteRanks[W]):
     """Workers of one role as forked processes. call_engines: see WorkerProcess."""
 
-    transport_errors = (ProcessEnded,)
-
     def __init__(self, role: str, size: int, call_engines: Callable[..., None]):
         super().__init__(role, size, LOCAL_NODE)
         self._call_engines = call_engines

@@ -74,8 +74,6 @@ class WorkerActor(WorkerHost[W]):
 class RayRanks(RemoteRanks[W]):
     """Workers of one role as Ray actors."""
 
-    transport_errors = (ray.exceptions.RayError,)
-
     def __init__(self, role: str, slots: Sequence[ActorSlot]):
         driver = get_process_location()
         super().__init__(role, len(slots), driver.node)

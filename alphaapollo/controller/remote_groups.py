@@ -8,7 +8,7 @@ RemoteWorkerGroups       what both have in common
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -35,7 +35,6 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
         for role in [*specs.rank_builders, *(["rollout"] if specs.engine_builder else [])]:
             self.ranks_by_role[role] = self._make_ranks(role)
             self._add_group(role, self.ranks_by_role[role])
-        self.starting: list[str] = []  # roles that did not start
 
     def _make_ranks(self, role: str) -> R:
         raise NotImplementedError
@@ -72,14 +71,14 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
         extra = {}
         if engines and placement.device == "cuda":
             extra = {"policy": {"call_engines": self._make_engine_caller()}}
-        starts: dict[str, Coroutine[object, object, object]] = {}
+        starts = []
         for role, build in specs.rank_builders.items():
             address = located[role][0].address
             builders = [
                 partial(build, RankPlacement(rank, placement.num_ranks, address, *sizes, writer), **extra.get(role, {}))
                 for rank, writer in enumerate(writers)
             ]
-            starts[role] = ranks_by_role[role].start(builders, self._choose_visible_gpus(role, gpus))
+            starts.append(ranks_by_role[role].start(builders, self._choose_visible_gpus(role, gpus)))
         if engines:
             assert specs.engine_builder
             makers = []
@@ -88,28 +87,22 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
                 reader = [self._make_weight_reader()] if is_apart else []
                 make = partial(specs.engine_builder, index, engine.node, *reader)
                 makers.append(partial(start_rollout_worker, make, placement.shares_gpus))
-            starts["rollout"] = ranks_by_role["rollout"].start(makers, self._choose_visible_gpus("rollout", gpus))
-        await self._await_starts(starts)
-        if engines and placement.shares_gpus:
-            await self._await_starts({"rollout": ranks_by_role["rollout"].call(lambda worker: worker.start())})
-
-    async def _await_starts(self, starts: Mapping[str, Coroutine[object, object, object]]) -> None:
-        tasks = {role: asyncio.ensure_future(start) for role, start in starts.items()}
+            starts.append(ranks_by_role["rollout"].start(makers, self._choose_visible_gpus("rollout", gpus)))
+        tasks = [asyncio.ensure_future(start) for start in starts]
         try:
-            await asyncio.gather(*tasks.values())
+            await asyncio.gather(*tasks)
         finally:
-            self.starting = [role for role, task in tasks.items() if not task.done() or task.cancelled()]
-            for task in tasks.values():
+            for task in tasks:
                 task.cancel()
+        if engines and placement.shares_gpus:
+            await ranks_by_role["rollout"].call(lambda worker: worker.start())
 
     async def start_within(self, start_timeout: float, logs: str) -> None:
         """Start all workers. If that fails, end them. Raises TimeoutError if the workers have used neither the CPU nor
         the disk for `start_timeout` seconds. logs: folder with further logs, for the message."""
-        ranks, required = list(self.ranks_by_role.values()), self.required_service_processes
+        limits, required = StartLimits(start_timeout, start_timeout), self.required_service_processes
         try:
-            async with StallMonitor(
-                ranks, StartLimits(start_timeout, start_timeout), "cpu", lambda _: None, str, required
-            ):
+            async with StallMonitor(self.ranks, limits, "cpu", lambda _: None, str, required):
                 await self.start()
         except BaseException as error:
             await self.close()
@@ -117,7 +110,7 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
                 raise
             raise TimeoutError(
                 "not all workers started, and none used the CPU or the disk for "
-                f"trainer.start_timeout={start_timeout:.0f} s; still starting: {', '.join(sorted(self.starting))}. "
+                f"trainer.start_timeout={start_timeout:.0f} s; still starting: {', '.join(error.culprits)}. "
                 f"See their logs in the run's logs/{logs}."
             ) from None
 

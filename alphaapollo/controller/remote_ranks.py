@@ -8,10 +8,9 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -85,9 +84,6 @@ def pickle_function(function: Callable[..., object]) -> bytes:
 class RemoteRanks(Ranks[W]):
     """Workers of one role in other processes, one per rank. Call `locate_workers` and `start` before other methods."""
 
-    transport_errors: ClassVar[tuple[type[Exception], ...]]
-    """Errors of a call that come from the connection to the worker."""
-
     def __init__(self, role: str, size: int, node: str = ""):
         """node: name of the driver's node."""
         self.role, self.size, self._node = role, size, node
@@ -160,9 +156,8 @@ class RemoteRanks(Ranks[W]):
             node = "" if location.node == self._node else location.node
             process = None if node else read_process(location.pid)
             report = Report(None, processes=(process,) if process else ())
-            if call in answered:
-                with suppress(*self.transport_errors):  # the call that waits for this worker raises the error
-                    report = call.result()
+            if call in answered and not call.exception():  # the call that waits for this worker raises the error
+                report = call.result()
             name = f"the {self.role} worker of rank {rank} ({self.process_names[rank]})"
             reports.append(replace(report, worker=f"{self.role} {rank}", name=name, node=node))
         return reports
@@ -172,7 +167,7 @@ class RemoteRanks(Ranks[W]):
         try:
             with HEARTBEAT.record_call(call_name, f"{self.role} {rank}"):
                 return await asyncio.wrap_future(call)
-        except self.transport_errors as error:
+        except Exception as error:  # noqa: BLE001  of any connection
             raise self._convert_error(rank, error) from None
 
     async def _wait_for_all_calls(self, calls: Sequence[Future[Any]], call_name: str = "") -> list[Any]:
