@@ -118,7 +118,8 @@ def search(model: str, machine: Machine) -> tuple[Settings, MemoryPlan] | None:
             return not plan.describe_shortage() and plan.kv_cache_tokens >= room
 
         keys = find_cheapest_settings(config, is_acceptable)
-        options += [(keys, make_plan(keys))] * (keys is not None)
+        if keys is not None:
+            options.append((keys, make_plan(keys)))
     return min(options, key=lambda option: len(option[0]), default=None)
 
 
