@@ -1,13 +1,12 @@
 """Write the table in docs/scaling.md: model sizes, machines and keys, computed by the memory planner.
 
-.venv/bin/python scripts/scaling.py            # write the table
-.venv/bin/python scripts/scaling.py --check    # fail if it is out of date
+.venv/bin/python scripts/scaling.py
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +16,14 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.keys import format_value  # noqa: E402
 from alphaapollo.config.resolve import resolve_model, resolve_rollout  # noqa: E402
 from alphaapollo.config.schema import Config  # noqa: E402
-from alphaapollo.planning.memory import GIB  # noqa: E402
+from alphaapollo.planning.memory import GIB, load_model_sizes  # noqa: E402
 from alphaapollo.planning.memory_fit import (  # noqa: E402
+    ACTOR,
     BUDGET,
+    CHECKPOINTING,
     MAX_TOKENS,
     Settings,
-    find_cheapest_settings,
-    list_memory_saving_settings,
+    list_fast_settings,
     replace_values,
 )
 from alphaapollo.planning.memory_plan import MemoryPlan, plan_memory  # noqa: E402
@@ -61,7 +61,7 @@ MACHINES = [Machine(1, 1, 24), Machine(1, 1, 80), Machine(1, 1, 140), Machine(1,
 
 
 def setting(model: str, machine: Machine) -> Config:
-    own = {
+    given = {
         "actor_rollout_ref.model.path": str(ROOT / "scripts" / "published_models" / MODELS[model]),
         "trainer.nnodes": machine.nodes,
         "trainer.n_gpus_per_node": machine.gpus,
@@ -69,18 +69,45 @@ def setting(model: str, machine: Machine) -> Config:
         "actor_rollout_ref.model.attention": "varlen",
         BUDGET: MAX_TOKENS,
     }
-    config = replace_values(Config(), COMMON | own)
+    config = replace_values(Config(), COMMON | given)
     role = config.actor_rollout_ref
     resolved, gpus = resolve_model(role.model, "cuda"), machine.nodes * machine.gpus
     rollout = resolve_rollout(role.rollout, resolved, "cuda", gpus, config.trajectories_per_batch)
     return replace_values(config, {"actor_rollout_ref.model": resolved, "actor_rollout_ref.rollout": rollout})
 
 
+def list_memory_saving_settings(config: Config) -> Iterator[Settings]:
+    """Yield settings that save memory, each in addition to those before it. The fastest come first."""
+    yield from list_fast_settings(config, "cuda", (BUDGET, CHECKPOINTING))
+    role, gpus = config.actor_rollout_ref, config.trainer.n_gpus_per_node
+    heads = load_model_sizes(role.model).num_heads
+    for size in range(2, gpus + 1):
+        if gpus % size == 0 and heads % size == 0:
+            yield {"actor_rollout_ref.rollout.tensor_model_parallel_size": size}
+    for key in ("optimizer_offload", "param_offload", "offload_policy"):
+        yield {f"{ACTOR}fsdp_config.{key}": True}
+
+
+def find_cheapest_settings(config: Config, is_acceptable: Callable[[Settings], bool]) -> Settings | None:
+    """Return the first acceptable settings that save memory, without those that are not needed; None: none is."""
+    settings: dict[str, object] = {}
+    for option in list_memory_saving_settings(config):
+        settings |= option
+        if is_acceptable(settings):
+            break
+    else:
+        return None
+    for key in reversed(list(settings)):
+        fewer = {other: value for other, value in settings.items() if other != key}
+        settings = fewer if is_acceptable(fewer) else settings
+    return settings
+
+
 def search(model: str, machine: Machine) -> tuple[Settings, MemoryPlan] | None:
     """Find keys with which the model fits with a margin and an engine has KV cache for eight rows. On several nodes, a
-    copy of the model is on each node or over all ranks, whichever takes less time."""
-    room, capacity, found = 8 * (1024 + 7168), machine.gib * GIB, []
-    for size in {machine.gpus, machine.nodes * machine.gpus}:
+    copy of the model is on each node or over all ranks, whichever needs fewer keys."""
+    room, capacity, options = 8 * (1024 + 7168), machine.gib * GIB, []
+    for size in dict.fromkeys([machine.gpus, machine.nodes * machine.gpus]):
         config = replace_values(setting(model, machine), {"actor_rollout_ref.actor.fsdp_config.fsdp_size": size})
 
         def make_plan(keys: Settings, config: Config = config) -> MemoryPlan:
@@ -88,11 +115,12 @@ def search(model: str, machine: Machine) -> tuple[Settings, MemoryPlan] | None:
 
         def is_acceptable(keys: Settings) -> bool:
             plan = make_plan(keys)
-            return plan.has_headroom and plan.kv_cache_tokens >= room
+            return not plan.describe_shortage() and plan.kv_cache_tokens >= room
 
-        keys, fits = find_cheapest_settings(list_memory_saving_settings(config, "cuda"), is_acceptable)
-        found += [(keys, make_plan(keys))] * fits
-    return min(found, key=lambda one: (len(one[0]), one[1].cost.seconds_per_token), default=None)
+        keys = find_cheapest_settings(config, is_acceptable)
+        if keys is not None:
+            options.append((keys, make_plan(keys)))
+    return min(options, key=lambda option: len(option[0]), default=None)
 
 
 def lines() -> Iterator[str]:
@@ -101,11 +129,11 @@ def lines() -> Iterator[str]:
     for model in MODELS:
         too_small = []
         for machine in MACHINES:
-            found = search(model, machine)
-            if found is None:
+            result = search(model, machine)
+            if result is None:
                 too_small.append(machine.name)
                 continue
-            keys, plan = found
+            keys, plan = result
             moment, held = plan.peak
             words = "<br>".join(f"`{short(key)}={format_value(value)}`" for key, value in keys.items()) or "none"
             peak = f"{held.total() / GIB:.0f} | {moment.removeprefix('update of the ')}"
@@ -126,11 +154,7 @@ def page(text: str) -> str:
 
 
 def main() -> None:
-    text = PAGE.read_text()
-    new = page(text)
-    if "--check" in sys.argv:
-        raise SystemExit("docs/scaling.md is out of date: run scripts/scaling.py" if new != text else 0)
-    PAGE.write_text(new)
+    PAGE.write_text(page(PAGE.read_text()))
 
 
 if __name__ == "__main__":

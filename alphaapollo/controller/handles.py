@@ -250,7 +250,7 @@ class CriticGroup(RLWorkerGroup["CriticWorker"]):
 
     async def update(self, columns: Sequence[Columns[np.ndarray]], skip_bad_step: bool = False) -> dict[str, float]:
         """Run the critic's optimizer steps of one iteration and return their metrics over all ranks."""
-        return (await self._call_with_batches(lambda worker, one: worker.update(one, skip_bad_step), columns))[0]
+        return (await self._call_with_batches(lambda worker, batch: worker.update(batch, skip_bad_step), columns))[0]
 
 
 class RewardModelGroup(ModelWorkerGroup["RewardModelWorker"]):
@@ -330,9 +330,8 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         """Run evaluation suites, one after the other on each engine. folder: receives a folder of results per suite."""
 
         async def run_on_rank(rank: int) -> list[SuiteResult]:
-            own = suites[rank :: self.ranks.size]
             run = lambda worker, suite: worker.run_suite(suite, folder / suite.name)  # noqa: E731
-            return [await self.ranks.call_rank(rank, run, suite) for suite in own]
+            return [await self.ranks.call_rank(rank, run, suite) for suite in suites[rank :: self.ranks.size]]
 
         return list(chain.from_iterable(await asyncio.gather(*map(run_on_rank, range(self.ranks.size)))))
 
@@ -353,7 +352,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         tokens that it samples at its end."""
         results = await self.ranks.call(lambda worker: finish_weight_sync(worker, probe, resumes_requests))
         self._set_memory_metrics(results)
-        return [found for found, _ in results]
+        return [probed for probed, _ in results]
 
     async def sleep(self, pauses_requests: bool = False) -> None:
         """Free the engines' GPU memory until the next weight sync. pauses_requests: first pause requests until then."""

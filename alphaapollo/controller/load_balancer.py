@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,32 +15,21 @@ class LoadBalancer:
     """
 
     def __init__(self, num_engines: int, capacity: int):
-        self._capacity = capacity
-        self._load = [0] * num_engines
-        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+        self._load, self._capacity = [0] * num_engines, capacity
+        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
 
     @asynccontextmanager
     async def reserve_engine(self, num_samples: int) -> AsyncIterator[int]:
         """Context manager that waits, in order of arrival, until an engine has capacity for `num_samples` samples, and
         reserves it. Yields the engine's index."""
-        slot: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append((num_samples, slot))
-        self._assign_waiting_requests()
+        async with self._turn:
+            while (load := min(self._load)) and load + num_samples > self._capacity:
+                self._freed.clear()
+                await self._freed.wait()
+            engine = self._load.index(load)
+            self._load[engine] += num_samples
         try:
-            yield await slot
+            yield engine
         finally:
-            if not slot.cancelled():
-                self._load[slot.result()] -= num_samples
-                self._assign_waiting_requests()
-
-    def _assign_waiting_requests(self) -> None:
-        while self._waiting:
-            num_samples, slot = self._waiting[0]
-            if not slot.done():
-                load = min(self._load)
-                if load and load + num_samples > self._capacity:
-                    return
-                engine = self._load.index(load)
-                self._load[engine] += num_samples
-                slot.set_result(engine)
-            self._waiting.popleft()
+            self._load[engine] -= num_samples
+            self._freed.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.resolve import count_engine_processes, count_engine_threads
@@ -20,10 +21,6 @@ class Machine:
     num_gpus: int
     gpu_memory: int = 0  # bytes of one GPU; 0: no GPU, or unknown
     memory: int = 0  # bytes of main memory; 0: unknown
-
-    def get_training_memory(self, device: Device) -> int:
-        """Return the bytes available for training: the memory of one GPU, or of a machine without GPUs. 0: unknown."""
-        return self.memory if device == "cpu" else self.gpu_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +71,20 @@ class Placement:
         """Whether the engines and the training ranks take turns on the same GPUs."""
         return self.device == "cuda" and self.colocate
 
+    def count_workers(self, role: str) -> int:
+        return self.num_engines if role == "rollout" else self.num_ranks
+
+    def assign_gpus(self, role: str, gpus: Sequence[str]) -> list[dict[str, str]]:
+        """Return the CUDA_VISIBLE_DEVICES setting of each worker of a role; {} without GPUs. gpus: of the ranks
+        and, unless engines share them, of the engines after them."""
+        is_engine, count = role == "rollout", self.count_workers(role)
+        if self.device != "cuda":
+            return [{}] * count
+        size = self.tensor_parallel if is_engine else 1
+        first = self.num_ranks if is_engine and not self.colocate else 0
+        starts = range(first, first + count * size, size)
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[start : start + size])} for start in starts]
+
     def describe_ranks(self) -> str:
         """Return e.g. "8 x GPU on 1 node(s), FSDP2", for the printed plan."""
         unit = "GPU" if self.device == "cuda" else f"process of {self.threads} thread(s)"
@@ -86,9 +97,10 @@ class Placement:
         tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
         where = f" on {self.engine_nodes} node(s)" if self.engine_nodes else ""
         shared = " on the training GPUs" if self.shares_gpus else where
-        trained = {"actor and reference": True, "critic": self.has_critic, "reward model": self.has_reward_model}
-        roles = {name: self.describe_ranks() for name, present in trained.items() if present}
-        return roles | {"rollout engines": f"{self.num_engines} x {engine}{tensor_parallel}{shared}"}
+        roles = ["actor and reference", *["critic"] * self.has_critic, *["reward model"] * self.has_reward_model]
+        return dict.fromkeys(roles, self.describe_ranks()) | {
+            "rollout engines": f"{self.num_engines} x {engine}{tensor_parallel}{shared}"
+        }
 
 
 def detect_machine() -> Machine:

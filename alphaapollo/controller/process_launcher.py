@@ -6,18 +6,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.process_ranks import ProcessRanks, call_engines_of_run
 from alphaapollo.controller.remote_groups import RemoteWorkerGroups
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.processes.fork_server import start_fork_server
 from alphaapollo.processes.network import restrict_network_to_loopback
 from alphaapollo.processes.watchdog import remove_paths
-
-if TYPE_CHECKING:
-    from alphaapollo.weight_sync.transport import WeightReader
 
 PRELOAD_MODULE = "alphaapollo.controller.preload"
 WORKER_MODULES = ("alphaapollo.workers.builders", "alphaapollo.rollout.worker")
@@ -36,42 +32,19 @@ class ProcessWorkerGroups(RemoteWorkerGroups[ProcessRanks[Any]]):
     """Worker groups whose workers are processes forked on this machine."""
 
     def _make_ranks(self, role: str) -> ProcessRanks[Any]:
-        size = self.specs.placement.num_engines if role == "rollout" else self.specs.placement.num_ranks
-        return ProcessRanks(role, size, self._call_engines)
+        return ProcessRanks(role, self.specs.placement.count_workers(role), self._call_engines)
 
     def _call_engines(self, method: str, *arguments: object) -> None:
         self.ranks_by_role["rollout"].call_engines(method, *arguments)
 
     def _choose_visible_gpus(self, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
-        return assign_gpus(self.specs.placement, role, list_visible_gpus() if self.specs.placement.num_gpus else [])
+        placement, visible = self.specs.placement, os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = visible.split(",") if visible else [str(index) for index in range(placement.num_gpus)]
+        return placement.assign_gpus(role, gpus)
 
     def _make_engine_caller(self) -> Callable[..., None]:
         return call_engines_of_run
 
-    def _make_weight_reader(self) -> WeightReader:
-        raise AssertionError("all engines are on this machine")
-
     async def close(self) -> None:
         await self.close_workers()
         remove_paths(map(Path, self.specs.cleanup_folders))
-
-
-def list_visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES, without initializing CUDA."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return visible.split(",")
-    import torch
-
-    return [str(index) for index in range(torch.cuda.device_count())]
-
-
-def assign_gpus(placement: Placement, role: str, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Return the CUDA_VISIBLE_DEVICES setting of each worker of a role; {} without GPUs."""
-    is_engine = role == "rollout"
-    count = placement.num_engines if is_engine else placement.num_ranks
-    if placement.device != "cuda":
-        return [{}] * count
-    size = placement.tensor_parallel if is_engine else 1
-    first = placement.num_ranks if is_engine and not placement.colocate else 0
-    starts = range(first, first + count * size, size)
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[start : start + size])} for start in starts]

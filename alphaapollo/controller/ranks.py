@@ -16,7 +16,6 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from alphaapollo.engines.protocol import EngineDied, EngineError
@@ -43,6 +42,9 @@ class WorkerLost(RuntimeError):
 class WorkerDied(WorkerLost):
     """Error: a worker process or an engine core has ended. The message names the process."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkerDied, (str(self), self.role)
+
 
 class RunStalled(WorkerLost):
     """Error: no process has made progress for trainer.stall_timeout. culprits: blocking workers, e.g. "policy 1"."""
@@ -59,21 +61,6 @@ class WorkerFailed(RuntimeError):
 
 REPORTED_ERRORS = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerLost, WorkerFailed)
 """Errors with a message for the user, which are reported without a traceback; any other error is a bug."""
-
-
-@dataclass(frozen=True)
-class WorkerReport:
-    """Report of one worker, or of the controller, for stall detection."""
-
-    worker: str  # role and rank, e.g. "policy 1", as in ActiveCall.worker
-    name: str  # e.g. "the policy worker of rank 1 (pid 7)"
-    pid: int
-    report: Report
-    node: str = ""  # empty: the controller's machine
-
-    @property
-    def role(self) -> str:
-        return self.worker.rpartition(" ")[0]
 
 
 class Ranks(ABC, Generic[W]):
@@ -98,15 +85,10 @@ class Ranks(ABC, Generic[W]):
     async def close(self) -> None:
         """End the workers' processes."""
 
-    # Methods for the thread of stall_monitor.py. Workers in the controller's process have no separate state.
-
-    def collect_reports(self, timeout: float) -> list[WorkerReport]:
-        """Ask every worker for a report of its heartbeat. Workers that do not answer in time have an empty report."""
+    def collect_reports(self, timeout: float, with_stacks: bool = False) -> list[Report]:
+        """Ask every worker for a report of its heartbeat, from the thread of stall_monitor.py. Workers that do not
+        answer in time have an empty report, and a worker in the controller's process has none of its own."""
         return []
-
-    def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
-        """Let the worker of a rank dump the Python stacks of processes on its node, and return the stacks."""
-        raise NotImplementedError
 
 
 def get_enclosing_method_name(function: Callable[..., object]) -> str:

@@ -15,7 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+from unittest import mock
 
 import ray
 from ray.job_config import JobConfig
@@ -63,7 +64,7 @@ def join_cluster(trainer: TrainerSection, rollout: Rollout | None = None) -> Mac
 
 def start_local_cluster() -> None:
     """Start Ray on this machine, reachable only from this machine, until this process ends. Raises WorkerDied if Ray
-    does not start in two attempts, because its time limits may be too short on a busy machine."""
+    does not start; a restart helps, because Ray's time limits may be too short on a busy machine."""
     health_checks = {  # long timeouts, because a busy laptop answers late; dead processes are detected anyway
         "health_check_timeout_ms": 60_000,
         "health_check_failure_threshold": 10,
@@ -75,36 +76,25 @@ def start_local_cluster() -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")  # the driver's priority; Ray's own is 15 below it
     # Without cluster support, all processes of Ray listen on 127.0.0.1 only. Ray has no option for it, and none that
     # leaves out its autoscaler, log monitor and API server, which take seconds to start.
-    constants, services, node = ray._private.ray_constants, ray._private.services, ray._private.node.Node
-    unused = {name: getattr(node, name) for name in ("start_monitor", "start_log_monitor", "start_api_server")}
-    for name in unused:
-        setattr(node, name, lambda *_, **__: None)
-    has_clusters, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
-    popen, services.ConsolePopen = services.ConsolePopen, RayProcess
-    try:
-        for is_last in (False, True):
-            try:
-                init_ray(address="local", include_dashboard=False, _system_config=health_checks)
-                break
-            except Exception as error:  # Ray raises a bare Exception if the raylet takes too long
-                ray.shutdown()
-                while RayProcess.started:
-                    RayProcess.started.pop().kill()
-                reason = " ".join(str(error).split())
-                if is_last:
-                    raise WorkerDied(f"Ray does not start on this machine: {reason}", "Ray's start") from error
-                print(f"warning: Ray did not start ({reason}). It is started once more.", file=sys.stderr)
-    finally:
-        constants.ENABLE_RAY_CLUSTER, services.ConsolePopen = has_clusters, popen
-        for name, method in unused.items():
-            setattr(node, name, method)
+    unused: dict[str, Any] = dict.fromkeys(
+        ("start_monitor", "start_log_monitor", "start_api_server"), lambda *_, **__: None
+    )
+    with (
+        mock.patch.multiple(ray._private.node.Node, **unused),
+        mock.patch.object(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False),
+        mock.patch.object(ray._private.services, "ConsolePopen", RayProcess),
+    ):
+        try:
+            init_ray(address="local", include_dashboard=False, _system_config=health_checks)
+        except Exception as error:  # Ray raises a bare Exception if the raylet takes too long
+            ray.shutdown()
+            reason = " ".join(str(error).split())
+            raise WorkerDied(f"Ray does not start on this machine: {reason}", "Ray's start") from error
 
 
 class RayProcess(subprocess.Popen[bytes]):
     """Process of a local Ray that outlives signals to the driver's process group and signals of job systems to all
     processes, because the driver would wait a minute for a GCS that is gone. Ray itself blocks SIGINT."""
-
-    started: ClassVar[list[RayProcess]] = []
 
     def __init__(self, command: Sequence[str], **options: Any):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
@@ -112,7 +102,6 @@ class RayProcess(subprocess.Popen[bytes]):
             super().__init__(command, start_new_session=True, **options)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        RayProcess.started.append(self)
 
     terminate = subprocess.Popen.kill
 
@@ -151,7 +140,7 @@ def is_local_ray_unresponsive() -> bool:
 def wait_for_nodes(trainer: TrainerSection, rollout: Rollout | None) -> None:
     """Wait until as many nodes as the run needs have joined the cluster, with GPUs unless it runs on CPUs, and print
     which have joined. Raises ValueError after trainer.start_timeout. rollout: section of the engines of an RL run."""
-    start, shown = time.monotonic(), -NOTICE_SECONDS
+    start, printed = time.monotonic(), -NOTICE_SECONDS
     wanted = trainer.nnodes + (rollout.nnodes if rollout else 0)
     while True:
         alive = [node for node in ray.nodes() if node["Alive"]]
@@ -172,8 +161,8 @@ def wait_for_nodes(trainer: TrainerSection, rollout: Rollout | None) -> None:
                 f"{missing}. Waited {waited:.0f} s (trainer.start_timeout). Check the output of `ray start` on each "
                 "node; Ray refuses nodes with other versions of Python or Ray. Start the nodes, or lower nnodes."
             )
-        if waited - shown >= NOTICE_SECONDS:
-            shown = waited
+        if waited - printed >= NOTICE_SECONDS:
+            printed = waited
             print(f"waiting: {missing} ({waited:.0f} of at most {trainer.start_timeout:.0f} s)", flush=True)
         time.sleep(POLL_SECONDS)
 
@@ -218,8 +207,8 @@ def inspect_node(paths: Mapping[str, str], base_folder: str) -> dict[str, str]:
     """Return the versions of Python and libraries on this node, and the number and size of the files at each of
     `paths`. paths: configuration key -> path, absolute or relative to `base_folder`."""
     versions = {name: (find_version(name) or "none").split("+")[0] for name in LIBRARIES}  # without build (+cpu)
-    own = {"Python": platform.python_version(), "alphaapollo": compute_code_version()}
-    return own | versions | {f"{key}={path}": _describe_files(Path(base_folder, path)) for key, path in paths.items()}
+    code = {"Python": platform.python_version(), "alphaapollo": compute_code_version()}
+    return code | versions | {f"{key}={path}": _describe_files(Path(base_folder, path)) for key, path in paths.items()}
 
 
 @cache

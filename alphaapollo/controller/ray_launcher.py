@@ -28,7 +28,6 @@ from alphaapollo.controller.ray_ranks import CPU_SHARE, ActorSlot, RayRanks
 from alphaapollo.controller.remote_groups import RemoteWorkerGroups
 from alphaapollo.controller.remote_ranks import pickle_function
 from alphaapollo.controller.worker_groups import WorkerSpecs
-from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.processes.watchdog import RUN, kill_run_processes, remove_paths
 
 if TYPE_CHECKING:
@@ -57,8 +56,8 @@ async def reserve_placement_groups(placement: Placement, timeout: float) -> list
         ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, GRANT_SECONDS))
         if not ready:
             total, free = (
-                {name: found[name] for name in ("CPU", "GPU") if name in found}
-                for found in (ray.cluster_resources(), ray.available_resources())
+                {name: resources[name] for name in ("CPU", "GPU") if name in resources}
+                for resources in (ray.cluster_resources(), ray.available_resources())
             )
             ray.shutdown()
             raise ValueError(
@@ -97,13 +96,9 @@ def choose_visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str
 
     rank_gpus: GPUs that Ray assigned to each training rank, e.g. "0"; not used without GPUs.
     """
-    is_engine = role == "rollout"
-    if placement.device != "cuda" or role in GPU_ROLES or (is_engine and not placement.colocate):
-        return [{}] * (placement.num_engines if is_engine else placement.num_ranks)
-    size, gpus = placement.tensor_parallel, rank_gpus
-    if is_engine:
-        gpus = [",".join(rank_gpus[index * size : (index + 1) * size]) for index in range(placement.num_engines)]
-    return [{"CUDA_VISIBLE_DEVICES": devices} for devices in gpus]
+    if role in GPU_ROLES or (role == "rollout" and not placement.colocate):
+        return [{}] * placement.count_workers(role)
+    return placement.assign_gpus(role, rank_gpus)
 
 
 async def launch_ray_workers(
@@ -135,7 +130,7 @@ class RayWorkerGroups(RemoteWorkerGroups[RayRanks[Any]]):
         return choose_visible_gpus(self.specs.placement, role, rank_gpus)
 
     def _make_engine_caller(self) -> Callable[..., None]:
-        return partial(call_engines, self.ranks_by_role["rollout"].actors)
+        return self.ranks_by_role["rollout"].call_engines  # with its actors, it is sent to the policy
 
     def _make_weight_reader(self) -> WeightReader:
         return partial(copy_sent_weights, self.ranks_by_role["policy"].actors[0])
@@ -151,19 +146,6 @@ class RayWorkerGroups(RemoteWorkerGroups[RayRanks[Any]]):
                 remove_placement_group(group)
         ray.shutdown()
         remove_paths(map(Path, self.specs.cleanup_folders))
-
-
-def call_engines(engines: Sequence[ray.actor.ActorHandle], method: str, *arguments: object) -> None:
-    """Call a method of the weight transfer on all engines and wait for them. engines: of class WorkerActor."""
-    code = pickle_function(lambda worker: getattr(worker.engine, method)(*arguments))
-    try:
-        ray.get([engine.call.remote(code) for engine in engines])
-    except ray.exceptions.RayTaskError as error:
-        kind = EngineDied if isinstance(error.cause, EngineDied) else EngineError
-        raise kind(f"a weight transfer failed: {error.cause}") from None
-    except ray.exceptions.RayActorError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise EngineDied(f"a rollout worker died during a weight transfer: {reason}") from None
 
 
 async def copy_sent_weights(rank_0: ray.actor.ActorHandle, folder: str, target: Path) -> None:

@@ -6,24 +6,23 @@ import gc
 import os
 import re
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
 import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from alphaapollo.controller.ranks import WorkerDied, WorkerFailed, await_if_awaitable
-from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerLocation, explain_worker_error
+from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerHost, WorkerLocation, explain_worker_error
 from alphaapollo.processes.network import reserve_port
 from alphaapollo.processes.watchdog import JOB_SIGNALS, exit_when_process_ends
-from alphaapollo.utils.heartbeat import HEARTBEAT, Report, dump_stacks
+from alphaapollo.utils.heartbeat import Report
 
 W = TypeVar("W")
 
-NODE_DEATH_SECONDS = 45.0  # time within which Ray reports a dead node; it checks each node every few seconds
 CPU_SHARE = 0.01  # CPUs per actor in Ray's accounting; workers set their number of threads themselves
 HEALTH = "health"  # concurrency group with a separate thread, so a worker answers while it computes
 COLORS = re.compile(r"\x1b\[[\d;]*m")  # in the errors of Ray
@@ -45,60 +44,39 @@ def get_process_location() -> WorkerLocation:
     return WorkerLocation(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), gpus)
 
 
-class WorkerActor(Generic[W]):
-    """Asynchronous Ray actor that owns one worker. Calls of async methods overlap, e.g. generate; a call of any other
-    method blocks the actor until it returns."""
+class WorkerActor(WorkerHost[W]):
+    """Asynchronous Ray actor that owns one worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: WorkerLocation, working_folder: str) -> None:
+        """working_folder: working directory of the driver, also used here."""
+        self._driver, self._working_folder = driver, working_folder
         gc.disable()  # as in utils/imports.py, until `start` ends: Ray imports the modules of its arguments
 
-    def location(self, reserves_address: bool) -> WorkerLocation:
+    def locate(self, reserves_address: bool) -> WorkerLocation:
         location = get_process_location()
-        if not reserves_address:
-            return location
-        return replace(location, address=f"tcp://{location.ip}:{reserve_port(location.ip)}")
+        return replace(location, address=f"tcp://{location.ip}:{reserve_port(location.ip)}" if reserves_address else "")
 
-    async def start(
-        self,
-        build: Callable[[], Awaitable[W] | W],
-        driver: WorkerLocation,
-        working_folder: str,
-        environment: dict[str, str],
-    ) -> None:
-        """Build the worker in this process. On the driver's node, this process ends with the driver.
-
-        build: function that returns the worker. working_folder: working directory of the driver, also used here.
-        environment: environment variables to set first.
-        """
+    async def start(self, build: bytes, environment: dict[str, str]) -> None:
+        """Build the worker in this process. On the driver's node, this process ends with the driver."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # child processes inherit what a local Ray blocks
-        os.environ.update(environment)
-        if os.path.isdir(working_folder):
-            os.chdir(working_folder)  # relative paths mean the same everywhere
-        if ray.get_runtime_context().get_node_id() == driver.node:
-            exit_when_process_ends(driver.pid)
-        self.worker = await await_if_awaitable(build())
+        if os.path.isdir(self._working_folder):
+            os.chdir(self._working_folder)  # relative paths mean the same everywhere
+        if ray.get_runtime_context().get_node_id() == self._driver.node:
+            exit_when_process_ends(self._driver.pid)
+        await super().start(build, environment)
         gc.enable()
 
-    async def call(self, function: bytes, *arguments: object) -> Any:
-        """Call function(worker, *arguments) and return the result. The function is pickled by `pickle_function`."""
-        return await await_if_awaitable(cloudpickle.loads(function)(self.worker, *arguments))
-
     @ray.method(concurrency_group=HEALTH)
-    def report(self) -> Report:
-        return HEARTBEAT.make_report()
-
-    @ray.method(concurrency_group=HEALTH)
-    def collect_stacks(self, pids: Sequence[int]) -> str:
-        return dump_stacks(pids)
+    def report(self, with_stacks: bool) -> Report:
+        return super().report(with_stacks)
 
 
 class RayRanks(RemoteRanks[W]):
     """Workers of one role as Ray actors."""
 
-    transport_errors = (ray.exceptions.RayError,)
-
     def __init__(self, role: str, slots: Sequence[ActorSlot]):
-        super().__init__(role, len(slots))
+        driver = get_process_location()
+        super().__init__(role, len(slots), driver.node)
         name = f"{role.title().replace(' ', '')}Actor"  # e.g. RewardModelActor, for `ps` and Ray's dashboard
         actor_class = ray.remote(concurrency_groups={HEALTH: 1})(type(name, (WorkerActor,), {}))
         self.actors: list[ray.actor.ActorHandle] = []
@@ -106,32 +84,11 @@ class RayRanks(RemoteRanks[W]):
             strategy = PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=slot.bundle)
             share = {"num_cpus": CPU_SHARE, "num_gpus": slot.num_gpus}
             options = actor_class.options(**share, max_concurrency=4096, scheduling_strategy=strategy)
-            self.actors.append(options.remote())
+            self.actors.append(options.remote(driver, os.getcwd()))
 
-    async def locate_workers(self) -> list[WorkerLocation]:
-        calls = [actor.location.remote(rank == 0) for rank, actor in enumerate(self.actors)]
-        located: list[WorkerLocation] = await self._wait_for_all_calls(calls)
-        if has_several_nodes := len({location.node for location in located}) > 1:
-            self.death_seconds = NODE_DEATH_SECONDS
-        nodes = [f" on node {location.ip}" if has_several_nodes else "" for location in located]
-        self.process_names = [f"pid {one.pid}{node}" for one, node in zip(located, nodes, strict=True)]
-        here = ray.get_runtime_context().get_node_id()
-        self._locations = [replace(one, node="") if one.node == here else one for one in located]
-        return located
-
-    async def start(
-        self, builders: Sequence[Callable[[], Awaitable[W] | W]], environment_variables: Sequence[dict[str, str]]
-    ) -> None:
-        context = (get_process_location(), os.getcwd())
-        each = zip(self.actors, builders, environment_variables, strict=True)
-        calls = [actor.start.remote(build, *context, variables) for actor, build, variables in each]
-        await self._wait_for_all_calls(calls, "start")
-
-    def send(self, rank: int, function: bytes, *arguments: object) -> ray.ObjectRef:
-        return self.actors[rank].call.remote(function, *arguments)
-
-    def _send_to_health_thread(self, rank: int, method: str, *arguments: object) -> ray.ObjectRef:
-        return getattr(self.actors[rank], method).remote(*arguments)
+    def _request(self, rank: int, method: str, *arguments: object) -> Future[Any]:
+        call: Future[Any] = getattr(self.actors[rank], method).remote(*arguments).future()
+        return call
 
     def _share(self, item: object) -> ray.ObjectRef:
         return ray.put(item)

@@ -8,14 +8,14 @@ RemoteWorkerGroups       what both have in common
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.controller.ranks import RunStalled, WorkerDied, WorkerFailed
 from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerLocation
-from alphaapollo.controller.stall_monitor import limit_idle_start, monitor_processes
+from alphaapollo.controller.stall_monitor import StallMonitor, StartLimits
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.weight_sync.transport import assign_weight_writers
 
@@ -35,7 +35,6 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
         for role in [*specs.rank_builders, *(["rollout"] if specs.engine_builder else [])]:
             self.ranks_by_role[role] = self._make_ranks(role)
             self._add_group(role, self.ranks_by_role[role])
-        self.starting: list[str] = []  # roles that did not start
 
     def _make_ranks(self, role: str) -> R:
         raise NotImplementedError
@@ -51,7 +50,7 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
 
     def _make_weight_reader(self) -> WeightReader:
         """Return a function that copies weights from rank 0 to an engine's node without training ranks."""
-        raise NotImplementedError
+        raise AssertionError("all engines are on this machine")
 
     async def start(self) -> None:
         """Start the workers of all roles concurrently, because most of the time is spent on importing torch and vLLM.
@@ -66,58 +65,52 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
         located = {role: await ranks.locate_workers() for role, ranks in ranks_by_role.items()}
         engines = located.pop("rollout", [])
         trainers: list[WorkerLocation] = next(iter(located.values()), [])
-        gpus, nodes = [one.gpus for one in trainers], [one.node for one in trainers]
-        writers = assign_weight_writers(nodes, [one.node for one in engines])
+        gpus, nodes = [rank.gpus for rank in trainers], [rank.node for rank in trainers]
+        writers = assign_weight_writers(nodes, [engine.node for engine in engines])
         sizes = (placement.device, placement.threads, placement.sequence_parallel)
         extra = {}
         if engines and placement.device == "cuda":
             extra = {"policy": {"call_engines": self._make_engine_caller()}}
-        starts: dict[str, Coroutine[object, object, object]] = {}
+        starts = []
         for role, build in specs.rank_builders.items():
             address = located[role][0].address
             builders = [
                 partial(build, RankPlacement(rank, placement.num_ranks, address, *sizes, writer), **extra.get(role, {}))
                 for rank, writer in enumerate(writers)
             ]
-            starts[role] = ranks_by_role[role].start(builders, self._choose_visible_gpus(role, gpus))
+            starts.append(ranks_by_role[role].start(builders, self._choose_visible_gpus(role, gpus)))
         if engines:
             assert specs.engine_builder
             makers = []
-            for index, one in enumerate(engines):
-                is_apart = bool(nodes) and one.node not in nodes
+            for index, engine in enumerate(engines):
+                is_apart = bool(nodes) and engine.node not in nodes
                 reader = [self._make_weight_reader()] if is_apart else []
-                make = partial(specs.engine_builder, index, one.node, *reader)
+                make = partial(specs.engine_builder, index, engine.node, *reader)
                 makers.append(partial(start_rollout_worker, make, placement.shares_gpus))
-            starts["rollout"] = ranks_by_role["rollout"].start(makers, self._choose_visible_gpus("rollout", gpus))
-        await self._await_starts(starts)
-        if engines and placement.shares_gpus:
-            await self._await_starts({"rollout": ranks_by_role["rollout"].call(lambda worker: worker.start())})
-
-    async def _await_starts(self, starts: Mapping[str, Coroutine[object, object, object]]) -> None:
-        tasks = {role: asyncio.ensure_future(start) for role, start in starts.items()}
+            starts.append(ranks_by_role["rollout"].start(makers, self._choose_visible_gpus("rollout", gpus)))
+        tasks = [asyncio.ensure_future(start) for start in starts]
         try:
-            await asyncio.gather(*tasks.values())
+            await asyncio.gather(*tasks)
         finally:
-            self.starting = [role for role, task in tasks.items() if not task.done() or task.cancelled()]
-            for task in tasks.values():
+            for task in tasks:
                 task.cancel()
+        if engines and placement.shares_gpus:
+            await ranks_by_role["rollout"].call(lambda worker: worker.start())
 
     async def start_within(self, start_timeout: float, logs: str) -> None:
         """Start all workers. If that fails, end them. Raises TimeoutError if the workers have used neither the CPU nor
         the disk for `start_timeout` seconds. logs: folder with further logs, for the message."""
+        limits, required = StartLimits(start_timeout, start_timeout), self.required_service_processes
         try:
-            async with (
-                limit_idle_start(start_timeout, self.ranks_by_role.values()),
-                monitor_processes(self.required_service_processes, lambda _: None),
-            ):
+            async with StallMonitor(self.ranks, limits, "cpu", lambda _: None, str, required):
                 await self.start()
         except BaseException as error:
             await self.close()
-            if not isinstance(error, TimeoutError):
+            if not isinstance(error, RunStalled):
                 raise
             raise TimeoutError(
                 "not all workers started, and none used the CPU or the disk for "
-                f"trainer.start_timeout={start_timeout:.0f} s; still starting: {', '.join(sorted(self.starting))}. "
+                f"trainer.start_timeout={start_timeout:.0f} s; still starting: {', '.join(error.culprits)}. "
                 f"See their logs in the run's logs/{logs}."
             ) from None
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, wait
-from contextlib import suppress
-from dataclasses import dataclass
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from alphaapollo.controller.ranks import Ranks, WorkerDied, WorkerFailed, WorkerReport, get_enclosing_method_name
+from alphaapollo.controller.ranks import (
+    Ranks,
+    WorkerDied,
+    WorkerFailed,
+    await_if_awaitable,
+    get_enclosing_method_name,
+)
 from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report, read_process
 
@@ -23,11 +29,12 @@ A = TypeVar("A")
 
 OUT_OF_MEMORY_HINT = (
     "To reduce memory, cheapest first: lower ppo_max_token_len_per_gpu, set model.enable_gradient_checkpointing=true, "
-    "fsdp_config.optimizer_offload=true and param_offload=true, use more ranks, set fsdp_config.offload_policy=true "
-    "(docs/scaling.md; trainer.dry_run=true prints the memory of a run)."
+    "raise rollout.tensor_model_parallel_size, set fsdp_config.optimizer_offload=true and param_offload=true, use more "
+    "ranks (trainer.n_gpus_per_node, trainer.nnodes), set fsdp_config.offload_policy=true (docs/scaling.md lists what "
+    "reduces each kind of memory; trainer.dry_run=true prints the memory of a run)."
 )
 PROCESS_DEATH_SECONDS = 3.0  # time within which a dead process is reported
-STACKS_SECONDS = 60.0  # timeout of a stack dump
+NODE_DEATH_SECONDS = 45.0  # the same for a node of Ray, which checks each node every few seconds
 POLL_SECONDS = 0.05
 
 
@@ -42,12 +49,28 @@ class WorkerLocation:
     address: str = ""  # of rank 0: a reserved port for the rendezvous of torch.distributed, e.g. tcp://10.0.0.1:29500
 
 
-class RemoteCall(Protocol):
-    """Call of one worker that has been sent. It is awaitable more than once."""
+class WorkerHost(Generic[W]):
+    """The worker's side of the calls: owns one worker in its process. Calls of async methods overlap, e.g. generate; a
+    call of any other method blocks the process, except its reports, until it returns."""
 
-    def future(self) -> Future[Any]: ...
+    worker: W
 
-    def __await__(self) -> Any: ...
+    def locate(self, reserves_address: bool) -> WorkerLocation:
+        """Return the location of this process, with an address for the rendezvous if this process reserves it."""
+        raise NotImplementedError
+
+    async def start(self, build: bytes, environment: dict[str, str]) -> None:
+        """Build the worker with a pickled function. environment: environment variables to set first."""
+        os.environ.update(environment)
+        self.worker = await await_if_awaitable(cloudpickle.loads(build)())
+
+    async def call(self, function: bytes, *arguments: object) -> Any:
+        """Call function(worker, *arguments) and return the result. The function is pickled by `pickle_function`."""
+        return await await_if_awaitable(cloudpickle.loads(function)(self.worker, *arguments))
+
+    def report(self, with_stacks: bool) -> Report:
+        """Return a report of this process's heartbeat, also while the worker computes."""
+        return HEARTBEAT.make_report(with_stacks)
 
 
 @lru_cache(maxsize=2)
@@ -61,33 +84,36 @@ def pickle_function(function: Callable[..., object]) -> bytes:
 class RemoteRanks(Ranks[W]):
     """Workers of one role in other processes, one per rank. Call `locate_workers` and `start` before other methods."""
 
-    transport_errors: ClassVar[tuple[type[Exception], ...]]
-    """Errors of a call that come from the connection to the worker."""
-
-    def __init__(self, role: str, size: int):
-        self.role, self.size = role, size
+    def __init__(self, role: str, size: int, node: str = ""):
+        """node: name of the driver's node."""
+        self.role, self.size, self._node = role, size, node
         self.process_names: list[str] = []
         self.death_seconds = PROCESS_DEATH_SECONDS
         self._locations: list[WorkerLocation] = []
 
     @abstractmethod
+    def _request(self, rank: int, method: str, *arguments: object) -> Future[Any]:
+        """Send a call of a method of the WorkerHost of a rank."""
+
     async def locate_workers(self) -> list[WorkerLocation]:
         """Wait until the processes of all workers run, and return their locations."""
+        calls = [self._request(rank, "locate", rank == 0) for rank in range(self.size)]
+        located: list[WorkerLocation] = await self._wait_for_all_calls(calls)
+        if has_several_nodes := len({location.node for location in located}) > 1:
+            self.death_seconds = NODE_DEATH_SECONDS
+        nodes = [f" on node {location.ip}" if has_several_nodes else "" for location in located]
+        self.process_names = [f"pid {location.pid}{node}" for location, node in zip(located, nodes, strict=True)]
+        self._locations = located
+        return located
 
-    @abstractmethod
     async def start(
         self, builders: Sequence[Callable[[], Awaitable[W] | W]], environment_variables: Sequence[dict[str, str]]
     ) -> None:
         """Build the worker of each rank in its process. builders: functions that return the workers, in rank order.
         environment_variables: variables to set in each process."""
-
-    @abstractmethod
-    def send(self, rank: int, function: bytes, *arguments: object) -> RemoteCall:
-        """Send a call of `function`, pickled by `pickle_function`, with the worker and `arguments`."""
-
-    @abstractmethod
-    def _send_to_health_thread(self, rank: int, method: str, *arguments: object) -> RemoteCall:
-        """Send a call of `report` or `collect_stacks`, which the worker answers even while it computes."""
+        each = enumerate(zip(builders, environment_variables, strict=True))
+        calls = [self._request(rank, "start", cloudpickle.dumps(build), variables) for rank, (build, variables) in each]
+        await self._wait_for_all_calls(calls, "start")
 
     def _share(self, item: object) -> object:
         """Prepare an argument that several ranks may receive."""
@@ -99,49 +125,52 @@ class RemoteRanks(Ranks[W]):
 
     async def call(self, function: Callable[[W], Any]) -> list[Any]:
         code, name = pickle_function(function), get_enclosing_method_name(function)
-        return await self._wait_for_all_calls([self.send(rank, code) for rank in range(self.size)], name)
+        return await self._wait_for_all_calls([self._request(rank, "call", code) for rank in range(self.size)], name)
 
     async def call_with_items(self, function: Callable[[W, A], Any], items: Sequence[A]) -> list[Any]:
         distinct = {id(item): item for item in items}  # ranks with the same rows share one object
         shared = {key: self._share(item) for key, item in distinct.items()}
         code, name = pickle_function(function), get_enclosing_method_name(function)
-        calls = [self.send(rank, code, shared[id(item)]) for rank, item in enumerate(items)]
+        calls = [self._request(rank, "call", code, shared[id(item)]) for rank, item in enumerate(items)]
         return await self._wait_for_all_calls(calls, name)
 
     async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
         code, name = pickle_function(function), get_enclosing_method_name(function)
-        return await self._wait_for_call(rank, self.send(rank, code, *arguments), name)
+        return await self._wait_for_call(rank, self._request(rank, "call", code, *arguments), name)
 
-    def collect_reports(self, timeout: float) -> list[WorkerReport]:
-        calls = [self._send_to_health_thread(rank, "report").future() for rank in range(len(self._locations))]
+    def call_engines(self, method: str, *arguments: object) -> None:
+        """Call a method of the weight transfer on all engines and wait for them. For ranks of rollout workers, also in
+        another process. Raises EngineDied or EngineError."""
+        code = pickle_function(lambda worker: getattr(worker.engine, method)(*arguments))
+        calls = [self._request(rank, "call", code) for rank in range(self.size)]
+        wait(calls, return_when=FIRST_EXCEPTION)  # the other engines would wait for the one that failed
+        if error := self._find_error(calls):
+            kind = EngineDied if isinstance(error, WorkerDied) else EngineError
+            raise kind(f"a weight transfer failed: {error}")
+
+    def collect_reports(self, timeout: float, with_stacks: bool = False) -> list[Report]:
+        calls = [self._request(rank, "report", with_stacks) for rank in range(len(self._locations))]
         answered = wait(calls, timeout).done
         reports = []
         for rank, (call, location) in enumerate(zip(calls, self._locations, strict=True)):
-            process = None if location.node else read_process(location.pid)
+            node = "" if location.node == self._node else location.node
+            process = None if node else read_process(location.pid)
             report = Report(None, processes=(process,) if process else ())
-            if call in answered:
-                with suppress(*self.transport_errors):  # the call that waits for this worker raises the error
-                    report = call.result()
+            if call in answered and not call.exception():  # the call that waits for this worker raises the error
+                report = call.result()
             name = f"the {self.role} worker of rank {rank} ({self.process_names[rank]})"
-            reports.append(WorkerReport(f"{self.role} {rank}", name, location.pid, report, location.node))
+            reports.append(replace(report, worker=f"{self.role} {rank}", name=name, node=node))
         return reports
 
-    def collect_stacks(self, rank: int, pids: Sequence[int]) -> str:
-        call = self._send_to_health_thread(rank, "collect_stacks", pids).future()
-        if call not in wait([call], STACKS_SECONDS).done:
-            return f"no stacks within {STACKS_SECONDS:.0f} s"
-        error = call.exception()
-        return f"no stacks: {type(error).__name__}" if error else str(call.result())
-
-    async def _wait_for_call(self, rank: int, call: RemoteCall, call_name: str = "") -> Any:
+    async def _wait_for_call(self, rank: int, call: Future[Any], call_name: str = "") -> Any:
         """Wait for a call of one rank. Returns its result, or raises an error that names the worker."""
         try:
             with HEARTBEAT.record_call(call_name, f"{self.role} {rank}"):
-                return await call
-        except self.transport_errors as error:
+                return await asyncio.wrap_future(call)
+        except Exception as error:  # noqa: BLE001  of any connection
             raise self._convert_error(rank, error) from None
 
-    async def _wait_for_all_calls(self, calls: Sequence[RemoteCall], call_name: str = "") -> list[Any]:
+    async def _wait_for_all_calls(self, calls: Sequence[Future[Any]], call_name: str = "") -> list[Any]:
         """Wait for one call per rank and return their results.
 
         Another thread receives the results and wakes the event loop once in total, not once per rank. The first failure
@@ -161,29 +190,24 @@ class RemoteRanks(Ranks[W]):
             if (future.exception() or not missing) and not over.done():
                 loop.call_soon_threadsafe(stop_waiting_for_results)
 
-        futures = [call.future() for call in calls]
         try:
-            for rank, future in enumerate(futures):
-                future.add_done_callback(partial(receive_result, rank))
-            if futures:
+            for rank, call in enumerate(calls):
+                call.add_done_callback(partial(receive_result, rank))
+            if calls:
                 await over
         finally:
             for key in list(missing.values()):
                 HEARTBEAT.end_call(key)
         end = time.monotonic() + self.death_seconds
-        while error := self._find_error(futures):
-            if (
-                not isinstance(error, WorkerFailed)
-                or all(future.done() for future in futures)
-                or time.monotonic() > end
-            ):
+        while error := self._find_error(calls):
+            if not isinstance(error, WorkerFailed) or all(call.done() for call in calls) or time.monotonic() > end:
                 raise error
             await asyncio.sleep(POLL_SECONDS)
-        return [future.result() for future in futures]
+        return [call.result() for call in calls]
 
-    def _find_error(self, futures: Sequence[Future[Any]]) -> Exception | None:
+    def _find_error(self, calls: Sequence[Future[Any]]) -> Exception | None:
         """Return the error of a rank that has died or, if there is none, of the first rank that has failed."""
-        failed = {rank: future.exception() for rank, future in enumerate(futures) if future.done()}
+        failed = {rank: call.exception() for rank, call in enumerate(calls) if call.done()}
         errors = [self._convert_error(rank, error) for rank, error in failed.items() if error]
         return next((error for error in errors if isinstance(error, WorkerDied)), errors[0] if errors else None)
 

@@ -1,4 +1,4 @@
-"""Estimate the memory of a model on a training rank, and the time of a micro-batch, from the model's sizes.
+"""Estimate the memory of a model on a training rank from the model's sizes.
 
 The estimate follows the FSDP2 settings of models/sharding.py. Parameters are float32 shards. One layer is gathered at a
 time (with expert parallelism, a part of its experts) and the next one is prefetched. The root (embedding, head, norms)
@@ -11,9 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
 
-import numpy as np
 from torch import Tensor, nn
 
 from alphaapollo.config.resolve import get_attention_kernel
@@ -23,7 +21,6 @@ from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, PolicyOptimizerNam
 from alphaapollo.models.attention import find_unsupported_features
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_modules, get_attention_head_size
 from alphaapollo.models.expert_parallel import find_experts
-from alphaapollo.models.flops import PEAK, FlopsEstimator
 from alphaapollo.models.lm_head import LOGIT_LIMITS
 from alphaapollo.models.load import load_config, load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
@@ -38,12 +35,6 @@ MOMENTS = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": 
 LOGIT_COPIES, DIVERGENCE_COPIES = 4, 6  # float32 copies of a chunk of logits; with those of a frozen model
 SCORE_BYTES = 10  # saved per head and pair of tokens by attention that is not fused
 
-# Rates of a GPU from data sheets. H100: 40 % of the peak. NVLink 4: 80 % of 450 GB/s in each direction. InfiniBand NDR:
-# one adapter of 400 Gb/s in a node; nodes with an adapter for each GPU exchange up to eight times as much.
-FLOPS_PER_S = 0.4 * PEAK["H100"]
-BYTES_PER_S = {"within a node": 360e9, "between nodes": 50e9}
-
-FsdpT = TypeVar("FsdpT", bound=Fsdp | FrozenFsdp)
 Usage = Counter[str]
 """Kind of memory -> bytes."""
 
@@ -66,7 +57,10 @@ class ModelSizes:
     num_heads: int
     num_kv_heads: int  # over which tensor-parallel ranks divide the cache
     vision_parameters: int = 0  # of the vision tower; they are among root_parameters
-    flops_per_token: float = 0.0  # of a forward and a backward pass, without attention
+
+    def count_gathered_layer(self, ep_size: int) -> int:
+        """Return the parameters of the largest layer after FSDP has gathered it on a rank."""
+        return self.layer_parameters - self.layer_expert_parameters + self.layer_expert_parameters // ep_size
 
 
 def load_model_sizes(model: Model) -> ModelSizes:
@@ -80,20 +74,20 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     config, layers = model.config.get_text_config(), find_decoder_layers(model)
     counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]
     units = [count for count in counts if count >= MIN_UNIT]
-    experts = [[p for part in find_experts(layer) for p in part.parameters()] for layer in layers]
+    experts = [[parameter for part in find_experts(layer) for parameter in part.parameters()] for layer in layers]
+    expert_counts = [sum(parameter.numel() for parameter in parameters) for parameters in experts]
     total = sum(parameter.numel() for parameter in model.parameters())
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     # products save their inputs, and what follows saves their outputs
-    chosen = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
-    outputs = [sum(one.out_features for one in layer.modules() if isinstance(one, nn.Linear)) for layer in layers]
-    of_experts = [sum(one.shape[1] for one in some if one.ndim == 3) for some in experts]
-    saved = max(2 * (dense + chosen * each) for dense, each in zip(outputs, of_experts, strict=True))
-    parts = [one for one in layers[-1].modules() if "Norm" in type(one).__name__ and hasattr(one, "weight")]
-    norms = [len(one.weight) for one in parts if isinstance(one.weight, Tensor)]
+    per_token = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
+    outputs = [sum(part.out_features for part in layer.modules() if isinstance(part, nn.Linear)) for layer in layers]
+    of_experts = [sum(matrix.shape[1] for matrix in matrices if matrix.ndim == 3) for matrices in experts]
+    saved = max(2 * (dense + per_token * each) for dense, each in zip(outputs, of_experts, strict=True))
+    scales = [getattr(part, "weight", None) for part in layers[-1].modules() if "Norm" in type(part).__name__]
+    norms = [len(scale) for scale in scales if isinstance(scale, Tensor)]
     head, heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
     # Of the norms of queries and keys by head, attention saves the output.
     normed = sum(size * heads * 3 // 8 if size == head else size for size in norms)
-    flops = FlopsEstimator.from_model(model) or FlopsEstimator(total, total, 0, 0)  # of unknown experts
     latent = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
     cached = latent + config.qk_rope_head_dim if latent else 2 * kv_heads * head
     kinds = getattr(config, "layer_types", None) or []  # layers with a window or a recurrent state keep no more
@@ -104,15 +98,14 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
         num_layers=len(layers),
         saved_per_token=saved,
         norms_per_token=max(normed, config.hidden_size) - config.hidden_size,
-        expert_parameters=sum(p.numel() for some in experts for p in some),
-        layer_expert_parameters=max(sum(p.numel() for p in some) for some in experts),
+        expert_parameters=sum(expert_counts),
+        layer_expert_parameters=max(expert_counts),
         head_parameters=model.get_output_embeddings().weight.numel(),
         hidden_size=config.hidden_size,
         kv_elements_per_token=(kinds.count("full_attention") or len(layers)) * cached,
         num_heads=config.num_attention_heads,
         num_kv_heads=1 if latent else kv_heads,
         vision_parameters=sum(p.numel() for part in find_vision_modules(model) for p in part.parameters()),
-        flops_per_token=flops.estimate_training_flops(np.ones(1)),
     )
 
 
@@ -127,21 +120,18 @@ def estimate_layer_bytes(model: Model, num_rows: int, row_length: int) -> int:
 
 
 def estimate_image_bytes(model: Model, num_image_tokens: int) -> int:
-    """Estimate the memory of images of `num_image_tokens` image tokens during a training pass: float32 pixels and, if
-    the vision tower is trained, what its blocks save for the backward pass. 0 for a text model."""
+    """Estimate what the blocks of a trained vision tower save for the backward pass of `num_image_tokens` image tokens.
+    0 for a frozen tower, whose pixels take little, and for a text model."""
     vision = getattr(load_config(model), "vision_config", None)
-    if vision is None:
+    if vision is None or model.freeze_vision or model.lora_rank:
         return 0
-    size = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
     ratio = getattr(load_config(model), "downsample_ratio", 1)  # InternVL; the others merge patches
     patches = int(num_image_tokens * (getattr(vision, "spatial_merge_size", 0) or 1 / ratio) ** 2)
-    pixels = patches * 3 * size**2 * getattr(vision, "temporal_patch_size", 1) * FLOAT32
     depth = getattr(vision, "depth", 0) or vision.num_hidden_layers
     # inputs of two norms and of qkv, q, k and v with rotated q and k, attention and its projection; the MLP's three
     block = 9 * vision.hidden_size + 3 * vision.intermediate_size
     block = vision.hidden_size if model.enable_gradient_checkpointing is True else block
-    is_trained = not (model.freeze_vision or model.lora_rank)
-    return pixels + patches * depth * block * get_dtype_bytes(model.dtype) * is_trained
+    return patches * int(depth) * int(block) * get_dtype_bytes(model.dtype)
 
 
 def count_adapter_parameters(model: Model) -> int:
@@ -159,7 +149,7 @@ class RankModel:
     """A model on a training rank: its sizes, and the settings that determine its memory."""
 
     sizes: ModelSizes
-    fsdp: Fsdp | FrozenFsdp  # without offloading on a CPU
+    fsdp: Fsdp | FrozenFsdp
     shards: int  # number of ranks that share one copy of the weights
     dtype_bytes: int  # bytes per element in forward and backward passes
     state: Usage  # this rank's shards of weights and optimizer state, on the device or in host memory
@@ -169,22 +159,11 @@ class RankModel:
     layer_bytes: int = 0  # further activations while a layer computes
     head_bytes: int = 0  # logits of a chunk with their gradients
     steps_per_update: int = 2
+    device: Device = "cuda"
 
-    @property
-    def gathered_layer(self) -> int:
-        """Parameters of the largest layer after FSDP has gathered it on this rank."""
-        return self.sizes.layer_parameters - self.count_others(self.sizes.layer_expert_parameters)
-
-    def count_others(self, experts: int) -> int:
-        """Return how many of a number of expert parameters belong to other ranks (expert parallelism)."""
-        return experts - experts // getattr(self.fsdp, "ep_size", 1)
-
-
-def _get_active_offloads(fsdp: FsdpT, device: Device) -> FsdpT:
-    """Return the section without offloading, which has no effect, on a CPU."""
-    keys = [key for key in ("optimizer_offload", "offload_policy", "param_offload") if hasattr(fsdp, key)]
-    active: FsdpT = fsdp if device == "cuda" else fsdp.model_copy(update=dict.fromkeys(keys, False))  # type: ignore[assignment]
-    return active
+    def offloads(self, key: str) -> bool:
+        """Return whether an offload key of fsdp_config is set. On a CPU, it has no effect."""
+        return self.device == "cuda" and getattr(self.fsdp, key, False)
 
 
 def make_frozen_model(
@@ -194,7 +173,7 @@ def make_frozen_model(
     sizes, width = load_model_sizes(model), get_dtype_bytes(model.dtype)
     state = Usage({"frozen models": get_dtype_bytes(dtype or model.dtype) * -(-sizes.parameters // shards)})
     activations = 2 * estimate_layer_bytes(model, 1, num_tokens) // 3
-    return RankModel(sizes, _get_active_offloads(fsdp, device), shards, width, state, layer_bytes=activations)
+    return RankModel(sizes, fsdp, shards, width, state, layer_bytes=activations, device=device)
 
 
 def make_rank_model(
@@ -218,8 +197,8 @@ def make_rank_model(
     recomputes = model.enable_gradient_checkpointing is True
     frozen = sizes.parameters if adapters else sizes.vision_parameters * model.freeze_vision
     trained = adapters or sizes.parameters - frozen
-    own = -(-trained // shards)
-    weights = FLOAT32 * own + (width if adapters else FLOAT32) * -(-frozen // shards)
+    shard = -(-trained // shards)
+    weights = FLOAT32 * shard + (width if adapters else FLOAT32) * -(-frozen // shards)
     layer = estimate_layer_bytes(model, rows, length)
     saved = rows * length * sizes.hidden_size * width if recomputes else layer  # with checkpointing: its input
     logits = rows * length * (sizes.head_parameters // sizes.hidden_size)
@@ -228,35 +207,33 @@ def make_rank_model(
     if logit_copies and device == "cpu":  # on a GPU, a block is a chunk, and one of the copies
         logit_bytes += width * block
     head_gradients = (FLOAT32 + width) * sizes.head_parameters * bool(logit_copies and not adapters)
-    unit = sizes.layer_parameters - sizes.layer_expert_parameters + sizes.layer_expert_parameters // fsdp.ep_size
     return RankModel(
         sizes,
-        _get_active_offloads(fsdp, device),
+        fsdp,
         shards,
         width,
-        Usage({"weights": weights, "optimizer": math.ceil(MOMENTS[optimizer] * own)}),
-        trained,
-        bool(adapters),
-        sizes.num_layers * saved + estimate_image_bytes(model, rows * min(length, image_tokens_per_row)),
-        layer * recomputes + layer // 3 + width * unit * (not adapters),
-        logit_bytes + head_gradients,
-        steps_per_update,
+        state=Usage({"weights": weights, "optimizer": math.ceil(MOMENTS[optimizer] * shard)}),
+        trained=trained,
+        adapts=bool(adapters),
+        saved_bytes=sizes.num_layers * saved + estimate_image_bytes(model, rows * min(length, image_tokens_per_row)),
+        layer_bytes=layer * recomputes + layer // 3 + width * sizes.count_gathered_layer(fsdp.ep_size) * (not adapters),
+        head_bytes=logit_bytes + head_gradients,
+        steps_per_update=steps_per_update,
+        device=device,
     )
 
 
 def estimate_idle(model: RankModel) -> Usage:
     """Estimate the memory of a model while another one uses the device."""
-    if model.fsdp.offload_policy:
-        return Usage()
-    keeps_weights = not getattr(model.fsdp, "param_offload", False)
-    keeps = {"optimizer": not getattr(model.fsdp, "optimizer_offload", False)}
-    return Usage({kind: size for kind, size in model.state.items() if keeps.get(kind, keeps_weights)})
+    keys = {"optimizer": "optimizer_offload"}
+    kept = [kind for kind in model.state if not model.offloads(keys.get(kind, "param_offload"))]
+    return Usage() if model.offloads("offload_policy") else Usage({kind: model.state[kind] for kind in kept})
 
 
 def estimate_pass(model: RankModel) -> Usage:
     """Estimate the memory of a frozen model while it computes: its layers, and the activations of one."""
     layers = model.dtype_bytes * (model.sizes.root_parameters + 2 * model.sizes.layer_parameters)
-    weights = Usage() if model.fsdp.offload_policy else model.state
+    weights = Usage() if model.offloads("offload_policy") else model.state
     return weights + Usage({"gathered layers": layers, "activations": model.layer_bytes})
 
 
@@ -265,13 +242,15 @@ def estimate_update(model: RankModel) -> Usage:
     or in the optimizer step."""
     sizes, width, fsdp, reduction = model.sizes, model.dtype_bytes, model.fsdp, FLOAT32 * (not model.adapts)
     assert isinstance(fsdp, Fsdp)
-    root, layer, gradients = sizes.root_parameters, model.gathered_layer, FLOAT32 * -(-model.trained // model.shards)
-    step = Usage() if fsdp.offload_policy else Usage({**model.state, "gradients": gradients})
+    root, layer = sizes.root_parameters, sizes.count_gathered_layer(fsdp.ep_size)
+    gradients = FLOAT32 * -(-model.trained // model.shards)
+    step = Usage() if model.offloads("offload_policy") else Usage({**model.state, "gradients": gradients})
     passes = Usage(step)
-    if fsdp.optimizer_offload and model.steps_per_update == 1:
+    if model.offloads("optimizer_offload") and model.steps_per_update == 1:
         del passes["optimizer"]
     if reduction and not fsdp.sync_each_micro_batch:  # float32 gradients stay unsharded until the optimizer step
-        passes["gradients"] += FLOAT32 * (model.trained - model.count_others(sizes.expert_parameters))
+        experts = sizes.expert_parameters  # of which other ranks train a part
+        passes["gradients"] += FLOAT32 * (model.trained - experts + experts // fsdp.ep_size)
         reduction = 0
     trained_root = 0 if model.adapts else root - (sizes.parameters - model.trained)
     in_head = {"gathered layers": width * root, "activations": model.saved_bytes, "logits": model.head_bytes}
@@ -296,36 +275,6 @@ def count_sent_bytes(sizes: ModelSizes, width: int) -> int:
     which it is gathered, and the experts that are split from this layer."""
     layer = max(sizes.layer_parameters + sizes.layer_expert_parameters, sizes.root_parameters)
     return 3 * count_bucket_bytes(sizes, width) + width * layer
-
-
-@dataclass(frozen=True)
-class MicroBatchCost:
-    """Estimated time of a micro-batch on a GPU, if traffic and computation do not overlap."""
-
-    tokens: int
-    traffic: float  # bytes that a rank receives
-    network: str  # key of BYTES_PER_S
-    compute_seconds_per_token: float
-
-    @property
-    def traffic_seconds(self) -> float:
-        return self.traffic / BYTES_PER_S[self.network]
-
-    @property
-    def seconds_per_token(self) -> float:
-        return self.compute_seconds_per_token + self.traffic_seconds / self.tokens
-
-
-def estimate_cost(model: Model, fsdp: Fsdp, tokens: int, num_ranks: int, per_node: int) -> MicroBatchCost:
-    """Estimate the time of a micro-batch. A rank receives the other ranks' shards of the weights in the forward and in
-    the backward pass, and float32 gradients. Gradient checkpointing computes the forward pass twice."""
-    sizes, shards = load_model_sizes(model), fsdp.count_shards(num_ranks)
-    received = (sizes.parameters - sizes.expert_parameters) * (1 - 1 / shards)
-    received += sizes.expert_parameters * (1 / fsdp.ep_size - 1 / shards)
-    width = 2 * get_dtype_bytes(model.dtype) + FLOAT32 * (fsdp.sync_each_micro_batch and not model.lora_rank)
-    flops = sizes.flops_per_token * (4 / 3 if model.enable_gradient_checkpointing is True else 1)
-    network = "within a node" if shards <= per_node else "between nodes"
-    return MicroBatchCost(tokens, width * received, network, flops / FLOPS_PER_S)
 
 
 def get_dtype_bytes(dtype: str) -> int:

@@ -9,17 +9,16 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.resolve import get_resolved, has_worker_processes, resolve_controller
 from alphaapollo.config.schema import Actor, Config, Critic, Model, TuningConfig
 from alphaapollo.config.schema.base import Device
+from alphaapollo.controller.remote_ranks import OUT_OF_MEMORY_HINT
 from alphaapollo.planning.memory import (
     DIVERGENCE_COPIES,
     FLOAT32,
     GIB,
     LOGIT_COPIES,
-    MicroBatchCost,
     RankModel,
     Usage,
     count_bucket_bytes,
     count_sent_bytes,
-    estimate_cost,
     estimate_idle,
     estimate_layer_bytes,
     estimate_pass,
@@ -39,7 +38,7 @@ USABLE = 0.9  # share of a device, because of fragmentation
 DEFAULT_ENGINE_SHARE = 0.5  # of a GPU of unknown size
 MIN_ROWS = 8  # sequences of maximum length for which an engine should have KV cache
 CERTAIN_KINDS = ("weights", "gradients", "optimizer", "frozen models", "engine weights", "kv cache")
-UPDATE, FROZEN_PASS = "update", "frozen models compute"  # beginnings of names of phases
+UPDATE = "update"
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
@@ -62,12 +61,10 @@ class MemoryPlan:
     engine_share: float = 0.0  # share of a GPU that an engine may use
     kv_cache_tokens: int = 0  # capacity of an engine's KV cache
     spare_kv_cache: int = 0  # bytes of the cache that the run could do without
-    kv_cache_shortage: str = ""  # why the cache certainly cannot hold one sequence; "": it may
     offloaded_bytes: int = 0  # bytes that GPUs offload to a node's host memory
     checkpoint_copy_bytes: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
     saves_in_background: bool = True  # whether these copies fit into memory
     shards: int = 1  # ranks that share one copy of the trained model
-    cost: MicroBatchCost | None = None  # of the largest micro-batch; None: on a CPU
     problem: str = ""  # why the run certainly does not fit, and the keys that reduce memory; "": it may fit
     warning: str = ""  # why the run may not fit, and the keys that reduce memory; "": it fits as far as is known
 
@@ -86,24 +83,26 @@ class MemoryPlan:
     @property
     def is_possible(self) -> bool:
         """Whether the kinds of memory that are known exactly fit."""
-        return not self.kv_cache_shortage and (not self.capacity or self.certain.peak[1].total() <= self.capacity)
+        return not self.problem and (not self.capacity or self.certain.peak[1].total() <= self.capacity)
 
     @property
-    def has_headroom(self) -> bool:
-        """Whether the estimate leaves at least 10 % free, for fragmentation."""
-        return self.is_possible and (not self.capacity or self.peak[1].total() <= USABLE * self.capacity)
+    def excess(self) -> float:
+        """Bytes, over all phases, above 90 % of the device; the rest is for fragmentation. 0: unknown capacity."""
+        limit = USABLE * self.capacity or math.inf
+        return sum(max(0.0, usage.total() - limit) for usage in self.phases.values())
 
-    @property
-    def has_headroom_in_update(self) -> bool:
-        """Whether the phases have headroom whose memory depends on the micro-batches."""
-        phases = {name: usage for name, usage in self.phases.items() if name.startswith((UPDATE, FROZEN_PASS))}
-        return replace(self, phases=phases, kv_cache_shortage="").has_headroom
+    def describe_shortage(self) -> str:
+        """Describe why the run cannot fit or, if the plan is possible, why it may not fit, and which settings help; ""
+        if it has headroom."""
+        if not self.is_possible:
+            return self.problem or self.certain._describe_peak("at least", "")
+        return self._describe_peak("about", ", so the run may end with an out-of-memory error") if self.excess else ""
 
-    def describe_peak(self, accuracy: str) -> str:
+    def _describe_peak(self, accuracy: str, risk: str) -> str:
         phase, usage = self.peak
         parts = ", ".join(f"{kind} {size / GIB:.1f}" for kind, size in usage.most_common(3))
-        needed = f"{accuracy} {usage.total() / GIB:.1f} GiB are needed on {self.device_name}"
-        return f"memory: {needed} at its peak ({phase}: {parts})"
+        needed = f"memory: {accuracy} {usage.total() / GIB:.1f} GiB are needed on {self.device_name} at its peak"
+        return f"{needed} ({phase}: {parts}){risk}. {OUT_OF_MEMORY_HINT}"
 
 
 def plan_memory(
@@ -111,26 +110,26 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan the memory of a checked configuration with resolved `model` and `rollout` sections.
 
-    capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown. request: of fine-tuning.
+    capacity: bytes of one GPU, or of the machine for training on a CPU; 0: unknown. request: None = data.max_length.
     """
     trainer, ranks = config.trainer, config.trainer.n_gpus_per_node
-    trained = _make_rank_models(config, device, request)
+    trained = _make_rank_models(config, device, request or MemoryRequest(config.data.max_length))
     policy = next(iter(trained.values()))
     frozen = _make_frozen_models(config, device, policy.shards) if isinstance(config, Config) else []
     models = [*trained.values(), *frozen]
     further = len(trained) - 1 + (isinstance(config, Config) and config.reward_model.enable)  # processes of a rank
-    own = PROCESS[device] + FURTHER_PROCESS * further * (device == "cuda")
-    idle = sum(map(estimate_idle, models), Usage(runtime=own))
-    grown = {name: estimate_update(one) - estimate_idle(one) for name, one in trained.items()}
+    runtime = PROCESS[device] + FURTHER_PROCESS * further * (device == "cuda")
+    idle = sum(map(estimate_idle, models), Usage(runtime=runtime))
+    grown = {name: estimate_update(model) - estimate_idle(model) for name, model in trained.items()}
     has_processes = has_worker_processes(trainer)
     if device == "cpu" and has_processes:  # each process keeps what its update has freed
         grown = dict.fromkeys(grown, sum(grown.values(), Usage()))
     phases = {name: idle + usage for name, usage in grown.items()}
     if isinstance(config, Config):
         phases = _add_phases(config, phases, idle, policy, frozen)
-    written = sum(FLOAT32 * -(-one.trained // one.shards) + one.state["optimizer"] for one in trained.values())
+    written = sum(FLOAT32 * -(-model.trained // model.shards) + model.state["optimizer"] for model in trained.values())
     if isinstance(config, Config) and _moves_frozen_models(config):
-        written += sum(one.state.total() for one in frozen if one.sizes is policy.sizes)
+        written += sum(model.state.total() for model in frozen if model.sizes is policy.sizes)
     if device == "cpu":
         libraries = has_processes * (1 + ranks * further) * PROCESS["cpu"]  # of the driver, and the further processes
         libraries += RAY * (resolve_controller(trainer) == "ray")
@@ -139,10 +138,9 @@ def plan_memory(
         phases,
         capacity,
         "this machine" if device == "cpu" else f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU",
-        offloaded_bytes=ranks * sum((one.state - estimate_idle(one)).total() for one in models),
+        offloaded_bytes=ranks * sum((model.state - estimate_idle(model)).total() for model in models),
         checkpoint_copy_bytes=ranks * written * bool(trainer.save_freq > 0 or getattr(trainer, "record_steps", None)),
         shards=policy.shards,
-        cost=estimate_update_cost(config, request) if device == "cuda" else None,
     )
     return _add_engines(config, plan, device) if isinstance(config, Config) else plan
 
@@ -151,15 +149,12 @@ def _multiply(usage: Usage, count: int) -> Usage:
     return Usage({kind: size * count for kind, size in usage.items()})
 
 
-def _make_rank_models(
-    config: Config | TuningConfig, device: Device, request: MemoryRequest | None
-) -> dict[str, RankModel]:
+def _make_rank_models(config: Config | TuningConfig, device: Device, request: MemoryRequest) -> dict[str, RankModel]:
     """Return the trained models on a rank by the phase of their update, the policy first."""
     shape, ranks = find_micro_batch_shape(config, request), config.trainer.num_ranks
     roles: dict[str, tuple[Model, Actor | Critic | TuningConfig, int, int]]  # with steps per update, copies of logits
     if not isinstance(config, Config):
-        copies = LOGIT_COPIES * (request is None or request.computes_logits)
-        roles, images = {UPDATE: (config.model, config, 2, copies)}, shape[1]
+        roles, images = {UPDATE: (config.model, config, 2, LOGIT_COPIES * request.computes_logits)}, shape[1]
     else:
         role, critic, images = config.actor_rollout_ref, config.critic, config.data.max_prompt_length
         copies = DIVERGENCE_COPIES if _computes_divergence(config) else LOGIT_COPIES
@@ -168,8 +163,10 @@ def _make_rank_models(
             steps, model = config.num_mini_batches * critic.ppo_epochs, make_critic_model_section(role.model, critic)
             roles[f"{UPDATE} of the critic"] = model, critic, steps, 0
     return {
-        phase: make_rank_model(model, one.fsdp_config, device, ranks, shape, one.optim.name, steps, copies, images)
-        for phase, (model, one, steps, copies) in roles.items()
+        phase: make_rank_model(
+            model, section.fsdp_config, device, ranks, shape, section.optim.name, steps, copies, images
+        )
+        for phase, (model, section, steps, copies) in roles.items()
     }
 
 
@@ -177,7 +174,7 @@ def _make_frozen_models(config: Config, device: Device, shards: int) -> list[Ran
     """Return reference, teachers and reward model on a rank. With LoRA, the base model is the reference. A self-teacher
     has the policy's float32 weights."""
     role, teacher, scorer = config.actor_rollout_ref, config.teacher, config.reward_model
-    tokens = math.prod(find_micro_batch_shape(config, longest_row=config.max_teacher_length))
+    tokens = math.prod(find_micro_batch_shape(config, MemoryRequest(config.max_teacher_length)))
     adapts, frozen = bool(role.model.lora_rank), list[RankModel]()
     if config.needs_reference and not adapts:
         frozen.append(make_frozen_model(role.model, role.ref.fsdp_config, device, shards, tokens))
@@ -210,14 +207,14 @@ def _add_phases(
     config: Config, updates: dict[str, Usage], idle: Usage, policy: RankModel, frozen: list[RankModel]
 ) -> dict[str, Usage]:
     """Add the other phases, and to the policy's update the frozen models that it reads. idle: a rank that waits."""
-    loaded = [estimate_pass(one) - estimate_idle(one) for one in frozen]
+    loaded = [estimate_pass(model) - estimate_idle(model) for model in frozen]
     if _computes_divergence(config):  # with their gathered heads
-        heads = sum(one.dtype_bytes * one.sizes.root_parameters for one in frozen)
-        read = Usage({"frozen models": sum(one["frozen models"] for one in loaded), "gathered layers": heads})
-        updates = {name: usage + (read if "policy" in name else Usage()) for name, usage in updates.items()}
-    weights = 0 if policy.fsdp.offload_policy else policy.state["weights"] - estimate_idle(policy)["weights"]
-    reloaded = idle + Usage(weights=weights)
-    passes = {FROZEN_PASS: reloaded + max(loaded, key=Usage.total)} if loaded else {}  # one after the other
+        heads = sum(model.dtype_bytes * model.sizes.root_parameters for model in frozen)
+        weights = sum(usage["frozen models"] for usage in loaded)
+        updates[next(iter(updates))] += Usage({"frozen models": weights, "gathered layers": heads})
+    offloaded = policy.offloads("param_offload") and not policy.offloads("offload_policy")
+    reloaded = idle + Usage(weights=policy.state["weights"] * offloaded)
+    passes = {"frozen models compute": reloaded + max(loaded, key=Usage.total)} if loaded else {}  # one after the other
     width = get_dtype_bytes(config.actor_rollout_ref.rollout.dtype)
     sent = Usage({"transfer buckets": count_sent_bytes(policy.sizes, width)})
     return updates | passes | {"publish": reloaded + sent, "generate": idle}
@@ -227,24 +224,26 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
     """Add the engines to the phases of a rank (on a CPU: of a machine), and choose the size of their KV cache."""
     rollout, capacity, phases = config.actor_rollout_ref.rollout, plan.capacity, plan.phases
     engine, token_bytes = _estimate_engine(config, device), count_kv_token_bytes(config)
-    row, has_process = config.data.max_length * token_bytes, rollout.has_engine_process
+    row, has_process, shortage = config.data.max_length * token_bytes, rollout.has_engine_process, ""
     if device == "cpu":
-        share, cache = 0.0, int(rollout.kv_cache_gib * GIB)
-        key, needs = f"kv_cache_gib={rollout.kv_cache_gib:g}", ""
+        share, cache, key = 0.0, int(rollout.kv_cache_gib * GIB), f"kv_cache_gib={rollout.kv_cache_gib:g}"
     else:
         share = _choose_engine_share(config, phases, engine.total() + MIN_ROWS * row, capacity)
         cache = int(share * capacity) - engine.total()
         key = f"gpu_memory_utilization={share:g} of {plan.device_name}"
-        needs = f"{engine['engine weights'] / GIB:.1f} GiB for its weights and "
-    plan = replace(plan, engine_share=share)
-    if has_process:
-        engine["kv cache"] = max(0, cache)
-        if (capacity or device == "cpu") and row > cache + engine["engine buffers"]:  # buffers are an estimate
-            needs += f"{row / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
-            plan = replace(plan, kv_cache_shortage=f"{ROLLOUT}.{key} is too small: an engine needs {needs}")
-        if rollout.gpu_memory_utilization == "auto" and device == "cuda":
-            plan = replace(plan, spare_kv_cache=max(0, cache - row))
-    plan = replace(plan, kv_cache_tokens=engine["kv cache"] // token_bytes)
+    if has_process and (capacity or device == "cpu") and row > cache + engine["engine buffers"]:  # an estimate
+        weights = f"{engine['engine weights'] / GIB:.1f} GiB for its weights and " if device == "cuda" else ""
+        needs = f"{weights}{row / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
+        shortage = f"{ROLLOUT}.{key} is too small: an engine needs {needs}. Raise it, or use tensor parallelism."
+    engine["kv cache"] = max(0, cache) * has_process
+    plan = replace(
+        plan,
+        engine_share=share,
+        kv_cache_tokens=engine["kv cache"] // token_bytes,
+        spare_kv_cache=max(0, engine["kv cache"] - row)
+        * (device == "cuda" and rollout.gpu_memory_utilization == "auto"),
+        problem=shortage,
+    )
     if device == "cpu":
         count = rollout.num_engines or 1
         processes = (3 if has_process else 1) * has_worker_processes(config.trainer, count)
@@ -298,30 +297,23 @@ def count_kv_token_bytes(config: Config) -> int:
     return size // min(rollout.tensor_model_parallel_size, sizes.num_kv_heads)
 
 
-def find_micro_batch_shape(
-    config: Config | TuningConfig, request: MemoryRequest | None = None, longest_row: int | None = None
-) -> tuple[int, int]:
+def get_trained_section(config: Config | TuningConfig) -> Actor | TuningConfig:
+    """Return the section with the settings of the trained model: fsdp_config, optim, sequence parallelism."""
+    return config.actor_rollout_ref.actor if isinstance(config, Config) else config
+
+
+def find_micro_batch_shape(config: Config | TuningConfig, request: MemoryRequest | None = None) -> tuple[int, int]:
     """Return (rows, tokens per row) of the largest micro-batch on a rank, which has at least one row, even above the
-    token budget. longest_row: None = data.max_length, or of the request."""
+    token budget. request: None = data.max_length."""
+    request = request or MemoryRequest(config.data.max_length)
     if isinstance(config, Config):
-        actor, longest, rows = config.actor_rollout_ref.actor, longest_row or config.data.max_length, 1
+        actor = config.actor_rollout_ref.actor
         step, budget = min(actor.ppo_mini_batch_size, config.trajectories_per_update), actor.ppo_max_token_len_per_gpu
-        parallel = actor.ulysses_sequence_parallel_size
     else:
-        assert request is not None
-        longest, rows, parallel = request.longest_row, request.rows_per_example, config.ulysses_sequence_parallel_size
         step, budget = config.data.train_batch_size, config.data.max_token_len_per_gpu
+    parallel = get_trained_section(config).ulysses_sequence_parallel_size
     examples = -(-step // (config.trainer.num_ranks // parallel))  # of an optimizer step, on the ranks that share them
-    longest *= rows
+    longest = request.longest_row * request.rows_per_example
     tokens = max(longest, min(get_resolved(budget) * parallel, examples * longest)) // parallel
     examples = max(1, -(-tokens // longest))
-    return examples * rows, max(1, tokens // examples // rows)
-
-
-def estimate_update_cost(config: Config | TuningConfig, request: MemoryRequest | None = None) -> MicroBatchCost:
-    """Estimate the time of the policy's largest micro-batch."""
-    tokens, trainer = math.prod(find_micro_batch_shape(config, request)), config.trainer
-    if isinstance(config, Config):
-        model, fsdp = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.fsdp_config
-        return estimate_cost(model, fsdp, tokens, trainer.num_ranks, trainer.n_gpus_per_node)
-    return estimate_cost(config.model, config.fsdp_config, tokens, trainer.num_ranks, trainer.n_gpus_per_node)
+    return examples * request.rows_per_example, max(1, tokens // examples // request.rows_per_example)

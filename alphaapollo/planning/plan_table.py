@@ -45,17 +45,11 @@ def describe_memory_peak(memory: MemoryPlan | None) -> str:
 
 
 def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, str]:
-    """Return plan rows about the ranks that share a copy of the model and what a micro-batch costs them; none for a
-    single rank, and on a CPU."""
-    if memory is None or memory.cost is None or num_ranks == 1:
+    """Return the plan row about the ranks that share a copy of the model; none for a single rank."""
+    if memory is None or num_ranks == 1:
         return {}
-    cost, copies = memory.cost, num_ranks // memory.shards
-    compute = cost.tokens * cost.compute_seconds_per_token
-    seconds = f"about {cost.traffic_seconds:.2f} s, and {compute:.2f} s of computation"
-    return {
-        "copies of the model": f"{copies}, each over {memory.shards} ranks" + " (HSDP)" * (copies > 1),
-        "traffic of a micro-batch": f"{cost.traffic / 1e9:.1f} GB {cost.network}, {seconds}",
-    }
+    copies = num_ranks // memory.shards
+    return {"copies of the model": f"{copies}, each over {memory.shards} ranks" + " (HSDP)" * (copies > 1)}
 
 
 def describe_checkpoint_schedule(

@@ -10,7 +10,7 @@ from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Config, GenerationConfig, TuningConfig
 from alphaapollo.controller.handles import TrainingWorkerGroup
 from alphaapollo.controller.launcher import launch_workers
-from alphaapollo.controller.stall_monitor import StallMonitor, monitor_processes
+from alphaapollo.controller.stall_monitor import StallMonitor
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
@@ -43,7 +43,7 @@ async def open_workers(
             workers = await launch_workers(specs, resolve_controller(trainer), trainer.start_timeout, paths)
         required, device = workers.required_service_processes, specs.placement.device
         stalls = StallMonitor(workers.ranks, trainer, device, console.notify, make_hint, required)
-        async with monitor_processes(required, lambda event: console.notify(f"{event}; {make_hint()}")), stalls:
+        async with stalls:
             yield workers
     finally:
         with HEARTBEAT.record_call("stop"):

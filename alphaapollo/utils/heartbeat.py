@@ -57,12 +57,20 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Activity of one process and of its subprocesses, as reported to the controller."""
+    """Activity of one process and of its subprocesses. The controller, which asks for it, adds the names."""
 
     ticks: int | None  # progress counter; only its changes are meaningful. None: the process does not answer
     calls: tuple[ActiveCall, ...] = ()  # sorted by age, oldest first
     processes: tuple[ProcessStatus, ...] = ()  # the reporting process first
     disk_bytes: int = 0  # read and written by the reporting process
+    stacks: str = ""  # Python stacks of the required processes, if they were asked for
+    worker: str = ""  # role and rank, e.g. policy 1, as in ActiveCall.worker
+    name: str = ""  # e.g. "the policy worker of rank 1 (pid 7)"
+    node: str = ""  # empty: the controller's machine
+
+    @property
+    def role(self) -> str:
+        return self.worker.rpartition(" ")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +166,16 @@ class Heartbeat:
         """
         self._progress, self._helpers = get_progress, helpers
 
-    def make_report(self) -> Report:
+    def make_report(self, with_stacks: bool = False) -> Report:
         """Return the progress counter, the active calls and the state of this process and its subprocesses."""
         required = {os.getpid(): "", **self._helpers()}
         processes = [read_process(pid, name) for pid, name in required.items()]
         processes += [read_process(pid, is_required=False) for pid in list_descendants(*required)]
-        found, disk_bytes = tuple(process for process in processes if process), 0
+        disk_bytes, stacks = 0, dump_stacks(required) if with_stacks else ""
         with suppress(psutil.AccessDenied):  # in some containers
             traffic = psutil.Process().io_counters()
             disk_bytes = traffic.read_bytes + traffic.write_bytes
-        return Report(self.ticks, self.list_active_calls(), found, disk_bytes)
+        return Report(self.ticks, self.list_active_calls(), tuple(filter(None, processes)), disk_bytes, stacks)
 
     def list_active_calls(self) -> tuple[ActiveCall, ...]:
         now, merged = self._clock(), dict[tuple[str, str], ActiveCall]()
@@ -202,17 +210,27 @@ def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessS
 
 def list_descendants(*roots: int) -> list[int]:
     """Return the pids of all direct and indirect child processes of the processes `roots`."""
-    found: dict[int, None] = {}
+    descendants: dict[int, None] = {}
     for root in roots:
         with suppress(psutil.NoSuchProcess):
-            found |= dict.fromkeys(child.pid for child in psutil.Process(root).children(recursive=True))
-    return [pid for pid in found if pid not in roots]
+            descendants |= dict.fromkeys(child.pid for child in psutil.Process(root).children(recursive=True))
+    return [pid for pid in descendants if pid not in roots]
 
 
 def dump_stacks(pids: Iterable[int]) -> str:
-    """Return the Python stacks of processes on this machine, by py-spy, which also reads stopped processes, or for this
-    process by faulthandler. If a stack cannot be read, the text says why."""
-    return "\n".join(f"--- process {pid}\n{_dump_stack(pid).strip()}\n" for pid in pids)
+    """Return the Python stacks of processes on this machine: of this process by faulthandler, of others by py-spy,
+    which also reads stopped processes. If a stack cannot be read, the text says why."""
+    return "\n".join(
+        f"--- process {pid}\n{(_dump_own_stack() if pid == os.getpid() else _dump_stack(pid)).strip()}\n"
+        for pid in pids
+    )
+
+
+def _dump_own_stack() -> str:
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read()
 
 
 def _dump_stack(pid: int) -> str:
@@ -220,14 +238,10 @@ def _dump_stack(pid: int) -> str:
     command = [str(local) if local.exists() else "py-spy", "dump", "--nonblocking", "--pid", str(pid)]
     try:  # without --nonblocking, py-spy hangs on stopped processes
         done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_SECONDS, check=False)
-        problem = " ".join(done.stderr.split()) if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
-    if not problem:
-        return done.stdout
-    if pid != os.getpid():
-        return f"no stack: py-spy failed: {problem}. Run the command as root, or set kernel.yama.ptrace_scope=0."
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read()
+    else:
+        if done.returncode == 0:
+            return done.stdout
+        problem = " ".join(done.stderr.split())
+    return f"no stack: py-spy failed: {problem}. Run the command as root, or set kernel.yama.ptrace_scope=0."

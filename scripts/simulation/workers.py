@@ -13,7 +13,7 @@ import math
 import pickle
 import random
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,50 +112,27 @@ class StoredItem:
         return (StoredItem, (None,))
 
 
-class CallResult:
-    """Result of a remote call: awaitable for a single call, a future for a call of all ranks (RayRanks)."""
-
-    def __init__(self, network: Network, answer: asyncio.Task[Any]):
-        self._network, self._answer = network, answer
-
-    def future(self) -> asyncio.Task[Any]:
-        self._network.clock.charge(self._network.latencies.ray_call_of_all)
-        return self._answer
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        self._network.clock.charge(self._network.latencies.ray_call)
-        return self._answer.__await__()
-
-
-class Method:
-    """`actor.call.remote(...)`."""
-
-    def __init__(self, network: Network, worker: Any):
-        self.network, self.worker = network, worker
-
-    def remote(self, function: bytes, *arguments: Any) -> CallResult:
-        self.network.send(function, *arguments)
-        items = [one.item if isinstance(one, StoredItem) else one for one in arguments]
-        with self.network.clock.elsewhere():
-            call = cloudpickle.loads(function)
-            answer = asyncio.ensure_future(self.network.answer(lambda: call(self.worker, *items)))
-        return CallResult(self.network, answer)
-
-
-class Actor:
-    """Actor handle of one worker."""
-
-    def __init__(self, network: Network, worker: Any):
-        self.call = Method(network, worker)
-
-
 class SimulatedRanks(RayRanks[Any]):
     """RayRanks with fake actors."""
 
     def __init__(self, role: str, network: Network, workers: Sequence[Any]):
         RemoteRanks.__init__(self, role, len(workers))
-        self.network = network
-        self.actors = [Actor(network, worker) for worker in workers]
+        self.network, self.workers = network, workers
+
+    def _request(self, rank: int, method: str, *arguments: Any) -> Any:
+        """Send a call of `call`."""
+        self.network.send(*arguments)
+        function, *items = [item.item if isinstance(item, StoredItem) else item for item in arguments]
+        with self.network.clock.elsewhere():
+            call = cloudpickle.loads(function)
+            answer = asyncio.ensure_future(self.network.answer(lambda: call(self.workers[rank], *items)))
+        self.network.clock.charge(self.network.latencies.ray_call_of_all)
+        return answer
+
+    async def _wait_for_call(self, rank: int, call: Any, call_name: str = "") -> Any:
+        latencies = self.network.latencies
+        self.network.clock.charge(latencies.ray_call - latencies.ray_call_of_all)
+        return await super()._wait_for_call(rank, call, call_name)
 
     def _share(self, item: Any) -> Any:
         return self.network.put(item)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
 from concurrent.futures import Future
 from threading import Timer
 from typing import Any
@@ -13,8 +12,8 @@ from ray.exceptions import ActorDiedError, LocalRayletDiedError, NodeDiedError, 
 from ray.exceptions import OutOfMemoryError as RayOutOfMemoryError
 
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.controller.ray_ranks import NODE_DEATH_SECONDS, RayRanks
-from alphaapollo.controller.remote_ranks import RemoteRanks
+from alphaapollo.controller.ray_ranks import RayRanks
+from alphaapollo.controller.remote_ranks import NODE_DEATH_SECONDS, RemoteRanks
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
@@ -26,11 +25,11 @@ def message_of(error: Exception, kind: type[Exception] = WorkerFailed) -> str:
     ranks: Any = object.__new__(RayRanks)
     RemoteRanks.__init__(ranks, "policy", 4)
 
-    async def fail() -> None:
-        raise error
+    async def wait() -> None:
+        await ranks._wait_for_call(3, make_call(0, error))
 
     with pytest.raises(kind) as caught:
-        asyncio.run(ranks._wait_for_call(3, fail()))
+        asyncio.run(wait())
     assert "policy worker of rank 3" in str(caught.value)
     return str(caught.value)
 
@@ -57,28 +56,21 @@ def test_errors_of_ray_are_deaths_or_failures_and_not_bugs(error: RayError, kind
     assert says in text and "\n" not in text
 
 
-class Ref:
-    """Like Ray's: it can be awaited more than once, and its future belongs to another thread. It ends after some
-    seconds; None: when `end` is called."""
+def make_call(after: float | None, error: Exception | None = None) -> Future[str]:
+    """Call whose future belongs to another thread. It ends after some seconds; None: when `end` is called."""
+    call = Future[str]()
+    if after is not None:
+        timer = Timer(after, end, [call, error])
+        timer.daemon = True
+        timer.start()
+    return call
 
-    def __init__(self, after: float | None, error: Exception | None = None):
-        self._future: Future[str] = Future()
-        if after is not None:
-            timer = Timer(after, self.end, [error])
-            timer.daemon = True
-            timer.start()
 
-    def end(self, error: Exception | None = None) -> None:
-        if error:
-            self._future.set_exception(error)
-        elif not self._future.cancelled():
-            self._future.set_result("done")
-
-    def future(self) -> Future[str]:
-        return self._future
-
-    def __await__(self) -> Generator[Any, None, str]:
-        return asyncio.wrap_future(self._future).__await__()
+def end(call: Future[str], error: Exception | None = None) -> None:
+    if error:
+        call.set_exception(error)
+    elif not call.cancelled():
+        call.set_result("done")
 
 
 def two_ranks() -> Any:
@@ -89,34 +81,34 @@ def two_ranks() -> Any:
     return ranks
 
 
-def closed() -> Ref:
-    return Ref(0, RayTaskError("call", "Connection closed by peer", RuntimeError()))
+def closed() -> Future[str]:
+    return make_call(0, RayTaskError("call", "Connection closed by peer", RuntimeError()))
 
 
 def test_a_death_is_raised_before_the_closed_connections_of_other_ranks() -> None:
     ranks = two_ranks()
     with pytest.raises(WorkerDied, match=r"rank 1 \(pid 9 on node 10\.0\.0\.2\)"):
-        asyncio.run(ranks._wait_for_all_calls([closed(), Ref(0.05, ActorDiedError())]))
+        asyncio.run(ranks._wait_for_all_calls([closed(), make_call(0.05, ActorDiedError())]))
     with pytest.raises(WorkerFailed, match="Connection closed by peer"):
         asyncio.run(ranks._wait_for_all_calls([closed(), closed()]))  # all have failed: no wait
 
 
 def test_the_first_failure_ends_the_wait() -> None:
     with pytest.raises(WorkerDied, match="rank 1"):
-        asyncio.run(two_ranks()._wait_for_all_calls([Ref(None), Ref(0.05, ActorDiedError())], "update"))
+        asyncio.run(two_ranks()._wait_for_all_calls([make_call(None), make_call(0.05, ActorDiedError())], "update"))
     assert not HEARTBEAT.list_active_calls()
 
 
 def test_ranks_that_have_not_answered_are_listed() -> None:
     def list_calls() -> list[str]:
-        return [f"{one.name} of {one.worker}" for one in HEARTBEAT.list_active_calls()]
+        return [f"{call.name} of {call.worker}" for call in HEARTBEAT.list_active_calls()]
 
     async def watch() -> list[str]:
-        late = Ref(None)
-        call = asyncio.ensure_future(two_ranks()._wait_for_all_calls([Ref(0), late], "update"))
+        late = make_call(None)
+        call = asyncio.ensure_future(two_ranks()._wait_for_all_calls([make_call(0), late], "update"))
         while list_calls() != ["update of policy 1"]:
             await asyncio.sleep(0.01)
-        late.end()
+        end(late)
         return await call
 
     assert asyncio.run(watch()) == ["done", "done"]
@@ -124,7 +116,7 @@ def test_ranks_that_have_not_answered_are_listed() -> None:
 
 
 def test_a_cancelled_call_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
-    slow = Ref(None)
+    slow = make_call(None)
 
     async def cancel() -> None:
         call = asyncio.ensure_future(two_ranks()._wait_for_all_calls([slow, slow], "update"))
@@ -135,5 +127,5 @@ def test_a_cancelled_call_does_not_wait(caplog: pytest.LogCaptureFixture) -> Non
         assert not HEARTBEAT.list_active_calls()
 
     asyncio.run(cancel())
-    slow.end()  # after the loop is closed
+    end(slow)  # after the loop is closed
     assert not caplog.records

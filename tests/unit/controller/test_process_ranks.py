@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.process_launcher import assign_gpus
 from alphaapollo.controller.process_ranks import ProcessRanks, call_engines_of_run
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.engines.protocol import EngineDied, EngineError
@@ -51,7 +50,10 @@ def use(role: str, size: int, body: Callable[[ProcessRanks[Worker]], Coroutine[A
         ranks: ProcessRanks[Worker] = ProcessRanks(role, size, no_engines)
         try:
             located = await ranks.locate_workers()
-            assert located[0].address.startswith("tcp://127.0.0.1:") and len({one.pid for one in located}) == size
+            assert (
+                located[0].address.startswith("tcp://127.0.0.1:")
+                and len({location.pid for location in located}) == size
+            )
             environments = [{"RANK_OF_TEST": str(rank)} for rank in range(size)]
             await ranks.start([lambda rank=rank: Worker(rank) for rank in range(size)], environments)
             await body(ranks)
@@ -66,12 +68,12 @@ def use(role: str, size: int, body: Callable[[ProcessRanks[Worker]], Coroutine[A
 def test_results_arguments_and_environments_of_each_rank() -> None:
     async def body(ranks: ProcessRanks[Worker]) -> None:
         here, rows = os.getcwd(), np.arange(5)
-        found = await ranks.call(lambda one: (one.rank, os.environ["RANK_OF_TEST"], os.getcwd(), os.getsid(0)))
-        assert [one[:3] for one in found] == [(0, "0", here), (1, "1", here)]
-        assert os.getsid(0) not in {one[3] for one in found}  # Ctrl-C in the terminal does not reach them
-        assert await ranks.call_with_items(lambda one, item: item.sum() + one.rank, [rows, rows]) == [10, 11]
-        assert await ranks.call_rank(1, lambda one, a, b: asyncio.sleep(0.01, a + b), 3, 4) == 7
-        assert await ranks.call_rank(0, lambda one: Path(f"/proc/{os.getpid()}/cmdline").read_text()[:21]) == (
+        results = await ranks.call(lambda worker: (worker.rank, os.environ["RANK_OF_TEST"], os.getcwd(), os.getsid(0)))
+        assert [result[:3] for result in results] == [(0, "0", here), (1, "1", here)]
+        assert os.getsid(0) not in {result[3] for result in results}  # Ctrl-C in the terminal does not reach them
+        assert await ranks.call_with_items(lambda worker, item: item.sum() + worker.rank, [rows, rows]) == [10, 11]
+        assert await ranks.call_rank(1, lambda worker, a, b: asyncio.sleep(0.01, a + b), 3, 4) == 7
+        assert await ranks.call_rank(0, lambda worker: Path(f"/proc/{os.getpid()}/cmdline").read_text()[:21]) == (
             "alphaapollo::policy 0"
         )
 
@@ -107,22 +109,23 @@ def test_a_computing_worker_reports_and_a_killed_one_is_named() -> None:
 
     async def body(ranks: ProcessRanks[Worker]) -> None:
         pids = [process.pid for process in ranks.processes]
-        call = asyncio.ensure_future(ranks.call(lambda one: time.sleep(600)))
+        call = asyncio.ensure_future(ranks.call(lambda worker: time.sleep(600)))
         await asyncio.sleep(0.1)
         reports = await asyncio.to_thread(ranks.collect_reports, 60)
-        assert [one.worker for one in reports] == ["policy 0", "policy 1"]
-        assert [one.report.processes[0].pid for one in reports] == [one.pid for one in reports] == pids
-        assert "<lambda>" in await asyncio.to_thread(ranks.collect_stacks, 1, [pids[1]])
+        assert [report.worker for report in reports] == ["policy 0", "policy 1"]
+        assert [report.processes[0].pid for report in reports] == pids and not reports[1].stacks
+        reports = await asyncio.to_thread(ranks.collect_reports, 60, True)
+        assert all("<lambda>" in report.stacks for report in reports)
         os.kill(pids[0], signal.SIGSTOP)  # it takes no calls, which does not block the driver
-        large = asyncio.ensure_future(ranks.call_rank(0, lambda one, item: None, np.zeros(10**7)))
+        large = asyncio.ensure_future(ranks.call_rank(0, lambda worker, item: None, np.zeros(10**7)))
         await asyncio.sleep(0.1)
-        assert (await asyncio.to_thread(ranks.collect_reports, 0.1))[0].report.ticks is None
+        assert (await asyncio.to_thread(ranks.collect_reports, 0.1))[0].ticks is None
         os.kill(pids[0], signal.SIGCONT)
         os.kill(pids[1], signal.SIGKILL)
         with pytest.raises(WorkerDied, match=rf"policy worker of rank 1 \(pid {pids[1]}\) died: SIGKILL"):
             await call
         with pytest.raises(WorkerDied, match=r"rank 1 .* died: SIGKILL"):
-            await ranks.call_rank(1, lambda one: one.rank)
+            await ranks.call_rank(1, lambda worker: worker.rank)
         large.cancel()
 
     use("policy", 2, body)
@@ -131,8 +134,8 @@ def test_a_computing_worker_reports_and_a_killed_one_is_named() -> None:
 def test_the_policy_calls_all_engines_through_the_driver() -> None:
     async def with_engines(engines: ProcessRanks[Worker]) -> None:
         async def body(policy: ProcessRanks[Worker]) -> None:
-            await policy.call(lambda one: call_engines_of_run("update", "layer"))
-            assert await engines.call(lambda one: one.updates) == [["layer of 0"], ["layer of 1"]]
+            await policy.call(lambda worker: call_engines_of_run("update", "layer"))
+            assert await engines.call(lambda worker: worker.updates) == [["layer of 0"], ["layer of 1"]]
             for name, kind in {"refused": EngineError, "dead": EngineDied}.items():
                 caught = await policy.call_rank(0, catch_engine_error, name)
                 assert type(caught) is kind and "rollout worker of rank 0" in str(caught)
@@ -181,5 +184,5 @@ def test_gpus_of_ranks_and_engines(colocate: bool, tensor_parallel: int, policy:
     )
     gpus = ["4", "5", "6", "7", "8", "9"]
     for role, expected in {"policy": policy, "critic": policy, "rollout": engines}.items():
-        assert [one["CUDA_VISIBLE_DEVICES"] for one in assign_gpus(placement, role, gpus)] == expected
-    assert assign_gpus(Placement(device="cpu", num_engines=2), "rollout", []) == [{}, {}]
+        assert [variables["CUDA_VISIBLE_DEVICES"] for variables in placement.assign_gpus(role, gpus)] == expected
+    assert Placement(device="cpu", num_engines=2).assign_gpus("rollout", []) == [{}, {}]

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,12 @@ from typing import Any
 import pytest
 
 from alphaapollo.controller import stall_monitor
-from alphaapollo.controller.ranks import LocalRanks, RunStalled, WorkerReport, get_enclosing_method_name
-from alphaapollo.controller.stall_monitor import StallMonitor, find_stall
+from alphaapollo.controller.ranks import LocalRanks, RunStalled, get_enclosing_method_name
+from alphaapollo.controller.stall_monitor import StallMonitor, StartLimits, find_stall
 from alphaapollo.utils.heartbeat import HEARTBEAT, ActiveCall, ProcessStatus, Report, read_process
 from tests.processes import run_python, start_process, wait_until
 
-Reports = list[WorkerReport]
+Reports = list[Report]
 UPDATE = [
     *(ActiveCall("update", f"policy {rank}", 1, 62, None) for rank in (0, 1)),
     ActiveCall("update", "", 1, 63, None),
@@ -37,16 +38,17 @@ def process(pid: int, stopped: bool = False, cpu: float = 1.0, name: str = "", r
 
 def answers(
     key: str, pid: int, *more: ProcessStatus, calls: Sequence[ActiveCall] = (), ticks: int = 7, cpu: float = 1.0
-) -> WorkerReport:
+) -> Report:
     report = Report(ticks, tuple(calls), (process(pid, cpu=cpu), *more))
-    return WorkerReport(key, f"the {key} (pid {pid})", pid, report)
+    return replace(report, worker=key, name=f"the {key} (pid {pid})")
 
 
-def silent(key: str, pid: int, known: ProcessStatus | None = None, node: str = "") -> WorkerReport:
-    return WorkerReport(key, f"the {key} (pid {pid})", pid, Report(None, processes=(known,) if known else ()), node)
+def silent(key: str, pid: int, status: ProcessStatus | None = None, node: str = "") -> Report:
+    processes = (status,) if status else ()
+    return Report(None, processes=processes, worker=key, name=f"the {key} (pid {pid})", node=node)
 
 
-def reports(*workers: WorkerReport, calls: Sequence[ActiveCall] = (), ticks: int = 3, cpu: float = 1.0) -> Reports:
+def reports(*workers: Report, calls: Sequence[ActiveCall] = (), ticks: int = 3, cpu: float = 1.0) -> Reports:
     return [answers("controller", 1, calls=calls, ticks=ticks, cpu=cpu), *workers]
 
 
@@ -78,7 +80,7 @@ ALONE = reports(answers("policy 0", 10), calls=[ActiveCall("advantage", "", 1, 6
 )
 def test_the_blocking_worker_is_named(now: Reports, culprits: list[str], start: str, facts: list[str]) -> None:
     stall = find_stall(now, now, 6.0, "cpu")
-    assert stall and [one.worker for one in stall.culprits] == culprits
+    assert stall and list(stall.culprits) == culprits
     assert stall.verdict.startswith(start)
     assert [fact for fact in facts if fact not in stall.verdict] == [], stall.verdict
     assert stall.call_timeout == (600.0 if now is SLEEPING else 0.0)
@@ -105,7 +107,7 @@ def count(worker: int, controller: int = 3) -> Reports:
 
 
 def write(disk_bytes: int) -> Reports:
-    return reports(WorkerReport("policy 0", "the policy 0", 10, Report(7, disk_bytes=disk_bytes)), calls=UPDATE)
+    return reports(Report(7, disk_bytes=disk_bytes, worker="policy 0", name="the policy 0"), calls=UPDATE)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ class Replay(StallMonitor):
 
     def __init__(self, collect_reports: Callable[[], Reports], *arguments: Any):
         super().__init__([], *arguments)
-        self.collect_reports = collect_reports
+        self._collect_reports = lambda with_stacks=False: collect_reports()
 
 
 def trainer(folder: Path, notice: float, timeout: float | None) -> Any:
@@ -157,7 +159,7 @@ class Case:
         self.now: Reports = reports()
         self.monitor = Replay(self.collect_reports, trainer(tmp_path, 60.0, timeout), "cpu", self.lines.append, str)
         self.ended: list[str] = []
-        self.monitor._end_run = lambda stall, now: self.ended.append(stall.verdict)  # type: ignore[method-assign]
+        self.monitor._end_stalled_run = lambda stall: self.ended.append(stall.verdict)  # type: ignore[method-assign]
         self.monitor.check(6.0)
 
     def collect_reports(self) -> Reports:
@@ -227,12 +229,12 @@ def test_a_failure_of_the_monitor_is_reported_once_and_it_continues(tmp_path: Pa
     done = threading.Event()
 
     def collect_reports() -> Reports:
-        one = results.pop(0)
-        if isinstance(one, Exception):
-            raise one
+        result = results.pop(0)
+        if isinstance(result, Exception):
+            raise result
         done.set()
-        results.append(one)
-        return one
+        results.append(result)
+        return result
 
     async def wait() -> None:
         async with Replay(collect_reports, trainer(tmp_path, 1.0, None), "cpu", lines.append, str):
@@ -243,29 +245,23 @@ def test_a_failure_of_the_monitor_is_reported_once_and_it_continues(tmp_path: Pa
     assert len(failures) == 1 and "ValueError: no text" in failures[0]
 
 
-class StartingRanks:
-    """Ranks of which one computes between the first reports and then is idle."""
+def test_a_start_may_take_long_as_long_as_its_workers_compute(tmp_path: Path) -> None:
+    """A worker computes between the first reports, and then is idle."""
+    cpu_seconds = [float(second) for second in range(20)]
 
-    def __init__(self, cpu_seconds: list[float]):
-        self.cpu_seconds = cpu_seconds
-
-    def collect_reports(self, timeout: float) -> Reports:
-        cpu = self.cpu_seconds.pop(0) if len(self.cpu_seconds) > 1 else self.cpu_seconds[0]
-        return [answers("policy 0", 10, cpu=cpu)]
-
-
-def test_a_start_may_take_long_as_long_as_its_workers_compute() -> None:
-    ranks: Any = StartingRanks([float(second) for second in range(20)])
+    def collect_reports() -> Reports:
+        cpu = cpu_seconds.pop(0) if len(cpu_seconds) > 1 else cpu_seconds[0]
+        return reports(answers("policy 0", 10, cpu=cpu), calls=[ActiveCall("start", "policy 0", 1, 9, None)])
 
     async def start() -> None:
-        with HEARTBEAT.record_call("start", "policy 0"):
-            async with stall_monitor.limit_idle_start(0.5, [ranks]):
-                await asyncio.sleep(60)
+        async with Replay(collect_reports, StartLimits(0.5, 0.5), "cpu", list[str]().append, str):
+            await asyncio.sleep(60)
 
     begin = time.monotonic()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(RunStalled, match="the policy 0"):
         asyncio.run(start())
-    assert ranks.cpu_seconds == [19.0] and time.monotonic() - begin > 1.2
+    assert cpu_seconds == [19.0] and time.monotonic() - begin > 1.2
+    assert not list(tmp_path.iterdir())
 
 
 def run_stalled(tmp_path: Path, lines: list[str], block: Callable[[], Coroutine[Any, Any, None]]) -> RunStalled:
@@ -344,7 +340,7 @@ def test_a_blocked_event_loop_ends_too(tmp_path: Path) -> None:
 class Group:
     async def update(self, ranks: LocalRanks[Any]) -> list[Any]:
         return await ranks.call(
-            lambda worker: [one.name for one in HEARTBEAT.list_active_calls() if one.worker == "policy 0"]
+            lambda worker: [call.name for call in HEARTBEAT.list_active_calls() if call.worker == "policy 0"]
         )
 
 
@@ -364,6 +360,7 @@ def test_a_stopped_required_process_is_reported_during_progress(tmp_path: Path) 
 
         def check() -> int:
             HEARTBEAT.tick()
+            monitor.check_required_processes()
             monitor.check(6.0)
             return len(lines)
 

@@ -35,7 +35,7 @@ class FakeRanks:
     size = 1
 
     def __init__(self, role: str, calls: list[str]):
-        self.role, self.calls, self.actors = role, calls, []
+        self.role, self.calls, self.call_engines = role, calls, print
 
     async def locate_workers(self) -> list[WorkerLocation]:
         return [WorkerLocation(1, "node", "127.0.0.1", "0")]

@@ -50,7 +50,7 @@ def test_checkpointing_is_enabled_if_16k_tokens_would_not_fit():
     assert planned("qwen2.5-0.5b", 8, 80)[0] is False
     chosen, plan = planned("qwen2.5-7b", 8, 80, may_choose=False)  # the user said false
     assert chosen is False and plan.problem == ""  # activations are an estimate
-    assert plan.warning.startswith("memory: about 1") and plan.warning.endswith(f"Set {CHECKPOINTING}=true.")
+    assert plan.warning.startswith("memory: about 1") and "model.enable_gradient_checkpointing=true" in plan.warning
 
 
 def test_smaller_micro_batches_come_before_gradient_checkpointing():
@@ -84,11 +84,9 @@ def test_an_engine_gets_what_training_leaves_free():
 def test_a_model_that_cannot_fit_is_refused_with_keys():
     _, plan = planned("qwen2.5-7b", 1, 80)
     assert re.match(r"memory: at least \d+\.\d GiB are needed on a GPU of 80 GiB at its peak \(update", plan.problem)
-    assert plan.problem.endswith("actor_rollout_ref.actor.fsdp_config.offload_policy=true.")
-    _, plan = planned("qwen3-235b-a22b", 8, 80)
-    assert plan.problem.endswith("Raise trainer.nnodes.")
+    assert "fsdp_config.offload_policy=true" in plan.problem and "trainer.nnodes" in plan.problem
     _, plan = planned("qwen2.5-32b", 8, 80)  # 61 GiB of weights beside the optimizer state
-    assert "tensor_model_parallel_size=" in plan.problem
+    assert "engine weights 61.0" in plan.problem and "tensor_model_parallel_size" in plan.problem
     _, plan = planned("qwen2.5-32b", 8, 80, actor_rollout_ref__rollout__gpu_memory_utilization=0.5)
     assert "gpu_memory_utilization=0.5 of a GPU of 80 GiB" in plan.problem and "61.0 GiB" in plan.problem
 
@@ -117,16 +115,15 @@ def on_two_nodes(name: str, gib: int = 80, **keys: object) -> tuple[object, Memo
     settings = {"trainer.nnodes": 2, TOKENS: "auto", "data.max_response_length": 1024}
     config = resolved(name, 8, {**settings, **{key.replace("__", "."): value for key, value in keys.items()}})
     config, plan = fit_to_memory(config, "cuda", gib * GIB, True, host_memory=1024 * GIB)
-    assert plan.problem == "" and plan.cost is not None
+    assert plan.problem == ""
     return config.actor_rollout_ref.actor.fsdp_config.fsdp_size, plan
 
 
 def test_each_node_has_a_copy_of_a_model_that_fits():
     size, plan = on_two_nodes("qwen2.5-7b")
-    assert (size, plan.shards, plan.cost.network) == (8, 8, "within a node")
-    assert plan.cost.traffic == pytest.approx(8 * 7_615_616_512 * 7 / 8)
+    assert (size, plan.shards) == (8, 8)
     size, plan = on_two_nodes("qwen2.5-32b", actor_rollout_ref__rollout__tensor_model_parallel_size=4)
-    assert (size, plan.shards, plan.cost.network) == (16, 16, "between nodes")
+    assert (size, plan.shards) == (16, 16)
     assert on_two_nodes("qwen2.5-7b", actor_rollout_ref__actor__fsdp_config__fsdp_size=4)[0] == 4
     assert on_two_nodes("qwen2.5-7b", gib=0)[0] == 16  # of GPUs of unknown size
     experts = {"actor_rollout_ref__actor__fsdp_config__ep_size": 16}
@@ -143,16 +140,16 @@ def test_checkpointing_comes_before_more_traffic():
     config = resolved("qwen2.5-14b", 8, {TOKENS: "auto", "data.max_response_length": 1024, "trainer.nnodes": 2})
 
     def choose(size: int) -> tuple[object, object]:
-        one = replace_values(config, {"actor_rollout_ref.actor.fsdp_config.fsdp_size": size})
-        role = fit_to_memory(one, "cuda", 80 * GIB, True)[0].actor_rollout_ref
+        shared = replace_values(config, {"actor_rollout_ref.actor.fsdp_config.fsdp_size": size})
+        role = fit_to_memory(shared, "cuda", 80 * GIB, True)[0].actor_rollout_ref
         return role.actor.ppo_max_token_len_per_gpu, role.model.enable_gradient_checkpointing
 
     assert choose(16) == (16_384, True)
     fixed = replace_values(config, {TOKENS: 16_384})
-    ordered = [tuple(one.values()) for one in list_fast_settings(fixed, "cuda", [TOKENS, CHECKPOINTING])]
-    assert ordered[:3] == [(False, 16_384), (True, 16_384), (False, 8192)]
+    ordered = [tuple(settings.values()) for settings in list_fast_settings(fixed, "cuda", [TOKENS, CHECKPOINTING])]
+    assert ordered[:3] == [(False, 16_384), (True, 16_384), (True, 8192)]
     within = replace_values(fixed, {"actor_rollout_ref.actor.fsdp_config.fsdp_size": 8})
-    ordered = [tuple(one.values()) for one in list_fast_settings(within, "cuda", [TOKENS, CHECKPOINTING])]
+    ordered = [tuple(settings.values()) for settings in list_fast_settings(within, "cuda", [TOKENS, CHECKPOINTING])]
     assert ordered[:4] == [(False, 16_384), (False, 8192), (False, 4096), (True, 16_384)]
 
 
@@ -235,16 +232,12 @@ def test_checkpoint_copies_are_made_if_they_fit():
     assert saves(0, **reset)[1] == size + 8 * 2 * -(-7_615_616_512 // 8)  # the reference in bfloat16
 
 
-def test_on_a_cpu_checkpoint_copies_count_at_every_moment():
+def test_on_a_cpu_checkpoint_copies_need_memory_of_the_machine():
     config = resolved("qwen2.5-0.5b", 2, {TOKENS: 8192}, device="cpu")
-    without = fit_to_memory(replace_values(config, {"trainer.save_freq": -1}), "cpu", 0, False)[1]
-    peak = without.peak[1].total()
-    for capacity, saves in ((2 * peak, True), (peak, False)):
+    peak = fit_to_memory(config, "cpu", 0, False)[1].peak[1].total()
+    for capacity, saves in ((2 * peak, True), (peak * 10 // 9 + 1, False)):
         plan = fit_to_memory(config, "cpu", capacity, False)[1]
-        assert (plan.saves_in_background, plan.problem) == (saves, "")
-        assert {usage["checkpoint copy"] for usage in plan.phases.values()} == {
-            plan.checkpoint_copy_bytes if saves else 0
-        }
+        assert (plan.saves_in_background, plan.problem, plan.warning) == (saves, "", "")
     assert plan.checkpoint_copy_bytes == 2 * 12 * -(-494_032_768 // 2)
 
 
@@ -253,7 +246,7 @@ CACHES = [
     # 24 layers x 2 heads x 64 x keys and values, in float32: 24 KiB per token
     ({"kv_cache_gib": 1e-3}, r"rollout.kv_cache_gib=0.001 is too small.*0.19 GiB"),
     ({"kv_cache_gib": 1e-3, "name": "hf"}, "^$"),
-    ({"kv_cache_gib": 1e5}, "Set actor_rollout_ref.rollout.kv_cache_gib=0.5.$"),
+    ({"kv_cache_gib": 1e5}, "on this machine at its peak .*kv cache.*rollout.kv_cache_gib"),
 ]
 
 
