@@ -101,7 +101,6 @@ def evolve(
     environment: type | None = None,
     tools: Sequence[Callable[..., object]] = (),
     roles: Mapping[str, type[Role]] | None = None,
-    agent: Callable[..., object] | None = None,
     on_round: OnIteration | None = None,
     show: bool = True,
 ) -> EvolutionRun:
@@ -113,7 +112,7 @@ def evolve(
 
     Other arguments and errors as in `rl`, with the keys of evolving.main.
     """
-    objects = {"reward": reward, "environment": environment, "tools": tools, "roles": roles, "agent": agent}
+    objects = {"reward": reward, "environment": environment, "tools": tools, "roles": roles}
     return EvolutionRun(*_run_program(EvolvingConfig, "evolving", config, overrides, on_round, show, objects))
 
 

@@ -24,7 +24,7 @@ from alphaapollo.utils.disk import open_regular, parse_json, replace_file
 from alphaapollo.utils.json_types import JsonObject
 
 LOOPBACK = "127.0.0.1"
-NOTES_FOLDER = "~/.local/share"  # unless XDG_DATA_HOME is set
+DATA_FOLDER = "~/.local/share"  # unless XDG_DATA_HOME is set
 COLUMN_WIDTH = 38  # minimum number of characters per sample
 HEADING_CHARS = 400  # longer prompts, ground truths and reasons of failures are shortened
 
@@ -54,19 +54,19 @@ def view(argv: Sequence[str]) -> int:
     listener = socket.create_server((host, options.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     address = f"[{host}]" if ":" in host else host
     hosts = [host, address, "localhost", LOOPBACK] if host in (LOOPBACK, "localhost", "::1") else ["*"]
-    terminal, notes = Terminal(highlight=False), find_notes_file()
+    terminal, numbers = Terminal(highlight=False), find_numbers_file()
     terminal.write(f"viewer of {root}: http://{address}:{listener.getsockname()[1]}   (Ctrl-C ends it)")
-    if notes is None:
-        terminal.write(f"notes of runs are not kept: {NOTES_FOLDER} cannot be written. Set XDG_DATA_HOME to a folder.")
+    if numbers is None:
+        terminal.write(f"addresses of runs may change: {DATA_FOLDER} cannot be written. Set XDG_DATA_HOME to a folder.")
     with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as folder:
-        index = RunIndex(root, Path(folder, "index.sqlite"), notes=notes)
+        index = RunIndex(root, Path(folder, "index.sqlite"), numbers=numbers)
         make_server(make_app(index, hosts)).run(sockets=[listener])  # uvicorn raises Ctrl-C again after its end
     return 0
 
 
-def find_notes_file() -> Path | None:
-    """Return the file in which the viewer keeps numbers and notes of runs; None if its folder cannot be written."""
-    folder = Path(os.environ.get("XDG_DATA_HOME") or NOTES_FOLDER).expanduser() / "alphaapollo"
+def find_numbers_file() -> Path | None:
+    """Return the file in which the viewer keeps the numbers of runs; None if its folder cannot be written."""
+    folder = Path(os.environ.get("XDG_DATA_HOME") or DATA_FOLDER).expanduser() / "alphaapollo"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):

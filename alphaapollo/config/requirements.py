@@ -352,10 +352,9 @@ def served_models(model: ServedModel, case: Case) -> Any:
     return bool(model.path) == bool(model.base_url)
 
 
-@requirement(EvolvingConfig, "env.env_name", "this run must serve models.{}", "Set models.{}.path, not base_url")
+@requirement(EvolvingConfig, "env.env_name", "a program cannot propose solutions", "Set another environment")
 def agents(config: EvolvingConfig, case: Case) -> Any:
-    own = [name for name in config.proposer_models if name in config.models and not config.models[name].path]
-    return config.env.env_name == "agent" and ", ".join(own)
+    return config.env.env_name == "agent"
 
 
 @requirement(EvolvingConfig, "evolving.branches", "{0} is not in models", "Set one of {1}")

@@ -43,7 +43,6 @@ from alphaapollo.utils.json_types import finite_or_none
 
 RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
 IN_FLIGHT = 64  # maximum number of problems queued per grader process, besides those that judges may have
-GradedResponse = tuple[SampleResult, Score]
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,13 @@ def read_problems(
     prompts = load_prompts(files, prompt_key, findings=findings)
     kept = {prompt.id for prompt in leave_out_missing_answers(prompts, findings)}
     rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
-    found: dict[tuple[str, str, str | None], PromptResponses] = {}
-    for prompt, responses in ((prompt, row) for prompt, row in zip(prompts, rows, strict=True) if prompt.id in kept):
-        key = (prompt.data_source, json.dumps(replace_images(prompt.content)), prompt.ground_truth_text)
-        problem = found.setdefault(key, PromptResponses(replace(prompt, id=len(found)), []))
-        problem.responses.extend(responses)
-    return list(found.values())
+    problems: dict[tuple[str, str, str | None], PromptResponses] = {}
+    for prompt, responses in zip(prompts, rows, strict=True):
+        if prompt.id in kept:
+            key = (prompt.data_source, json.dumps(replace_images(prompt.content)), prompt.ground_truth_text)
+            problem = problems.setdefault(key, PromptResponses(replace(prompt, id=len(problems)), []))
+            problem.responses.extend(responses)
+    return list(problems.values())
 
 
 def _read_responses(path: str, response_key: str) -> list[list[str | None]]:
@@ -107,9 +107,9 @@ def _read_responses(path: str, response_key: str) -> list[list[str | None]]:
 
     def list_responses(row: DataRow) -> list[str | None]:
         value = row.get(column)
-        given = (value or [None]) if isinstance(value, list) else [value]
-        responses = [None if one is None or one != one else one for one in given]  # NaN: an empty cell of pandas
-        if not all(isinstance(one, str | None) for one in responses):
+        cells = (value or [None]) if isinstance(value, list) else [value]
+        responses = [None if cell != cell else cell for cell in cells]  # NaN: an empty cell of pandas
+        if not all(isinstance(response, str | None) for response in responses):
             raise ValueError(f"{column!r} is {repr(value)[:80]}. It must be a string or a list of strings.")
         return responses
 
@@ -119,30 +119,28 @@ def _read_responses(path: str, response_key: str) -> list[list[str | None]]:
 async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptResponses], console: Console) -> None:
     """Grade all responses and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
-    graded = await _grade_responses(config, problems, console)
-    lines = (
-        json.dumps(_make_score_record(folder, problems, *one), ensure_ascii=False, allow_nan=False) + "\n"
-        for one in graded
-    )
+    results = await _grade_responses(config, problems, console)
+    records = (_make_score_record(folder, problems, result) for result in results)
+    lines = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
     with explain_write_errors("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "scores.jsonl", map(str.encode, lines))
         save_config(config, folder / "config.yaml")
         write_format(folder)
     console.end_live_view()
-    write_report([result for result, _ in graded], [problem.prompt for problem in problems], folder, console.terminal)
+    write_report(results, [problem.prompt for problem in problems], folder, console.terminal)
 
 
 async def _grade_responses(
     config: EvalConfig, problems: Sequence[PromptResponses], console: Console
-) -> list[GradedResponse]:
+) -> list[SampleResult]:
     """Grade all responses in separate processes. The results are in the order of problems and responses."""
     custom, reward = config.custom_reward_function, config.reward
     client = RewardClient(reward, custom)
     slots = asyncio.Semaphore(IN_FLIGHT * reward.num_workers + reward.judge.max_connections)
     num_graded, count = 0, sum(len(problem.responses) for problem in problems)
 
-    async def grade(prompt: Prompt, sample_index: int, response: str | None) -> GradedResponse:
+    async def grade(prompt: Prompt, sample_index: int, response: str | None) -> SampleResult:
         nonlocal num_graded
         if response is None:
             score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason="the data has no response")
@@ -150,27 +148,24 @@ async def _grade_responses(
             score = await client.score(prompt, response)
         num_graded += 1
         console.show_phase("grade", num_graded, count)
-        return make_sample_result(prompt, sample_index, response or "", score), score
+        return make_sample_result(prompt, sample_index, response or "", score)
 
-    async def grade_problem(problem: PromptResponses) -> list[GradedResponse]:
+    async def grade_problem(problem: PromptResponses) -> list[SampleResult]:
         completions = CompletionGroup(len(problem.responses))
         async with slots:
-            calls = (completions.run(grade, problem.prompt, *one) for one in enumerate(problem.responses))
+            calls = (completions.run(grade, problem.prompt, *numbered) for numbered in enumerate(problem.responses))
             return await asyncio.gather(*calls)
 
     await client.start()
     try:
-        graded = await asyncio.gather(*map(grade_problem, problems))
-        return [one for of_problem in graded for one in of_problem]
+        return [result for results in await asyncio.gather(*map(grade_problem, problems)) for result in results]
     finally:
         await client.close()
 
 
-def _make_score_record(
-    folder: Path, problems: Sequence[PromptResponses], result: SampleResult, score: Score
-) -> JsonObject:
+def _make_score_record(folder: Path, problems: Sequence[PromptResponses], result: SampleResult) -> JsonObject:
     """Create the line of scores.jsonl for one graded response, and save the images of its prompt to `folder`."""
-    problem = problems[result.problem_id]
+    problem, score = problems[result.problem_id], result.score
     return {
         "prompt_id": result.problem_id,
         "sample": result.sample_index,

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,8 +131,8 @@ class Transcript:
     @property
     def last_message(self) -> str:
         """Last message of the model, cut after the part that the environment used; empty if there is none."""
-        own = self.messages[self.num_prompt_messages :]
-        return next((message["content"] for message in reversed(own) if message["role"] == "assistant"), "")
+        replies = reversed(self.messages[self.num_prompt_messages :])
+        return next((message["content"] for message in replies if message["role"] == "assistant"), "")
 
 
 class RoleCaller:
@@ -161,9 +161,6 @@ class RoleCaller:
         """Return the model name of a role: roles.SLOT.model, else the branch's model."""
         return self._settings[role].model or branch_model
 
-    def derive_call_seed(self, call_key: str) -> int:
-        return derive_seed(self._config.trainer.seed, "evolve", call_key)
-
     async def call_model(self, role: str, branch_model: str, call_key: str, messages: Sequence[Message]) -> ModelReply:
         """Return one reply of a role's model, from the pool if the same request with this call_key succeeded before.
 
@@ -174,48 +171,43 @@ class RoleCaller:
         """
         settings, model = self._settings[role], self.get_model_name(role, branch_model)
         max_tokens = settings.max_tokens or self._config.data.max_response_length
-        sampling = Sampling(max_tokens, settings.temperature, settings.top_p, seed=self.derive_call_seed(call_key))
+        seed = derive_seed(self._config.trainer.seed, "evolve", call_key)
+        sampling = Sampling(max_tokens, settings.temperature, settings.top_p, seed=seed)
         messages = map_texts(list(messages), replace_surrogates)  # e.g. of a tool's result
         digest = hashlib.blake2b(msgspec.json.encode([model, messages, sampling]), digest_size=8).hexdigest()
         logged = self._pool.calls.get(call_key)
         if logged and logged.digest == digest and not logged.failure:
             return ModelReply(logged.text, logged.seed, logged.prompt_tokens, logged.tokens, logged.stop)
-        call = ModelCall(call_key, role, model, digest, sampling.seed)
-        characters = sum(len(message["content"]) for message in messages)  # about as many tokens, or more
-        return await self.log_call(
-            call, characters, max_tokens, lambda: self.clients[model].generate(messages, sampling, call_key)
-        )
-
-    async def log_call(
-        self, call: ModelCall, max_prompt_tokens: int, max_tokens: int, generate: Callable[[], Awaitable[ModelReply]]
-    ) -> ModelReply:
-        """Generate a reply as soon as its maximum usage fits the budget, and log the call. Raises like `call_model`."""
-        model, settings, budget = call.model, self._config.models[call.model], self._budget
-        price = compute_call_price(settings, max_prompt_tokens, max_tokens)
-        reply, failure = ModelReply("", call.seed), None
+        reply, failure = ModelReply("", seed), None
+        served, client, budget = self._config.models[model], self.clients[model], self._budget
+        max_prompt_tokens = sum(len(message["content"]) for message in messages)  # a token has at least one character
+        price = compute_call_price(served, max_prompt_tokens, max_tokens)
         async with self._concurrency[model], budget.reserve(Usage(1, max_prompt_tokens + max_tokens, price)):
             started = time.perf_counter()
             try:
-                with HEARTBEAT.record_call("a reply", f"models.{model}", self.clients[model].time_limit):
+                with HEARTBEAT.record_call("a reply", f"models.{model}", client.time_limit):
                     async with asyncio.timeout(budget.seconds_left):
-                        reply = await generate()
+                        reply = await client.generate(messages, sampling, call_key)
             except ModelCallError as error:
                 failure = error
             except TimeoutError as error:
                 raise EvolutionStopped("budget.seconds ran out while a call was in flight") from error
-            ended = msgspec.structs.replace(
-                call,
-                seed=reply.seed,
+            call = ModelCall(
+                call_key,
+                role,
+                model,
+                digest,
+                seed,
                 time=round(budget.seconds, 3),
                 seconds=round(time.perf_counter() - started, 4),
                 text=reply.text,
                 prompt_tokens=reply.prompt_tokens,
                 tokens=reply.completion_tokens,
-                money=compute_call_price(settings, reply.prompt_tokens, reply.completion_tokens),
+                money=compute_call_price(served, reply.prompt_tokens, reply.completion_tokens),
                 stop=reply.stop_reason,
                 failure=str(failure or ""),
             )
-            record = self._pool.append(ended)
+            record = self._pool.append(call)
         if failure is None:
             self._failures_in_a_row[model] = 0
             return replace(reply, text=record.text)  # as a resumed run reads it
@@ -227,14 +219,12 @@ class RoleCaller:
             "server, then run the same command again."
         ) from failure
 
-    async def ask_role(
-        self, role: str, branch_model: str, call_key_prefix: str, view: RoleView
-    ) -> tuple[Any, tuple[Message, ...], str]:
-        """Ask a role until its reply can be read, at most MAX_ASKS times. Returns the result of its `read`, its prompt
-        and, if there is no result, why. A disabled role has no result. Raises like `call_model`.
+    async def ask_role(self, role: str, branch_model: str, call_key_prefix: str, view: RoleView) -> tuple[Any, str]:
+        """Ask a role until its reply can be read, at most MAX_ASKS times. Returns the result of its `read`, or None and
+        the reason. A disabled role has no result. Raises like `call_model`.
         call_key_prefix: prefix of the call keys, e.g. `p17.r2.b0.i1/verifier.0`."""
         if role not in self.roles:
-            return None, (), f"the role {role} is disabled"
+            return None, f"the role {role} is disabled"
         settings, plugin = self._settings[role], self.roles[role]
         tools = self._tools if isinstance(settings, EvolvingToolRole) and settings.tools else []
         messages = plugin.build(replace(view, tools="\n".join(map(describe_tool, tools))))
@@ -255,10 +245,10 @@ class RoleCaller:
             if transcript.failure or transcript.full_reply is None:
                 failure = transcript.failure
             elif (value := plugin.read(transcript.full_reply)) is not None:
-                return value, tuple(messages), ""
+                return value, ""
             else:
                 failure = f"the reply could not be read: {' '.join(transcript.full_reply.text.split())[-120:]!r}"
-        return None, (), f"{role}: no result after {MAX_ASKS} attempts. Last failure: {failure}"
+        return None, f"{role}: no result after {MAX_ASKS} attempts. Last failure: {failure}"
 
     async def run_episode(
         self,
@@ -316,7 +306,7 @@ class RoleCaller:
 
 def make_roles(settings: Mapping[str, EvolvingRole]) -> dict[str, Role]:
     """Create the role of each slot that has a plugin. Raises ValueError for a plugin that is not registered."""
-    return {role: ROLES.get(own.plugin)() for role, own in settings.items() if own.plugin}
+    return {role: ROLES.get(section.plugin)() for role, section in settings.items() if section.plugin}
 
 
 class ToolConversation:

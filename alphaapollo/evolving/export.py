@@ -4,11 +4,8 @@
 
     sft.parquet          messages                    right solutions with their prompts
     preference.parquet   prompt, chosen, rejected    a right and a wrong solution of the same problem
-    verifier.parquet     prompt, reward_model        solutions to judge; the ground truth is whether they are right
 
---by selects which solutions count as right: by the reward function (truth), or by the verifiers' votes (votes, which
-writes no verifier.parquet).
-To train a verifier with main_ppo, set custom_reward_function.path=alphaapollo/evolving/verifier_reward.py.
+--by selects which solutions count as right: by the reward function (truth), or by the verifiers' votes (votes).
 """
 
 from __future__ import annotations
@@ -31,27 +28,22 @@ Criterion = Literal["truth", "votes"]
 
 
 def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, list[JsonObject]]:
-    """Return the rows of each parquet file: `sft`, `preference` and `verifier`."""
-    rows: dict[str, list[JsonObject]] = {"sft": [], "preference": [], "verifier": []}
-    for problem in sorted({one.position.problem for one in pool.candidates.values()}):
-        candidates = pool.get_candidates(problem)
+    """Return the rows of each parquet file: `sft` and `preference`."""
+    rows: dict[str, list[JsonObject]] = {"sft": [], "preference": []}
+    for problem in sorted({candidate.position.problem for candidate in pool.candidates.values()}):
         answers: dict[bool | None, list[JsonObject]] = {True: [], False: [], None: []}  # by whether they are right
-        for one in candidates:
-            judgement, info = pool.judgements.get(one.key), {"problem": problem, "round": one.position.round}
-            source = {"data_source": "evolving", "extra_info": info | {"candidate": one.key}}
-            right = one.is_right if criterion == "truth" else judgement.is_accepted if judgement else None
-            answers[right].append({"answer": list(one.messages[one.num_prompt_messages :])} | source)
+        first = None  # prompt without past solutions, which all pairs have
+        for candidate in pool.get_candidates(problem):
+            messages, start = list(candidate.messages), candidate.num_prompt_messages
+            info = {"problem": problem, "round": candidate.position.round, "candidate": candidate.key}
+            source = {"data_source": "evolving", "extra_info": info}
+            judgement = pool.judgements.get(candidate.key)
+            right = candidate.is_right if criterion == "truth" else judgement.is_accepted if judgement else None
+            answers[right].append({"answer": messages[start:]} | source)
             if right:
-                rows["sft"].append({"messages": list(one.messages)} | source)
-            verdicts = judgement.verdicts if judgement else ()
-            prompt = next((verdict.messages for verdict in verdicts if verdict.messages), ())
-            if criterion == "truth" and right is not None and prompt:
-                truth = {"style": "rule", "ground_truth": "right" if right else "wrong"}
-                rows["verifier"].append(
-                    {"prompt": list(prompt), "ability": "verification", "reward_model": truth} | source
-                )
-        # all pairs have a prompt without past solutions
-        first = next((list(one.messages[: one.num_prompt_messages]) for one in candidates if not one.parents), None)
+                rows["sft"].append({"messages": messages} | source)
+            if first is None and not candidate.parents:
+                first = messages[:start]
         for good, bad in islice(product(answers[True], answers[False]), max_pairs if first else 0):
             pair = {"prompt": first, "chosen": good["answer"], "rejected": bad["answer"]}
             rows["preference"].append(pair | {name: good[name] for name in ("data_source", "extra_info")})
@@ -59,15 +51,15 @@ def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict
 
 
 def export_training_rows(run_folder: Path, output_folder: Path, criterion: Criterion, max_pairs: int) -> dict[str, int]:
-    """Write the parquet files of a run, and return the number of rows of each file. Raises ValueError if there
-    are no rows to write, because the run has no pool or the criterion cannot tell which solutions are right."""
+    """Write the parquet files of a run, and return the number of rows of each file. Raises ValueError if the run has no
+    pool, or if no solution counts as right."""
     check_format(run_folder)
     if not (run_folder / FILE).is_file():
         raise ValueError(f"{run_folder} has no {FILE}. Set RUN to the folder of a run of alphaapollo.evolving.main.")
     rows = make_training_rows(Pool(run_folder), criterion, max_pairs)
     if not any(rows.values()):
         other = "votes" if criterion == "truth" else "truth"
-        raise ValueError(f"--by {criterion} cannot tell which solutions in {run_folder} are right. Use --by {other}.")
+        raise ValueError(f"--by {criterion}: no solution in {run_folder} counts as right. Try --by {other}.")
     output_folder.mkdir(parents=True, exist_ok=True)
     counts = {name: len(file_rows) for name, file_rows in rows.items() if file_rows}
     for name in counts:

@@ -97,15 +97,11 @@ class EngineClient:
         except EnvironmentFailure as error:
             raise ModelCallError(str(error)) from error
         stop = self.rollout.stop_strings
-        sampling = replace(sampling, stop_token_ids=self.stop_token_ids, stop=stop)
+        sampling = replace(sampling, stop_token_ids=self.renderer.eos_token_ids, stop=stop)
         completion = await self.engine.generate(token_ids, sampling, call_name)
         text, count = self.renderer.decode(completion.token_ids), len(completion.token_ids)
         text = cut_at_stop(text, stop, self.rollout.include_stop_str_in_output)
         return ModelReply(text, sampling.seed, len(token_ids), count, completion.stop_reason.value)
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        return self.renderer.eos_token_ids
 
     def fits_prompt_limit(self, messages: Sequence[Message]) -> bool:
         return self._prompts.is_within_limit(list(messages))
@@ -152,7 +148,6 @@ def _make_engine_client(config: EvolvingConfig, name: str, served: Sequence[str]
         dtype=rollout.dtype,
         max_model_len=data.max_length,
         log_path=str(config.trainer.folder.resolve() / "logs" / f"engine_{name}.log"),
-        chat_tokenizer=tokenizer_path if config.env.env_name == "agent" else "",
         tokenizer_path=tokenizer_path,
     )
     renderer = Renderer(tokenizer, data.apply_chat_template_kwargs, model_path=settings.path)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from alphaapollo.evaluation.estimates import majority_accuracy
 from alphaapollo.evaluation.metrics import Estimate, estimate_means
-from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
+from alphaapollo.evolving.pool import Candidate, Pool, Usage, clean_texts
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.disk import explain_write_errors, replace_file
@@ -29,24 +29,20 @@ def summarize_round(pool: Pool, problems: Sequence[int], round_number: int) -> J
     majority: accuracy of the most frequent answer so far (self-consistency). oracle: share of problems with a right
     candidate so far. Candidates without a grade are excluded. An accuracy without candidates is None.
     """
-    known = [
-        [one for one in pool.get_candidates(problem, round_number + 1) if one.is_right is not None]
-        for problem in problems
-    ]
-    so_far = [own for own in known if own]
-    of_round = [made for own in so_far if (made := [one for one in own if one.position.round == round_number])]
-    majorities = [
-        majority_accuracy([one.answer for one in own], [float(bool(one.is_right)) for one in own]) for own in so_far
-    ]
-    best = [ranked[0] for problem in problems if (ranked := pool.rank_candidates(problem, round_number + 1))]
-    return {
-        "round": round_number,
-        "chosen": estimate_mean([candidate.is_right for candidate in best]),
-        "sampled": estimate_mean([sum(bool(one.is_right) for one in own) / len(own) for own in of_round]),
-        "majority": estimate_mean(majorities),
-        "oracle": estimate_mean([float(any(one.is_right for one in own)) for own in so_far]),
-        "table": tabulate_verdicts(pool, [one for own in of_round for one in own]),
-    }
+    accuracies: dict[str, list[float | None]] = {name: [] for name in ACCURACIES}
+    of_round: list[Candidate] = []
+    for problem in problems:
+        graded = [made for made in pool.get_candidates(problem, round_number + 1) if made.is_right is not None]
+        grades = [float(bool(candidate.is_right)) for candidate in graded]
+        accuracies["chosen"] += [best.is_right for best in pool.rank_candidates(problem, round_number + 1)[:1]]
+        if graded:
+            accuracies["majority"].append(majority_accuracy([candidate.answer for candidate in graded], grades))
+            accuracies["oracle"].append(max(grades))
+        if newest := [candidate for candidate in graded if candidate.position.round == round_number]:
+            accuracies["sampled"].append(sum(bool(candidate.is_right) for candidate in newest) / len(newest))
+            of_round += newest
+    means = {name: estimate_mean(values) for name, values in accuracies.items()}
+    return {"round": round_number, **means, "table": tabulate_verdicts(pool, of_round)}
 
 
 def compute_round_metrics(pool: Pool, problems: Sequence[int], round_number: int) -> dict[str, float]:
@@ -61,7 +57,7 @@ def compute_round_metrics(pool: Pool, problems: Sequence[int], round_number: int
     # includes calls for incomplete candidates
     usage = sum((usage for owner, usage in pool.usage.items() if f".r{round_number}." in owner), Usage())
     metrics["candidates/made"] = float(len(candidates))
-    metrics["candidates/failed"] = float(sum(bool(one.failure) for one in candidates))
+    metrics["candidates/failed"] = float(sum(bool(candidate.failure) for candidate in candidates))
     return metrics | {f"cost/{name}": float(value) for name, value in asdict(usage).items()}
 
 
@@ -70,37 +66,17 @@ def tabulate_verdicts(pool: Pool, candidates: Sequence[Candidate]) -> dict[str, 
     counts = dict.fromkeys(("right_for", "right_against", "wrong_for", "wrong_against", "unjudged"), 0)
     for candidate in candidates:
         judgement = pool.judgements.get(candidate.key)
-        if judgement is None or judgement.is_accepted is None:
-            counts["unjudged"] += 1
-        else:
-            counts[f"{'right' if candidate.is_right else 'wrong'}_{'for' if judgement.is_accepted else 'against'}"] += 1
+        is_accepted = judgement.is_accepted if judgement else None
+        grade, vote = "right" if candidate.is_right else "wrong", "for" if is_accepted else "against"
+        counts["unjudged" if is_accepted is None else f"{grade}_{vote}"] += 1
     return counts
 
 
 def estimate_mean(values: Sequence[float | None]) -> Estimate | None:
     """Return the mean of the known values (neither None nor NaN), with its 95 % bootstrap interval; None if there are
     none."""
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    return estimate_means(np.array(known, dtype=float)[:, None])[0]
-
-
-def compute_calibration(judgements: Sequence[tuple[Judgement, bool]]) -> JsonObject | None:
-    """Return how well votes predict the grades; None without judgements that have votes.
-
-    judgements: each with whether its candidate is right. `single` counts votes: positive is a vote for a candidate,
-    true is a vote that agrees with the grade. `auc`: ROC AUC of accepting candidates by their share of votes, i.e. the
-    share of pairs of a right and a wrong candidate in which the right one has more votes, ties counting half.
-    """
-    right, wrong = ([one for one, good in judgements if good is kind and one.num_votes] for kind in (True, False))
-    signs = np.sign(np.subtract.outer(*([one.share_of_votes for one in own] for own in (right, wrong))))
-    single = {
-        "true_positive": sum(one.votes_for for one in right),
-        "false_positive": sum(one.votes_for for one in wrong),
-        "false_negative": sum(one.votes_against for one in right),
-        "true_negative": sum(one.votes_against for one in wrong),
-    }
-    auc = float((1 + signs.mean()) / 2) if signs.size else math.nan
-    return {"candidates": len(right) + len(wrong), "single": single, "auc": auc} if right or wrong else None
+    numbers = [value for value in values if value is not None and not math.isnan(value)]
+    return estimate_means(np.array(numbers, dtype=float)[:, None])[0]
 
 
 def write_results(pool: Pool, prompts: Sequence[Prompt], folder: Path, stop_reason: str, terminal: Terminal) -> None:
@@ -133,7 +109,7 @@ def make_problem_result(pool: Pool, prompt: Prompt) -> JsonObject:
         "answer": chosen.answer if chosen else None,
         "solution": chosen.summary if chosen else None,
         "right": chosen.is_right if chosen else None,
-        "candidates": [_describe_candidate(pool, one) for one in candidates],
+        "candidates": [_describe_candidate(pool, candidate) for candidate in candidates],
     }
 
 
@@ -145,7 +121,7 @@ def _describe_candidate(pool: Pool, candidate: Candidate) -> JsonObject:
     return {
         **{name: value for name, value in fields.items() if name not in hidden},
         "right": candidate.is_right,
-        "verdicts": [{name: one[name] for name in ("vote", "report", "failure")} for one in verdicts],
+        "verdicts": [{name: verdict[name] for name in ("vote", "report", "failure")} for verdict in verdicts],
         "judgement": judgement,
         **vars(pool.usage[candidate.key]),
     }
@@ -153,16 +129,14 @@ def _describe_candidate(pool: Pool, candidate: Candidate) -> JsonObject:
 
 def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str) -> JsonObject:
     """Return the results of the run, the content of report.json (docs/evolving.md)."""
-    candidates = [one for problem in problems for one in pool.get_candidates(problem)]
-    graded = [one for one in candidates if one.is_right is not None]
-    judged = [(pool.judgements[one.key], bool(one.is_right)) for one in graded if one.key in pool.judgements]
-    numbers = sorted({one.position.round for one in candidates})
+    candidates = [candidate for problem in problems for candidate in pool.get_candidates(problem)]
+    graded = [candidate for candidate in candidates if candidate.is_right is not None]
+    numbers = sorted({candidate.position.round for candidate in candidates})
     rounds = [summarize_round(pool, problems, number) for number in numbers]
     return {
         "rounds": rounds,
         "chosen": rounds[-1]["chosen"] if rounds else None,
         "table": tabulate_verdicts(pool, graded),
-        "calibration": compute_calibration(judged),
         "roles": sum_role_costs(pool),
         "failures": count_failures(pool),
         "halted": stop_reason,
@@ -178,32 +152,29 @@ def sum_role_costs(pool: Pool) -> dict[str, dict[str, float]]:
     ]
     sums = pd.DataFrame(rows, columns=["role", *names]).groupby("role").sum().round({"money": 9, "seconds": 3})
     costs = sums.to_dict("index").items()
-    return {str(role): {str(name): value for name, value in own.items()} for role, own in costs}
+    return {str(role): {str(name): value for name, value in cost.items()} for role, cost in costs}
 
 
 def count_failures(pool: Pool) -> dict[str, int]:
     """Count failures by kind (calls, candidates, verdicts, ...); kinds without failures are left out."""
     candidates = pool.candidates.values()
+    verdicts = [verdict for judgement in pool.judgements.values() for verdict in judgement.verdicts]
     counts = {
         "calls": sum(bool(call.failure) for call in pool.all_calls),
         "candidates": sum(bool(candidate.failure) for candidate in candidates),
-        "verdicts": sum(bool(one.failure) for judgement in pool.judgements.values() for one in judgement.verdicts),
+        "verdicts": sum(bool(verdict.failure) for verdict in verdicts),
         "grades": sum(candidate.is_right is None for candidate in candidates if candidate.grade),
     }
     return {name: count for name, count in counts.items() if count}
 
 
 def print_report(report: JsonObject, terminal: Terminal) -> None:
-    """Print accuracies by round, right and wrong solutions by verdict, the calibration, and the cost per role."""
-    rounds = pd.DataFrame(report["rounds"], columns=["round", *ACCURACIES])
-    table, calibration = report["table"], report["calibration"]
+    """Print accuracies by round, right and wrong solutions by verdict, and the cost per role."""
+    rounds, table = pd.DataFrame(report["rounds"], columns=["round", *ACCURACIES]), report["table"]
     verdicts = {vote: [table[f"right_{vote}"], table[f"wrong_{vote}"]] for vote in ("for", "against")}
     lines = ["", rounds.to_string(index=False, formatters=dict.fromkeys(ACCURACIES, _format_estimate))]
     lines += [f"final choice: {_format_estimate(report['chosen'])}", "", "policy \\ verifiers"]
     lines.append(pd.DataFrame(verdicts, index=["right", "wrong"]).to_string())
-    if calibration:
-        votes = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in calibration["single"].items())
-        lines += ["", f"single votes: {votes}", f"ROC AUC of vote share {calibration['auc']:.3f} (random: 0.5)"]
     if report["roles"]:
         lines += ["", pd.DataFrame.from_dict(report["roles"], orient="index").to_string()]
     if report["failures"]:

@@ -93,12 +93,6 @@ def strip_markup(text: str) -> str:
     return TAGS.sub("", remove_thoughts(text)).strip()
 
 
-def is_last_choice(pattern: re.Pattern[str], text: str, choice: str) -> bool | None:
-    """Whether the last match of `pattern` in a reply is `choice`, e.g. `right`; None without a match."""
-    found = pattern.findall(remove_thoughts(text))
-    return found[-1].lower() == choice if found else None
-
-
 def format_problem_and_solution(view: RoleView) -> str:
     return f"<problem>\n{view.question}\n</problem>\n\n<solution>\n{view.solution}\n</solution>"
 
@@ -155,8 +149,10 @@ class Verifier:
         )
 
     def read(self, reply: ModelReply) -> VerifierReport | None:
-        right = is_last_choice(VERDICT, reply.text, "right")
-        return None if right is None else VerifierReport(right, VERDICT.sub("", strip_markup(reply.text)).strip())
+        verdicts = VERDICT.findall(remove_thoughts(reply.text))
+        if not verdicts:
+            return None
+        return VerifierReport(verdicts[-1].lower() == "right", VERDICT.sub("", strip_markup(reply.text)).strip())
 
 
 @register_role("aggregator")

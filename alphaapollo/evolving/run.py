@@ -24,7 +24,7 @@ from alphaapollo.data.prompts import apply_length_limit, load_prompts
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.calls import STOP, Budget, RoleCaller, make_roles
-from alphaapollo.evolving.evolution import Evolution, compute_prompt_digest, open_agent_proposers
+from alphaapollo.evolving.evolution import Evolution, compute_prompt_digest
 from alphaapollo.evolving.model_clients import EngineClient, ModelClient, make_clients, report_engine_progress
 from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
@@ -178,10 +178,8 @@ async def _start_evolution(
         known = prepared.has_ground_truth(prompt)
         return await rewards.score(prompt, text) if known else make_failed_score("the problem has no ground truth")
 
-    services, agents = Services(grade, config.env, toolbox), {}
+    services = Services(grade, config.env, toolbox)
     caller = RoleCaller(config, pool, Budget(config.budget, pool, folder / STOP), clients, services)
-    if config.env.env_name == "agent":
-        agents = await stack.enter_async_context(open_agent_proposers(config, caller, engines, grade))
     return Evolution(
         config,
         pool,
@@ -192,7 +190,6 @@ async def _start_evolution(
         prepared.uses_reward,
         on_round,
         on_solution,
-        agents,
     )
 
 

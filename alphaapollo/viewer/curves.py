@@ -9,16 +9,16 @@ import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student_t
 
-from alphaapollo.evaluation.metrics import CORRECT_ACCURACY, Estimate, estimate_means
+from alphaapollo.evaluation.metrics import CORRECT_ACCURACY, Estimate
 from alphaapollo.runs.checkpoint_folder import is_lower_better
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.viewer.index import KIND_NAMES
 
 MAIN_CURVES = (  # in this order; a validation after its training metric
     *("distill/divergence", "distill/agreement", "reward/accuracy", "val/accuracy", "critic/score/mean", "val/reward"),
@@ -31,21 +31,9 @@ MAX_CURVES = 16
 MAX_BANDS = 24  # iterations with an interval, per kind of samples
 MAX_COLUMNS = 60  # iterations of a histogram
 NUM_BINS = 20  # of a histogram
-FIGURES = ("accuracy", "reward", "response_length")
-BANDS = {  # metric -> kind of samples, and the one of FIGURES that it is the mean of over prompts
-    **{f"val/{name}": ("val", name) for name in FIGURES},
-    "reward/accuracy": ("step", "accuracy"),
-    "critic/score/mean": ("step", "reward"),
-    "response_length/mean": ("step", "response_length"),
-}
-VALIDATIONS = {  # metric -> the same metric in validations
-    "reward/accuracy": "val/accuracy",
-    "critic/score/mean": "val/reward",
-    "response_length/mean": "val/response_length",
-    "train/loss": "val/loss",
-    "train/accuracy": "val/accuracy",
-    "train/margin": "val/margin",
-}
+FIGURES = {"accuracy": "reward/accuracy", "reward": "critic/score/mean", "response_length": "response_length/mean"}
+BANDS = {metric: ("step", figure) for figure, metric in FIGURES.items()}  # metric -> kind and figure of samples
+BANDS |= {f"val/{figure}": ("val", figure) for figure in FIGURES}
 RATE = re.compile("accuracy|@")  # metrics whose intervals end at 0 and 1
 MAX_POINTS = 1000  # points of a drawn curve
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")  # Okabe and Ito
@@ -75,12 +63,19 @@ def read_curve(database: sqlite3.Connection, run: int, metric: str, name: str) -
     return Curve(name, values[:, 0], values[:, 1], *bands)
 
 
-def read_mean_curve(database: sqlite3.Connection, name: str, runs: Sequence[int], metric: str) -> Curve:
-    """Read the curve of a group of runs: that of its only run with the metric, or their mean. Empty without values."""
-    curves = [curve for run in runs if len((curve := read_curve(database, run, metric, name)).steps)]
+def read_group_curve(
+    database: sqlite3.Connection, name: str, runs: Sequence[int], metric: str, has_prompt_bands: bool = False
+) -> Curve:
+    """Read the curve of a group of runs: that of its only run with the metric, or their mean. Empty without values.
+    has_prompt_bands: whether a single run has intervals over prompts."""
+    curves = [read_curve(database, run, metric, name) for run in runs]
+    curves = [curve for curve in curves if len(curve.steps)]
     if len(curves) > 1:
         return limit_band(average_over_seeds(name, curves), metric)
-    return curves[0] if curves else Curve(name, np.empty(0), np.empty(0))
+    curve = curves[0] if curves else Curve(name, np.empty(0), np.empty(0))
+    if has_prompt_bands and len(runs) == 1 and metric in BANDS and not len(curve.band):
+        return limit_band(replace(curve, band=estimate_band(database, runs[0], *BANDS[metric])), metric)
+    return curve
 
 
 def limit_band(curve: Curve, metric: str) -> Curve:
@@ -92,7 +87,10 @@ def limit_band(curve: Curve, metric: str) -> Curve:
 
 def find_validation(metric: str) -> str:
     """Return the name of a training metric in validations; empty if there is none."""
-    return VALIDATIONS.get(metric) or f"val{metric.removeprefix('reward')}" * metric.startswith(f"reward{COMPONENT}")
+    if metric in FIGURES.values():
+        return f"val/{BANDS[metric][1]}"
+    section, _, name = metric.partition("/")
+    return f"val/{name}" if section == "train" or metric.startswith(f"reward{COMPONENT}") else ""
 
 
 def list_metrics(database: sqlite3.Connection, run: int) -> list[str]:
@@ -110,29 +108,32 @@ def choose_curves(
     return those that are constant, with their values."""
     at = MAIN_CURVES.index("train/accuracy")
     ordered = (*MAIN_CURVES[:at], *(name for name in sorted(names) if COMPONENT in name), *MAIN_CURVES[at:])
-    drawn = [name for name in ordered if name in names]
-    summaries = summarize_values(database, runs, drawn)
-    constants = find_constants(summaries, runs)
-    different = {summaries[name]: name for name in drawn[::-1] if name not in constants}
-    chosen = sorted(different.values(), key=ordered.index)
+    constants, varying = separate_constants(database, runs, [name for name in ordered if name in names])
+    chosen = list({curve: name for name, curve in reversed(varying.items())}.values())[::-1]
     main = [name for name in chosen if COMPONENT not in name][:limit]
-    return [name for name in chosen if COMPONENT in name or name in main], constants
+    return sorted({*main, *filter(is_component, chosen)}, key=ordered.index), constants
 
 
-def find_constants(summaries: Mapping[str, Sequence[float]], runs: Sequence[int]) -> dict[str, float]:
-    """Return the value of each metric that has not changed over several iterations and is the same in all runs."""
-    return {name: low for name, (count, low, high, *_) in summaries.items() if count > len(runs) and low == high}
+def is_component(metric: str) -> bool:
+    return COMPONENT in metric
 
 
-def summarize_values(
+def separate_constants(
     database: sqlite3.Connection, runs: Sequence[int], names: Sequence[str]
-) -> dict[str, tuple[float, ...]]:
-    """Return the number of values of each metric, the lowest and the highest one, and sums that equal curves share."""
-    sums = "total(value), total(value * (step + 0.1 * run))"
-    query = f"SELECT count(*), min(value), max(value), {sums} FROM metrics WHERE name = ? AND run IN "
-    query, ids = f"{query} (SELECT value FROM json_each(?))", json.dumps(list(runs))
-    rows = {name: database.execute(query, (name, ids)).fetchone() for name in names}
-    return {name: tuple(float(f"{value or 0:.9g}") for value in row) for name, row in rows.items()}
+) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+    """Return the value of each metric that has not changed over several iterations and is the same in all runs. For
+    the other metrics, return numbers that are the same for equal curves."""
+    constants, varying = dict[str, float](), dict[str, tuple[float, ...]]()
+    query = "SELECT count(*), min(value), max(value), total(value), total(value * (step + 0.1 * run)) FROM metrics "
+    query += "WHERE name = ? AND run IN (SELECT value FROM json_each(?))"
+    for name in names:
+        row = database.execute(query, (name, json.dumps(list(runs)))).fetchone()
+        count, low, high, *sums = (float(f"{value or 0:.9g}") for value in row)
+        if count > len(runs) and low == high:
+            constants[name] = low
+        else:
+            varying[name] = (count, low, high, *sums)
+    return constants, varying
 
 
 def list_final_values(
@@ -142,11 +143,11 @@ def list_final_values(
     without this metric, the best one by the first metric."""
     rows = []
     for name, runs in groups.items():
-        curves = [read_mean_curve(database, name, runs, metric) for metric in metrics]
+        curves = [read_group_curve(database, name, runs, metric) for metric in metrics]
         rows.append((name, [make_estimate(curve) if len(curve.steps) else None for curve in curves]))
     key = metrics.index("val/accuracy") if "val/accuracy" in metrics else 0
     sign = 1 if metrics and is_lower_better(metrics[key]) else -1
-    values = {name: one.value for name, row in rows for one in row[key : key + 1] if one}
+    values = {name: estimate.value for name, row in rows for estimate in row[key : key + 1] if estimate}
     return sorted(rows, key=lambda row: sign * values.get(row[0], sign * math.inf))
 
 
@@ -159,23 +160,30 @@ def make_estimate(curve: Curve, at: int = -1) -> Estimate:
 def make_metric_traces(
     database: sqlite3.Connection, groups: Mapping[str, Sequence[int]], metric: str, smoothing: float
 ) -> list[JsonObject]:
-    """Return the traces of a metric: a curve for each group of runs, which is their mean if there are several. The only
-    run also has intervals over prompts, and its validations."""
-    traces: list[JsonObject] = []
-    single = [runs[0] for runs in groups.values()] if sum(map(len, groups.values())) == 1 else []
-    for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
-        curve, raw = read_mean_curve(database, name, runs, metric), None
-        if single and metric in BANDS and not len(curve.band):
-            curve = limit_band(replace(curve, band=estimate_band(database, single[0], *BANDS[metric])), metric)
-        if smoothing and len(runs) == 1:
-            curve, raw = replace(curve, values=smooth(curve.values, smoothing)), curve
-        traces += make_traces(curve, number, raw) if len(curve.steps) else []
-    validations = [read_curve(database, run, find_validation(metric), "validation") for run in single]
-    for line in (make_traces(curve, 1)[-1] for curve in validations if len(curve.steps)):
-        marks = {"symbol": "diamond", "size": 8, "color": PALETTE[1]}
-        dotted = {"mode": "lines+markers", "marker": marks, "line": line["line"] | {"dash": "dot", "width": 1}}
-        traces = [*(one | {"name": "training", "legendgroup": "training"} for one in traces), line | dotted]
-    return traces
+    """Return the traces of a metric: a curve for each group of runs. A single run also has intervals over prompts, and
+    its validations."""
+    runs = [run for group in groups.values() for run in group]
+    is_single, traces = len(runs) == 1, list[JsonObject]()
+    for number, (name, group) in enumerate(islice(groups.items(), MAX_CURVES)):
+        curve = read_group_curve(database, name, group, metric, has_prompt_bands=is_single)
+        if not len(curve.steps):
+            continue
+        if smoothing and len(group) == 1:
+            traces += make_traces(replace(curve, values=smooth(curve.values, smoothing)), number, raw=curve)
+        else:
+            traces += make_traces(curve, number)
+    validation = read_curve(database, runs[0], find_validation(metric), "validation") if is_single else None
+    if validation is None or not len(validation.steps):
+        return traces
+    training = [trace | {"name": "training", "legendgroup": "training"} for trace in traces]
+    return [*training, make_validation_trace(validation)]
+
+
+def make_validation_trace(curve: Curve) -> JsonObject:
+    """Return the trace of validations: diamonds on a thin dotted line."""
+    line = make_traces(curve, 1)[-1]
+    marks = {"symbol": "diamond", "size": 8, "color": PALETTE[1]}
+    return line | {"mode": "lines+markers", "marker": marks, "line": line["line"] | {"dash": "dot", "width": 1}}
 
 
 def tabulate(database: sqlite3.Connection, runs: Sequence[int], kind: str, step: int) -> pd.DataFrame:
@@ -194,7 +202,7 @@ def tabulate(database: sqlite3.Connection, runs: Sequence[int], kind: str, step:
 
 def list_steps(database: sqlite3.Connection, run: int, kind: str) -> list[int]:
     """List the iterations that have samples of a kind."""
-    query = "SELECT DISTINCT step FROM texts WHERE run = ? AND kind = ? ORDER BY step"
+    query = "SELECT step FROM iterations WHERE run = ? AND kind = ? ORDER BY step"
     return [row["step"] for row in database.execute(query, (run, kind))]
 
 
@@ -203,23 +211,15 @@ def choose_evenly(items: Sequence[T], count: int) -> list[T]:
     return [items[at] for at in np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)]
 
 
-def compute_band(database: sqlite3.Connection, run: int, kind: str, figure: str) -> np.ndarray:
-    """Compute intervals of a mean over prompts (step, low, high), [M, 3], evenly spread over the iterations."""
-    steps = choose_evenly(list_steps(database, run, kind), MAX_BANDS)
-    means = [(step, estimate_means(tabulate(database, [run], kind, step)[[figure]].to_numpy())[0]) for step in steps]
-    rows = [(step, mean.low, mean.high) for step, mean in means if mean and mean.low is not None]
-    return np.array(rows, dtype=float).reshape(-1, 3)
-
-
 def estimate_band(database: sqlite3.Connection, run: int, kind: str, figure: str) -> np.ndarray:
-    """Estimate the intervals of `compute_band` by Student's t over prompts, which takes milliseconds."""
+    """Estimate the 95 % intervals of a mean over prompts (step, low, high), [M, 3], by Student's t, at iterations that
+    are evenly spread."""
     column = {"response_length": "tokens"}.get(figure, figure)
     of_prompts = f"SELECT avg({column}) AS x FROM trajectories WHERE run = ? AND kind = ? AND step = ? "
     query = f"SELECT count(x), avg(x), avg(x * x) FROM ({of_prompts} GROUP BY data_source, question)"
     steps = choose_evenly(list_steps(database, run, kind), MAX_BANDS)
     rows = [(step, *database.execute(query, (run, kind, step)).fetchone()) for step in steps]
-    known = np.array([row for row in rows if row[1] > 1], dtype=float).reshape(-1, 4)
-    step, count, mean, square = known.T
+    step, count, mean, square = np.array([row for row in rows if row[1] > 1], dtype=float).reshape(-1, 4).T
     width = student_t.ppf(0.975, count - 1) * np.sqrt(np.maximum(square - mean**2, 0) / (count - 1))
     return np.column_stack([step, mean - width, mean + width])
 
@@ -230,32 +230,18 @@ def make_histogram_traces(database: sqlite3.Connection, run: int, kind: str, col
         raise ValueError(f"There is no histogram of {column}. Choose reward or tokens.")
     query = f"SELECT {column} FROM trajectories WHERE run = ? AND kind = ? AND step = ? AND {column} IS NOT NULL"
     steps = choose_evenly(list_steps(database, run, kind), MAX_COLUMNS)
-    columns = [np.array(database.execute(query, (run, kind, step)).fetchall(), float).ravel() for step in steps]
-    values = np.concatenate([*columns, np.empty(0)])
+    by_step = [np.array(database.execute(query, (run, kind, step)).fetchall(), float).ravel() for step in steps]
+    values = np.concatenate([*by_step, np.empty(0)])
     values = values[np.isfinite(values)]
     if not values.size or values.min() == values.max():
         return []
     low, high = np.quantile(values, [0, 0.999])
     num_values = len(np.unique(values[:10_000]))  # e.g. 2: right or wrong
     edges = np.linspace(low, high, NUM_BINS + 1 if num_values > 3 else 2 * num_values)
-    shares = [np.histogram(np.clip(one, low, high), edges)[0] / max(len(one), 1) for one in columns]
+    shares = [np.histogram(np.clip(rows, low, high), edges)[0] / max(len(rows), 1) for rows in by_step]
     middles = (edges[1:] + edges[:-1]) / 2
     shown = {"x": steps, "y": middles.tolist(), "z": np.transpose(shares).tolist(), "showscale": False}
     return [{"type": "heatmap", "name": column, "hovertemplate": "%{y:.3g}: %{z:.0%}<extra></extra>", **shown}]
-
-
-def make_prompt_traces(database: sqlite3.Connection, run: int, question: int) -> list[JsonObject]:
-    """Return the traces of the rewards of a prompt by iteration, for each kind of trajectories: samples, and mean.
-    question: digest of the prompt and its ground truth."""
-    query = "SELECT kind, step, reward FROM trajectories WHERE run = ? AND question = ?"
-    rows = map(tuple, database.execute(f"{query} AND reward IS NOT NULL ORDER BY step", (run, question)))
-    samples, traces = pd.DataFrame(rows, columns=["kind", "step", "reward"]), list[JsonObject]()
-    for number, (kind, of_kind) in enumerate(samples.groupby("kind", sort=False)):
-        curves = (of_kind.groupby("step")["reward"].mean(), of_kind.set_index("step")["reward"])
-        name = KIND_NAMES.get(str(kind), str(kind))
-        mean, raw = (Curve(name, one.index.to_numpy(float), one.to_numpy(float)) for one in curves)
-        traces += make_traces(mean, number, raw)
-    return traces
 
 
 def smooth(values: np.ndarray, weight: float) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from alphaapollo.runs.run_history import read_input_digests
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer.curves import list_steps, tabulate
 from alphaapollo.viewer.index import KIND_NAMES
-from alphaapollo.viewer.run_folders import make_run_name, read_config, read_flat_config
+from alphaapollo.viewer.run_folders import make_run_name, read_config, read_content, read_flat_config
 
 # Keys that may differ between seeds of one experiment.
 NAMES = re.compile(r"seed|trainer\.(experiment_name|project_name|output_dir)")
 PATHS = re.compile(r"(_files|\.path|\.val_prompts)$")  # keys of inputs, which count by content
 MAX_LABEL_KEYS = 3
 Groups = Mapping[str, Sequence[int]]  # runs by label
+ConfigTable = dict[str, list[str | None]]  # key -> its value in each run; None: not set
 
 
 def identify_run(folder: Path) -> tuple[tuple[object, ...], frozenset[tuple[str, str]]]:
@@ -35,19 +36,20 @@ def identify_run(folder: Path) -> tuple[tuple[object, ...], frozenset[tuple[str,
     paths = {key for key, value in config.items() if PATHS.search(key) and value not in ("", "[]", "null")}
     is_known = all(inputs.keys() & {key, key.partition(".")[0]} for key in paths)
     digests = [(key, *(digest for _, digest in inputs[key])) for key in sorted(inputs) if is_known]
-    return tuple(digests), frozenset(one for one in config.items() if one[0] not in paths and not NAMES.search(one[0]))
+    settings = {(key, value) for key, value in config.items() if key not in paths and not NAMES.search(key)}
+    return tuple(digests), frozenset(settings)
 
 
 def group_runs(folders: Mapping[int, Path], root: Path, by_seed: bool) -> dict[str, list[int]]:
     """Return the runs by label: each run or, `by_seed`, those with the same inputs and settings. Labels are the keys
     that differ, e.g. `lr=0.001 seed=2`, or the name of the first run if none or many do."""
-    found: defaultdict[object, list[int]] = defaultdict(list)
+    groups: defaultdict[object, list[int]] = defaultdict(list)
     for run, folder in folders.items():
-        found[identity if by_seed and (identity := identify_run(folder))[0] else run].append(run)
-    firsts, counts = [folders[runs[0]] for runs in found.values()], [len(runs) for runs in found.values()]
+        digests, settings = identify_run(folder) if by_seed else ((), None)
+        groups[(digests, settings) if digests else run].append(run)
+    firsts, counts = [folders[runs[0]] for runs in groups.values()], [len(runs) for runs in groups.values()]
     configs, columns = [read_flat_config(folder) for folder in firsts], dict[tuple[str, ...], str]()
-    secrets = {key for folder in firsts for key, _ in find_secret_keys_and_reasons(read_config(folder))}
-    for key in sorted({*chain(*configs)} - secrets, key=lambda key: ("seed" in key, key)):
+    for key in sorted({*chain(*configs)} - find_secrets(firsts), key=lambda key: ("seed" in key, key)):
         values = tuple(config.get(key, "-").rpartition("/")[2].strip("[]'") for config in configs)
         if len(set(values)) > 1 and (not NAMES.search(key) or ("seed" in key and max(counts) == 1)):
             columns.setdefault(values, key.rpartition(".")[2])  # e.g. one of two seeds that are always equal
@@ -55,7 +57,21 @@ def group_runs(folders: Mapping[int, Path], root: Path, by_seed: bool) -> dict[s
     if not 0 < len(columns) <= MAX_LABEL_KEYS or len(set(labels)) < len(labels):
         labels = [make_run_name(folder, root) for folder in firsts]
     ends = (f" ({count} seeds)" if count > 1 else "" for count in counts)
-    return {label + end: runs for label, end, runs in zip(labels, ends, found.values(), strict=True)}
+    return {label + end: runs for label, end, runs in zip(labels, ends, groups.values(), strict=True)}
+
+
+def compare_configs(folders: Sequence[Path]) -> tuple[ConfigTable, ConfigTable]:
+    """Return the values of each key in the runs' configurations and digests of inputs: the keys whose values differ,
+    and the others. Keys of secrets are left out."""
+    configs = [read_flat_config(folder) | read_content(folder) for folder in folders]
+    table = {key: [config.get(key) for config in configs] for key in sorted({*chain(*configs)} - find_secrets(folders))}
+    different = {key: values for key, values in table.items() if len(set(values)) > 1}
+    return different, {key: values for key, values in table.items() if key not in different}
+
+
+def find_secrets(folders: Iterable[Path]) -> set[str]:
+    """Return the keys of the runs' configurations that hold secrets."""
+    return {key for folder in folders for key, _ in find_secret_keys_and_reasons(read_config(folder))}
 
 
 def compare_prompts(old: pd.DataFrame, new: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
@@ -63,12 +79,12 @@ def compare_prompts(old: pd.DataFrame, new: pd.DataFrame) -> Iterator[tuple[Any,
     shared = old.index.intersection(new.index)
     tables = [table.loc[shared] for table in (old, new)]
     if (k := int(min((table["samples"].max() for table in tables if len(shared)), default=0))) > 1:
-        passes = (pass_at_k(one["samples"].to_numpy(), one["right"].to_numpy(), k)[:, -1] for one in tables)
+        passes = (pass_at_k(table["samples"].to_numpy(), table["right"].to_numpy(), k)[:, -1] for table in tables)
         tables = [table.assign(**{f"pass@{k}": values}) for table, values in zip(tables, passes, strict=True)]
     for figure in tables[0].columns.drop(["samples", "right"]):
         before, after = (table[figure].to_numpy() for table in tables)
         means = estimate_means(np.stack([before, after, after - before], axis=1))
-        if means[2] and (figure != "reward" or any(not one["reward"].equals(one["accuracy"]) for one in tables)):
+        if means[2] and (figure != "reward" or any(not table["reward"].equals(table["accuracy"]) for table in tables)):
             yield figure, *means
 
 
@@ -80,5 +96,5 @@ def list_paired_differences(database: sqlite3.Connection, groups: Groups) -> Ite
         steps = set.intersection(*(set(list_steps(database, run, kind)) for run in chain(first, runs)))
         if steps and (kind == "results" or len(first) == len(runs) == 1):
             label = KIND_NAMES[kind] + f", iteration {max(steps)}" * (kind != "results")
-            tables = (tabulate(database, own, kind, max(steps)) for own in (first, runs))
+            tables = (tabulate(database, group, kind, max(steps)) for group in (first, runs))
             yield from ((label, name, *row) for row in compare_prompts(*tables))

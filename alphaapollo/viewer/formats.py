@@ -17,7 +17,7 @@ from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.curves import PALETTE
 from alphaapollo.viewer.samples import split_into_parts
 
-BAR_WIDTH, BAR_HEIGHT = 5, 16  # pixels of a bar
+BARS, CROSS = "▁▂▃▄▅▆▇█", "\N{MULTIPLICATION SIGN}"
 MAX_BARS = 32
 
 
@@ -56,22 +56,15 @@ def format_time(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}" if seconds else ""
 
 
-def draw_bars(listed: str, scale: float) -> Markup:
-    """Draw a small bar for each value of a JSON list, or a cross for null. scale: value of a full bar."""
+def draw_bars(listed: str, low: float, high: float) -> Markup:
+    """Draw a bar for each value of a JSON list, or a cross for null. low, high: values of an empty and a full bar."""
     values: list[float | None] = json.loads(listed)
-    shapes, middle = list[str](), BAR_HEIGHT / 2 if any((value or 0) < 0 for value in values) else BAR_HEIGHT - 1
-    for number, value in enumerate(values[:MAX_BARS]):
-        x, height = number * BAR_WIDTH, middle * min(abs(value or 0) / (scale or 1), 1)
-        y, kind = (middle - height, "") if (value or 0) >= 0 else (middle, ' class="below"')
-        if value is None:
-            shapes.append(f'<path class="none" d="M{x} {middle - 4}l4 4m-4 0l4 -4"/>')
-        elif height:
-            shapes.append(f'<rect{kind} x="{x}" y="{y:.1f}" width="{BAR_WIDTH - 1}" height="{max(height, 1):.1f}"/>')
-    width = BAR_WIDTH * min(len(values), MAX_BARS)
+    marks = ""
+    for value in values[:MAX_BARS]:
+        share = 0.0 if value is None else (value - low) / ((high - low) or 1)
+        marks += CROSS if value is None else BARS[round(min(max(share, 0), 1) * (len(BARS) - 1))]
     label = format_counts(",".join("none" if value is None else format_number(value) for value in values))
-    line = f'<path class="line" d="M0 {middle + 0.5:g}H{width - 1}"/>'
-    head = f'<svg class="bars" role="img" width="{width}" height="{BAR_HEIGHT}" aria-label="rewards: {label}">'
-    return Markup(f"{head}<title>{label}</title>{line}{''.join(shapes)}</svg>")
+    return Markup('<span class="bars" role="img" title="{0}" aria-label="rewards: {0}">{1}</span>').format(label, marks)
 
 
 def format_size(parameters: float | None) -> str:

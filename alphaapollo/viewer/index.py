@@ -1,10 +1,10 @@
-"""Index of run folders in SQLite: metrics, and the position of every trajectory and of every record of a pool.
+"""Index of run folders in SQLite: metrics, and the position of every trajectory.
 
-files that a run appends to -> read from the cursor to the last complete line -> rows of the index, and texts.py
+files that a run appends to -> read from the cursor to the last complete line -> rows of the index
 
 The index is a temporary file: reading 100,000 trajectories takes seconds. A file that was replaced, e.g. by a resumed
 run, is read again. Damaged lines are counted and skipped; a file that cannot be read is skipped until it changes.
-The notes are a file of their own that is kept: numbers of runs (in addresses of pages), tags, notes and hidden runs.
+The numbers of runs, which are in the addresses of pages, are in another file, which is kept.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.types import Score
 from alphaapollo.utils.disk import open_regular
-from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import replace_surrogates
 from alphaapollo.viewer.run_folders import find_runs
-from alphaapollo.viewer.texts import TextWriter, list_message_texts
 
 POLL_SECONDS = 1.0
 SCHEMA = """
@@ -41,22 +39,18 @@ CREATE TABLE trajectories (run INT, kind TEXT, step INT, line INT, offset INT, b
     data_source TEXT, reward REAL, accuracy REAL, tokens INT, turns INT, outcome TEXT, end TEXT, stop_reason TEXT,
     failure TEXT, question INT, PRIMARY KEY (run, kind, step, line)) WITHOUT ROWID;
 CREATE INDEX prompts ON trajectories (run, question, step);
-CREATE TABLE texts (run INT, kind TEXT, step INT, line INT, offset INT, bytes INT, PRIMARY KEY (run, kind, step, line))
-    WITHOUT ROWID;
+CREATE TABLE iterations (run INT, kind TEXT, step INT, PRIMARY KEY (run, kind, step)) WITHOUT ROWID;
+CREATE TABLE texts (run INT, kind TEXT, step INT, line INT, text BLOB, PRIMARY KEY (run, kind, step, line));
 CREATE TABLE choices (run INT, name TEXT, value TEXT, PRIMARY KEY (run, name, value)) WITHOUT ROWID;
-CREATE TABLE pool (run INT, kind TEXT, candidate TEXT, offset INT, bytes INT, problem INT, is_right INT, failed INT,
-    votes_for INT, votes_against INT, PRIMARY KEY (run, kind, candidate, offset)) WITHOUT ROWID;
-CREATE INDEX problems ON pool (run, problem);
 """
-NOTES = """CREATE TABLE IF NOT EXISTS own.notes (id INTEGER PRIMARY KEY, path TEXT UNIQUE,
-    tags TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', hidden INT NOT NULL DEFAULT 0)"""
+# The table has the name that earlier versions gave it.
+NUMBERS = "CREATE TABLE IF NOT EXISTS own.notes (id INTEGER PRIMARY KEY, path TEXT UNIQUE)"
 ROLLOUT_FILE = re.compile(r"[a-z_]+_[0-9]{6,18}\.jsonl")
 MAX_LINE = 256 << 20  # bytes
 MAX_INT = 2**63 - 1  # of SQLite
 Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
-DATA_TABLES = ("metrics", "warnings", "trajectories", "texts", "choices", "pool")
+DATA_TABLES = ("metrics", "warnings", "trajectories", "iterations", "texts", "choices")
 CHOICES = ("outcome", "end", "stop_reason", "data_source")  # columns whose distinct values are kept
-TABLES = {"metrics": ("metrics", 4), "pool": ("pool", 10)}  # kind of file -> table and number of its columns
 DAMAGED = (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError)  # raised for a damaged line
 KIND_NAMES = {"step": "training", "val": "validation", "val_greedy": "validation, greedy", "results": "evaluation"}
 
@@ -86,19 +80,6 @@ class LoggedTrajectory(msgspec.Struct):
     ground_truth: msgspec.Raw = msgspec.Raw()
 
 
-class _PoolRecord(msgspec.Struct):
-    """Fields of a line of pool.jsonl that the index needs."""
-
-    kind: str
-    key: str = ""
-    candidate: str | None = ""
-    grade: JsonObject | None = None
-    failure: str = ""
-    votes_for: Integer | None = None
-    votes_against: Integer | None = None
-
-
-_POOL = msgspec.json.Decoder(_PoolRecord)
 _METRICS = msgspec.json.Decoder(dict[str, float | None])
 parse_trajectory = msgspec.json.Decoder(LoggedTrajectory).decode
 """Parse a line of the rollout log. Raises one of DAMAGED for a damaged line."""
@@ -110,17 +91,17 @@ class RunIndex:
     `problem` is why the last update failed, or empty.
     """
 
-    def __init__(self, root: Path, path: Path, folders: Sequence[Path] | None = None, notes: Path | None = None):
-        """root: folder whose runs are indexed. path: of the index. folders: only these runs in `root`. notes: file with
-        numbers and notes of runs; None: temporary, like the index."""
+    def __init__(self, root: Path, path: Path, folders: Sequence[Path] | None = None, numbers: Path | None = None):
+        """root: folder whose runs are indexed. path: of the index. folders: only these runs in `root`. numbers: file
+        with the numbers of runs; None: temporary, like the index."""
         self.root, self.path, self.problem, self._folders = root, path, "", folders
-        self.notes, self.texts = notes or path.with_suffix(".notes"), path.with_suffix(".texts")
+        self.numbers = numbers or path.with_suffix(".numbers")
         self._advisors: dict[int, MetricsAdvisor] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._update_until_stopped, name="index", daemon=True)
         with closing(self.connect()) as database:
             database.execute("PRAGMA journal_mode = WAL")
-            database.execute(NOTES)
+            database.execute(NUMBERS)
             if not database.execute("SELECT 1 FROM sqlite_master").fetchone():  # another index may have made the file
                 database.executescript(SCHEMA)
 
@@ -138,7 +119,7 @@ class RunIndex:
         database = sqlite3.connect(self.path, timeout=30, check_same_thread=False)
         database.row_factory = sqlite3.Row
         database.execute("PRAGMA synchronous = OFF")  # the index can be made again
-        database.execute("ATTACH ? AS own", (str(self.notes),))
+        database.execute("ATTACH ? AS own", (str(self.numbers),))
         return database
 
     def _update_until_stopped(self) -> None:
@@ -154,24 +135,24 @@ class RunIndex:
     def update(self, database: sqlite3.Connection) -> None:
         """Read what the runs have written since the last update, and forget runs that were removed."""
         paths = [str(folder) for folder in self._folders or find_runs(self.root)]
-        found = {path for path in paths if replace_surrogates(path) == path}  # SQLite needs UTF-8
-        known = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
+        existing = {path for path in paths if replace_surrogates(path) == path}  # SQLite needs UTF-8
+        ids = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
         with database:
-            for path in known.keys() - found:
+            for path in ids.keys() - existing:
                 for table, column in (("runs", "id"), *((name, "run") for name in ("files", *DATA_TABLES))):
-                    database.execute(f"DELETE FROM {table} WHERE {column} = ?", (known[path],))
-            for path in sorted(found - known.keys()):
+                    database.execute(f"DELETE FROM {table} WHERE {column} = ?", (ids[path],))
+            for path in sorted(existing - ids.keys()):
                 database.execute("INSERT OR IGNORE INTO own.notes (path) VALUES (?)", (path,))
                 database.execute("INSERT INTO runs SELECT id, path FROM own.notes WHERE path = ?", (path,))
-                known[path] = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
+                ids[path] = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
         failure: Exception | None = None
-        for path in sorted(found):
+        for path in sorted(existing):
             if self._stop.is_set():
                 return
             try:
                 with suppress(ValueError):  # of another format; pages show it
                     check_format(Path(path))
-                    self._update_run(database, known[path], Path(path))
+                    self._update_run(database, ids[path], Path(path))
             except sqlite3.DatabaseError:  # the index has failed, not the run
                 raise
             except Exception as error:  # noqa: BLE001  after the other runs
@@ -180,8 +161,7 @@ class RunIndex:
             raise failure
 
     def _update_run(self, database: sqlite3.Connection, run: int, folder: Path) -> None:
-        of_run = "SELECT * FROM files WHERE run = ?"
-        states = {row["name"]: row for row in database.execute(of_run, (run,))}
+        states = {row["name"]: row for row in database.execute("SELECT * FROM files WHERE run = ?", (run,))}
         save = "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         for name, stat in list_indexed_files(folder):
             identity = (run, name, stat.st_ino & MAX_INT)
@@ -191,10 +171,6 @@ class RunIndex:
                 continue
             try:
                 with database:
-                    database.execute("BEGIN IMMEDIATE")  # two viewers may share the index
-                    state = database.execute(f"{of_run} AND name = ?", (run, name)).fetchone()
-                    if state is not None and (state["inode"], state["ctime"]) == indexed:
-                        continue
                     start, damaged = 0, 0
                     if state is not None and state["inode"] == identity[2] and state["offset"] <= stat.st_size:
                         start, damaged = state["offset"], state["damaged"]
@@ -218,19 +194,19 @@ class RunIndex:
         first = "SELECT coalesce(max(line) + 1, 0) FROM trajectories WHERE run = ? AND kind = ? AND step = ?"
         lines = enumerate(iterate_lines(path, start), start=database.execute(first, (run, kind, step)).fetchone()[0])
         advisor, warnings = self._advisors.setdefault(run, MetricsAdvisor()), list[tuple[int, int, str]]()
-        texts, choices = TextWriter(self.texts, database, (run, kind, step)), set[tuple[int, str, object]]()
+        choices = set[tuple[int, str, object]]()
 
         def make_rows(line: int, offset: int, text: bytes) -> list[tuple[object, ...]]:
             if kind == "metrics":
                 number, values = parse_metrics(text)
                 warnings.extend((run, number, warning) for warning in advisor.list_warnings(number, values))
                 return [(run, metric, number, value) for metric, value in values.items()]
-            if kind == "pool":
-                return [(run, *row) for row in make_pool_rows(offset, text)]
-            one = parse_trajectory(text)
-            texts.add(line, list_texts(one))
-            choices.update((run, name, getattr(one, name)) for name in CHOICES if getattr(one, name))
-            return [(run, kind, step, *make_trajectory_row(line, offset, len(text), one))]
+            logged = parse_trajectory(text)
+            place, words = (run, kind, step), normalize("\n".join(list_texts(logged)))
+            database.execute("INSERT OR IGNORE INTO iterations VALUES (?, ?, ?)", place)
+            database.execute("INSERT OR REPLACE INTO texts VALUES (?, ?, ?, ?, ?)", (*place, line, words))
+            choices.update((run, name, getattr(logged, name)) for name in CHOICES if getattr(logged, name))
+            return [(*place, *make_trajectory_row(line, offset, len(text), logged))]
 
         def read_rows() -> Iterator[tuple[object, ...]]:
             nonlocal start, damaged
@@ -241,9 +217,8 @@ class RunIndex:
                 except DAMAGED:
                     damaged += 1
 
-        table, columns = TABLES.get(kind, ("trajectories", 18))
+        table, columns = ("metrics", 4) if kind == "metrics" else ("trajectories", 18)
         database.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * columns)})", read_rows())
-        texts.flush()
         database.executemany("INSERT INTO warnings VALUES (?, ?, ?)", warnings)
         database.executemany("INSERT OR IGNORE INTO choices VALUES (?, ?, ?)", choices)
         return start, damaged
@@ -251,10 +226,11 @@ class RunIndex:
     def _forget_file(self, database: sqlite3.Connection, run: int, name: str) -> None:
         if name == "metrics.jsonl":
             self._advisors.pop(run, None)
-        of_run = {"metrics.jsonl": ("metrics", "warnings"), "pool.jsonl": ("pool",)}.get(name)
-        where, place = ("", ()) if of_run else (" AND kind = ? AND step = ?", parse_file_name(name))
-        for table in of_run or ("trajectories", "texts"):
-            database.execute(f"DELETE FROM {table} WHERE run = ?{where}", (run, *place))
+            database.execute("DELETE FROM metrics WHERE run = ?", (run,))
+            database.execute("DELETE FROM warnings WHERE run = ?", (run,))
+        for table in ("trajectories", "iterations", "texts"):
+            place = (run, *parse_file_name(name))
+            database.execute(f"DELETE FROM {table} WHERE run = ? AND kind = ? AND step = ?", place)
 
 
 def read_version(database: sqlite3.Connection, run: int) -> tuple[int, ...]:
@@ -265,10 +241,10 @@ def read_version(database: sqlite3.Connection, run: int) -> tuple[int, ...]:
 
 def list_indexed_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the names and stats of the files of a run that the index reads, oldest iterations first."""
-    names = ["metrics.jsonl", "results.jsonl", "pool.jsonl"]
+    names = ["metrics.jsonl", "results.jsonl"]
     with suppress(OSError):
-        found = os.listdir(folder / "rollouts")
-        names += sorted(f"rollouts/{name}" for name in found if ROLLOUT_FILE.fullmatch(name))
+        rollouts = filter(ROLLOUT_FILE.fullmatch, os.listdir(folder / "rollouts"))
+        names += sorted(f"rollouts/{name}" for name in rollouts)
     for name in names:
         with suppress(OSError):
             yield name, (folder / name).stat()
@@ -281,38 +257,40 @@ def parse_metrics(line: bytes) -> tuple[int, dict[str, float]]:
     return step, {name: value for name, value in record.items() if value is not None}
 
 
-def list_texts(one: LoggedTrajectory) -> Iterator[str]:
+def list_texts(logged: LoggedTrajectory) -> Iterator[str]:
     """Yield the texts of a trajectory: prompt, answers, and what the environment replied."""
-    yield from list_message_texts(msgspec.json.decode(one.prompt) if bytes(one.prompt) else "")
-    yield one.text
-    for turn in one.turns:
+    yield from list_message_texts(msgspec.json.decode(logged.prompt) if bytes(logged.prompt) else "")
+    yield logged.text
+    for turn in logged.turns:
         yield from list_message_texts(turn.observation)
 
 
-def make_trajectory_row(line: int, offset: int, size: int, one: LoggedTrajectory) -> tuple[object, ...]:
+def list_message_texts(content: object) -> Iterator[str]:
+    """Yield the texts of a prompt, which is a text or messages, or of the content of a message."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
+            yield from list_message_texts(part)
+    elif isinstance(content, dict):
+        yield from list_message_texts(content.get("content", content.get("text")))
+
+
+def normalize(text: str) -> bytes:
+    """Return a text as the search compares it: in lower case, on one line."""
+    return text.lower().replace("\n", " ").encode("utf-8", "replace")
+
+
+def make_trajectory_row(line: int, offset: int, size: int, logged: LoggedTrajectory) -> tuple[object, ...]:
     """Return the columns of a trajectory from `line` on."""
-    reward = None if one.reward is None else one.reward + sum(turn.reward or 0.0 for turn in one.turns)
-    accuracy = None if reward is None else Score(reward, one.components, accuracy=one.accuracy).accuracy
-    tokens = sum(turn.num_tokens for turn in one.turns)
-    identity = (line, offset, size, one.prompt_id, one.sample, one.data_source)
-    failure = one.reason[:200] if reward is None else ""
-    question = hashlib.blake2b(b"\n".join(map(bytes, (one.prompt, one.ground_truth))), digest_size=7).digest()
-    ends = (one.outcome, one.end, one.stop_reason, failure, int.from_bytes(question))
-    return (*identity, reward, accuracy, tokens, len(one.turns), *ends)
-
-
-def make_pool_rows(offset: int, text: bytes) -> list[tuple[object, ...]]:
-    """Return the columns of a record of an evolution from `kind` on; no row for other records, e.g. a model call.
-    Raises one of DAMAGED for a damaged line."""
-    one = _POOL.decode(text)
-    if one.kind not in ("candidate", "judgement"):
-        return []
-    candidate = (one.key if one.kind == "candidate" else one.candidate) or ""
-    problem = msgspec.convert(int(candidate.partition(".")[0].removeprefix("p")), Integer)
-    accuracy = (one.grade or {}).get("accuracy")
-    is_right = None if accuracy is None else accuracy >= 1
-    votes = (one.votes_for, one.votes_against)
-    return [(one.kind, candidate, offset, len(text), problem, is_right, bool(one.failure), *votes)]
+    reward = None if logged.reward is None else logged.reward + sum(turn.reward or 0.0 for turn in logged.turns)
+    accuracy = None if reward is None else Score(reward, logged.components, accuracy=logged.accuracy).accuracy
+    tokens = sum(turn.num_tokens for turn in logged.turns)
+    identity = (line, offset, size, logged.prompt_id, logged.sample, logged.data_source)
+    failure = logged.reason[:200] if reward is None else ""
+    question = hashlib.blake2b(b"\n".join(map(bytes, (logged.prompt, logged.ground_truth))), digest_size=7).digest()
+    ends = (logged.outcome, logged.end, logged.stop_reason, failure, int.from_bytes(question))
+    return (*identity, reward, accuracy, tokens, len(logged.turns), *ends)
 
 
 def parse_file_name(name: str) -> tuple[str, int]:

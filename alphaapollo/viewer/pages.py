@@ -11,39 +11,24 @@ from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from alphaapollo.config.changes import identify_command
 from alphaapollo.rollout.suites import read_suite_results
-from alphaapollo.runs.checkpoint_folder import is_lower_better
-from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_history import LoggedExample, read_examples, read_history, read_run_plan
-from alphaapollo.utils.disk import open_regular, parse_json
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.viewer import samples
 from alphaapollo.viewer.curves import (
     choose_curves,
-    find_constants,
     find_validation,
     list_final_values,
     list_metrics,
-    summarize_values,
+    separate_constants,
 )
-from alphaapollo.viewer.experiments import group_runs, identify_run, list_paired_differences
+from alphaapollo.viewer.experiments import compare_configs, group_runs, list_paired_differences
 from alphaapollo.viewer.index import KIND_NAMES
-from alphaapollo.viewer.query import Query, RunSummary, summarize_run
-from alphaapollo.viewer.run_folders import (
-    list_config_starts,
-    read_config,
-    read_content,
-    read_flat_config,
-    read_json_object,
-)
+from alphaapollo.viewer.query import Query, summarize_run
+from alphaapollo.viewer.run_folders import read_json_object, tabulate_starts
 from alphaapollo.viewer.samples import compare_texts
 
 NUM_CURVES = 6  # and as many reward components
-MAX_RELATED = 8  # newest runs that may be in the plot on the first page
 NEWEST_FILES = 12  # iterations with samples on the page of a run
-SWEEP_COLUMNS = 6  # keys that differ
-NAMES = ("trainer.experiment_name", "trainer.output_dir", "trainer.project_name")
 HEALTH = {  # heading -> beginnings of names of metrics
     "Log-prob mismatch of engine and trainer": ("mismatch/", "sync/probe", "actor/correction"),
     "Entropy and clipping": ("actor/entropy", "rollout/entropy", "actor/pg_clip", "actor/clip_frac", "actor/ratio"),
@@ -64,13 +49,6 @@ ACCURACIES = {  # name of the metric -> meaning
     "majority": "the most frequent answer so far",
     "oracle": "at least one right solution so far",
 }
-PROBLEM_COLUMNS = ("problem", "right", "candidates", "failed", "votes_for", "votes_against")
-PROBLEMS = (
-    "SELECT c.problem, count(*) AS candidates, sum(c.is_right) AS right, sum(c.failed) AS failed, "
-    "sum(j.votes_for) AS votes_for, sum(j.votes_against) AS votes_against FROM pool AS c "
-    "LEFT JOIN pool AS j ON (j.run, j.kind, j.candidate) = (c.run, 'judgement', c.candidate) "
-    "WHERE c.run = ? AND c.kind = 'candidate' GROUP BY c.problem"
-)
 
 
 def read_folders(database: sqlite3.Connection, runs: Sequence[int]) -> dict[int, Path]:
@@ -89,43 +67,16 @@ def list_runs(query: Query) -> dict[str, object]:
     shown = [
         run
         for run in every
-        if (not run.hidden or options.get("hidden"))
-        and all(word in f"{run.name} {run.algorithm} {run.model} {run.tags} {run.note}".lower() for word in words)
+        if all(word in f"{run.name} {run.algorithm} {run.model}".lower() for word in words)
         and all(options.get(name, "") in ("", getattr(run, name)) for name in ("kind", "state"))
     ]
-    inputs = identify_run(shown[0].folder)[0] if shown else ()
-    related = {run.id: run.folder for run in shown[:MAX_RELATED] if inputs and identify_run(run.folder)[0] == inputs}
     return {
         "runs": shown,
-        "sweeps": list_sweeps(shown) if options.get("by") == "sweep" else [],
         "kinds": sorted({run.kind for run in every}),
         "states": sorted({run.state for run in every}),
-        "num_hidden": sum(run.hidden for run in every),
         "num_runs": len(every),
-        "metric": shown[0].headline[0][0] if len(related) > 1 and shown[0].headline else "",
-        "related": group_runs(dict(sorted(related.items(), key=lambda one: str(one[1]))), query.root, by_seed=False),
         "options": options,
     }
-
-
-def list_sweeps(runs: Sequence[RunSummary]) -> list[JsonObject]:
-    """Group runs of the same kind in the same folder, the best run first, with the keys that differ in each group."""
-    groups: defaultdict[tuple[Path, str], list[RunSummary]] = defaultdict(list)
-    for run in runs:
-        groups[run.folder.parent, run.kind].append(run)
-    sweeps, others = [], [own[0] for own in groups.values() if len(own) == 1]
-    for (folder, kind), own in groups.items():
-        if len(own) > 1:
-            configs = {run.id: read_flat_config(run.folder) | read_content(run.folder) for run in own}
-            keys = sorted({key for config in configs.values() for key in config if not key.startswith(NAMES)})
-            differing = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
-            metric = next((run.headline[-1][0] for run in own if run.headline), "")
-            sign = 1 if is_lower_better(metric) else -1
-            own.sort(key=lambda run: sign * dict(run.headline).get(metric, sign * float("inf")))
-            sweep = {"name": folder.name, "kind": kind, "runs": own, "metric": metric, "configs": configs}
-            sweeps.append(sweep | {"keys": differing[:SWEEP_COLUMNS], "num_keys": len(differing)})
-    alone = {"name": "other runs", "kind": "", "runs": others, "metric": "", "configs": {}, "keys": [], "num_keys": 0}
-    return sweeps + [alone] * bool(others)
 
 
 def describe_run(query: Query) -> dict[str, object]:
@@ -134,7 +85,7 @@ def describe_run(query: Query) -> dict[str, object]:
     names = list_metrics(query.database, run.id)
     drawn = set(names) - {find_validation(name) for name in names}  # the others are in the plots of training
     chosen, constants = choose_curves(query.database, [run.id], drawn, NUM_CURVES)
-    files = "SELECT DISTINCT kind, step FROM texts WHERE run = ? ORDER BY step DESC, kind LIMIT ?"
+    files = "SELECT kind, step FROM iterations WHERE run = ? ORDER BY step DESC, kind LIMIT ?"
     of_file = (
         "SELECT kind, step, count(*) AS samples, avg(reward) AS reward, sum(reward IS NULL) AS failed, "
         "min(reward) AS low, max(reward) AS high, avg(tokens) AS tokens "
@@ -148,7 +99,6 @@ def describe_run(query: Query) -> dict[str, object]:
         "constants": constants,
         "values": [(name, value, _read_first(query, run.id, name)) for name, value in run.headline],
         "steps": steps,
-        "extremes": _list_extremes(query, run, steps[0]) if steps else [],
         "kind_names": KIND_NAMES,
         "histogram_kind": max((row["kind"] for row in steps), key=lambda kind: kind == "step", default=""),
         "history": read_history(run.folder),
@@ -166,16 +116,6 @@ def _read_first(query: Query, run: int, name: str) -> float | None:
     return rows[0]["value"] if rows else None
 
 
-def _list_extremes(query: Query, run: RunSummary, newest: sqlite3.Row) -> list[tuple[object, ...]]:
-    """Return the best and the worst sample of an iteration as (label, row, texts); one, if all rewards are equal."""
-    best = "SELECT * FROM trajectories WHERE run = ? AND kind = ? AND step = ? AND reward = ? ORDER BY line LIMIT 1"
-    ends = {"best": newest["high"], "worst": newest["low"]}
-    if newest["low"] == newest["high"]:
-        ends = {"first": newest["low"]}
-    rows = [(label, query.select(best, run.id, newest["kind"], newest["step"], value)) for label, value in ends.items()]
-    return [(label, found[0], samples.read_texts(run.folder, found[0])) for label, found in rows if found]
-
-
 def describe_health(query: Query) -> dict[str, object]:
     """Values of the page with the metrics that show problems, and the run's warnings."""
     run = query.run
@@ -183,9 +123,9 @@ def describe_health(query: Query) -> dict[str, object]:
     last = "SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
     panels: dict[str, JsonObject] = {}
     for heading, beginnings in HEALTH.items():
-        if own := [name for name in names if name.startswith(beginnings)]:
-            constants = find_constants(summarize_values(query.database, [run.id], own), [run.id])
-            drawn = [name for name in own if name not in constants][:MAX_HEALTH_CURVES]
+        if of_panel := [name for name in names if name.startswith(beginnings)]:
+            constants, varying = separate_constants(query.database, [run.id], of_panel)
+            drawn = list(varying)[:MAX_HEALTH_CURVES]
             values = {name: query.select(last, run.id, name)[0]["value"] for name in drawn}
             panels[heading] = {"values": values, "constants": constants}
     return {"panels": panels, "warnings": _list_warnings(query, run.id, 100)}
@@ -197,34 +137,21 @@ def _list_warnings(query: Query, run: int, limit: int) -> list[sqlite3.Row]:
 
 def describe_config(query: Query) -> dict[str, object]:
     """Values of the page of a run's configuration: the values of its starts, those that are not defaults first."""
-    run = query.run
-    starts = list_config_starts(run.folder)
-    config, newest = read_config(run.folder), starts[-1][1] if starts else {}
-    command, history = identify_command(config), read_history(run.folder)
-    words = history[-1].command.split() if history else []
-    typed = {word.lstrip("+~'\"").partition("=")[0] for word in words if "=" in word}
-    chosen = {key for key, _ in list_non_default_keys(config, command)} if command else set(newest)
-    rows = [
-        (key, [values.get(key) for _, values in starts], key in typed)
-        for key in sorted({key for _, values in starts for key in values})
-    ]
-    is_set = {key for key, values, is_typed in rows if is_typed or key in chosen or len(set(values)) > 1}
+    names, rows = tabulate_starts(query.run.folder)
     return {
-        "starts": [name for name, _ in starts],
-        "set": [row for row in rows if row[0] in is_set],
-        "defaults": [row for row in rows if row[0] not in is_set],
-        "plan": read_run_plan(run.folder),
+        "starts": names,
+        "set": [row for row in rows if row.is_set],
+        "defaults": [row for row in rows if not row.is_set],
+        "plan": read_run_plan(query.run.folder),
     }
 
 
 def compare_runs(query: Query) -> dict[str, object]:
     """Values of the comparison of runs: their configurations side by side, and curves of the same metrics."""
     folders = read_folders(query.database, [int(run) for run in query.options.getlist("run")])
-    if not (runs := [summarize_run(query, *found) for found in folders.items()]):
+    if not (runs := [summarize_run(query, run, folder) for run, folder in folders.items()]):
         raise HTTPException(404, "Choose runs on the first page, then press Compare.")
-    configs = [read_flat_config(run.folder) | read_content(run.folder) for run in runs]
-    keys = sorted({key for config in configs for key in config})
-    table = [(key, [config.get(key) for config in configs]) for key in keys]
+    different, same = compare_configs(list(folders.values()))
     names = {name for run in runs for name in list_metrics(query.database, run.id)}
     default, constants = choose_curves(query.database, list(folders), names, NUM_CURVES)
     groups, chosen = group_runs(folders, query.root, bool(query.options.get("seeds"))), query.options.getlist("metric")
@@ -236,8 +163,8 @@ def compare_runs(query: Query) -> dict[str, object]:
         "first": next(iter(groups)),
         "constants": constants,
         "runs": runs,
-        "differences": [row for row in table if len(set(row[1])) > 1],
-        "same": [row for row in table if len(set(row[1])) == 1],
+        "differences": different,
+        "same": same,
         "names": sorted(names),
         "chosen": chosen or default,
         "options": query.options,
@@ -253,7 +180,7 @@ def list_examples(query: Query) -> dict[str, object]:
     return {
         "first": first,
         "num_examples": len(examples),
-        "examples": [(one, compare_pair(one) if len(one.rows) == 2 else None) for one in shown],
+        "examples": [(example, compare_pair(example) if len(example.rows) == 2 else None) for example in shown],
         "table": {"page": page, "last_page": max(len(examples) - 1, 0) // EXAMPLES_ON_A_PAGE, "options": query.options},
     }
 
@@ -275,38 +202,3 @@ def describe_evolution(query: Query, run: int, folder: Path) -> dict[str, object
     verdicts = {kind: sum(values.get(name, 0) for values in rounds.values()) for kind, name in names.items()}
     report = read_json_object(folder / "report.json")
     return {"accuracies": ACCURACIES, "rounds": rounds, "verdicts": verdicts, "report": report}
-
-
-def list_problems(query: Query) -> dict[str, object]:
-    """Values of the table of an evolution's problems."""
-    return query.select_page(PROBLEMS, (query.run.id,), PROBLEM_COLUMNS, "problem")
-
-
-def describe_problem(query: Query) -> dict[str, object]:
-    """Values of the page of a problem: its candidates with their votes and reports, best first."""
-    run, problem = query.run, query.place["problem"]
-    rows = query.select("SELECT offset, bytes FROM pool WHERE run = ? AND problem = ? ORDER BY offset", run.id, problem)
-    if not rows:
-        raise HTTPException(404, f"{run.name} has no candidates of problem {problem}.")
-    records: defaultdict[str, list[JsonObject]] = defaultdict(list)
-    with open_regular(run.folder / "pool.jsonl") as file:
-        for row in rows:
-            file.seek(row["offset"])
-            record = parse_json(file.read(row["bytes"]))
-            records[record["kind"]].append(record)
-    result = read_json_object(run.folder / f"problems/{problem:06}.json")
-    judgements = {judgement["candidate"]: judgement for judgement in records["judgement"]}
-
-    def rank(one: JsonObject) -> tuple[bool, int]:
-        votes = judgements.get(one["key"], {"votes_for": 0, "votes_against": 0})
-        return one["key"] != result.get("chosen"), votes["votes_against"] - votes["votes_for"]
-
-    candidates = sorted(records["candidate"], key=rank)
-    return {
-        "problem": problem,
-        "result": result,
-        "prompt": candidates and candidates[0]["messages"][: candidates[0].get("num_prompt_messages", 1)],
-        "candidates": candidates,
-        "judgements": judgements,
-        "neighbors": query.find_neighbors("pool", "problem", run=run.id, problem=problem),
-    }

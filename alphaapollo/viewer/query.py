@@ -36,7 +36,6 @@ class Query:
     root: Path
     place: Mapping[str, Any]  # parts of the path: run, kind, step, line
     options: QueryParams
-    texts: Path  # file of viewer/texts.py
 
     def select(self, query: str, *values: object) -> list[sqlite3.Row]:
         return self.database.execute(query, values).fetchall()
@@ -60,8 +59,8 @@ class Query:
     def find_neighbors(self, table: str, column: str, **place: object) -> tuple[int | None, int | None]:
         """Return the next lower and the next higher value of the column, the last one of `place`, at the same place."""
         same = "".join(f"{name} = ? AND " for name in place if name != column)
-        found = f"SELECT {{}}({column}) FROM {table} WHERE {same} {column} {{}} ?"
-        return tuple(self.select(found.format(*end), *place.values())[0][0] for end in (("max", "<"), ("min", ">")))
+        query = f"SELECT {{}}({column}) FROM {table} WHERE {same} {column} {{}} ?"
+        return tuple(self.select(query.format(*end), *place.values())[0][0] for end in (("max", "<"), ("min", ">")))
 
     @cached_property
     def run(self) -> RunSummary:
@@ -101,9 +100,6 @@ class RunSummary:
     devices: int = 0  # GPUs
     speed: float | None = None  # sampled tokens per second
     seconds_left: float | None = None  # until the last iteration of a run that is running
-    tags: str = ""
-    note: str = ""
-    hidden: bool = False
 
 
 def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
@@ -111,16 +107,15 @@ def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
     name = make_run_name(folder := Path(path), query.root)
     last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
     names = dict.fromkeys((*chain(*HEADLINES), "rollout/tokens_per_second", "timing/step"))
-    values = {one: found[0] for one in names if (found := query.select(last, number, one))}
+    values = {metric: row for metric in names for row in query.select(last, number, metric)}
     files = query.select("SELECT total(damaged) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", number)[0]
-    notes = query.select("SELECT tags, note, hidden FROM own.notes WHERE id = ?", number)
     try:
         state, kind, total = read_run_state(folder), find_kind(folder), find_total_steps(folder)
         model = describe_model(folder)
         seconds, devices = measure_costs(folder)
         figures = {} if values else read_json_object(folder / "summary.json").get("all", {}).get("figures", {})
-        headline = [(one, values[one]["value"]) for one in choose_headline(values)]
-        headline = headline or [(one, found["value"]) for one, found in list(figures.items())[:2]]
+        headline = [(metric, values[metric]["value"]) for metric in choose_headline(values)]
+        headline = headline or [(metric, estimate["value"]) for metric, estimate in list(figures.items())[:2]]
     except Exception as error:  # noqa: BLE001
         return RunSummary(number, name, folder, "unknown", "unreadable", f"{type(error).__name__}: {error}")
     return RunSummary(
@@ -130,7 +125,7 @@ def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
         kind=kind,
         state=state.name,
         reason=state.reason,
-        step=max((found["step"] for found in values.values()), default=None),
+        step=max((row["step"] for row in values.values()), default=None),
         total=total,
         headline=headline,
         changed=(files["changed"] or 0) / 1e9,
@@ -143,5 +138,4 @@ def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
         devices=devices,
         speed=values["rollout/tokens_per_second"]["value"] if "rollout/tokens_per_second" in values else None,
         seconds_left=state.seconds_left,
-        **(dict(notes[0]) if notes else {}),
     )

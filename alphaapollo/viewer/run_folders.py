@@ -13,19 +13,21 @@ from datetime import datetime
 from functools import lru_cache
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
-from safetensors import SafetensorError, safe_open
 
+from alphaapollo.config.changes import identify_command
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.observability.run_view import format_duration
 from alphaapollo.processes.folder_lock import read_lock_owner
 from alphaapollo.runs.checkpoint_folder import check_format
-from alphaapollo.runs.model_card import shorten_path
-from alphaapollo.runs.run_history import RunStatus, read_history, read_input_digests, read_run_plan, read_run_status
-from alphaapollo.utils.disk import open_regular, read_json, read_yaml
+from alphaapollo.runs.model_card import list_non_default_keys, shorten_path
+from alphaapollo.runs.run_history import RunStatus, read_history, read_input_digests, read_run_status
+from alphaapollo.utils.disk import read_json, read_yaml
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
 CONTENT = frozenset({"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__"})
@@ -52,21 +54,13 @@ class RunState:
 
 def find_runs(root: Path) -> Iterator[Path]:
     """Yield the run folders in `root`, or `root` itself. Does not search inside runs and hidden folders."""
-    pending = [(root, 0)]
-    while pending:
-        folder, depth = pending.pop()
-        try:
-            entries = list(os.scandir(folder))
-        except OSError:
-            continue  # not readable, or removed meanwhile
-        if any(entry.name in MARKERS for entry in entries):
+    for path, folders, files in os.walk(root, followlinks=True):  # skips what is not readable, or removed meanwhile
+        folder = Path(path)
+        is_run, depth = not {*folders, *files}.isdisjoint(MARKERS), len(folder.relative_to(root).parts)
+        if is_run:
             yield folder
-        elif depth < MAX_DEPTH:
-            pending += [
-                (Path(entry.path), depth + 1)
-                for entry in entries
-                if not entry.name.startswith(".") and entry.name not in CONTENT and entry.is_dir()
-            ]
+        is_searched = not is_run and depth < MAX_DEPTH
+        folders[:] = [name for name in folders if is_searched and not name.startswith(".") and name not in CONTENT]
 
 
 def read_run_state(folder: Path) -> RunState:
@@ -95,8 +89,6 @@ def describe_status(status: RunStatus, now: float) -> str:
     """Describe what a run does, e.g. `generate 12/32 for 0:35, 13,085 of about 40,000 tokens, 3:10 left`."""
     phase = " ".join(filter(None, (status.phase, status.detail)))
     parts = [f"{phase} for {format_duration(now - status.since)}"]
-    if status.expected_tokens and status.tokens:
-        parts.append(f"{status.tokens:,} of about {status.expected_tokens:,.0f} tokens")
     if status.seconds_left is not None:
         parts.append(f"{format_duration(status.seconds_left)} left")
     if now - status.written > SILENT_SECONDS:
@@ -170,23 +162,11 @@ def describe_algorithm(folder: Path) -> str:
 
 
 def describe_model(folder: Path) -> tuple[str, float | None]:
-    """Return the name of the model that a run trains, and its number of parameters if it is known: from the files of
-    the model, or from its name."""
+    """Return the name of the model that a run trains, and its number of parameters if the name has it."""
     paths = (value for key, value in read_flat_config(folder).items() if key.endswith("model.path"))
     path = next((path for path in paths if path not in ("", "null")), "")
-    files = [file for place in (folder / "model", Path(path)) if path for file in place.glob("*.safetensors")]
-    counts = [count_parameters(file, file.stat().st_mtime_ns) for file in files if file.parent == files[0].parent]
     size = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([MB])(?![a-z])", path.rpartition("/")[2].replace("-", " "))
-    named = float(size[1]) * {"M": 1e6, "B": 1e9}[size[2]] if size else None
-    return shorten_path(path), sum(counts) or named
-
-
-@lru_cache(maxsize=4096)
-def count_parameters(file: Path, _mtime: int) -> int:
-    """Count the parameters in a file of weights from its header; 0 if it is damaged."""
-    with suppress(OSError, SafetensorError), open_regular(file.resolve()), safe_open(file, "numpy") as opened:
-        return sum(prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
-    return 0
+    return shorten_path(path), float(size[1]) * {"M": 1e6, "B": 1e9}[size[2]] if size else None
 
 
 def measure_costs(folder: Path) -> tuple[float, int]:
@@ -198,21 +178,40 @@ def measure_costs(folder: Path) -> tuple[float, int]:
             seconds += max((datetime.now() - datetime.fromisoformat(owner["since"])).total_seconds(), 0.0)
     sections = ("trainer", "actor_rollout_ref.rollout")  # the second has nodes of its own if its nnodes is not 0
     sizes = [[config.get(f"{section}.{key}", "0") for key in ("n_gpus_per_node", "nnodes")] for section in sections]
-    plan = read_run_plan(folder)
     is_cpu = config.get("trainer.device") == "cpu"
-    is_cpu |= plan is not None and plan.memory is not None and "GPU" not in plan.memory.device
     is_cpu |= bool(history) and "+cpu" in history[-1].versions.get("torch", "")
     return seconds, 0 if is_cpu else sum(
         prod(int(size) if size.isdecimal() and len(size) < 10 else 0 for size in pair) for pair in sizes
     )
 
 
-def list_config_starts(folder: Path) -> list[tuple[str, dict[str, str]]]:
-    """Return the saved configurations of a run, oldest first, as (file, texts by key). A start with other values than
-    before writes config.N.yaml."""
+class KeyRow(NamedTuple):
+    """A key of a run's configuration, with its value at each start; None: not set."""
+
+    key: str
+    values: list[str | None]
+    is_typed: bool  # in the newest command
+    is_set: bool  # typed, not the default, or changed by a later start
+
+
+def tabulate_starts(folder: Path) -> tuple[list[str], list[KeyRow]]:
+    """Return the names of a run's configuration files, oldest first, and their keys without those of secrets. A start
+    with other values than before writes config.N.yaml."""
     files = [file for file in folder.glob("config.*.yaml") if file.name.split(".")[1].isdecimal()]
     files = [folder / "config.yaml", *sorted(files, key=lambda file: int(file.name.split(".")[1]))]
-    return [(file.name, _flatten(_parse_config(file, file.stat().st_mtime_ns))) for file in files if file.is_file()]
+    starts = {file.name: _flatten(_parse_config(file, file.stat().st_mtime_ns)) for file in files if file.is_file()}
+    config, history = read_config(folder), read_history(folder)
+    words = history[-1].command.split() if history else []
+    typed = {word.lstrip("+~'\"").partition("=")[0] for word in words if "=" in word}
+    secrets = {key for values in starts.values() for key, _ in find_secret_keys_and_reasons(values)}
+    keys = sorted({key for values in starts.values() for key in values} - secrets)
+    command = identify_command(config)
+    chosen = {key for key, _ in list_non_default_keys(config, command)} if command else set(keys)
+    rows = []
+    for key in keys:
+        values = [start.get(key) for start in starts.values()]
+        rows.append(KeyRow(key, values, key in typed, key in typed or key in chosen or len(set(values)) > 1))
+    return list(starts), rows
 
 
 def find_tokenizer_file(folder: Path) -> Path | None:
@@ -220,5 +219,5 @@ def find_tokenizer_file(folder: Path) -> Path | None:
     config = flatten_maps(read_config(folder))
     prefix = "actor_rollout_ref." if any(key.startswith("actor_rollout_ref.") for key in config) else ""
     candidates = [str(folder / "model"), *(config.get(f"{prefix}model.{key}") for key in ("tokenizer_path", "path"))]
-    files = (Path(one) / "tokenizer.json" for one in candidates if isinstance(one, str) and one)
+    files = (Path(path) / "tokenizer.json" for path in candidates if isinstance(path, str) and path)
     return next((file for file in files if file.is_file()), None)

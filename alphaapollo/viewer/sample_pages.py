@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -13,10 +12,9 @@ from starlette.exceptions import HTTPException
 from alphaapollo.runs.rollout_log import TrainedRow
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
-from alphaapollo.viewer.index import CHOICES, KIND_NAMES
+from alphaapollo.viewer.index import CHOICES, KIND_NAMES, normalize
 from alphaapollo.viewer.query import PAGE_ROWS, Query
 from alphaapollo.viewer.run_folders import find_tokenizer_file
-from alphaapollo.viewer.texts import find_lines
 
 NUMERIC = ("reward", "accuracy", "tokens", "turns", "advantage")
 COMPARISONS = {"at least": ">=", "at most": "<=", "equal to": "="}
@@ -78,7 +76,7 @@ def describe_iteration(query: Query) -> dict[str, object]:
         table = query.select_page(groups, place, names, "prompt_id")
         table["lines"] = [_find_trajectory(query, *place, row["line"]) for row in table["rows"]]
     table |= {"kind": kind, "kind_name": kind_name, "step": step, "view": view, "damage": damage}
-    table["neighbors"] = query.find_neighbors("texts", "step", run=run.id, kind=kind, step=step)
+    table["neighbors"] = query.find_neighbors("iterations", "step", run=run.id, kind=kind, step=step)
     statuses = query.select(f"SELECT DISTINCT status FROM ({selected}) ORDER BY status", *place)
     return {
         "view": _describe_table(query, names, table, [row["status"] for row in statuses] if trained is not None else [])
@@ -89,8 +87,8 @@ def _describe_table(query: Query, names: Sequence[str], table: JsonObject, statu
     """Add what the form and the cells of a table need. `lines` of the table: trajectories whose texts its rows show.
     statuses: choices of the column status, if the trainer's log is known. Columns that say nothing are left out."""
     run, rows, scored = query.run, table["rows"], {"scored", "not trained", "filtered"}
-    known = query.select("SELECT name, value FROM choices WHERE run = ? ORDER BY value", run.id)
-    choices = {one: [row["value"] for row in known if row["name"] == one] for one in CHOICES}
+    logged = query.select("SELECT name, value FROM choices WHERE run = ? ORDER BY value", run.id)
+    choices = {column: [row["value"] for row in logged if row["name"] == column] for column in CHOICES}
     hidden = [] if statuses else ["advantage", *["status"] * all(row["status"] in scored for row in rows)]
     hidden += ["data_source"] * (len(choices["data_source"]) < 2)
     hidden += ["accuracy"] * all(row["accuracy"] in (None, row["reward"]) for row in rows)
@@ -98,7 +96,7 @@ def _describe_table(query: Query, names: Sequence[str], table: JsonObject, statu
     return table | {
         "choices": {"status": statuses} | choices,
         "columns": {name: LABELS.get(name, name) for name in names if name not in hidden},
-        "texts": [samples.read_texts(run.folder, one) for one in table["lines"]],
+        "texts": [samples.read_texts(run.folder, row) for row in table["lines"]],
         "numeric": NUMERIC if statuses else NUMERIC[:-1],
         "comparisons": COMPARISONS,
         "low": min((row["reward"] for row in rows if row["reward"] is not None), default=0.0),
@@ -110,9 +108,9 @@ def search_samples(query: Query) -> dict[str, object]:
     """Values of the search over all iterations of a run, newest first. Ends at MAX_FOUND samples or after
     SEARCH_SECONDS; the option `before` continues below an iteration."""
     options = query.options
-    places = "SELECT DISTINCT kind, step FROM texts WHERE run = ? ORDER BY step DESC, kind"
+    places = "SELECT kind, step FROM iterations WHERE run = ? ORDER BY step DESC, kind"
     files = [(row["kind"], row["step"]) for row in query.select(places, query.run.id)]
-    kinds = {kind: name for kind, name in KIND_NAMES.items() if any(kind == own for own, _ in files)}
+    kinds = {kind: name for kind, name in KIND_NAMES.items() if any(kind == file_kind for file_kind, _ in files)}
     before, of = int(options.get("before") or 2**62), options.get("of", "")
     searched = [(kind, step) for kind, step in files if step <= before and of in ("", kind)]
     rest = _find_samples(query, searched, None, MAX_FOUND)
@@ -135,21 +133,20 @@ def _find_samples(
         "CREATE TEMP TABLE trained (prompt_id INT, sample INT, advantage, PRIMARY KEY (prompt_id, sample))"
     )
     used = [(row, row.advantages[row.advantages != 0]) for row in trained or ()]
-    means = [(row.prompt_id, row.sample, float(own.mean()) if len(own) else 0.0) for row, own in used]
+    means = [(row.prompt_id, row.sample, float(values.mean()) if len(values) else 0.0) for row, values in used]
     database.executemany("INSERT OR REPLACE INTO temp.trained VALUES (?, ?, ?)", means)
     selected = SAMPLES.format(trained is not None)
     database.execute(f"CREATE TEMP TABLE found AS {selected} LIMIT 0", (0, "", 0))
     chosen = f"INSERT INTO temp.found SELECT * FROM ({selected}) WHERE {condition}"
-    chosen += " AND line IN (SELECT value FROM json_each(?))" * bool(words)
+    if words:
+        chosen += " AND line IN (SELECT line FROM texts WHERE run = ? AND kind = ? AND step = ? AND instr(text, ?))"
     num_found, deadline = 0, time.monotonic() + SEARCH_SECONDS
     for kind, step in files:
         if max_found >= 0 and (num_found >= max_found or time.monotonic() > deadline):
             return step
         place = (query.run.id, kind, step)
-        lines = find_lines(database, query.texts, place, words) if words else set()
-        if lines or not words:
-            listed = [json.dumps(sorted(lines))] * bool(words)
-            num_found += database.execute(f"{chosen} LIMIT ?", (*place, *values, *listed, max_found)).rowcount
+        searched = (*place, normalize(words)) if words else ()
+        num_found += database.execute(f"{chosen} LIMIT ?", (*place, *values, *searched, max_found)).rowcount
     return None
 
 
@@ -201,17 +198,8 @@ def describe_trajectory(query: Query) -> dict[str, object]:
         "compared": compared,
         "compared_with": options.get("with", ""),
         "neighbors": query.find_neighbors("trajectories", "line", run=run.id, kind=kind, step=step, line=line),
-        "groups": _find_neighbor_groups(query, row),
-        "iterations": query.find_neighbors("texts", "step", run=run.id, kind=kind, step=step),
+        "iterations": query.find_neighbors("iterations", "step", run=run.id, kind=kind, step=step),
     }
-
-
-def _find_neighbor_groups(query: Query, row: sqlite3.Row) -> list[int | None]:
-    """Return the numbers of a sample of the previous group, and of the first one of the next group."""
-    place = "FROM trajectories WHERE run = ? AND kind = ? AND step = ? AND prompt_id != ?"
-    values = (row["run"], row["kind"], row["step"], row["prompt_id"], row["line"])
-    ends = ("max(line)", "<"), ("min(line)", ">")
-    return [query.select(f"SELECT {line} AS line {place} AND line {sign} ?", *values)[0]["line"] for line, sign in ends]
 
 
 def _find_trajectory(query: Query, run: int, kind: str, step: int, line: int) -> sqlite3.Row:

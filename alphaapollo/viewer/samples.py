@@ -19,9 +19,8 @@ import numpy as np
 from alphaapollo.runs.rollout_log import TrainedRow, read_trained_rows
 from alphaapollo.utils.disk import open_regular, parse_json
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.viewer.index import DAMAGED, make_file_name
+from alphaapollo.viewer.index import DAMAGED, list_message_texts, make_file_name
 from alphaapollo.viewer.run_folders import find_tokenizer_file
-from alphaapollo.viewer.texts import list_message_texts
 
 PART = re.compile(  # a part that never ends is the rest of the text
     r"(?P<thought>\A(?:(?!<think>).)*?</think>"  # begun in the prompt
@@ -76,7 +75,7 @@ def read_texts(folder: Path, row: sqlite3.Row) -> tuple[str, str]:
     return "", ""
 
 
-def read_record(folder: Path, row: sqlite3.Row) -> JsonObject:
+def read_record(folder: Path, row: sqlite3.Row | JsonObject) -> JsonObject:
     """Read a trajectory at its position in the file. Raises ValueError if the file has changed since it was indexed."""
     path = folder / make_file_name(row["kind"], row["step"])
     try:
@@ -162,8 +161,8 @@ def choose_colors(values: Sequence[float | None], min_scale: float = 0.0) -> lis
     """Return a color for each value: 0 for 0, and NUM_COLORS for the 99th percentile of the absolute values, or for
     `min_scale` if it is larger."""
     numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    known = np.abs(numbers[np.isfinite(numbers)])
-    scale = max(float(np.quantile(known, 0.99)), min_scale) if known.size else 0.0
+    sizes = np.abs(numbers[np.isfinite(numbers)])
+    scale = max(float(np.quantile(sizes, 0.99)), min_scale) if sizes.size else 0.0
     if not scale:
         return [0] * len(values)
     return [int(color) for color in np.rint(np.clip(np.nan_to_num(numbers / scale), -1, 1) * NUM_COLORS)]

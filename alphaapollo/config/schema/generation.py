@@ -301,8 +301,3 @@ class EvolvingConfig(Section):
     def branches(self) -> list[str]:
         """Model name of each branch."""
         return self.evolving.branches or list(self.models)[:1]
-
-    @property
-    def proposer_models(self) -> list[str]:
-        """Names of the models that propose."""
-        return [self.roles.proposer.model] if self.roles.proposer.model else list(dict.fromkeys(self.branches))

@@ -1,4 +1,4 @@
-// Draws curves, opens rows, shows the values of tokens, moves by keys, saves notes, and follows the run.
+// Draws curves, opens rows, shows the values of tokens, moves by keys, and follows the run.
 "use strict";
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -86,31 +86,17 @@ function filterRows(input) {
   }
 }
 
-async function saveNotes(element, changes) {
-  const response = await fetch(element.dataset.notes, {
-    method: "PUT", headers: { "Content-Type": "application/json" }, body: JSON.stringify(changes),
-  });
-  const said = element.querySelector("output");
-  if (said) said.textContent = response.ok ? "saved" : await response.text();
-  return response.ok;
-}
-
 function prepare(content) {
   content.querySelectorAll(".chart").forEach((figure) => whenVisible.observe(figure));
   content.querySelectorAll(".tokens").forEach(watchTokens);
   content.querySelectorAll("form[data-auto]").forEach((form) =>
     form.addEventListener("change", (event) => event.target.multiple || form.requestSubmit()));
   content.querySelectorAll("input[data-filter]").forEach((input) => input.addEventListener("input", () => filterRows(input)));
-  content.querySelectorAll("form[data-notes]").forEach((form) => {
-    form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("change", (event) => saveNotes(form, { [event.target.name]: event.target.value }));
-  });
 }
 
-document.addEventListener("click", async (event) => {
+document.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (button?.matches(".more")) toggleRow(button);
-  if (button?.matches("[data-hide]") && (await saveNotes(button, { hidden: button.dataset.hide === "1" }))) location.reload();
   if (button?.matches("[data-keys]")) document.getElementById("keys").showModal();
 });
 
@@ -136,7 +122,6 @@ function isBusy(content) {
 
 async function refresh() {
   const content = document.getElementById("main");
-  if (document.hidden) return;
   if (!isBusy(content)) {
     const response = await fetch(location.href);
     if (!response.ok) return;
@@ -158,24 +143,27 @@ async function refresh() {
   }
 }
 
-function listen() {
-  const live = document.getElementById("live");
-  const events = new EventSource(`/events?run=${document.body.dataset.run}`);
-  let timer = null;
-  const show = (text) => { live.textContent = text; live.classList.toggle("on", text === "live"); };
-  events.addEventListener("open", () => show("live"));
-  events.addEventListener("error", () => show("disconnected"));
-  events.addEventListener("change", () => {
-    timer ??= setTimeout(() => { timer = null; refresh(); }, 1000);
-  });
-  events.addEventListener("status", (event) => {
-    const status = document.getElementById("status");
-    if (status) status.textContent = event.data;
-  });
-  addEventListener("pagehide", () => events.close());
+let version = null;
+
+// Asks once a second whether the run has written something, and what it does.
+async function follow() {
+  setTimeout(follow, 1000);
+  if (document.hidden) return;
+  const live = document.getElementById("live"), status = document.getElementById("status");
+  let answer = null;
+  try {
+    const response = await fetch(`/version?run=${document.body.dataset.run}`);
+    if (response.ok) answer = await response.json();
+  } catch { /* the viewer has ended, or cannot be reached */ }
+  live.textContent = answer ? "live" : "disconnected";
+  live.classList.toggle("on", answer !== null);
+  if (!answer) return;
+  if (version !== null && answer.version !== version) refresh();
+  else if (answer.status && status) status.textContent = answer.status;
+  version = answer.version;
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
   document.querySelectorAll(".chart").forEach(drawChart));
 prepare(document);
-listen();
+follow();

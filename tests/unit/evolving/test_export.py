@@ -5,11 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evolving.export import main, make_training_rows
 from alphaapollo.evolving.pool import Candidate, Grade, Judgement, Pool, Position, Verdict
-from alphaapollo.evolving.verifier_reward import compute_score
-from alphaapollo.types import Message, Outcome, Score
+from alphaapollo.types import Message, Outcome
 
 
 def chat(*texts: str) -> tuple[Message, ...]:
@@ -27,7 +25,7 @@ def fill(folder: Path) -> Pool:
         for position, parents, messages, reward, votes in made:
             grade = Grade(Outcome.SCORED, reward, reward)
             pool.append(Candidate(position.key, position, "m", parents, messages, 1, "s", "s", None, grade))
-            verdict = Verdict("m", chat(f"judge {messages[-1]['content']}"), True, "report")
+            verdict = Verdict("m", True, "report")
             pool.append(Judgement(position.key, *votes, "report", (verdict,)))
     return pool
 
@@ -35,26 +33,20 @@ def fill(folder: Path) -> Pool:
 def test_rows_by_truth_and_by_votes(tmp_path: Path) -> None:
     pool = fill(tmp_path)
     rows = make_training_rows(pool, "truth", 4)
-    (example,), (pair,), judged = rows["sft"], rows["preference"], rows["verifier"]
+    (example,), (pair,) = rows["sft"], rows["preference"]
     assert [one["content"] for one in example["messages"]] == ["2+2? before: 5", "call", "4", "so 4"]
     assert [one["content"] for one in pair["prompt"]] == ["2+2?"], "without past solutions"
     assert [one["content"] for one in pair["chosen"]] == ["call", "4", "so 4"]
     assert [one["content"] for one in pair["rejected"]] == ["5"]
-    assert [row["reward_model"]["ground_truth"] for row in judged] == ["wrong", "right"]
     by_votes = make_training_rows(pool, "votes", 4)
-    assert by_votes["sft"][0]["messages"][-1]["content"] == "5" and by_votes["verifier"] == []
+    assert by_votes["sft"][0]["messages"][-1]["content"] == "5"
 
 
 def test_exported_files_are_valid_training_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(tmp_path)
     assert main([str(tmp_path), str(tmp_path / "out")]) == 0
-    assert "verifier.parquet: 2 rows" in capsys.readouterr().out
-    prompts = load_prompts(str(tmp_path / "out/verifier.parquet"), "prompt")
-    assert [prompt.ground_truth for prompt in prompts] == ["wrong", "right"]
+    assert "preference.parquet: 1 rows" in capsys.readouterr().out
     assert set(pd.read_parquet(tmp_path / "out/preference.parquet")) >= {"prompt", "chosen", "rejected"}
-    assert compute_score(prompts[1], "fine\nVERDICT: right") == Score(1.0, {"accuracy": 1.0})
-    assert compute_score(prompts[0], "fine\nVERDICT: right").reward == 0
-    assert compute_score(prompts[0], "fine").outcome is Outcome.WRONG_FORMAT
 
 
 def test_folder_without_a_pool_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

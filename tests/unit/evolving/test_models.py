@@ -62,6 +62,7 @@ def test_proposer_and_verifiers_call_tools(command: Command, server: Server) -> 
     )
     assert candidate.is_right is True and candidate.answer == "47"
     assert command.report()["table"]["right_for"] == 6
-    asked = pool.judgements["p2.r0.b0.i0"].verdicts[0].messages[0]["content"]
+    prompts = [request["messages"][0]["content"] for request in server.requests]
+    asked = next(text for text in prompts if role_of(text) == "verifier")
     assert "<python_code>" in asked and "VERDICT" in asked
     assert sum(call.role == "verifier" for call in pool.calls.values()) == 12, "a tool call, then the report"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ import pytest
 from alphaapollo.config.schema import EvolvingBudget
 from alphaapollo.evolving.calls import Budget, EvolutionStopped
 from alphaapollo.evolving.pool import FILE, Candidate, Grade, Judgement, ModelCall, Pool, Position, Usage, Verdict
-from alphaapollo.evolving.report import compute_calibration
 from alphaapollo.types import Message, Outcome
 
 PLACE = Position(17, 2, 0, 1)
 MESSAGES = (Message(role="user", content="2+2?"), Message(role="assistant", content="4"))
 RIGHT = Grade(Outcome.SCORED, 1.0, 1.0)
-VERDICTS = (Verdict("policy", failure="no result"), Verdict("policy", MESSAGES[:1], True, "good"))
+VERDICTS = (Verdict("policy", failure="no result"), Verdict("policy", True, "good"))
 RECORDS: list[Any] = [
     ModelCall("p17.r2.b0.i1/proposer/turn0", "proposer", "policy", "ab", 2**62, 1.5, 0.5, "4", 10, 5, 0.25, "stop"),
     ModelCall("p17.r2.b0.i1/verifier.0/ask0.turn0", "verifier", "policy", "cd", 1, 2.5, 0.5, failure="status 503"),
@@ -79,13 +77,12 @@ def test_judgement_without_votes() -> None:
 
 def test_secrets_and_lone_surrogates_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIVATE_KEY", secret := 'BEGIN "KEY"\nabcdef')
-    chat = (Message(role="user", content=f"{secret} \ud800"),)
     with Pool(tmp_path) as pool:
-        returned = pool.append(Judgement(PLACE.key, 1, 0, secret, (Verdict("policy", chat, True, secret),)))
+        returned = pool.append(Judgement(PLACE.key, 1, 0, secret, (Verdict("policy", True, f"{secret} \ud800"),)))
     logged = Pool(tmp_path).judgements[PLACE.key]
     assert logged == returned == pool.judgements[PLACE.key]
     (verdict,) = logged.verdicts
-    assert logged.report == verdict.report == "$PRIVATE_KEY" and verdict.messages[0]["content"] == "$PRIVATE_KEY ?"
+    assert (logged.report, verdict.report) == ("$PRIVATE_KEY", "$PRIVATE_KEY ?")
 
 
 def make_call(tokens: int = 0, money: float = 0.0, time: float = 0.0) -> ModelCall:
@@ -128,18 +125,3 @@ def test_calls_money_and_seconds(tmp_path: Path, limit: str, value: float, usage
         assert budget.seconds >= 100.0
         with pytest.raises(EvolutionStopped, match=f"budget.{limit}={value:g} is spent"):
             asyncio.run(reserve(budget, usage))
-
-
-COUNTS = [(3, 0, True), (2, 1, True), (2, 1, False), (0, 3, False)]
-JUDGEMENTS = [(Judgement("", votes_for, votes_against, ""), right) for votes_for, votes_against, right in COUNTS]
-
-
-def test_votes_and_area_under_curve() -> None:
-    calibration = compute_calibration(JUDGEMENTS)
-    assert calibration is not None
-    counts = {"true_positive": 5, "false_positive": 2, "false_negative": 1, "true_negative": 4}
-    assert (calibration["single"], calibration["candidates"]) == (counts, 4)
-    assert calibration["auc"] == 3.5 / 4  # three pairs in order, one tie
-    one_kind = compute_calibration(JUDGEMENTS[:2])
-    assert one_kind is not None and math.isnan(one_kind["auc"])
-    assert compute_calibration([(Judgement("", 0, 0, ""), True)]) is None, "without votes"

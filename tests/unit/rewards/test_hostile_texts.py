@@ -7,7 +7,7 @@ import time
 import pytest
 
 from alphaapollo.evaluation.estimates import extract_answer
-from alphaapollo.evolving.roles import VERDICT, is_last_choice, strip_markup
+from alphaapollo.evolving.roles import ModelReply, Verifier, strip_markup
 from alphaapollo.rewards.answers import find_answer_tag, remove_thoughts
 from alphaapollo.rewards.components import COMPONENTS, load_components
 from alphaapollo.rewards.judges import JUDGES, read_criteria, read_score, read_winner
@@ -71,7 +71,7 @@ READERS = {
     "pairwise": read_winner,
     "rubric": lambda reply: read_criteria(reply, ["1"]),
     "thoughts": remove_thoughts,
-    "verdict": lambda reply: is_last_choice(VERDICT, reply, "right"),
+    "verdict": lambda reply: Verifier().read(ModelReply(reply)),
     "markup": strip_markup,
     "code": code_grader.extract_code,
     "evaluation": extract_answer,

@@ -40,9 +40,9 @@ HOSTILE = (
 MISSING = "/runs/9"
 PAGES = (  # of the runs of `write_every_kind`, and one that does not exist
     *("/", "/runs/1", "/runs/1/health", "/runs/1/step/1", "/runs/1/step/1?view=samples", "/runs/1/step/1/0"),
-    *("/runs/1/step/1/1?with=step/1/0", "/compare?run=1&run=2", MISSING, "/?by=sweep", "/runs/1/samples?text=7"),
+    *("/runs/1/step/1/1?with=step/1/0", "/compare?run=1&run=2", MISSING, "/runs/1/samples?text=7"),
     *("/runs/1/config", "/runs/3", "/runs/3/examples", "/runs/4", "/runs/4/results/0", "/runs/4/results/0/1"),
-    *("/runs/5", "/runs/5/problems", "/runs/5/problems/17", "/runs/6/examples"),
+    *("/runs/5", "/runs/6/examples"),
 )
 
 
@@ -142,7 +142,7 @@ def write_evolution(folder: Path, text: str = "14", is_complete: bool = True) ->
             chat = ({"role": "user", "content": "What is 7 + 7?"}, {"role": "assistant", "content": answer})
             candidate = Candidate(position.key, position, "policy", (), chat, 1, answer, answer, answer, grade)  # type: ignore[arg-type]
             pool.append(candidate)
-            verdicts = tuple(Verdict("policy", (), one < votes, f"{text} report {one}") for one in range(2))
+            verdicts = tuple(Verdict("policy", one < votes, f"{text} report {one}") for one in range(2))
             pool.append(Judgement(position.key, votes, 2 - votes, f"{text} of the majority", verdicts))
             tracker.log(number, compute_round_metrics(pool, [17], number))
         if is_complete:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from html import unescape
 from pathlib import Path
 
 import pytest
@@ -134,14 +133,6 @@ def test_page_of_a_run_shows_components_and_each_curve_once(client: TestClient, 
     assert (training["y"], validation["y"]) == ([8.0, 10.0], [0.5, 0.5])
 
 
-def test_plot_on_the_first_page_has_runs_on_the_same_model(client: TestClient, tmp_path: Path) -> None:
-    page = read(client, "/")
-    assert "Newest runs on the same model and data" in page and ">seed=0</a>" in page and ">seed=1</a>" in page
-    for inputs in ({"actor_rollout_ref.model.path": [("m", "0b")]}, {}):
-        write_run_plan(tmp_path / "outputs/second", RunPlan({}, inputs=inputs))
-        assert "Newest runs" not in read(client, "/")
-
-
 def test_samples_of_the_same_prompt_are_found_by_its_text(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "outputs" / "first")
     write_groups(folder, 2, [make_group(17, ("8", 1.0), question="What is 5 + 3?")], "val")  # row 17 of another file
@@ -150,8 +141,3 @@ def test_samples_of_the_same_prompt_are_found_by_its_text(tmp_path: Path) -> Non
         page = read(client, "/runs/1/step/2/0")
         links = re.findall(r'<a href="/runs/1/(\w+/\d/\d)">\w+ \d, sample', page)
         assert links == ["step/3/0", "step/3/1", "val/3/0", "step/2/0", "step/2/1", "step/1/0", "step/1/1"]
-        (curve,) = re.findall(r'data-src="(/curves[^"]*question[^"]*)"', page)
-        points, mean, _, validation = client.get(unescape(curve)).json()
-    assert (points["x"], points["y"]) == ([1, 1, 2, 2, 3, 3], [1.0, 0.0] * 3)
-    assert (mean["x"], mean["y"], mean["name"]) == ([1, 2, 3], [0.5] * 3, "training")
-    assert (validation["x"], validation["y"], validation["name"]) == ([3], [0.25], "validation")

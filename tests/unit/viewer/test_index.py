@@ -9,7 +9,6 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 from alphaapollo.viewer.index import (
     DAMAGED,
     RunIndex,
-    make_pool_rows,
     parse_file_name,
     parse_metrics,
     parse_trajectory,
@@ -126,14 +124,14 @@ def test_bad_files_hide_neither_other_files_nor_other_runs(
     bad, good = write_run(tmp_path / "outputs/bad"), write_run(tmp_path / "outputs/good")
     (bad / "metrics.jsonl").unlink()
     (bad / "metrics.jsonl").mkdir()
-    os.mkfifo(bad / "pool.jsonl")
+    os.mkfifo(bad / "results.jsonl")
     for name in ("step_99999999999999999999.jsonl", "step_²³.jsonl", "step_000009.jsonl.jsonl"):
         (bad / "rollouts" / name).write_text("{}\n")
     (bad / "rollouts/step_000000.jsonl").symlink_to("nowhere")
     os.mkdir(os.fsencode(tmp_path / "outputs") + b"/\xff")
     Path(os.fsdecode(os.fsencode(tmp_path / "outputs") + b"/\xff/config.yaml")).touch()
     failures = ask("SELECT name, path FROM files JOIN runs ON id = run WHERE error != ''")
-    assert sorted(failures) == [("metrics.jsonl", str(bad)), ("pool.jsonl", str(bad))]
+    assert sorted(failures) == [("metrics.jsonl", str(bad)), ("results.jsonl", str(bad))]
     assert ask("SELECT count(*) FROM trajectories") == [(12,)]
     assert ask("SELECT DISTINCT path FROM metrics JOIN runs ON id = run") == [(str(good),)]
     monkeypatch.setattr(RunIndex, "_read_lines", lambda *_: pytest.fail("an unchanged file is read again"))
@@ -142,7 +140,7 @@ def test_bad_files_hide_neither_other_files_nor_other_runs(
     (bad / "metrics.jsonl").rmdir()
     add_line(bad, step=1, **{"x/y": 1.0})
     assert ask("SELECT value FROM metrics WHERE name = 'x/y'") == [(1.0,)]
-    assert ask("SELECT name FROM files WHERE error != ''") == [("pool.jsonl",)]
+    assert ask("SELECT name FROM files WHERE error != ''") == [("results.jsonl",)]
 
 
 def test_a_run_that_fails_is_reported_after_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +167,6 @@ def test_a_run_that_fails_is_reported_after_the_others(tmp_path: Path, monkeypat
         (parse_trajectory, TRAJECTORY % (2**63, 1)),
         (parse_trajectory, TRAJECTORY % (1, 2**63)),
         (parse_trajectory, b'{"prompt": ' + DEEP + b"}"),
-        (partial(make_pool_rows, 0), b'{"kind": "candidate", "key": "p%s.r0"}' % (b"1" * 40)),
-        (partial(make_pool_rows, 0), b'{"kind": "candidate", "key": "p%s.r0"}' % (b"1" * 5000)),
-        (partial(make_pool_rows, 0), b'{"kind": "candidate", "key": "p1.r0", "grade": {"accuracy": "x"}}'),
-        (partial(make_pool_rows, 0), b'{"kind": "candidate", "votes_for": %d}' % 2**64),
-        (partial(make_pool_rows, 0), b'{"kind": "call", "messages": ' + DEEP + b"}"),
     ],
 )
 def test_values_that_sqlite_cannot_store_are_damaged_lines(parse: Callable[[bytes], object], line: bytes) -> None:

@@ -76,16 +76,6 @@ def test_evolution(read: Read, tmp_path: Path, is_complete: bool) -> None:
     rounds = re.findall(r'<tr><td class="n">(\d)</td><td class="n">([\d.]+)', page)
     assert rounds == [("0", "0"), ("1", "1")]  # the chosen solution is wrong after round 0, and right after round 1
     assert ("Accuracy of the final choice: 1." in page) == is_complete
-    problems = read("/runs/1/problems")
-    cells = [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", problems)]
-    assert cells == ["17", "1", "2", "0", "2", "2"]
-    page = read("/runs/1/problems/17")
-    solutions = [page.index(f"Solution p17.r{number}.b0.i0") for number in (1, 0)]
-    assert solutions == sorted(solutions), "the chosen solution is first"
-    assert ">chosen<" in page[slice(*solutions)] or not is_complete
-    assert "What is 7 + 7?" in page and "vote against" in page and "14 report 1" in page and "of the majority" in page
-    assert ("<dt>ground truth</dt>" in page) == is_complete
-    assert "right: because" in page and "2 for, 0 against" in page
 
 
 def test_examples_of_supervised_fine_tuning(read: Read, tmp_path: Path) -> None:
@@ -121,14 +111,6 @@ def test_nothing_that_a_model_writes_becomes_part_of_a_page(hostile_client: Test
         assert markup not in response.text
     policy = response.headers["content-security-policy"]
     assert "script-src 'self';" in policy and "default-src 'none'" in policy and "unsafe" not in policy
-
-
-def test_damaged_pool(read: Read, tmp_path: Path) -> None:
-    folder = write_evolution(tmp_path / "outputs/evolve", is_complete=False)
-    with (folder / "pool.jsonl").open("ab") as file:
-        file.write(b'not json\n{"kind": "candidate", "key": "x"}\n{"kind": "call", "key": "p17.r0"}\n{"kind": "verd')
-    assert "2 damaged lines" in read("/runs/1")
-    assert read("/runs/1/problems").count("/problems/17") == 1
 
 
 @pytest.fixture

@@ -107,8 +107,8 @@ def test_change_within_chance_is_called_unclear(run: Path) -> None:
 def test_bands_over_prompts_of_training(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "first", steps=1)
     write_groups(folder, 1, [make_group(n, ("a", n / 10), ("b", n / 10), question=str(n)) for n in (3, 7)])
-    # Two prompts: half of the resamples have both, a quarter each has one of them twice.
-    assert "| `critic/score/mean` | 0.1 [0.3, 0.7] | 1 |" in report(folder)
+    # Two prompts: mean 0.5, t(0.975, 1) * 0.2 = 12.706 * 0.2 = 2.541
+    assert "| `critic/score/mean` | 0.1 [-2.04, 3.04] | 1 |" in report(folder)
 
 
 def test_equal_prompts_are_one_problem_without_interval(run: Path) -> None:
@@ -117,7 +117,7 @@ def test_equal_prompts_are_one_problem_without_interval(run: Path) -> None:
     assert "from 0.25 to 0.75: a difference of 0.5 " in report(run)
 
 
-def test_seeds_have_an_interval_and_groups_a_difference(tmp_path: Path) -> None:
+def test_seeds_have_an_interval(tmp_path: Path) -> None:
     slow = [write_run(tmp_path / f"slow{seed}", seed=seed) for seed in (0, 1, 2)]
     fast = [write_run(tmp_path / f"fast{seed}", seed=seed) for seed in (10, 11)]
     for folder in fast:
@@ -128,28 +128,13 @@ def test_seeds_have_an_interval_and_groups_a_difference(tmp_path: Path) -> None:
     assert "lr=- (3 seeds) | 1.1 [-1.38, 3.58] | 1 | 1.3 [-1.18, 3.78] | 3 |" in text
     # fast: 10.3, 11.3: mean 10.8, t(0.975, 1) * 0.707 / sqrt(2) = 12.706 * 0.5 = 6.353
     assert "lr=0.5 (2 seeds) | 10.6 [4.25, 17] | 1 | 10.8 [4.45, 17.2] | 3 |" in text
-    # variances of the means 1/3 and 1/4: error 0.7638, (7/12)^2 / (1/9/2 + 1/16) = 2.882 degrees of freedom: t = 3.261
-    row = "| `critic/score/mean` | lr=0.5 (2 seeds) | lr=- (3 seeds) | 9.5 [7.01, 12] | 3 |"
-    assert row in text
     assert "| `optim.lr` | - | 0.5 |" in text and "| `trainer.seed` | 0, 1, 2 | 10, 11 |" in text
     assert "very-secret" not in text and "## Samples" not in text
     page, names, _ = read_html(make_report([*slow, *fast]))
     assert "img" in names and "Comparison of 5 runs" in page
 
 
-def test_groups_are_compared_at_an_iteration_that_all_runs_have(tmp_path: Path) -> None:
-    long = [write_run(tmp_path / f"long{seed}", seed=seed, steps=4) for seed in (0, 1)]
-    short = [write_run(tmp_path / f"short{seed}", seed=seed, steps=2) for seed in (0, 1)]
-    for folder in short:
-        (folder / "config.yaml").write_text((folder / "config.yaml").read_text() + "optim: {lr: 0.5}\n")
-    text = report(*long, *short)
-    assert "lr=- (2 seeds) | 0.6 [-5.75, 6.95] | 1 | 0.9 [-5.45, 7.25] | 4 |" in text
-    assert "| lr=0.5 (2 seeds) | lr=- (2 seeds) | 0 [-3.04, 3.04] | 2 |" in text
-
-
-def test_groups_without_variance_have_a_difference_without_interval(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_groups_are_listed_best_first(tmp_path: Path) -> None:
     for at, value in enumerate((1.0, 1.0, 0.5, 0.75)):
         folder = write_run(tmp_path / f"run{at}", seed=at)
         write_validations(folder, [value])
@@ -157,9 +142,7 @@ def test_groups_without_variance_have_a_difference_without_interval(
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
     text = report(*(tmp_path / f"run{at}" for at in range(4)))
     assert "* `val/accuracy` at the end, best first: lr=0 (2 seeds) 1 [1, 1]; lr=1 (2 seeds) 0.625 [0, 1]." in text
-    assert "| `val/accuracy` | lr=1 (2 seeds) | lr=0 (2 seeds) | -0.375 | 0 |" in text
     assert "| runs | run0, run1 | run2, run3 |" in text
-    assert not [one for one in recwarn if "Precision loss" in str(one.message)]
 
 
 def test_evaluations_have_a_paired_difference(tmp_path: Path) -> None:
@@ -242,10 +225,8 @@ def test_evaluation_that_goes_on_or_has_ended(tmp_path: Path) -> None:
     assert "avg@2" not in report(folder)
 
 
-def test_evolution_has_its_intervals_and_solutions(tmp_path: Path) -> None:
+def test_evolution_has_its_intervals(tmp_path: Path) -> None:
     folder = write_evolution(tmp_path / "evolution")
-    for name, content in (("18", '{"problem": 5'), ("19", '{"problem": 6, "candidates": [{"key": 3}]}')):
-        (folder / f"problems/0000{name}.json").write_text(content)
     (folder / "metrics.jsonl").unlink()
     tracker = JsonlTracker(folder / "metrics.jsonl", 0)
     for number, value in ((1, 0.25), (2, 0.5)):
@@ -254,8 +235,6 @@ def test_evolution_has_its_intervals_and_solutions(tmp_path: Path) -> None:
     tracker.close()
     text = report(folder)
     assert "| `accuracy/chosen` | 0.25 [0.125, 0.375] | 1 | 0.5 [0.375, 0.625] | 2 |" in text
-    assert "### 1. Prompt 17 of sums: improved" in text
-    assert re.search(r"Iteration 0, reward 0:\n`15\n`\nIteration 1, reward 1:\n`14\n`", text)
     assert "| tokens of model calls | 1,200 |" in text
 
 
@@ -272,7 +251,7 @@ def test_failed_samples_are_counted_by_reason(run: Path) -> None:
     lines[0] |= {"outcome": "grader_failed", "reason": "no server", "reward": None}
     (run / "rollouts/step_000003.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = report(run)
-    assert "| training, grader_failed: no server | 1 |" in text and "sums: without reward" in text
+    assert "| step | grader_failed | no server | 1 |" in text and "sums: without reward" in text
     assert "Iteration 3, no reward (no server)" in text
 
 
@@ -332,5 +311,6 @@ def test_changes_between_the_starts_of_a_run(run: Path) -> None:
     (run / "config.1.yaml").write_text("actor_rollout_ref: {model: {path: m}}\ntrainer: {seed: 0}\n")
     (run / "config.2.yaml").write_text("actor_rollout_ref: {model: {path: m}}\ntrainer: {seed: 5}\n")
     text = report(run)
-    assert "| `trainer.total_training_steps` | config.1.yaml | `9` | `-` |" in text
-    assert "| `trainer.seed` | config.2.yaml | `0` | `5` |" in text
+    assert "| key that was set | config.yaml | config.1.yaml | config.2.yaml |" in text
+    assert "| `trainer.total_training_steps` | `9` | `-` | `-` |" in text
+    assert "| `trainer.seed` | `0` | `0` | `5` |" in text
