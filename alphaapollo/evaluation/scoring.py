@@ -66,7 +66,9 @@ def prepare_problems(config: EvalConfig, console: Console) -> list[PromptRespons
     responses = [response for problem in problems for response in problem.responses]
     missing = responses.count(None)
     if missing == len(responses):
-        raise ValueError(f"data.path={config.data.path}: all {missing} responses are missing. Use the file with them.")
+        raise ValueError(
+            f"data.path={config.data.path}: all {missing} responses are missing. Set data.path to a file with responses."
+        )
     console.show_line(f"{config.trainer.folder}: {len(responses)} responses to {len(problems)} problems")
     if missing:
         notices.append(f"{missing} of {len(responses)} responses are missing. They are failed samples, not scored 0.")

@@ -145,22 +145,24 @@ async function refresh() {
 
 let version = null;
 
-// Asks once a second whether the run has written something, and what it does.
-async function follow() {
-  setTimeout(follow, 1000);
-  if (document.hidden) return;
+// Asks whether the run has written something, and what it does.
+async function poll() {
+  const response = await fetch(`/version?run=${document.body.dataset.run}`).catch(() => null);
+  const answer = response?.ok ? await response.json() : null;
   const live = document.getElementById("live"), status = document.getElementById("status");
-  let answer = null;
-  try {
-    const response = await fetch(`/version?run=${document.body.dataset.run}`);
-    if (response.ok) answer = await response.json();
-  } catch { /* the viewer has ended, or cannot be reached */ }
-  live.textContent = answer ? "live" : "disconnected";
-  live.classList.toggle("on", answer !== null);
+  if (live.classList.contains("on") !== (answer !== null) || !live.textContent) {
+    live.textContent = answer ? "live" : "disconnected";
+    live.classList.toggle("on", answer !== null);
+  }
   if (!answer) return;
-  if (version !== null && answer.version !== version) refresh();
+  if (version !== null && answer.version !== version) await refresh();
   else if (answer.status && status) status.textContent = answer.status;
   version = answer.version;
+}
+
+async function follow() {
+  if (!document.hidden) await poll();
+  setTimeout(follow, 1000);
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>

@@ -161,6 +161,7 @@ ERRORS = {
         "reward.judge.backend=policy": 'reward.judge.backend: server "policy".',
         "models.judge.base_url=x": "models.judge.name base_url",
         "models.policy.base_url=x models.policy.name=y": "models.policy.path base_url both",
+        "env.env_name=agent env.agent.command=x": "env.env_name=agent",
         "evolving.branches=[polcy]": "evolving.branches[0]=polcy models policy.",
         "roles.verifier.plugin=''": "evolving.votes=3 roles.verifier.plugin evolving.votes=0",
         "budget.money=1": "budget.money=1 price_in price_out",
