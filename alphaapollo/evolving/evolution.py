@@ -21,9 +21,10 @@ from alphaapollo.environments.base import Environment, ScoreFn
 from alphaapollo.environments.informal_math import get_problem
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
 from alphaapollo.evaluation.estimates import extract_answer
-from alphaapollo.evolving.calls import EvolutionStopped, RoleCaller, Transcript
+from alphaapollo.evolving.budget import EvolutionStopped
 from alphaapollo.evolving.model_clients import ModelCallError
 from alphaapollo.evolving.pool import Candidate, Grade, JudgedCandidate, Judgement, Pool, Position, Verdict
+from alphaapollo.evolving.role_caller import RoleCaller, Transcript
 from alphaapollo.evolving.roles import PastSolution, RoleView
 from alphaapollo.types import Message, Outcome, Prompt, Score
 

@@ -23,11 +23,12 @@ from alphaapollo.data.images import collect_images
 from alphaapollo.data.prompts import apply_length_limit, load_prompts
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.evolving.calls import STOP, Budget, RoleCaller, make_roles
+from alphaapollo.evolving.budget import STOP, Budget
 from alphaapollo.evolving.evolution import Evolution, compute_prompt_digest
 from alphaapollo.evolving.model_clients import EngineClient, ModelClient, make_clients, report_engine_progress
 from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.evolving.report import compute_round_metrics, write_results
+from alphaapollo.evolving.role_caller import RoleCaller, make_roles
 from alphaapollo.launch.input_checks import check_rewards, find_environment_spec
 from alphaapollo.observability.console import Console
 from alphaapollo.planning.plan_table import print_plan_table

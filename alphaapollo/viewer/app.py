@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
@@ -45,6 +45,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+ERRORS = (HTTPException, ValueError, OverflowError, OSError, sqlite3.Error)  # shown as a page
 IMAGE_NAME = re.compile(r"[0-9a-f]{32}\.([a-z]+)")
 
 
@@ -61,7 +62,6 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
     templates = Jinja2Templates(HERE / "templates")
     templates.env.filters |= FILTERS
     templates.env.globals |= {"plotly_style_ids": find_plotly_style_ids, "index": index}
-    viewer = Viewer(index, templates)
 
     @asynccontextmanager
     async def run_index(app: Starlette) -> AsyncIterator[None]:
@@ -69,37 +69,60 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
         yield
         await asyncio.to_thread(index.close)
 
-    page, sample = viewer.make_page, "/runs/{run:int}/{kind}/{step:int}/{line:int}"
-    routes = [
-        Route("/", page("runs.html", pages.list_runs)),
-        Route("/compare", page("compare.html", pages.compare_runs)),
-        Route("/runs/{run:int}", page("run.html", pages.describe_run)),
-        Route("/runs/{run:int}/health", page("health.html", pages.describe_health)),
-        Route("/runs/{run:int}/examples", page("examples.html", pages.list_examples)),
-        Route("/runs/{run:int}/config", page("config.html", pages.describe_config)),
-        Route("/runs/{run:int}/samples", page("samples.html", sample_pages.search_samples)),
-        Route("/runs/{run:int}/{kind}/{step:int}", page("iteration.html", sample_pages.describe_iteration)),
-        Route("/runs/{run:int}/{kind}/{step:int}/rows", page("rows.html", sample_pages.describe_iteration)),
-        Route(sample, page("trajectory.html", sample_pages.describe_trajectory)),
-        Route(f"{sample}/conversation", page("conversation.html", sample_pages.describe_trajectory)),
-        Route("/runs/{run:int}/images/{name}", viewer.get_image),
-        Route("/curves", viewer.get_curves),
-        Route("/version", viewer.get_version),
-        Route("/plotly.js", lambda request: FileResponse(PLOTLY, headers={"Cache-Control": "max-age=86400"})),
-        Mount("/static", StaticFiles(directory=HERE / "static")),
-    ]
+    def show_error(request: Request, error: Exception) -> Response:
+        status = 503 if isinstance(error, sqlite3.Error) else getattr(error, "status_code", 404)
+        text = error.detail if isinstance(error, HTTPException) else str(error)
+        values = {"root": index.root, "text": text, "title": "Not found" if status == 404 else "Error"}
+        return templates.TemplateResponse(request, "error.html", values, status_code=status)
+
     return Starlette(
-        routes=routes,
+        routes=list_routes(index, templates),
         lifespan=run_index,
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
             Middleware(BaseHTTPMiddleware, dispatch=add_headers),
             Middleware(GZipMiddleware, minimum_size=2000),
         ],
-        exception_handlers=dict.fromkeys(
-            (HTTPException, ValueError, OverflowError, OSError, sqlite3.Error), viewer.show_error
-        ),
+        exception_handlers=dict.fromkeys(ERRORS, show_error),
     )
+
+
+def list_routes(index: RunIndex, templates: Jinja2Templates) -> list[BaseRoute]:
+    """List the addresses of the viewer with their handlers."""
+
+    def handle(respond: Callable[[Request, Query], Response]) -> Callable[[Request], Response]:
+        def handle_request(request: Request) -> Response:  # not async, so it runs in a thread
+            with closing(index.connect()) as database:
+                return respond(request, Query(database, index.root, request.path_params, request.query_params))
+
+        return handle_request
+
+    def page(template: str, describe: Describe) -> Callable[[Request], Response]:
+        def respond(request: Request, query: Query) -> Response:
+            values = {"root": query.root, "run": query.run if "run" in query.place else None, **describe(query)}
+            return templates.TemplateResponse(request, template, values)
+
+        return handle(respond)
+
+    run, iteration = "/runs/{run:int}", "/runs/{run:int}/{kind}/{step:int}"
+    return [
+        Route("/", page("runs.html", pages.list_runs)),
+        Route("/compare", page("compare.html", pages.compare_runs)),
+        Route(run, page("run.html", pages.describe_run)),
+        Route(f"{run}/health", page("health.html", pages.describe_health)),
+        Route(f"{run}/examples", page("examples.html", pages.list_examples)),
+        Route(f"{run}/config", page("config.html", pages.describe_config)),
+        Route(f"{run}/samples", page("samples.html", sample_pages.search_samples)),
+        Route(f"{run}/images/{{name}}", handle(get_image)),
+        Route(iteration, page("iteration.html", sample_pages.describe_iteration)),
+        Route(f"{iteration}/rows", page("rows.html", sample_pages.describe_iteration)),
+        Route(f"{iteration}/{{line:int}}", page("trajectory.html", sample_pages.describe_trajectory)),
+        Route(f"{iteration}/{{line:int}}/conversation", page("conversation.html", sample_pages.describe_trajectory)),
+        Route("/curves", handle(get_curves)),
+        Route("/version", handle(get_version)),
+        Route("/plotly.js", lambda request: FileResponse(PLOTLY, headers={"Cache-Control": "max-age=86400"})),
+        Mount("/static", StaticFiles(directory=HERE / "static")),
+    ]
 
 
 def make_server(app: Starlette, **options: Any) -> uvicorn.Server:
@@ -107,69 +130,38 @@ def make_server(app: Starlette, **options: Any) -> uvicorn.Server:
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", **options))
 
 
-class Viewer:
-    """Handlers of the application."""
+def get_image(request: Request, query: Query) -> Response:
+    """Return an image of a run's messages (runs/rollout_log.py)."""
+    name, folder = query.place["name"], query.run.folder
+    match = IMAGE_NAME.fullmatch(name)  # never a path
+    files = [folder / "rollouts" / IMAGE_FOLDER / name, folder / IMAGE_FOLDER / name] if match else []
+    inside = [file for file in files if file.is_file() and file.resolve().is_relative_to(folder.resolve())]
+    if match is None or not inside:
+        raise HTTPException(404, f"There is no image {name} in {folder}.")
+    return FileResponse(inside[0], media_type=f"image/{match[1]}" if match[1] != "bin" else "application/octet-stream")
 
-    def __init__(self, index: RunIndex, templates: Jinja2Templates):
-        self.index, self.templates = index, templates
 
-    def make_page(self, template: str, describe: Describe) -> Any:
-        """Return the handler of a page. describe: computes the values of the template."""
+def get_curves(request: Request, query: Query) -> Response:
+    """Return the plotly traces of a metric of runs (options: metric, run (repeated), smooth, seeds), or a histogram
+    (options: run, histogram, kind)."""
+    options, database = query.options, query.database
+    folders = pages.read_folders(database, [int(run) for run in options.getlist("run")])
+    if "histogram" in options:
+        run, *_ = folders
+        return JSONResponse(make_histogram_traces(database, run, options.get("kind", ""), options["histogram"]))
+    groups = group_runs(folders, query.root, bool(options.get("seeds")))
+    smoothing = min(max(float(options.get("smooth") or 0), 0.0), 0.99)
+    return JSONResponse(make_metric_traces(database, groups, options.get("metric", ""), smoothing))
 
-        def handle(request: Request) -> Response:  # not async, so it runs in a thread
-            with closing(self.index.connect()) as database:
-                query = self.make_query(database, request)
-                values = {"root": query.root, "run": query.run if "run" in query.place else None, **describe(query)}
-            return self.templates.TemplateResponse(request, template, values)
 
-        return handle
-
-    def make_query(self, database: sqlite3.Connection, request: Request) -> Query:
-        """Return what a request asks for."""
-        return Query(database, self.index.root, request.path_params, request.query_params)
-
-    def show_error(self, request: Request, error: Exception) -> Response:
-        """Show an error as a page."""
-        status = 503 if isinstance(error, sqlite3.Error) else getattr(error, "status_code", 404)
-        text = error.detail if isinstance(error, HTTPException) else str(error)
-        values = {"root": self.index.root, "text": text, "title": "Not found" if status == 404 else "Error"}
-        return self.templates.TemplateResponse(request, "error.html", values, status_code=status)
-
-    def get_image(self, request: Request) -> Response:
-        """Return an image of a run's messages (runs/rollout_log.py)."""
-        name = request.path_params["name"]
-        with closing(self.index.connect()) as database:
-            folder = self.make_query(database, request).run.folder
-        match = IMAGE_NAME.fullmatch(name)  # never a path
-        files = [folder / "rollouts" / IMAGE_FOLDER / name, folder / IMAGE_FOLDER / name] if match else []
-        inside = [file for file in files if file.is_file() and file.resolve().is_relative_to(folder.resolve())]
-        file = next(iter(inside), None)
-        if match is None or file is None:
-            raise HTTPException(404, f"There is no image {name} in {folder}.")
-        return FileResponse(file, media_type=f"image/{match[1]}" if match[1] != "bin" else "application/octet-stream")
-
-    def get_curves(self, request: Request) -> Response:
-        """Return the plotly traces of a metric of runs (query: metric, run (repeated), smooth, seeds), or a histogram
-        (query: run, histogram, kind)."""
-        query = request.query_params
-        with closing(self.index.connect()) as database:
-            folders = pages.read_folders(database, [int(run) for run in query.getlist("run")])
-            if "histogram" in query:
-                run, *_ = folders
-                return JSONResponse(make_histogram_traces(database, run, query.get("kind", ""), query["histogram"]))
-            groups = group_runs(folders, self.index.root, bool(query.get("seeds")))
-            smoothing = min(max(float(query.get("smooth") or 0), 0.0), 0.99)
-            return JSONResponse(make_metric_traces(database, groups, query.get("metric", ""), smoothing))
-
-    def get_version(self, request: Request) -> Response:
-        """Return a text that changes when a run (query: run; without it, any run) has written something or has ended,
-        and what the run does."""
-        run = int(request.query_params.get("run") or 0)
-        with closing(self.index.connect()) as database:
-            version, folder = read_version(database, run), pages.read_folders(database, [run]).get(run)
-        state = read_run_state(folder) if folder else RunState("")
-        status = state.reason if state.name == "running" else ""
-        return JSONResponse({"version": f"{state.name} {version}", "status": status})
+def get_version(request: Request, query: Query) -> Response:
+    """Return a text that changes when a run (option: run; without it, any run) has written something or has ended, and
+    what the run does."""
+    run = int(query.options.get("run") or 0)
+    folder = pages.read_folders(query.database, [run]).get(run)
+    state = read_run_state(folder) if folder else RunState("")
+    version = f"{state.name} {read_version(query.database, run)}"
+    return JSONResponse({"version": version, "status": state.reason if state.name == "running" else ""})
 
 
 @lru_cache(maxsize=1)

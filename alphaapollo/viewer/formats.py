@@ -67,12 +67,6 @@ def draw_bars(listed: str, low: float, high: float) -> Markup:
     return Markup('<span class="bars" role="img" title="{0}" aria-label="rewards: {0}">{1}</span>').format(label, marks)
 
 
-def format_size(parameters: float | None) -> str:
-    """Format a number of parameters, e.g. `135M`; empty for None."""
-    units = [(size, name) for size, name in ((1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")) if (parameters or 0) >= size]
-    return f"{(parameters or 0) / units[0][0]:.3g}{units[0][1]}" if units else ""
-
-
 def format_line(text: object, most: int = 100) -> str:
     """Return the beginning of a text on one line."""
     line = " ".join(str("" if text is None else text)[: 4 * most].split())
@@ -86,7 +80,6 @@ FILTERS: dict[str, Callable[..., object]] = {
     "time": format_time,
     "duration": format_duration,
     "bars": draw_bars,
-    "size": format_size,
     "line": format_line,
     "color": lambda number: PALETTE[number % len(PALETTE)],
     "query_with": lambda options, **changes: urlencode(

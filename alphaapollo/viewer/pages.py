@@ -22,7 +22,6 @@ from alphaapollo.viewer.curves import (
     separate_constants,
 )
 from alphaapollo.viewer.experiments import compare_configs, group_runs, list_paired_differences
-from alphaapollo.viewer.index import KIND_NAMES
 from alphaapollo.viewer.query import Query, summarize_run
 from alphaapollo.viewer.run_folders import read_json_object, tabulate_starts
 from alphaapollo.viewer.samples import compare_texts
@@ -88,18 +87,17 @@ def describe_run(query: Query) -> dict[str, object]:
     files = "SELECT kind, step FROM iterations WHERE run = ? ORDER BY step DESC, kind LIMIT ?"
     of_file = (
         "SELECT kind, step, count(*) AS samples, avg(reward) AS reward, sum(reward IS NULL) AS failed, "
-        "min(reward) AS low, max(reward) AS high, avg(tokens) AS tokens "
-        "FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY kind, step"
+        "avg(tokens) AS tokens FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY kind, step"
     )
+    first = "SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step LIMIT 1"
     newest = query.select(files, run.id, NEWEST_FILES)
     steps = [row for place in newest for row in query.select(of_file, run.id, *place)]
     return {
         "names": names,
         "chosen": options.getlist("metric") or chosen,
         "constants": constants,
-        "values": [(name, value, _read_first(query, run.id, name)) for name, value in run.headline],
+        "values": [(name, value, query.select(first, run.id, name)) for name, value in run.headline],
         "steps": steps,
-        "kind_names": KIND_NAMES,
         "histogram_kind": max((row["kind"] for row in steps), key=lambda kind: kind == "step", default=""),
         "history": read_history(run.folder),
         "plan": read_run_plan(run.folder),
@@ -109,11 +107,6 @@ def describe_run(query: Query) -> dict[str, object]:
         "warnings": _list_warnings(query, run.id, 5),
         "options": options,
     }
-
-
-def _read_first(query: Query, run: int, name: str) -> float | None:
-    rows = query.select("SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step LIMIT 1", run, name)
-    return rows[0]["value"] if rows else None
 
 
 def describe_health(query: Query) -> dict[str, object]:

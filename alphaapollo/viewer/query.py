@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from alphaapollo.observability.run_view import HEADLINES, choose_headline
 from alphaapollo.viewer.run_folders import (
     describe_algorithm,
-    describe_model,
     find_kind,
+    find_model_name,
     find_total_steps,
     make_run_name,
     measure_costs,
@@ -95,7 +95,6 @@ class RunSummary:
     unread: Sequence[sqlite3.Row] = ()  # name and error of the first files that could not be read
     algorithm: str = ""
     model: str = ""
-    parameters: float | None = None  # of the model
     seconds: float = 0.0  # wall time of its commands
     devices: int = 0  # GPUs
     speed: float | None = None  # sampled tokens per second
@@ -111,7 +110,6 @@ def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
     files = query.select("SELECT total(damaged) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", number)[0]
     try:
         state, kind, total = read_run_state(folder), find_kind(folder), find_total_steps(folder)
-        model = describe_model(folder)
         seconds, devices = measure_costs(folder)
         figures = {} if values else read_json_object(folder / "summary.json").get("all", {}).get("figures", {})
         headline = [(metric, values[metric]["value"]) for metric in choose_headline(values)]
@@ -132,8 +130,7 @@ def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
         damaged=int(files["damaged"]),
         unread=query.select("SELECT name, error FROM files WHERE run = ? AND error != '' LIMIT 5", number),
         algorithm=describe_algorithm(folder),
-        model=model[0],
-        parameters=model[1],
+        model=find_model_name(folder),
         seconds=seconds,
         devices=devices,
         speed=values["rollout/tokens_per_second"]["value"] if "rollout/tokens_per_second" in values else None,

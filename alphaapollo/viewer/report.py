@@ -219,9 +219,6 @@ def list_costs(query: Query, run: RunSummary) -> Iterator[Row]:
     if phases := format_time_summary({name: value for name, value in sums.items() if name.startswith("timing/")}):
         yield "iterations", phases
     yield from ((label, f"{sums[name]:,.0f}") for name, label in SUMMED.items() if name in sums)
-    if "train/tokens" in sums:
-        total = "SELECT avg(value) * max(step) FROM metrics WHERE run = ? AND name = 'train/tokens'"
-        yield "trained tokens, about", f"{query.select(total, run.id)[0][0]:,.0f}"
 
 
 def format_value(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -161,12 +160,10 @@ def describe_algorithm(folder: Path) -> str:
     return estimator + (f", {loss}" if loss not in ("ppo", estimator) else "") or config.get("preference.loss", "")
 
 
-def describe_model(folder: Path) -> tuple[str, float | None]:
-    """Return the name of the model that a run trains, and its number of parameters if the name has it."""
+def find_model_name(folder: Path) -> str:
+    """Return the name of the model that a run trains."""
     paths = (value for key, value in read_flat_config(folder).items() if key.endswith("model.path"))
-    path = next((path for path in paths if path not in ("", "null")), "")
-    size = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([MB])(?![a-z])", path.rpartition("/")[2].replace("-", " "))
-    return shorten_path(path), float(size[1]) * {"M": 1e6, "B": 1e9}[size[2]] if size else None
+    return shorten_path(next((path for path in paths if path not in ("", "null")), ""))
 
 
 def measure_costs(folder: Path) -> tuple[float, int]:

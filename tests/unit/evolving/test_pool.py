@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import EvolvingBudget
-from alphaapollo.evolving.calls import Budget, EvolutionStopped
+from alphaapollo.evolving.budget import Budget, EvolutionStopped
 from alphaapollo.evolving.pool import FILE, Candidate, Grade, Judgement, ModelCall, Pool, Position, Usage, Verdict
 from alphaapollo.types import Message, Outcome
 

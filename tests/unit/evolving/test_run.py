@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.evolving import calls
-from alphaapollo.evolving.calls import ModelUnavailableError
+from alphaapollo.evolving import role_caller
+from alphaapollo.evolving.role_caller import ModelUnavailableError
 from alphaapollo.results import EvolutionRun
 from tests.unit.evolving.scripted import Command, Server, arithmetic, role_of
 from tests.unit.metric_names import undocumented
@@ -105,8 +105,8 @@ def test_server_failures_are_counted_and_excluded(
         return arithmetic(messages, request) if number % 5 else bad[number // 5 % len(bad)]
 
     server.script = flaky
-    monkeypatch.setattr(calls, "MAX_FAILURES", 1000)
-    monkeypatch.setattr(calls, "MAX_ASKS", 9)
+    monkeypatch.setattr(role_caller, "MAX_FAILURES", 1000)
+    monkeypatch.setattr(role_caller, "MAX_ASKS", 9)
     command.run()
     report, pool = command.report(), command.pool
     failed = [call for call in pool.calls.values() if call.failure]
@@ -121,7 +121,7 @@ def test_server_failures_are_counted_and_excluded(
 def test_run_stops_while_the_server_is_down_and_resumes(
     command: Command, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "MAX_FAILURES", 3)
+    monkeypatch.setattr(role_caller, "MAX_FAILURES", 3)
     count = itertools.count()
     server.script = lambda messages, request: arithmetic(messages, request) if next(count) < 30 else 503
     with pytest.raises(ModelUnavailableError, match=r"models\.policy: .* calls .*failed"):
