@@ -109,13 +109,10 @@ def choose_curves(
     at = MAIN_CURVES.index("train/accuracy")
     ordered = (*MAIN_CURVES[:at], *(name for name in sorted(names) if COMPONENT in name), *MAIN_CURVES[at:])
     constants, varying = separate_constants(database, runs, [name for name in ordered if name in names])
-    chosen = list({curve: name for name, curve in reversed(varying.items())}.values())[::-1]
+    first_names = {curve: name for name, curve in reversed(varying.items())}
+    chosen = sorted(first_names.values(), key=ordered.index)
     main = [name for name in chosen if COMPONENT not in name][:limit]
-    return sorted({*main, *filter(is_component, chosen)}, key=ordered.index), constants
-
-
-def is_component(metric: str) -> bool:
-    return COMPONENT in metric
+    return [name for name in chosen if COMPONENT in name or name in main], constants
 
 
 def separate_constants(
