@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -102,8 +103,8 @@ def render_page(values: Mapping[str, object]) -> bytes:
     templates = Environment(loader=loader, autoescape=True, finalize=format_value, undefined=StrictUndefined)
     templates.trim_blocks = templates.lstrip_blocks = True  # a table without rows is empty
     templates.filters |= FILTERS | {"block": make_block, "svg": draw_as_svg}
-    used = (choose_samples, list_changes, list_config_differences, list_costs, list_ends, list_gaps, list_scores)
-    used += (list_set_keys, make_code, read_history, read_input_digests, read_run_plan, tabulate_starts)
+    used: list[Any] = [choose_samples, list_changes, list_config_differences, list_costs, list_ends, list_gaps]
+    used += [list_scores, list_set_keys, make_code, read_history, read_input_digests, read_run_plan, tabulate_starts]
     templates.globals |= {function.__name__: function for function in used}
     return templates.get_template("report.html").render(style=style, digest=digest, **values).lstrip().encode()
 
