@@ -56,10 +56,10 @@ def compute_bootstrap_interval(
     """
     num_problems, num_metrics = values.shape
     values = np.sort(values, axis=0)
-    known = ~np.isnan(values)
+    has_value = ~np.isnan(values)
     if num_problems == 0 or num_metrics == 0:
         return np.full((2, num_metrics), np.nan)
-    filled, generator = np.where(known, values, 0.0), np.random.default_rng(seed)
+    filled, generator = np.where(has_value, values, 0.0), np.random.default_rng(seed)
     means = np.empty((resamples, num_metrics))
     size = max(1, CHUNK // num_problems)
     for start in range(0, resamples, size):
@@ -67,8 +67,8 @@ def compute_bootstrap_interval(
         draws = generator.integers(num_problems, size=(rows, num_problems)) + num_problems * np.arange(rows)[:, None]
         counts = np.bincount(draws.ravel(), minlength=rows * num_problems).reshape(rows, num_problems).astype(float)
         with np.errstate(invalid="ignore"):  # a resample may have no value of a metric
-            means[start : start + rows] = (counts @ filled) / (counts @ known)
-    enough = known.sum(axis=0) >= 2
+            means[start : start + rows] = (counts @ filled) / (counts @ has_value)
+    enough = has_value.sum(axis=0) >= 2
     bounds = np.full((2, num_metrics), np.nan)
     tail = (1 - level) / 2
     bounds[:, enough] = np.nanquantile(means[:, enough], [tail, 1 - tail], axis=0)
@@ -100,10 +100,10 @@ def extract_answer(text: str) -> str | None:
 
 def _normalize_number(text: str) -> str | None:
     """Return a number as a reduced fraction, e.g. "1,200.50" as "2401/2"; None if the text is not a number."""
-    found = WHOLE_NUMBER.fullmatch(text)
-    if found is None:
+    match = WHOLE_NUMBER.fullmatch(text)
+    if match is None:
         return None
-    sign, whole, decimals, divisor = found.groups()
+    sign, whole, decimals, divisor = match.groups()
     if not (whole or decimals) or (divisor and int(divisor) == 0):
         return None
     value = Fraction((whole or "0").replace(",", "") + (decimals or "")) / int(divisor or 1)

@@ -173,7 +173,7 @@ def _summarize_source(data_source: str, results: Sequence[SampleResult]) -> Summ
         samples=len(results),
         outcomes=dict(Counter(str(result.outcome) for result in results)),
         ends=dict(Counter(str(result.end) for result in results if result.end)),
-        figures={name: one for name, one in zip(names, estimate_means(values), strict=True) if one},
+        figures={name: mean for name, mean in zip(names, estimate_means(values), strict=True) if mean},
     )
 
 
@@ -199,9 +199,9 @@ def compute_mean_metrics(results: Sequence[SampleResult], num_samples: int) -> d
 def _compute_column_means_and_counts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean of each column over its values that are not NaN, and the number of these values."""
     values = np.sort(values, axis=0)  # makes sums independent of the order of problems
-    known = ~np.isnan(values)
-    counts = known.sum(axis=0)
-    sums = np.where(known, values, 0.0).sum(axis=0)
+    has_value = ~np.isnan(values)
+    counts = has_value.sum(axis=0)
+    sums = np.where(has_value, values, 0.0).sum(axis=0)
     return np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0), counts
 
 
@@ -234,7 +234,7 @@ def compute_metrics_per_problem(results: Iterable[SampleResult], num_samples: in
     names = {name for group in scored for result in group for name in result.score.components}
     for name in sorted(names - {"accuracy"}):
         values = [[result.score.component(name) for result in group] for group in scored]
-        columns[f"component/{name}"] = [_mean_or_nan([one for one in group if one == one]) for group in values]
+        columns[f"component/{name}"] = [_mean_or_nan([v for v in group if not math.isnan(v)]) for group in values]
     columns["response_length"] = [
         _mean_or_nan([result.num_tokens for result in group if result.num_tokens is not None]) for group in problems
     ]
@@ -277,8 +277,9 @@ def print_summary(overall: Summary, sources: Mapping[str, Summary], terminal: Te
             title = ""
         if not summary.figures:
             rows.append((title, "nothing scored", "", "", ""))
-    one, two = (max(len(row[column]) for row in rows) for column in (0, 1))
-    terminal.write("\n".join(f"{a:<{one}}  {b:<{two}}  {c:>9}  {d:>20}  {e:>8}".rstrip() for a, b, c, d, e in rows))
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    lines = (f"{a:<{first}}  {b:<{second}}  {c:>9}  {d:>20}  {e:>8}".rstrip() for a, b, c, d, e in rows)
+    terminal.write("\n".join(lines))
     for summary in _list_summaries(overall, sources):
         terminal.write(format_outcome_line(summary))
 
@@ -297,7 +298,7 @@ def format_outcome_line(summary: Summary) -> str:
 
 def write_summary(folder: Path, overall: Summary, sources: Mapping[str, Summary]) -> list[Path]:
     """Write summary.json, and summary.csv with a row per data source and metric. Both are written atomically."""
-    records = {name: asdict(one) | {"failed": one.num_failed} for name, one in sources.items()}
+    records = {name: asdict(summary) | {"failed": summary.num_failed} for name, summary in sources.items()}
     record = {"all": asdict(overall) | {"failed": overall.num_failed}, "by_data_source": records}
     table = StringIO(newline="")
     rows = csv.DictWriter(table, FIELDS)

@@ -213,7 +213,8 @@ class RewardModelTask(PairTask):
         return read
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
-        return MemoryRequest(max(one.longest_row_length for one in examples), rows_per_example=2, computes_logits=False)
+        longest = max(example.longest_row_length for example in examples)
+        return MemoryRequest(longest, rows_per_example=2, computes_logits=False)
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         count = sums["compared"]

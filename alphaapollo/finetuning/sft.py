@@ -145,8 +145,8 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
         prompts, config.reward, config.custom_reward_function, environment.is_graded(config.env)
     )
     reset_notices = asyncio.run(try_environment_resets(config.env, prompts[:1]))
-    found = [f"data.val_prompts: {finding.describe()}" for finding in findings]
-    return prompts, [*notices, *truncated, *found, *reward_notices, *reset_notices]
+    unread = [f"data.val_prompts: {finding.describe()}" for finding in findings]
+    return prompts, [*notices, *truncated, *unread, *reward_notices, *reset_notices]
 
 
 def make_val_prompt_data(config: SftConfig) -> GenerationData:
