@@ -36,8 +36,9 @@ from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import is_gradable
+from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.resume import StartPoint, find_inference_start
-from alphaapollo.runs.run_history import JsonlTracker, RunPlan
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module

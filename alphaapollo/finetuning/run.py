@@ -46,7 +46,8 @@ from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.input_digests import Digests
 from alphaapollo.runs.resume import find_start_point
-from alphaapollo.runs.run_history import NUM_LOGGED, RunPlan, write_examples
+from alphaapollo.runs.run_plan import RunPlan
+from alphaapollo.runs.training_examples import NUM_LOGGED, write_examples
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 TASKS: dict[type[TuningConfig], type[FinetuningTask]] = {

@@ -25,7 +25,7 @@ from alphaapollo.observability.trackers import Tracker
 from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest
 from alphaapollo.runs.checkpoint_folder import RunProgress
 from alphaapollo.runs.resume import StartPoint
-from alphaapollo.runs.run_history import LoggedExample
+from alphaapollo.runs.training_examples import LoggedExample
 from alphaapollo.utils.schedule import is_due
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 

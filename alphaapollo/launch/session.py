@@ -38,7 +38,7 @@ from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, RunProgress
 from alphaapollo.runs.resume import StartPoint, resume_hint
-from alphaapollo.runs.run_history import RunPlan
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.utils.disk import close_all, explain_write_errors
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

@@ -2,8 +2,8 @@
 
 open, before large packages are imported -> start -> show_phase, show_samples, show_step, ... -> show_end -> close
 
-A thread redraws the live view or, if nothing was printed for a while, prints a status line. Only this thread lays out
-the view. It also writes status.json for the viewer. Errors of the display never affect the run.
+A thread redraws the live view or, if nothing was printed for a while, prints a status line. It also writes status.json
+for the viewer. Errors of the display never affect the run.
 """
 
 from __future__ import annotations
@@ -19,23 +19,20 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import FrameType
 
-from rich.console import Group
-from rich.control import Control
 from rich.live import Live
-from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
 from alphaapollo.observability.advice import MetricsAdvisor
-from alphaapollo.observability.run_view import (
+from alphaapollo.observability.console_view import (
+    ConsoleView,
     Phase,
-    RunView,
     compute_expected_tokens,
     format_plain_line,
-    format_time_summary,
     render_view,
 )
+from alphaapollo.observability.metric_texts import format_time_summary
 from alphaapollo.observability.terminal import Terminal, choose_samples, get_last_message, shorten_text
-from alphaapollo.runs.run_history import STATUS, RunStatus, write_run_status
+from alphaapollo.runs.run_status import STATUS, RunStatus, write_run_status
 from alphaapollo.types import Trajectory, TrajectoryGroup
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact
@@ -43,8 +40,6 @@ from alphaapollo.utils.redaction import redact
 REFRESH_SECONDS = 0.25
 STATUS_SECONDS = 2.0  # between two writes of status.json
 QUIET_SECONDS = 3.0  # without output before a status line; less than 5 seconds also on a busy machine
-# Without wrapping, a line of the live view remains one line if the terminal shows characters wider than rich expects.
-NO_WRAP, WRAP = (Segments([Segment(code, None, [(ControlType.CARRIAGE_RETURN,)])]) for code in ("\x1b[?7l", "\x1b[?7h"))
 PROMPT_CHARS, ANSWER_CHARS = 100, 200  # longer texts of samples are shortened
 PACKAGE = __name__.partition(".")[0]
 
@@ -60,11 +55,10 @@ class Console(AbstractContextManager["Console"]):
         self._status = RunStatus()  # the last one that was written
         self._opened = time.monotonic()
         self._num_prints, self._quiet_since = 0, self._opened
-        self._view, self._lock = RunView(), threading.Lock()
+        self._view = ConsoleView()
         self._advisor = MetricsAdvisor()
         self._spent: Counter[str] = Counter()  # seconds by timing metric
         self._live: Live | None = None
-        self._size = self.terminal.size
         self._thread = threading.Thread(target=self._refresh_periodically, name="console", daemon=True)
         self._closing = threading.Event()
 
@@ -92,7 +86,7 @@ class Console(AbstractContextManager["Console"]):
     def start(self, total_steps: int, completed_steps: int) -> None:
         """Start showing the iterations of a run. completed_steps: those completed before a resume."""
         view = self._view
-        self._view = RunView(view.title, total_steps, completed_steps, view.activity, warnings=view.warnings)
+        self._view = ConsoleView(view.title, total_steps, completed_steps, view.activity, warnings=view.warnings)
         self.resumed_step = completed_steps
 
     def show_phase(self, name: str, done: int, total: int, text: str = "", in_flight: int = 0) -> None:
@@ -108,8 +102,7 @@ class Console(AbstractContextManager["Console"]):
 
     def show_step(self, step: int, metrics: Mapping[str, float], failure_reason: str = "") -> None:
         """Show the metrics of a finished iteration. `failure_reason`: why a trajectory of the iteration failed."""
-        with self._lock:
-            self._view.update(step, metrics, self.elapsed)
+        self._view.update(step, metrics, self.elapsed)
         self._spent.update({name: value for name, value in metrics.items() if name.startswith("timing/")})
         if self._live is None:
             self.show_line(format_plain_line(self._view, metrics, self.elapsed))
@@ -141,8 +134,7 @@ class Console(AbstractContextManager["Console"]):
     def warn(self, text: str) -> None:
         """Print a note, and keep it in the live view until there are newer ones."""
         self.num_warnings += 1
-        with self._lock:
-            self._view.warnings.append(shorten_text(" ".join(text.split()), ANSWER_CHARS))
+        self._view.add_warning(shorten_text(" ".join(text.split()), ANSWER_CHARS))
         self.notify(text)
 
     def show_end(self, lines: Sequence[str]) -> None:
@@ -177,12 +169,7 @@ class Console(AbstractContextManager["Console"]):
         with suppress(OSError):  # removed folder or full disk, which the command itself reports
             self._write_status()
         if live is not None:
-            with self._lock:  # the cursor is below the view
-                lines = render_view(self._view, elapsed, terminal.width - 1, terminal.height - 1)
-            if terminal.size != self._size:  # the terminal has moved the drawn lines
-                self._size = terminal.size
-                terminal.control(Control.clear(), Control.home())
-            live.update(Group(NO_WRAP, *lines, WRAP), refresh=True)
+            live.update(render_view(self._view, elapsed), refresh=True)
         elif terminal.num_prints != self._num_prints:
             self._num_prints, self._quiet_since = terminal.num_prints, time.monotonic()
         elif time.monotonic() - self._quiet_since >= QUIET_SECONDS:
@@ -200,18 +187,17 @@ class Console(AbstractContextManager["Console"]):
         name, _, detail = view.activity.partition(": ")
         if phase := view.running_phase:
             name, detail = phase.name, f"{phase.done}/{phase.total}"
-        with self._lock:
-            self._status = RunStatus(
-                phase=name,
-                detail=detail,
-                since=before.since if (name, view.step) == (before.phase, before.step) else now,
-                written=now,
-                step=view.step,
-                tokens=view.tokens,
-                expected_tokens=compute_expected_tokens(view.costs),
-                seconds_left=view.estimate_seconds_left(self.elapsed),
-                pid=os.getpid(),
-            )
+        self._status = RunStatus(
+            phase=name,
+            detail=detail,
+            since=before.since if (name, view.step) == (before.phase, before.step) else now,
+            written=now,
+            step=view.step,
+            tokens=view.tokens,
+            expected_tokens=compute_expected_tokens(view.costs),
+            seconds_left=view.estimate_seconds_left(self.elapsed),
+            pid=os.getpid(),
+        )
         write_run_status(self.status_folder, self._status)
 
     def _refresh_safely(self) -> bool:

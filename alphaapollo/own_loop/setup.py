@@ -22,9 +22,9 @@ from alphaapollo.own_loop.rows import RowReader
 from alphaapollo.planning.first_start import choose_cpu_threads, fix_template_date
 from alphaapollo.planning.plan_table import summarize_memory
 from alphaapollo.processes.watchdog import new_run_id
+from alphaapollo.runs.newest_model import resolve_model_paths
 from alphaapollo.runs.resume import StartPoint, find_start_point
-from alphaapollo.runs.run_history import RunPlan
-from alphaapollo.runs.run_model import resolve_model_paths
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.trainer.setup.inputs import check_teacher_vocabulary, list_model_uses
 from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_worker_specs, resolve_plan
 from alphaapollo.utils.user_module import load_user_module

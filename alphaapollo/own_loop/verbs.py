@@ -16,7 +16,6 @@ import numpy as np
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import WEIGHTS
 from alphaapollo.batching.sampled_rows import check_engine_log_probs, check_first_ratio
-from alphaapollo.cli.run_process import pickle_by_value
 from alphaapollo.data.prompts import check_length_limit
 from alphaapollo.environments.base import EnvironmentFactory, StepResult, get_environment_spec
 from alphaapollo.environments.single_turn import SingleTurnEnvironment
@@ -32,6 +31,7 @@ from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.publish import WeightPublisher, make_publisher
 from alphaapollo.trainer.setup.inputs import make_probe
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
+from alphaapollo.user_objects import pickle_by_value
 from alphaapollo.workers.accumulation import LossFunction, cross_entropy
 
 Prompts = Sequence[Prompt | str | list[Message]]

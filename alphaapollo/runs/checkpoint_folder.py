@@ -29,7 +29,7 @@ import msgspec
 
 from alphaapollo._version import __version__
 from alphaapollo.runs.input_digests import RunInputs
-from alphaapollo.runs.run_history import STATUS
+from alphaapollo.runs.run_status import STATUS
 from alphaapollo.utils.disk import explain_write_errors, open_regular, read_json, read_small_file, replace_file
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject

@@ -1,7 +1,7 @@
 """Find the checkpoint that a run resumes from, and the configuration changes since the run's last start.
 
 find_start_point only reads. `StartPoint.prepare_folder` changes the folder when the run starts: it moves a previous run
-aside if the new run starts from scratch, and saves the plan (run_history.py) and the configuration. config.yaml is the
+aside if the new run starts from scratch, and saves the plan (run_plan.py) and the configuration. config.yaml is the
 configuration of the first start. Each later start with changes saves one more file: config.1.yaml, config.2.yaml, ...
 """
 
@@ -33,7 +33,8 @@ from alphaapollo.runs.checkpoint_folder import (
     write_format,
 )
 from alphaapollo.runs.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
-from alphaapollo.runs.run_history import RunPlan, read_input_digests, read_logged_steps, write_run_plan
+from alphaapollo.runs.metrics_file import read_logged_steps
+from alphaapollo.runs.run_plan import RunPlan, read_input_digests, write_run_plan
 from alphaapollo.utils.disk import read_yaml
 from alphaapollo.utils.json_types import JsonObject
 

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import shutil
 import sys
 import threading
@@ -31,14 +30,8 @@ SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".py", ".pyi", PASSAGE_FILE)
 PASSAGE_CHARACTERS = 1500
 MAX_FILE_BYTES = 4 << 20
 
-_WORD = re.compile(r"[^\W_]+(?:_+[^\W_]+)*")
-_WORD_PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|\d+")
-_COMMON_WORDS = """
-a an and are as at be but by for from has have how i if in into is it its no not of on or so such than that the their
-then there these they this to use was what when where which will with you your
-"""
-_STOP_WORDS = frozenset(_COMMON_WORDS.split())
-MANIFEST = "index.json"
+STOP_WORDS = "english_plus"  # NLTK's, see bm25s
+INDEX_FILE, CORPUS_FILE = "*/params.index.json", "*/corpus.jsonl"  # that bm25s writes for each repository
 MAX_TOP_K = 20
 BUILD = "python -m alphaapollo.tools.retrieval build FOLDER --out"
 
@@ -50,20 +43,6 @@ class Passage:
     path: str  # relative to the repository's folder
     line: int  # line number of its first line, starting at 1
     text: str
-
-
-def tokenize(text: str) -> list[str]:
-    """Return the lower-case words of a text without stop words, and the parts of identifiers.
-
-    >>> tokenize("Use the BlockMatrix.from_list")
-    ['blockmatrix', 'block', 'matrix', 'from_list', 'list']
-    """
-    found = []
-    for word in _WORD.findall(text):
-        parts = _WORD_PART.findall(word)
-        candidates = [word, *parts] if len(parts) > 1 else [word]
-        found += [lower for part in candidates if (lower := part.lower()) not in _STOP_WORDS]
-    return found
 
 
 def split_passages(path: str, text: str) -> Iterator[Passage]:
@@ -122,25 +101,22 @@ def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dic
     source, out = Path(source).expanduser().resolve(), Path(out).expanduser()
     if not source.is_dir():
         raise ValueError(f"{source} is not a folder. Choose a folder of documents.")
-    if out.exists() and not (out / MANIFEST).is_file():
+    if out.exists() and not any(out.glob(INDEX_FILE)):
         raise ValueError(f"{out} exists, but is not an index. Choose another folder with --out.")
     subfolders = [path for path in sorted(source.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
     report: dict[str, tuple[int, dict[str, int]]] = {}
-    written: dict[str, str] = {}
     try:
-        for number, folder in enumerate(subfolders or [source]):
+        for folder in subfolders or [source]:
             passages, skipped = read_passages(folder)
             report[folder.name] = (len(passages), skipped)
             if passages:
-                written[folder.name] = f"{number:04d}"
-                _write_passage_index(partial / f"{number:04d}", passages)
-        if not written:
+                _write_passage_index(partial / folder.name, passages)
+        if not partial.exists():
             reasons = [f"{count} files {reason}" for _, skipped in report.values() for reason, count in skipped.items()]
             raise ValueError(
                 f"{source} has no documents ({'; '.join(reasons) or 'no files'}). Choose a folder with documents."
             )
-        (partial / MANIFEST).write_text(json.dumps({"repositories": written}, indent=1))
         if out.exists():
             shutil.rmtree(out)
         partial.rename(out)
@@ -155,13 +131,12 @@ def _write_passage_index(folder: Path, passages: list[Passage]) -> None:
     """Write the passages of one repository (subfolder of documents) and their BM25 index to a new folder."""
     import bm25s
 
-    folder.mkdir(parents=True)
     ranking = bm25s.BM25()
-    # bm25s cannot index a corpus without words, so an empty passage gets a word that no query contains.
-    ranking.index([tokenize(f"{passage.path} {passage.text}") or ["\0"] for passage in passages], show_progress=False)
-    ranking.save(str(folder), show_progress=False)
-    lines = "".join(json.dumps(asdict(passage), ensure_ascii=False) + "\n" for passage in passages)
-    (folder / "passages.jsonl").write_text(lines, encoding="utf-8")
+    texts = [f"{passage.path} {passage.text}" for passage in passages]
+    # allow_empty=False: a text without words gets an empty word, because bm25s cannot index a corpus without words
+    words = bm25s.tokenize(texts, stopwords=STOP_WORDS, allow_empty=False, show_progress=False)
+    ranking.index(words, show_progress=False)
+    ranking.save(str(folder), corpus=[asdict(passage) for passage in passages], show_progress=False)
 
 
 @tools.register("local_rag")
@@ -173,17 +148,14 @@ class LocalRag(Tool):
 
     def __init__(self, index: str | Path):
         self._folder = Path(index).expanduser()
-        try:
-            manifest = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))
-            self._subfolders: dict[str, str] = manifest["repositories"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        self.repo_names = names = sorted(file.parent.name for file in self._folder.glob(CORPUS_FILE))
+        if not names:
             raise ValueError(
-                f"no index of documents at {index} ({error}). Build it: {BUILD} {index} (FOLDER: a folder "
-                "with one subfolder of documents per repository)"
-            ) from error
-        self._loaded: dict[str, tuple[Any, list[Passage]]] = {}  # each repository, after its first query
+                f"no index of documents at {index}. Build it: {BUILD} {index} (FOLDER: a folder with one subfolder of "
+                "documents per repository)"
+            )
+        self._rankings: dict[str, Any] = {}  # each repository, after its first query
         self._lock = threading.Lock()
-        self.repo_names = names = sorted(self._subfolders)
         known = ", ".join(names)
         self.description = f"Search documents by words; returns the best passages. Available: {known}."
         choice = {"default": names[0]} if len(names) == 1 else {"examples": names[:1]}
@@ -204,18 +176,15 @@ class LocalRag(Tool):
         import bm25s
 
         with self._lock:
-            if repo_name not in self._loaded:
-                folder = self._folder / self._subfolders[repo_name]
-                lines = (folder / "passages.jsonl").read_bytes().splitlines()
-                ranking = bm25s.BM25.load(str(folder), show_progress=False)
-                self._loaded[repo_name] = ranking, [Passage(**json.loads(line)) for line in lines]
-        ranking, passages = self._loaded[repo_name]
-        known = [word for word in tokenize(query) if word in ranking.vocab_dict]
-        if not known:
-            return []
-        found, scores = ranking.retrieve([known], k=min(top_k, len(passages)), show_progress=False, n_threads=0)
-        pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
-        return [(passages[position], score) for position, score in pairs if score > 0]
+            if repo_name not in self._rankings:
+                folder = str(self._folder / repo_name)
+                self._rankings[repo_name] = bm25s.BM25.load(folder, load_corpus=True, show_progress=False)
+        ranking = self._rankings[repo_name]
+        words = bm25s.tokenize(query, stopwords=STOP_WORDS, return_ids=False, show_progress=False)
+        count = min(top_k, len(ranking.corpus))
+        passages, scores = ranking.retrieve(words, k=count, show_progress=False)
+        pairs = zip(passages[0].tolist(), scores[0].tolist(), strict=True)
+        return [(Passage(**passage), score) for passage, score in pairs if score > 0]
 
     async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
         names = self.repo_names

@@ -37,7 +37,7 @@ from alphaapollo.planning.plan_table import (
 from alphaapollo.rewards import zero_reward
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.resume import StartPoint
-from alphaapollo.runs.run_history import RunPlan
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.step.reward_model_scorer import make_reward_model_settings
 from alphaapollo.types import Sampling

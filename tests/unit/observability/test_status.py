@@ -12,15 +12,15 @@ import pytest
 
 from alphaapollo.observability import console as console_module
 from alphaapollo.observability.console import Console, find_activity, find_imported_package
-from alphaapollo.observability.run_view import RunView, compute_expected_tokens
+from alphaapollo.observability.console_view import ConsoleView, compute_expected_tokens
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.runs.run_history import read_run_status
+from alphaapollo.runs.run_status import read_run_status
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from tests.builders import make_group, make_trajectory, make_turn
 
 
 def test_time_left_follows_the_sampled_tokens():
-    view = RunView(total_steps=5)
+    view = ConsoleView(total_steps=5)
     for step, (tokens, elapsed) in enumerate([(100, 60.0), (100, 90.0), (200, 140.0)]):  # 10 s + 0.2 s per token
         view.update(step, {"rollout/tokens": tokens, "timing/validate": 10.0}, elapsed)
     assert compute_expected_tokens(view.costs) == 150

@@ -14,11 +14,10 @@ import pytest
 from alphaapollo.config.load import save_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Config, Critic, ExportConfig, Model, SftConfig
-from alphaapollo.launch import export_checkpoint as push_module
-from alphaapollo.launch.export_checkpoint import prepare_export
 from alphaapollo.models import sharding
 from alphaapollo.runs.checkpoint_folder import write_manifest, write_progress
-from alphaapollo.trainer.main_export import main
+from alphaapollo.trainer import main_export
+from alphaapollo.trainer.main_export import main, prepare_export
 from alphaapollo.workers import export as worker_export
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.finetuning_worker import SftWorker
@@ -176,7 +175,7 @@ def test_a_verified_export_is_pushed(
     assert "needs a Hugging Face token" in capsys.readouterr().err
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
     monkeypatch.setattr(
-        push_module, "push_folder", lambda folder, repo: f"https://hub/{repo} {sorted(folder.iterdir())[0].name}"
+        main_export, "push_folder", lambda folder, repo: f"https://hub/{repo} {sorted(folder.iterdir())[0].name}"
     )
     assert main(words) == 0
     assert "pushed to https://hub/alice/model README.md" in capsys.readouterr().out
@@ -188,7 +187,7 @@ def test_a_folder_goes_up_in_one_commit_to_a_private_repository(
     hub = mock.Mock()
     hub.return_value.create_repo.return_value = "https://hub/alice/model"
     monkeypatch.setattr("huggingface_hub.HfApi", hub)
-    assert push_module.push_folder(tmp_path, "alice/model") == "https://hub/alice/model"
+    assert main_export.push_folder(tmp_path, "alice/model") == "https://hub/alice/model"
     (created, uploaded) = hub.return_value.method_calls
     assert created == mock.call.create_repo("alice/model", private=True, exist_ok=True)
     assert uploaded[0] == "upload_folder"
