@@ -166,16 +166,16 @@ class EnvironmentPrinter:
 
 def register_printing_environment(env: Env, terminal: Terminal) -> Env:
     """Register the environment, wrapped in an EnvironmentPrinter, and return settings that select the wrapper."""
-    known = get_environment_spec(env.env_name)
+    played = get_environment_spec(env.env_name)
 
     async def skip_scoring(prompt: Prompt, text: str) -> Score:
         return Score(0.0)
 
     def make_environment(services: Services) -> Any:
-        return EnvironmentPrinter(known.factory(replace(services, score=skip_scoring, config=env)), terminal)
+        return EnvironmentPrinter(played.factory(replace(services, score=skip_scoring, config=env)), terminal)
 
     name = f"printed {env.env_name}"
-    register_environment(name, tools=known.tools)(make_environment)
+    register_environment(name, tools=played.tools)(make_environment)
     return env.model_copy(update={"env_name": name})
 
 
@@ -235,8 +235,8 @@ async def print_request(terminal: Terminal, request: Request, answer: Callable[[
         terminal.print(f"  (another chat of the session{role})", style="yellow", markup=False)
     for message in list_new_messages(request, parent) if index else ():  # the first request has the user's message
         terminal.write(f"  [{message['role']}] {message['content'].strip()}")
-    for one in request.answers:
-        terminal.print(one.text.strip(), style="bold", markup=False, soft_wrap=True)
+    for reply in request.answers:
+        terminal.print(reply.text.strip(), style="bold", markup=False, soft_wrap=True)
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -193,14 +193,14 @@ def format_subcommand_help(name: str, subcommand: Subcommand) -> str:
     """Format the --help text of a subcommand, with meaning and default of its most important keys."""
     from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 
-    known = list_keys(COMMANDS[subcommand.command])
+    keys = list_keys(COMMANDS[subcommand.command])
     shown: list[str] = []
     for key in subcommand.help_keys.split():
-        default = "" if known[key].default == "" else f" Default {format_value(known[key].default)}."
-        shown += [f"  {key}", f"      {known[key].meaning}{default}"]
+        default = "" if keys[key].default == "" else f" Default {format_value(keys[key].default)}."
+        shown += [f"  {key}", f"      {keys[key].meaning}{default}"]
     text, module = "\n".join(shown), subcommand.main.partition(":")[0]
     fields = {"name": name, "summary": subcommand.summary, "example": subcommand.example, "keys": text}
-    return HELP_OF_KEYS.format(**fields, count=len(known), module=module)
+    return HELP_OF_KEYS.format(**fields, count=len(keys), module=module)
 
 
 @report_refusals

@@ -184,8 +184,9 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
         for suite in suites:
             print(f"{suite.text} (results: {folder / suite.name})", flush=True)
             result = asyncio.run(run_suite(suite, server, folder / suite.name))
-            for one in result.scores:
-                print(f"  {one.task} {one.metric} {one.value:.4f} (standard error {one.stderr}, {one.rows} rows)")
+            for score in result.scores:
+                error = f"standard error {score.stderr}, {score.rows} rows"
+                print(f"  {score.task} {score.metric} {score.value:.4f} ({error})")
             if result.error:
                 print(replace_control_characters(f"  failed: {result.error}"), flush=True)
             failed |= bool(result.error)

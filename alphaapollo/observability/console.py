@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from types import FrameType
 
 from rich.live import Live
 from rich.text import Text
@@ -41,7 +40,6 @@ REFRESH_SECONDS = 0.25
 STATUS_SECONDS = 2.0  # between two writes of status.json
 QUIET_SECONDS = 3.0  # without output before a status line; less than 5 seconds also on a busy machine
 PROMPT_CHARS, ANSWER_CHARS = 100, 200  # longer texts of samples are shortened
-PACKAGE = __name__.partition(".")[0]
 
 
 class Console(AbstractContextManager["Console"]):
@@ -98,7 +96,7 @@ class Console(AbstractContextManager["Console"]):
 
     def count_tokens(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Count the tokens of groups that have finished in the running iteration."""
-        self._view.tokens += sum(one.num_tokens for group in groups for one in group.trajectories)
+        self._view.tokens += sum(trajectory.num_tokens for group in groups for trajectory in group.trajectories)
 
     def show_step(self, step: int, metrics: Mapping[str, float], failure_reason: str = "") -> None:
         """Show the metrics of a finished iteration. `failure_reason`: why a trajectory of the iteration failed."""
@@ -114,7 +112,7 @@ class Console(AbstractContextManager["Console"]):
         a validation."""
         if self._live is None and not is_validation:
             return
-        samples = [(one.reward, *shorten_sample(group, one)) for group, one in choose_samples(groups)]
+        samples = [(sample.reward, *shorten_sample(group, sample)) for group, sample in choose_samples(groups)]
         if samples:
             reward, prompt, answer = samples[len(samples) // 2]
             label = "val sample" if is_validation else "sample"
@@ -224,25 +222,9 @@ def shorten_sample(group: TrajectoryGroup, sample: Trajectory) -> tuple[str, str
 
 def find_activity() -> str:
     """Return the oldest operation in progress and a detail, e.g. `update: policy 0, policy 1`; empty if none is
-    known. The detail is the package that is being imported, else the called workers, else the next operation."""
+    known. The detail is the called workers, else the next operation."""
     calls = HEARTBEAT.list_active_calls()
     names = [call.name.replace("_", " ") for call in sorted(calls, key=lambda call: call.worker != "")]
     details = list(dict.fromkeys(call.worker for call in calls if call.worker)) or names[1:2]
-    if package := find_imported_package(sys._current_frames().get(threading.main_thread().ident or 0)):
-        details = [f"importing {package}"]
     shown = [*details[:3], *["..."] * (len(details) > 3)]
     return ": ".join(filter(None, [*names[:1], ", ".join(shown)]))
-
-
-def find_imported_package(frame: FrameType | None) -> str:
-    """Return the other package that a thread is importing; empty if there is none. frame: newest frame of the thread.
-
-    Of nested imports, the outermost one is returned: torch, not sympy, which torch imports.
-    """
-    found = ""
-    while frame:
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if frame.f_code.co_name == "<module>" and package != PACKAGE and not package.startswith("__"):
-            found = package
-        frame = frame.f_back
-    return found

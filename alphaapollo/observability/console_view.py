@@ -51,7 +51,7 @@ class ConsoleView:
     title: str = ""
     total_steps: int = 0  # 0: not known yet, or the command has no iterations
     step: int = 0  # completed iterations
-    activity: str = "start"  # e.g. `start: importing vllm`
+    activity: str = "start"  # e.g. `update: policy 0`
     phase: Phase | None = None
     last_metrics: dict[str, float] = field(default_factory=dict)  # last value of each metric
     sample: tuple[str, str, str] | None = None  # label, reward and prompt, answer

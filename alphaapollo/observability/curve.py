@@ -38,8 +38,8 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float,
     curves = {name: [(r["step"], r[name]) for r in records if r.get(name) is not None] for name in names}
     for name, points in curves.items():
         if not points:
-            known = sorted({key for record in records for key in record} - {"step"})
-            raise ValueError(f"{path} has no values of {name!r}. It has: {', '.join(known) or 'nothing'}.")
+            names_with_values = sorted({key for record in records for key in record} - {"step"})
+            raise ValueError(f"{path} has no values of {name!r}. It has: {', '.join(names_with_values) or 'nothing'}.")
     return curves
 
 

@@ -184,10 +184,10 @@ def is_lower_better(metric: str) -> bool:
 def list_checkpoints(path: Path) -> list[Path]:
     """Return the completed checkpoints of the run in `path`, oldest first, or `path` if it is a checkpoint itself."""
     is_checkpoint = (path / PROGRESS).is_file()
-    found = [path] if is_checkpoint else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
-    for folder in [path, *found]:
+    checkpoints = [path] if is_checkpoint else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
+    for folder in [path, *checkpoints]:
         check_format(folder)
-    return found
+    return checkpoints
 
 
 def parse_step(checkpoint: Path) -> int:

@@ -42,8 +42,8 @@ def _remove_lines_after(path: Path, step: int) -> list[str]:
     new run) removes all lines. Returns a notice about lines that cannot be parsed, except an unfinished last line."""
     lines = path.read_bytes().splitlines(keepends=True) if step else []
     steps = [_parse_step(line) for line in lines]
-    replace_file(path, [line for line, own in zip(lines, steps, strict=True) if own is not None and own <= step])
-    damaged = [str(number) for number, own in enumerate(steps, 1) if own is None and lines[number - 1].endswith(b"\n")]
+    replace_file(path, [line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step])
+    damaged = [str(number) for number, at in enumerate(steps, 1) if at is None and lines[number - 1].endswith(b"\n")]
     return [f"{path}: lines {', '.join(damaged)} cannot be parsed and were removed."] if damaged else []
 
 

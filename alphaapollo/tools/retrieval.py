@@ -156,14 +156,14 @@ class LocalRag(Tool):
             )
         self._rankings: dict[str, Any] = {}  # each repository, after its first query
         self._lock = threading.Lock()
-        known = ", ".join(names)
-        self.description = f"Search documents by words; returns the best passages. Available: {known}."
+        available = ", ".join(names)
+        self.description = f"Search documents by words; returns the best passages. Available: {available}."
         choice = {"default": names[0]} if len(names) == 1 else {"examples": names[:1]}
         count = {"type": "integer", "description": "How many passages.", "default": 3, "minimum": 1}
         self.parameters: JsonObject = {
             "type": "object",
             "properties": {
-                "repo_name": {"type": "string", "description": f"Which one: {known}.", **choice},
+                "repo_name": {"type": "string", "description": f"Which one: {available}.", **choice},
                 "query": {"type": "string", "description": "Words to look for.", "minLength": 1},
                 "top_k": {**count, "maximum": MAX_TOP_K},
             },

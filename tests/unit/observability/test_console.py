@@ -62,8 +62,8 @@ def test_the_view_has_progress_metrics_sample_and_warnings():
     view.phase = Phase("generate", 32, since=70.0, done_before=0, done=12)
     assert show(view) == [
         "outputs/first",
-        f"step        {'━' * 24} 2/80 in 1:15, 1:18 left",
-        f"generate    {'━' * 24} 12/32",
+        f"step        ╸{' ' * 23} 2/80 in 1:15, 1:18 left",
+        f"generate    {'━' * 9}{' ' * 15} 12/32",
         "train       reward 0.500   accuracy 0.500   length 34.2",
         "val         accuracy 0.125",
         "speed       7,431 tokens/s   1.50 s per step",
