@@ -46,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if export:
             print(f"{export.weights_folder} in {export.dtype} -> {output}")
             print(write_export(export))
-        if config.push_to:
-            print(f"pushed to {push_folder(output, config.push_to)}")
     except (ValueError, OSError) as error:
         return report_error(error, 1)
     print(f"model written to {output}")
@@ -72,7 +70,7 @@ def convert_model(config: ExportConfig) -> Path:
     """Write the Hugging Face folder of an adapter with its base model, or of a checkpoint of verl. Returns it."""
     from alphaapollo.models.export import write_merged_model, write_verl_model
 
-    _check_keys(config)
+    check_config_and_get_notices(config)
     if config.role == "critic" or config.export_lora == "adapter":
         key = "role=critic" if config.role == "critic" else "export_lora=adapter"
         raise ValueError(f"checkpoint={config.checkpoint} is not a run's, and is converted. Remove {key}.")
@@ -104,7 +102,7 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
     """Find the checkpoint, the run's configuration and the model. Raises ValueError if one of them is missing."""
     from alphaapollo.models.load import load_config
 
-    _check_keys(config)
+    check_config_and_get_notices(config)
     checkpoint = _find_checkpoint(Path(config.checkpoint).expanduser().resolve())
     run = checkpoint.parents[1]
     saved = read_saved_config(run)
@@ -118,17 +116,6 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
     if config.export_lora == "adapter" and not (model.lora_rank and kind == "policy"):
         raise ValueError(f"export_lora=adapter needs a policy with LoRA, which {run} is not. Use export_lora=merged.")
     return ExportPlan(checkpoint, weights, kind, model, saved, chosen, output, config.export_lora)
-
-
-def _check_keys(config: ExportConfig) -> None:
-    from huggingface_hub import get_token
-
-    check_config_and_get_notices(config)
-    if config.push_to and not get_token():
-        raise ValueError(
-            f"push_to={config.push_to} needs a Hugging Face token with write permission. Log in (hf auth login), set "
-            "HF_TOKEN, or remove push_to."
-        )
 
 
 def _find_output(config: ExportConfig, default: Path) -> Path:
@@ -213,16 +200,6 @@ def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> M
     if is_gone and config.role == "policy" and config.export_lora == "merged" and (exported / "config.json").is_file():
         return model.model_copy(update={"path": str(exported), "tokenizer_path": ""})
     return model
-
-
-def push_folder(folder: Path, repo: str) -> str:
-    """Upload the files of a folder to a hub repository, private if it is new, in one commit. Returns its URL."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    address = api.create_repo(repo, private=True, exist_ok=True)
-    api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Model exported by alphaapollo")
-    return str(address)
 
 
 if __name__ == "__main__":
