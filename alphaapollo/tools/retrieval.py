@@ -15,8 +15,8 @@ import os
 import shutil
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ from alphaapollo.utils.registry import suggest_similar
 PASSAGE_FILE = ".jsonl"  # one passage per line: {"contents": ...}, as in the corpora of Search-R1
 SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".py", ".pyi", PASSAGE_FILE)
 PASSAGE_CHARACTERS = 1500
-MAX_FILE_BYTES = 4 << 20
-
 STOP_WORDS = "english_plus"  # NLTK's, see bm25s
 INDEX_FILE, CORPUS_FILE = "*/params.index.json", "*/corpus.jsonl"  # that bm25s writes for each repository
 MAX_TOP_K = 20
@@ -61,40 +59,45 @@ def split_passages(path: str, text: str) -> Iterator[Passage]:
             yield Passage(path, first + filled[0], "\n".join(lines).strip("\n"))
 
 
-def read_passages(folder: Path) -> tuple[list[Passage], Counter[str]]:
-    """Return the passages of all documents below a folder, and the number of skipped files per reason."""
-    passages: list[Passage] = []
-    skipped: Counter[str] = Counter()
+def read_passages(folder: Path) -> tuple[list[Passage], int]:
+    """Return the passages of all documents below a folder, and the number of files that were skipped, because they have
+    another suffix than SUFFIXES or are not UTF-8."""
+    passages, num_skipped = list[Passage](), 0
     for file in sorted(folder.rglob("*")):
-        path, suffix = file.relative_to(folder), file.suffix.lower()
+        path = file.relative_to(folder)
         if not file.is_file() or any(part.startswith(".") for part in path.parts):
             continue
-        if suffix not in SUFFIXES:
-            skipped[f"not one of {' '.join(SUFFIXES)}"] += 1
-        elif suffix == PASSAGE_FILE:
-            with file.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):
-                    try:
-                        passages.append(Passage(path.as_posix(), number, str(json.loads(line)["contents"])))
-                    except (ValueError, KeyError, TypeError) as error:
-                        fix = 'Write {"contents": "text"} on each line.'
-                        raise ValueError(f"{file}:{number}: not a passage. {fix}") from error
-        elif file.stat().st_size > MAX_FILE_BYTES:
-            skipped[f"over {MAX_FILE_BYTES >> 20} MiB"] += 1
+        if file.suffix.lower() == PASSAGE_FILE:
+            passages += _read_passage_lines(path.as_posix(), file)
+        elif (text := _read_text(file)) is None:
+            num_skipped += 1
         else:
+            passages += split_passages(path.as_posix(), text)
+    return passages, num_skipped
+
+
+def _read_text(file: Path) -> str | None:
+    with suppress(UnicodeDecodeError):
+        return file.read_text(encoding="utf-8") if file.suffix.lower() in SUFFIXES else None
+    return None
+
+
+def _read_passage_lines(path: str, file: Path) -> Iterator[Passage]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
             try:
-                passages += split_passages(path.as_posix(), file.read_text(encoding="utf-8"))
-            except UnicodeDecodeError:
-                skipped["not UTF-8"] += 1
-    return passages, skipped
+                yield Passage(path, number, str(json.loads(line)["contents"]))
+            except (ValueError, KeyError, TypeError) as error:
+                fix = 'Write {"contents": "text"} on each line.'
+                raise ValueError(f"{file}:{number}: not a passage. {fix}") from error
 
 
-def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dict[str, int]]]:
+def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, int]]:
     """Build a search index of the documents in the folder `source` and write it to the folder `out`, replacing an
     existing index.
 
     Each subfolder of `source` is a repository; without subfolders, `source` is the only repository. Returns
-    {repository: (number of passages, {reason: number of skipped files})}.
+    {repository: (number of passages, number of skipped files)}.
 
     Raises ValueError if `source` has no documents, or if `out` cannot be written or exists and is not an index.
     """
@@ -105,18 +108,16 @@ def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dic
         raise ValueError(f"{out} exists, but is not an index. Choose another folder with --out.")
     subfolders = [path for path in sorted(source.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
-    report: dict[str, tuple[int, dict[str, int]]] = {}
+    report: dict[str, tuple[int, int]] = {}
     try:
         for folder in subfolders or [source]:
-            passages, skipped = read_passages(folder)
-            report[folder.name] = (len(passages), skipped)
+            passages, num_skipped = read_passages(folder)
+            report[folder.name] = (len(passages), num_skipped)
             if passages:
                 _write_passage_index(partial / folder.name, passages)
         if not partial.exists():
-            reasons = [f"{count} files {reason}" for _, skipped in report.values() for reason, count in skipped.items()]
-            raise ValueError(
-                f"{source} has no documents ({'; '.join(reasons) or 'no files'}). Choose a folder with documents."
-            )
+            skipped = sum(num_skipped for _, num_skipped in report.values())
+            raise ValueError(f"{source} has no documents ({' '.join(SUFFIXES)}); {skipped} other files were skipped.")
         if out.exists():
             shutil.rmtree(out)
         partial.rename(out)
@@ -213,9 +214,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         if options.command == "build":
-            for name, (number, skipped) in build_index(options.folder, options.out).items():
-                notes = [f"{count} files skipped ({reason})" for reason, count in skipped.items()]
-                print("; ".join([f"{name}: {number} passages", *notes]))
+            for name, (number, num_skipped) in build_index(options.folder, options.out).items():
+                print(f"{name}: {number} passages; {num_skipped} files skipped")
             return 0
         arguments = {"repo_name": options.repo_name, "query": options.query, "top_k": options.top_k}
         print(asyncio.run(LocalRag(options.index).call(arguments, Session())).text)
