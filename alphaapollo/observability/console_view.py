@@ -71,7 +71,7 @@ class ConsoleView:
             cost = (step - self.last_end[1], elapsed - self.last_end[0], fixed, metrics.get("rollout/tokens", 0.0))
             self.costs = [*self.costs, StepCost(*cost)][-RECENT_STEPS:]
         self.step, self.phase, self.last_end, self.tokens = step, None, (elapsed, step), 0
-        self.last_metrics = self.last_metrics | metrics
+        self.last_metrics = {**self.last_metrics, **metrics}
 
     def add_warning(self, text: str) -> None:
         self.warnings = [*self.warnings, text][-SHOWN_WARNINGS:]
