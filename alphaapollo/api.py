@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
-from alphaapollo.cli.run_process import OnIteration, run_in_child_process, write_objects
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_override, format_value, get_value, list_keys_of_map_type
 from alphaapollo.config.load import find_command_module, load_config
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.results import Evaluation, EvolutionRun, TrainedRun
+from alphaapollo.run_process import OnIteration, run_in_child_process
+from alphaapollo.user_objects import write_objects
 from alphaapollo.utils.json_types import to_json_value
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from alphaapollo.rollout.suites import SuiteResult
 
-DISTILLATION = ("distill/divergence", "distill/agreement")
-DEFAULT_CURVES = (*DISTILLATION, "critic/score/mean", "reward/accuracy", "val/accuracy", "train/loss", "val/loss")
-ACCURACIES = ("accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accuracy/oracle")
+MAIN_METRICS = (
+    *("distill/divergence", "distill/agreement", "critic/score/mean", "reward/accuracy", "val/accuracy"),
+    *("train/loss", "val/loss", "accuracy/chosen", "accuracy/sampled", "accuracy/majority", "accuracy/oracle"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,18 @@ class RunResult:
 
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return pd.DataFrame([json.loads(line) for line in lines]).set_index("step").astype(float)
+
+    def plot(self, *names: str) -> Figure:
+        """Plot the metrics with these names, with the intervals that the run has logged; by default the main ones."""
+        from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
+
+        metrics = self.metrics
+        logged = tuple(name for name in MAIN_METRICS if name in metrics and metrics[name].notna().any())
+        chosen = names or logged or MAIN_METRICS  # unknown names raise an error that lists the available ones
+        curves = read_curves(self.folder / "metrics.jsonl", chosen)
+        bounds = {name: [f"{name}/low", f"{name}/high"] for name in chosen if f"{name}/low" in metrics}
+        bands = {name: metrics[columns].dropna().to_records().tolist() for name, columns in bounds.items()}
+        return plot_curves_as_figure(curves, str(self.folder), bands=bands)
 
 
 @dataclass(frozen=True)
@@ -52,19 +65,12 @@ class TrainedRun(RunResult):
     @property
     def model(self) -> Path:
         """Folder with the run's newest model, for transformers and vLLM; exported first if a checkpoint is newer."""
-        from alphaapollo.runs.run_model import export_newest_model, find_newest_model
+        from alphaapollo.runs.newest_model import export_newest_model, find_newest_model
 
         newest = find_newest_model(self.folder)
         section: Any = getattr(self.config, "actor_rollout_ref", self.config)
         export_newest_model(newest, section.model.trust_remote_code)
         return newest.model_folder
-
-    def plot(self, *names: str) -> Figure:
-        """Plot the metrics with these names; by default the main ones."""
-        from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
-
-        chosen = names or tuple(name for name in DEFAULT_CURVES if name in self.metrics)
-        return plot_curves_as_figure(read_curves(self.folder / "metrics.jsonl", chosen), str(self.folder))
 
 
 @dataclass(frozen=True)
@@ -130,15 +136,3 @@ class EvolutionRun(RunResult):
     def pool(self) -> Path:
         """Path of pool.jsonl, the log of all model calls."""
         return self.folder / "pool.jsonl"
-
-    def plot(self, *names: str) -> Figure:
-        """Plot the metrics with these names; by default the main ones."""
-        from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
-
-        metrics = self.metrics
-        known = tuple(name for name in ACCURACIES if metrics[name].notna().any())
-        chosen = names or known or ACCURACIES  # unknown names raise an error that lists the available ones
-        curves = read_curves(self.folder / "metrics.jsonl", chosen)
-        bounds = {name: [f"{name}/low", f"{name}/high"] for name in chosen if f"{name}/low" in metrics}
-        bands = {name: metrics[columns].dropna().to_records().tolist() for name, columns in bounds.items()}
-        return plot_curves_as_figure(curves, str(self.folder), "round", bands)

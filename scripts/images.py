@@ -18,24 +18,24 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from alphaapollo.observability.run_view import Phase, RunView, render_view
+from alphaapollo.observability.console_view import ConsoleView, Phase, render_view
 from alphaapollo.observability.terminal import get_last_message, shorten_text
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "images"
 MAX_BYTES = 200_000
-COLUMNS, LINES = 88, 24  # of the terminal
+COLUMNS = 88  # of the terminal
 FONT_FACE = re.compile(r"@font-face {[^}]*}\s*")  # would be loaded from another address
 WHITE, BLACK = (255, 255, 255), (26, 29, 33)
 COLORS = ("1a1d21", "b22222", "1a7f37", "8a5a00", "0b5cad", "8250df", "0072b2", "55606b")  # black, red, ..., gray
 
 
-def read_view(run: Path) -> tuple[RunView, float]:
+def read_view(run: Path) -> tuple[ConsoleView, float]:
     """The console's view of a run after two thirds of its iterations, and the elapsed seconds."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     total = records[-1]["step"]
     shown, elapsed = max(1, round(total * 2 / 3)), 0.0
-    view = RunView(title=str(run), total_steps=total)
+    view = ConsoleView(title=str(run), total_steps=total)
     for record in records:
         if (step := record.pop("step")) <= shown:
             elapsed += record.get("timing/step") or 0.0
@@ -54,7 +54,7 @@ def draw_console(run: Path) -> str:
     """The live console of a run, as SVG."""
     view, elapsed = read_view(run)
     terminal = Console(file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True, color_system="truecolor")
-    terminal.print(*render_view(view, elapsed, COLUMNS - 1, LINES), sep="\n")
+    terminal.print(render_view(view, elapsed))
     theme = TerminalTheme(WHITE, BLACK, [tuple(bytes.fromhex(color)) for color in COLORS])
     encoded_image = FONT_FACE.sub("", terminal.export_svg(title="alphaapollo rl", theme=theme, unique_id="console"))
     encoded_image = encoded_image.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")

@@ -1,4 +1,4 @@
-"""`alphaapollo chat RUN`: chat with a run's model in the run's environment, or with an OpenAI-compatible server.
+"""`alphaapollo chat RUN`: chat with a run's model in the run's environment.
 
 user input -> Prompt(messages so far) -> one episode, whose turns and tool results are printed as they arrive
 With env.env_name=agent, each message of the user starts a session of the program.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import inspect
-import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -35,23 +34,15 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.entry_point import entry_point
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.processes.watchdog import new_run_id, start_reaper
-from alphaapollo.rewards.openai_connection import make_connection_options, make_openai_message
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.runs.run_model import load_run_model
-from alphaapollo.types import IMAGE_MARK, EncodedImage, EpisodeEnd, GroupRequest, Message, Prompt, Sampling, Score
-from alphaapollo.utils.redaction import replace_control_characters
+from alphaapollo.runs.newest_model import load_run_model
+from alphaapollo.types import IMAGE_MARK, EpisodeEnd, GroupRequest, Message, Prompt, Sampling, Score
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from alphaapollo.session.inference import ChatPreparation
 
-USAGE = (
-    "Each line is a message, in which the path of an image shows the image; /new starts a new chat, /quit or Ctrl-D "
-    "exits, Ctrl-C stops an answer."
-)
-API_KEY_VARIABLE = "OPENAI_API_KEY"
-IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-WORD = re.compile(r"""\"[^"]*"|'[^']*'|\S+""")  # or a text in quotes
+USAGE = "Each line is a message; /quit or Ctrl-D exits, Ctrl-C stops an answer."
 AnswerFunction = Callable[[list[Message]], str | None]
 """Function that prints and returns the answer to a list of messages; None = failed, so the last message is dropped."""
 AsyncAnswerFunction = Callable[[list[Message]], Coroutine[Any, Any, str | None]]
@@ -62,11 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a chat. Returns exit code 0 at its end, 1 if it failed, 2 for invalid arguments or settings."""
     options = _parse_arguments(argv)
     try:
-        if options.url:
-            chat_with_server(options.url, options.name)
-        else:
-            newest, config = load_run_model(options.run, options.keys)
-            chat_with_run(config, f"{newest.model_folder}, in {config.env.env_name}. {USAGE}")
+        newest, config = load_run_model(options.run, options.keys)
+        chat_with_run(config, f"{newest.model_folder}, in {config.env.env_name}. {USAGE}")
     except REPORTED_ERRORS as error:
         return report_error(error, 2 if isinstance(error, ValueError) else 1)
     return 0
@@ -83,12 +71,8 @@ def run_chat(answer: AnswerFunction) -> None:
             return
         if text == "/quit":
             return
-        if text == "/new":
-            past = []
-        elif text.startswith("/") and " " not in text and "images" not in make_user_message(text):
-            print(f"{text} is not a command. {USAGE}")
-        elif text:
-            chat = [*past, make_user_message(text)]
+        if text:
+            chat = [*past, Message(role="user", content=text)]
             try:
                 reply = answer(chat)
             except KeyboardInterrupt:
@@ -96,26 +80,6 @@ def run_chat(answer: AnswerFunction) -> None:
                 continue
             if reply is not None:
                 past = [*chat, Message(role="assistant", content=reply)]
-
-
-def make_user_message(line: str) -> Message:
-    """Return the message of a line. Each word that is the path of an image, with or without quotes, becomes an image.
-
-    >>> make_user_message("what is this?")
-    {'role': 'user', 'content': 'what is this?'}
-    """
-    encoded_images: list[EncodedImage] = []
-
-    def replace_path(match: re.Match[str]) -> str:
-        path = Path(match[0].strip("\"'")).expanduser()
-        if path.suffix.lower() not in IMAGE_SUFFIXES or not path.is_file():
-            return match[0]
-        encoded_images.append(path.read_bytes())
-        return IMAGE_MARK
-
-    text = WORD.sub(replace_path, line)
-    message = Message(role="user", content=text)
-    return message | {"images": encoded_images} if encoded_images else message
 
 
 def chat_with_run(config: GenerationConfig, greeting: str) -> None:
@@ -162,8 +126,8 @@ async def open_episode_chat(
     workers = await launch_workers(specs, resolve_controller(trainer), trainer.start_timeout, {})
 
     async def answer(messages: list[Message]) -> str | None:
-        number, is_chat = next(numbers), is_chat_model or bool(messages[-1].get("images"))  # only chats have images
-        prompt = Prompt(number, "chat", messages if is_chat else messages[-1]["content"])
+        number = next(numbers)
+        prompt = Prompt(number, "chat", messages if is_chat_model else messages[-1]["content"])
         request = GroupRequest(prompt, 1, prepared.make_sampling(), stream_position=number, validate=True)
         groups = [group async for _, group in workers.engines.generate([request])]
         trajectory = groups[0].trajectories[0]
@@ -205,16 +169,16 @@ class EnvironmentPrinter:
 
 def register_printing_environment(env: Env, terminal: Terminal) -> Env:
     """Register the environment, wrapped in an EnvironmentPrinter, and return settings that select the wrapper."""
-    known = get_environment_spec(env.env_name)
+    played = get_environment_spec(env.env_name)
 
     async def skip_scoring(prompt: Prompt, text: str) -> Score:
         return Score(0.0)
 
     def make_environment(services: Services) -> Any:
-        return EnvironmentPrinter(known.factory(replace(services, score=skip_scoring, config=env)), terminal)
+        return EnvironmentPrinter(played.factory(replace(services, score=skip_scoring, config=env)), terminal)
 
     name = f"printed {env.env_name}"
-    register_environment(name, tools=known.tools)(make_environment)
+    register_environment(name, tools=played.tools)(make_environment)
     return env.model_copy(update={"env_name": name})
 
 
@@ -274,55 +238,20 @@ async def print_request(terminal: Terminal, request: Request, answer: Callable[[
         terminal.print(f"  (another chat of the session{role})", style="yellow", markup=False)
     for message in list_new_messages(request, parent) if index else ():  # the first request has the user's message
         terminal.write(f"  [{message['role']}] {message['content'].strip()}")
-    for one in request.answers:
-        terminal.print(one.text.strip(), style="bold", markup=False, soft_wrap=True)
-
-
-def chat_with_server(url: str, model_name: str | None) -> None:
-    """Chat with an OpenAI-compatible server until the user exits. Raises ValueError if the server cannot be used."""
-    connection = make_connection_options("chat --url", url, API_KEY_VARIABLE)
-    from openai import OpenAI, OpenAIError
-
-    client: Any = OpenAI(**connection)
-
-    def stream_answer(messages: list[Message]) -> str:
-        parts, sent = [], [make_openai_message(message) for message in messages]
-        for chunk in client.chat.completions.create(model=model, messages=sent, stream=True):
-            part = chunk.choices[0].delta.content if chunk.choices else None
-            if part:
-                parts.append(part)
-                print(replace_control_characters(part), end="", flush=True)
-        print()
-        return "".join(parts)
-
-    try:
-        model = model_name or next((entry.id for entry in client.models.list()), None)
-        if model is None:
-            raise ValueError(f"--url {url}: the server lists no model. Set --name MODEL.")
-        print(replace_control_characters(f"{model} at {url}. {USAGE}"))
-        run_chat(stream_answer)
-    except OpenAIError as error:
-        raise ValueError(
-            f"--url {url}: the request failed ({error}). Check that the server runs and that {API_KEY_VARIABLE} is "
-            "the server's API key."
-        ) from error
+    for reply in request.answers:
+        terminal.print(reply.text.strip(), style="bold", markup=False, soft_wrap=True)
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="alphaapollo chat",
-        usage="alphaapollo chat RUN [KEY=VALUE ...] | alphaapollo chat --url URL [--name MODEL]",
+        usage="alphaapollo chat RUN [KEY=VALUE ...]",
         description="Chat with a run's newest model through the engine, environment and tools of the run; tool calls "
-        "and results are printed as they happen. Or chat with an OpenAI-compatible server.",
+        "and results are printed as they happen.",
         epilog=f"{USAGE} Keys are main_generation's, e.g. rollout.temperature=0.2 "
         "data.max_response_length=1024 env.env_name=single_turn.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", nargs="?", help="a run's folder, a checkpoint, or a model's folder")
+    parser.add_argument("run", metavar="RUN", help="a run's folder, a checkpoint, or a model's folder")
     parser.add_argument("keys", metavar="KEY=VALUE", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--url", help="URL of a server, e.g. http://127.0.0.1:8000/v1 (alphaapollo serve)")
-    parser.add_argument("--name", help="model of the server (default: the first one that it lists)")
-    options = parser.parse_intermixed_args(sys.argv[1:] if argv is None else argv)
-    if bool(options.run) == bool(options.url):
-        parser.error("set either RUN or --url URL")
-    return options
+    return parser.parse_intermixed_args(sys.argv[1:] if argv is None else argv)

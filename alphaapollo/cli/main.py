@@ -193,14 +193,14 @@ def format_subcommand_help(name: str, subcommand: Subcommand) -> str:
     """Format the --help text of a subcommand, with meaning and default of its most important keys."""
     from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 
-    known = list_keys(COMMANDS[subcommand.command])
+    keys = list_keys(COMMANDS[subcommand.command])
     shown: list[str] = []
     for key in subcommand.help_keys.split():
-        default = "" if known[key].default == "" else f" Default {format_value(known[key].default)}."
-        shown += [f"  {key}", f"      {known[key].meaning}{default}"]
+        default = "" if keys[key].default == "" else f" Default {format_value(keys[key].default)}."
+        shown += [f"  {key}", f"      {keys[key].meaning}{default}"]
     text, module = "\n".join(shown), subcommand.main.partition(":")[0]
     fields = {"name": name, "summary": subcommand.summary, "example": subcommand.example, "keys": text}
-    return HELP_OF_KEYS.format(**fields, count=len(known), module=module)
+    return HELP_OF_KEYS.format(**fields, count=len(keys), module=module)
 
 
 @report_refusals
@@ -227,7 +227,7 @@ def export(argv: Sequence[str]) -> int:
     """`alphaapollo export RUN [OUT]`: run main_export with `checkpoint=RUN output=OUT`."""
     parser = argparse.ArgumentParser(
         prog="alphaapollo export",
-        usage="alphaapollo export RUN [OUT] [--push OWNER/NAME] [KEY=VALUE ...]",
+        usage="alphaapollo export RUN [OUT] [KEY=VALUE ...]",
         description="Export a checkpoint as a folder for transformers and vLLM, with a model card. Verifies that "
         "transformers computes the same outputs with it. Needs no GPU.",
         epilog="keys: role=policy|critic, dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, "
@@ -237,15 +237,11 @@ def export(argv: Sequence[str]) -> int:
     parser.add_argument(
         "out", metavar="OUT", nargs="*", help="the folder to write (default <RUN>/exported/<checkpoint>)"
     )
-    parser.add_argument(
-        "--push", metavar="OWNER/NAME", help="upload the folder to the Hugging Face hub, with your token"
-    )
     options = parser.parse_intermixed_args(argv)
     from alphaapollo.config.keys import format_override
 
     words = [options.run if options.run.startswith("checkpoint=") else format_override("checkpoint", options.run)]
     words += [word if "=" in word else format_override("output", word) for word in options.out]
-    words += [format_override("push_to", options.push)] if options.push else []
     run: MainFunction = pkgutil.resolve_name("alphaapollo.trainer.main_export:main")
     return run(words)
 

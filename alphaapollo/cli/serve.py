@@ -27,7 +27,7 @@ from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.processes.python_command import make_subprocess_environ
 from alphaapollo.processes.watchdog import kill_run_processes, new_run_id, start_reaper
 from alphaapollo.rollout.suites import FOLDER, ModelServer, Suite, check_suites, run_suite
-from alphaapollo.runs.run_model import RunModel, load_run_model
+from alphaapollo.runs.newest_model import RunModel, load_run_model
 from alphaapollo.utils.redaction import replace_control_characters
 
 DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command += [*exclusion, "--shutdown-timeout", str(options.shutdown_timeout)]
     command += [word for word in more if word not in keys]
     url = f"http://{host}:{port}/v1"
-    message = f"{newest.model_folder} as {name!r} on {url} (stop with Ctrl-C)\n  chat: alphaapollo chat --url {url}"
+    message = f"{newest.model_folder} as {name!r} on {url} (stop with Ctrl-C)\n  chat: vllm chat --url {url}"
     has_key = os.environ.get("VLLM_API_KEY") or any(word.startswith("--api-key") for word in more)
     if host not in ("127.0.0.1", "localhost", "::1") and not has_key:
         message += "\n  warning: other machines can use it without a key. Set VLLM_API_KEY to require one."
@@ -184,8 +184,9 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
         for suite in suites:
             print(f"{suite.text} (results: {folder / suite.name})", flush=True)
             result = asyncio.run(run_suite(suite, server, folder / suite.name))
-            for one in result.scores:
-                print(f"  {one.task} {one.metric} {one.value:.4f} (standard error {one.stderr}, {one.rows} rows)")
+            for score in result.scores:
+                error = f"standard error {score.stderr}, {score.rows} rows"
+                print(f"  {score.task} {score.metric} {score.value:.4f} ({error})")
             if result.error:
                 print(replace_control_characters(f"  failed: {result.error}"), flush=True)
             failed |= bool(result.error)

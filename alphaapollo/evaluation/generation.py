@@ -26,7 +26,7 @@ from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_resul
 from alphaapollo.observability.console import Console
 from alphaapollo.runs.resume import find_inference_start
 from alphaapollo.runs.rollout_log import format_trajectory_lines, replace_images, save_image
-from alphaapollo.runs.run_history import RunPlan
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.inference import InferencePreparation
 from alphaapollo.session.inputs import read_prompts
 from alphaapollo.session.start import begin_run_folder, open_workers

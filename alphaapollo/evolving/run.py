@@ -43,8 +43,9 @@ from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import is_gradable
+from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.resume import find_inference_start
-from alphaapollo.runs.run_history import JsonlTracker, RunPlan
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.prepare import Preparation
 from alphaapollo.session.start import begin_run_folder
 from alphaapollo.types import Prompt, Score

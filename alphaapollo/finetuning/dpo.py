@@ -34,7 +34,7 @@ from alphaapollo.data.preference_examples import PreferenceExample, load_prefere
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.planning.memory_plan import MemoryRequest
-from alphaapollo.runs.run_history import LoggedExample, make_example_row
+from alphaapollo.runs.training_examples import LoggedExample, make_example_row
 from alphaapollo.types import Row
 from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.user_module import load_user_module

@@ -37,7 +37,8 @@ from alphaapollo.planning.plan_table import (
 )
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.runs.input_digests import Digests
-from alphaapollo.runs.run_history import NUM_LOGGED, RunPlan, write_examples
+from alphaapollo.runs.run_plan import RunPlan
+from alphaapollo.runs.training_examples import NUM_LOGGED, write_examples
 from alphaapollo.session.inputs import load_renderer
 from alphaapollo.session.prepare import Preparation
 from alphaapollo.session.start import open_session

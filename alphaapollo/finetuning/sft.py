@@ -34,7 +34,7 @@ from alphaapollo.planning.model_requirements import ModelUse, check_models
 from alphaapollo.planning.trials import try_environment_resets
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.runs.run_history import LoggedExample, make_example_row
+from alphaapollo.runs.training_examples import LoggedExample, make_example_row
 from alphaapollo.session import inputs
 from alphaapollo.types import Completion, ImageInput, Prompt, Row, Sampling, SamplingRequest
 from alphaapollo.workers.finetuning_worker import SftWorker

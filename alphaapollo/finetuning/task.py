@@ -23,7 +23,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.runs.checkpoint_folder import RunProgress
-from alphaapollo.runs.run_history import LoggedExample
+from alphaapollo.runs.training_examples import LoggedExample
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.utils.schedule import is_due
 from alphaapollo.workers.finetuning_worker import FinetuningWorker

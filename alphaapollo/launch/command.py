@@ -27,14 +27,14 @@ from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.ranks import REPORTED_ERRORS, WorkerLost
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.curve import Points, read_curves
-from alphaapollo.observability.run_view import format_duration
+from alphaapollo.observability.metric_texts import format_duration
 from alphaapollo.processes.entry_point import MainFunction, entry_point
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.processes.watchdog import RUN, kill_run_processes
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, is_lower_better, list_checkpoints, parse_step
+from alphaapollo.runs.command_history import record_in_history
+from alphaapollo.runs.newest_model import resolve_model_paths
 from alphaapollo.runs.resume import find_start_point, format_completed_run_message, resume_hint
-from alphaapollo.runs.run_history import record_in_history
-from alphaapollo.runs.run_model import resolve_model_paths
 from alphaapollo.session.inputs import detect_node_resources
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.imports import pause_gc

@@ -2,8 +2,8 @@
 
 open, before large packages are imported -> start -> show_phase, show_samples, show_step, ... -> show_end -> close
 
-A thread redraws the live view or, if nothing was printed for a while, prints a status line. Only this thread lays out
-the view. It also writes status.json for the viewer. Errors of the display never affect the run.
+A thread redraws the live view or, if nothing was printed for a while, prints a status line. It also writes status.json
+for the viewer. Errors of the display never affect the run.
 """
 
 from __future__ import annotations
@@ -17,25 +17,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from types import FrameType
 
-from rich.console import Group
-from rich.control import Control
 from rich.live import Live
-from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
 from alphaapollo.observability.advice import MetricsAdvisor
-from alphaapollo.observability.run_view import (
+from alphaapollo.observability.console_view import (
+    ConsoleView,
     Phase,
-    RunView,
     compute_expected_tokens,
     format_plain_line,
-    format_time_summary,
     render_view,
 )
+from alphaapollo.observability.metric_texts import format_time_summary
 from alphaapollo.observability.terminal import Terminal, choose_samples, get_last_message, shorten_text
-from alphaapollo.runs.run_history import STATUS, RunStatus, write_run_status
+from alphaapollo.runs.run_status import STATUS, RunStatus, write_run_status
 from alphaapollo.types import Trajectory, TrajectoryGroup
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact
@@ -43,10 +39,7 @@ from alphaapollo.utils.redaction import redact
 REFRESH_SECONDS = 0.25
 STATUS_SECONDS = 2.0  # between two writes of status.json
 QUIET_SECONDS = 3.0  # without output before a status line; less than 5 seconds also on a busy machine
-# Without wrapping, a line of the live view remains one line if the terminal shows characters wider than rich expects.
-NO_WRAP, WRAP = (Segments([Segment(code, None, [(ControlType.CARRIAGE_RETURN,)])]) for code in ("\x1b[?7l", "\x1b[?7h"))
 PROMPT_CHARS, ANSWER_CHARS = 100, 200  # longer texts of samples are shortened
-PACKAGE = __name__.partition(".")[0]
 
 
 class Console(AbstractContextManager["Console"]):
@@ -60,11 +53,10 @@ class Console(AbstractContextManager["Console"]):
         self._status = RunStatus()  # the last one that was written
         self._opened = time.monotonic()
         self._num_prints, self._quiet_since = 0, self._opened
-        self._view, self._lock = RunView(), threading.Lock()
+        self._view = ConsoleView()
         self._advisor = MetricsAdvisor()
         self._spent: Counter[str] = Counter()  # seconds by timing metric
         self._live: Live | None = None
-        self._size = self.terminal.size
         self._thread = threading.Thread(target=self._refresh_periodically, name="console", daemon=True)
         self._closing = threading.Event()
 
@@ -92,7 +84,7 @@ class Console(AbstractContextManager["Console"]):
     def start(self, total_steps: int, completed_steps: int) -> None:
         """Start showing the iterations of a run. completed_steps: those completed before a resume."""
         view = self._view
-        self._view = RunView(view.title, total_steps, completed_steps, view.activity, warnings=view.warnings)
+        self._view = ConsoleView(view.title, total_steps, completed_steps, view.activity, warnings=view.warnings)
         self.resumed_step = completed_steps
 
     def show_phase(self, name: str, done: int, total: int, text: str = "", in_flight: int = 0) -> None:
@@ -104,12 +96,11 @@ class Console(AbstractContextManager["Console"]):
 
     def count_tokens(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Count the tokens of groups that have finished in the running iteration."""
-        self._view.tokens += sum(one.num_tokens for group in groups for one in group.trajectories)
+        self._view.tokens += sum(trajectory.num_tokens for group in groups for trajectory in group.trajectories)
 
     def show_step(self, step: int, metrics: Mapping[str, float], failure_reason: str = "") -> None:
         """Show the metrics of a finished iteration. `failure_reason`: why a trajectory of the iteration failed."""
-        with self._lock:
-            self._view.update(step, metrics, self.elapsed)
+        self._view.update(step, metrics, self.elapsed)
         self._spent.update({name: value for name, value in metrics.items() if name.startswith("timing/")})
         if self._live is None:
             self.show_line(format_plain_line(self._view, metrics, self.elapsed))
@@ -121,7 +112,7 @@ class Console(AbstractContextManager["Console"]):
         a validation."""
         if self._live is None and not is_validation:
             return
-        samples = [(one.reward, *shorten_sample(group, one)) for group, one in choose_samples(groups)]
+        samples = [(sample.reward, *shorten_sample(group, sample)) for group, sample in choose_samples(groups)]
         if samples:
             reward, prompt, answer = samples[len(samples) // 2]
             label = "val sample" if is_validation else "sample"
@@ -141,8 +132,7 @@ class Console(AbstractContextManager["Console"]):
     def warn(self, text: str) -> None:
         """Print a note, and keep it in the live view until there are newer ones."""
         self.num_warnings += 1
-        with self._lock:
-            self._view.warnings.append(shorten_text(" ".join(text.split()), ANSWER_CHARS))
+        self._view.add_warning(shorten_text(" ".join(text.split()), ANSWER_CHARS))
         self.notify(text)
 
     def show_end(self, lines: Sequence[str]) -> None:
@@ -177,12 +167,7 @@ class Console(AbstractContextManager["Console"]):
         with suppress(OSError):  # removed folder or full disk, which the command itself reports
             self._write_status()
         if live is not None:
-            with self._lock:  # the cursor is below the view
-                lines = render_view(self._view, elapsed, terminal.width - 1, terminal.height - 1)
-            if terminal.size != self._size:  # the terminal has moved the drawn lines
-                self._size = terminal.size
-                terminal.control(Control.clear(), Control.home())
-            live.update(Group(NO_WRAP, *lines, WRAP), refresh=True)
+            live.update(render_view(self._view, elapsed), refresh=True)
         elif terminal.num_prints != self._num_prints:
             self._num_prints, self._quiet_since = terminal.num_prints, time.monotonic()
         elif time.monotonic() - self._quiet_since >= QUIET_SECONDS:
@@ -200,18 +185,17 @@ class Console(AbstractContextManager["Console"]):
         name, _, detail = view.activity.partition(": ")
         if phase := view.running_phase:
             name, detail = phase.name, f"{phase.done}/{phase.total}"
-        with self._lock:
-            self._status = RunStatus(
-                phase=name,
-                detail=detail,
-                since=before.since if (name, view.step) == (before.phase, before.step) else now,
-                written=now,
-                step=view.step,
-                tokens=view.tokens,
-                expected_tokens=compute_expected_tokens(view.costs),
-                seconds_left=view.estimate_seconds_left(self.elapsed),
-                pid=os.getpid(),
-            )
+        self._status = RunStatus(
+            phase=name,
+            detail=detail,
+            since=before.since if (name, view.step) == (before.phase, before.step) else now,
+            written=now,
+            step=view.step,
+            tokens=view.tokens,
+            expected_tokens=compute_expected_tokens(view.costs),
+            seconds_left=view.estimate_seconds_left(self.elapsed),
+            pid=os.getpid(),
+        )
         write_run_status(self.status_folder, self._status)
 
     def _refresh_safely(self) -> bool:
@@ -238,25 +222,9 @@ def shorten_sample(group: TrajectoryGroup, sample: Trajectory) -> tuple[str, str
 
 def find_activity() -> str:
     """Return the oldest operation in progress and a detail, e.g. `update: policy 0, policy 1`; empty if none is
-    known. The detail is the package that is being imported, else the called workers, else the next operation."""
+    known. The detail is the called workers, else the next operation."""
     calls = HEARTBEAT.list_active_calls()
     names = [call.name.replace("_", " ") for call in sorted(calls, key=lambda call: call.worker != "")]
     details = list(dict.fromkeys(call.worker for call in calls if call.worker)) or names[1:2]
-    if package := find_imported_package(sys._current_frames().get(threading.main_thread().ident or 0)):
-        details = [f"importing {package}"]
     shown = [*details[:3], *["..."] * (len(details) > 3)]
     return ": ".join(filter(None, [*names[:1], ", ".join(shown)]))
-
-
-def find_imported_package(frame: FrameType | None) -> str:
-    """Return the other package that a thread is importing; empty if there is none. frame: newest frame of the thread.
-
-    Of nested imports, the outermost one is returned: torch, not sympy, which torch imports.
-    """
-    found = ""
-    while frame:
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if frame.f_code.co_name == "<module>" and package != PACKAGE and not package.startswith("__"):
-            found = package
-        frame = frame.f_back
-    return found

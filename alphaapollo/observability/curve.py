@@ -1,7 +1,6 @@
-"""Plot the metrics of one or several runs (metrics.jsonl) in the terminal, as PNG and in notebooks.
+"""Plot metrics of a run (metrics.jsonl) in the terminal, as PNG and in notebooks.
 
 python -m alphaapollo.observability.curve outputs/quickstart/grpo val/accuracy val/accuracy_greedy --png curve.png
-python -m alphaapollo.observability.curve outputs/alphaapollo/first outputs/alphaapollo/second critic/score/mean
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
 Points = Sequence[tuple[float, float]]  # (step, value), sorted by step
 Band = Sequence[tuple[float, float, float]]  # (step, low, high), sorted by step
 
-COLORS = ("cyan", "magenta", "green", "yellow")
-MARKERS = ("braille", "•", "x", "+", "o", "*", "#", "=")  # distinct without colors
-STYLES = tuple(zip(cycle(COLORS), MARKERS, strict=False))
+STYLES = [("cyan", "braille"), ("magenta", "•"), ("green", "x"), ("yellow", "+")]  # markers are distinct without colors
 
 
 def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
@@ -38,8 +35,8 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float,
     curves = {name: [(r["step"], r[name]) for r in records if r.get(name) is not None] for name in names}
     for name, points in curves.items():
         if not points:
-            known = sorted({key for record in records for key in record} - {"step"})
-            raise ValueError(f"{path} has no values of {name!r}. It has: {', '.join(known) or 'nothing'}.")
+            names_with_values = sorted({key for record in records for key in record} - {"step"})
+            raise ValueError(f"{path} has no values of {name!r}. It has: {', '.join(names_with_values) or 'nothing'}.")
     return curves
 
 
@@ -115,34 +112,16 @@ def save_curves_as_png(curves: Mapping[str, Points], path: Path, title: str = ""
     plot_curves_as_figure(curves, title).savefig(path, dpi=150)
 
 
-def read_run_curves(words: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Read the metrics of runs. With several runs, the name of a curve begins with the run.
-
-    words: folders of runs or metrics.jsonl files, and names of metrics. Raises ValueError if there is no run, a metric
-    has no values, or there are more curves than MARKERS.
-    """
-    paths = {word: Path(word) / "metrics.jsonl" if Path(word).is_dir() else Path(word) for word in words}
-    runs = {word: path for word, path in paths.items() if path.is_file()}
-    names = [word for word in words if word not in runs]
-    if not runs or not names:
-        raise ValueError(f"{' '.join(words)}: name one or several runs (folders with a metrics.jsonl) and metrics.")
-    if len(runs) * len(names) > len(MARKERS):
-        raise ValueError(f"{len(runs)} runs x {len(names)} metrics are more than {len(MARKERS)} curves. Plot fewer.")
-    return {
-        name if len(runs) == 1 else f"{run} {name}": points
-        for run, path in runs.items()
-        for name, points in read_curves(path, names).items()
-    }
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Plot metrics of one or several runs. Returns the exit code."""
+    """Plot metrics of a run. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m alphaapollo.observability.curve", description="Plot metrics.")
-    parser.add_argument("words", nargs="+", metavar="RUN|METRIC", help="runs' folders (or metrics.jsonl), and metrics")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, or its metrics.jsonl")
+    parser.add_argument("metrics", metavar="METRIC", nargs="+", help="e.g. critic/score/mean val/accuracy")
     parser.add_argument("--png", type=Path, help="also save the plot to this file")
     options = parser.parse_args(argv)
     try:
-        curves = read_run_curves(options.words)
+        path = options.run / "metrics.jsonl" if options.run.is_dir() else options.run
+        curves = read_curves(path, options.metrics)
         Terminal(highlight=False).print(plot_curves(curves), soft_wrap=True)
         if options.png:
             save_curves_as_png(curves, options.png)

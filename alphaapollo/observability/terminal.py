@@ -63,9 +63,9 @@ def choose_samples(groups: Sequence[TrajectoryGroup]) -> list[tuple[TrajectoryGr
 
     Failed samples have no reward and are left out.
     """
-    scored = [(group, one) for group in groups for one in group.trajectories if not math.isnan(one.reward)]
+    scored = [(group, sample) for group in groups for sample in group.trajectories if not math.isnan(sample.reward)]
     scored.sort(key=lambda sample: sample[1].reward)
-    rewards = [one.reward for _, one in scored]
+    rewards = [sample.reward for _, sample in scored]
     indices = (rewards.index(rewards[at]) for at in {0, len(rewards) // 2, len(rewards) - 1} if rewards)
     return [scored[index] for index in sorted({*indices})]
 

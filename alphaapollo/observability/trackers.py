@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import format_trajectory_lines
-from alphaapollo.runs.run_history import JsonlTracker
 from alphaapollo.types import JsonObject, TrajectoryGroup
 from alphaapollo.utils.redaction import redact
 

@@ -18,8 +18,8 @@ from alphaapollo.own_loop.policy_columns import check_settings
 from alphaapollo.own_loop.rows import RowReader
 from alphaapollo.planning.plan_table import summarize_memory
 from alphaapollo.processes.watchdog import new_run_id
-from alphaapollo.runs.run_history import RunPlan
-from alphaapollo.runs.run_model import resolve_model_paths
+from alphaapollo.runs.newest_model import resolve_model_paths
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.policy import PolicyPreparation
 from alphaapollo.session.specs import make_worker_specs
 

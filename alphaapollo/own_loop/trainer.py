@@ -24,7 +24,7 @@ from alphaapollo.own_loop.verbs import Verbs
 from alphaapollo.processes.allocator import share_main_arena
 from alphaapollo.processes.entry_point import check_started_once, hide_main_script, run_in_temp_folder
 from alphaapollo.processes.folder_lock import lock_folder
-from alphaapollo.runs.run_history import record_in_history
+from alphaapollo.runs.command_history import record_in_history
 from alphaapollo.session.start import open_session
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

@@ -17,7 +17,6 @@ from alphaapollo.algorithms.feedback import next_policy_kl_coef
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import Columns
 from alphaapollo.batching.sampled_rows import check_first_ratio
-from alphaapollo.cli.run_process import pickle_by_value
 from alphaapollo.data.prompts import check_length_limit
 from alphaapollo.environments.base import EnvironmentFactory, StepResult, get_environment_spec
 from alphaapollo.environments.single_turn import SingleTurnEnvironment
@@ -34,6 +33,7 @@ from alphaapollo.trainer.metrics import compute_rollout_metrics
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.step.distillation import score_rows
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
+from alphaapollo.user_objects import pickle_by_value
 from alphaapollo.utils.seeds import derive_seed
 from alphaapollo.workers.loss_functions import LossFunction, cross_entropy
 

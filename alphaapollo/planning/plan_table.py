@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from alphaapollo.observability.console import Console
 from alphaapollo.planning.memory import GIB
 from alphaapollo.planning.memory_plan import MemoryPlan
-from alphaapollo.runs.run_history import PlannedMemory, RunPlan
+from alphaapollo.runs.run_plan import PlannedMemory, RunPlan
 
 
 def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory: bool = False) -> None:

@@ -29,7 +29,7 @@ import msgspec
 
 from alphaapollo._version import __version__
 from alphaapollo.runs.input_digests import RunInputs
-from alphaapollo.runs.run_history import STATUS
+from alphaapollo.runs.run_status import STATUS
 from alphaapollo.utils.disk import explain_write_errors, open_regular, read_json, read_small_file, replace_file
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
@@ -184,10 +184,10 @@ def is_lower_better(metric: str) -> bool:
 def list_checkpoints(path: Path) -> list[Path]:
     """Return the completed checkpoints of the run in `path`, oldest first, or `path` if it is a checkpoint itself."""
     is_checkpoint = (path / PROGRESS).is_file()
-    found = [path] if is_checkpoint else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
-    for folder in [path, *found]:
+    checkpoints = [path] if is_checkpoint else CheckpointFolder(path / "checkpoints", keep=None).list_completed()
+    for folder in [path, *checkpoints]:
         check_format(folder)
-    return found
+    return checkpoints
 
 
 def parse_step(checkpoint: Path) -> int:

@@ -43,7 +43,7 @@ def compute_input_digests(config: Section) -> Digests:
         kinds = {marker.kind for _, marker in get_field_markers(key, FilePath)}
         value = get_value(config, key.name) if kinds and not key.name.startswith("trainer.") else ""
         if key.name == "models":  # of self-evolution: {name: section}
-            kinds, value = {"model"}, [one.path for one in vars(config)["models"].values() if one.path]
+            kinds, value = {"model"}, [model.path for model in vars(config)["models"].values() if model.path]
         for path in value if isinstance(value, list) else [str(value)] * bool(value):
             files = digests.setdefault(key.name, [])
             with suppress(OSError, ValueError):
@@ -56,7 +56,7 @@ def compute_input_digests(config: Section) -> Digests:
                 elif not is_local_path(path):
                     files.append((path, _find_commit(path)))
                 else:
-                    names = sorted(one for one in Path(path).expanduser().iterdir() if one.suffix in MODEL_FILES)
+                    names = sorted(file for file in Path(path).expanduser().iterdir() if file.suffix in MODEL_FILES)
                     files += [(str(file), digest_file(file)) for file in names]
     return {key: files for key, files in digests.items() if files}
 
@@ -69,14 +69,16 @@ def find_content_changes(
     Other training data is refused; other changes of content are applied.
     """
     both = earlier.keys() & now.keys()
-    same = {key for key in both if [one for _, one in earlier[key]] == [one for _, one in now[key]]}
-    found = [replace(change, verdict="ignored") if change.key in same else change for change in changes]
+    same = {key for key in both if [digest for _, digest in earlier[key]] == [digest for _, digest in now[key]]}
+    content_changes = [replace(change, verdict="ignored") if change.key in same else change for change in changes]
     keys = list_keys(type(config))
     for name in sorted((both & keys.keys()) - same - {change.key for change in changes}):
         rule = find_resume_rule(config, keys[name])
         old, new = _describe_difference(earlier[name], now[name]), _describe_difference(now[name], earlier[name])
-        found.append(ConfigChange(name, old, new, "refused" if rule == CHANGES_DATA else "applied", rule.reason))
-    return found
+        content_changes.append(
+            ConfigChange(name, old, new, "refused" if rule == CHANGES_DATA else "applied", rule.reason)
+        )
+    return content_changes
 
 
 def digest_file(path: Path) -> str:
@@ -110,12 +112,14 @@ def _list_code_files(path: Path) -> list[Path]:
     finder = ModuleFinder([str(path.parent)], excludes=["alphaapollo"])
     with suppress(SyntaxError, ValueError, ImportError, RecursionError):
         finder.run_script(str(path))
-    found = (getattr(module, "__file__", None) for module in finder.modules.values())  # None: a folder of modules
-    return [path, *sorted({Path(file) for file in found if file} - {path})]
+    module_files = (
+        getattr(module, "__file__", None) for module in finder.modules.values()
+    )  # None: a folder of modules
+    return [path, *sorted({Path(file) for file in module_files if file} - {path})]
 
 
 def _describe_difference(files: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> str:
     """Return the files of the first list whose digests the second list lacks."""
-    known = {digest for _, digest in others}
-    missing = [f"{path} ({digest[:8]})" for path, digest in files if digest not in known]
+    digests = {digest for _, digest in others}
+    missing = [f"{path} ({digest[:8]})" for path, digest in files if digest not in digests]
     return ", ".join(missing) or f"{len(files)} files"

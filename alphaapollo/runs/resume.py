@@ -1,7 +1,7 @@
 """Find the checkpoint that a run resumes from, and the configuration changes since the run's last start.
 
 find_start_point only reads. `StartPoint.prepare_folder` changes the folder when the run starts: it moves a previous run
-aside if the new run starts from scratch, and saves the plan (run_history.py) and the configuration. config.yaml is the
+aside if the new run starts from scratch, and saves the plan (run_plan.py) and the configuration. config.yaml is the
 configuration of the first start. Each later start with changes saves one more file: config.1.yaml, config.2.yaml, ...
 """
 
@@ -33,7 +33,8 @@ from alphaapollo.runs.checkpoint_folder import (
     write_format,
 )
 from alphaapollo.runs.input_digests import Digests, RunInputs, compute_input_digests, find_content_changes
-from alphaapollo.runs.run_history import RunPlan, read_input_digests, read_logged_steps, write_run_plan
+from alphaapollo.runs.metrics_file import read_logged_steps
+from alphaapollo.runs.run_plan import RunPlan, read_input_digests, write_run_plan
 from alphaapollo.utils.disk import read_yaml
 from alphaapollo.utils.json_types import JsonObject
 
@@ -80,7 +81,7 @@ class StartPoint:
     @property
     def has_other_data(self) -> bool:
         """Whether the training data differs from that of the checkpoint."""
-        return any(one.key == "data.train_files" and one.verdict != "ignored" for one in self.config_changes)
+        return any(change.key == "data.train_files" and change.verdict != "ignored" for change in self.config_changes)
 
     def has_exported_model(self) -> bool:
         """Return whether the run's folder `model` (the exported model) is newer than the checkpoint."""
@@ -215,23 +216,23 @@ def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests,
         return []
     changes = find_changes(_read_config_and_check_command(folder, type(config)), config)
     with_other_data = getattr(config.trainer, "resume_with_other_data", False)
-    found = []
-    for one in find_content_changes(config, changes, earlier, now):
-        is_allowed = not is_own or (with_other_data and one.reason == CHANGES_DATA.reason)
-        found.append(replace(one, verdict="applied") if one.verdict == "refused" and is_allowed else one)
-    refused = [one for one in found if one.verdict == "refused"]
+    judged = []
+    for change in find_content_changes(config, changes, earlier, now):
+        is_allowed = not is_own or (with_other_data and change.reason == CHANGES_DATA.reason)
+        judged.append(replace(change, verdict="applied") if change.verdict == "refused" and is_allowed else change)
+    refused = [change for change in judged if change.verdict == "refused"]
     if refused:
-        different = (f"{one.key}={format_value(one.old)} (now {format_value(one.new)})" for one in refused)
+        different = (f"{change.key}={format_value(change.old)} (now {format_value(change.new)})" for change in refused)
         hints = [NEW_RUN_HINT]
         if completed := list_checkpoints(folder):
             hints.append(
                 "To continue from its weights nevertheless, set another trainer.experiment_name with "
                 f"trainer.resume_mode=resume_path trainer.resume_from_path={completed[-1]}."
             )
-        if all(one.reason == CHANGES_DATA.reason for one in refused):
+        if all(change.reason == CHANGES_DATA.reason for change in refused):
             hints.append("To resume with the changed data, set trainer.resume_with_other_data=true.")
         raise ValueError(f"{folder} cannot be resumed with these changes: {', '.join(different)}. {' '.join(hints)}")
-    return found if is_own else [one for one in found if one.key not in ADDRESS]
+    return judged if is_own else [change for change in judged if change.key not in ADDRESS]
 
 
 def check_folder_belongs_to_command(config: EvalConfig) -> None:

@@ -188,7 +188,8 @@ def replace_images(content: Any, name: Callable[[EncodedImage], str] = name_imag
     """Return messages with the names of their images. A text is returned unchanged."""
     if not isinstance(content, Sequence) or isinstance(content, str):
         return content
-    return [{**one, "images": [*map(name, one["images"])]} if one.get("images") else one for one in content]
+    named = [{"images": [*map(name, message["images"])]} if message.get("images") else {} for message in content]
+    return [message | images for message, images in zip(content, named, strict=True)]
 
 
 def format_trajectory_lines(
@@ -196,15 +197,18 @@ def format_trajectory_lines(
 ) -> Iterator[str]:
     """Yield one JSON line per trajectory, with secrets redacted. ReMax's greedy episode follows the samples of its
     group. show_image: returns the text that represents an image."""
-    known = find_secret_variables()  # tools and servers may return secrets
+    secrets = find_secret_variables()  # tools and servers may return secrets
     for group in groups:
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
             record = make_trajectory_record(step, group.prompt, trajectory, show_image)
             # Rows are most of a line. msgspec writes the same numbers (null for NaN), but blocks the loop less.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
-            shown = redact_values(_replace_nan(record), known)
+            shown = redact_values(_replace_nan(record), secrets)
             line = json.dumps(
-                shown, allow_nan=False, ensure_ascii=False, default=lambda one: redact_values(to_json_value(one), known)
+                shown,
+                allow_nan=False,
+                ensure_ascii=False,
+                default=lambda value: redact_values(to_json_value(value), secrets),
             )
             # a lone surrogate, e.g. from an environment, has no UTF-8 encoding but a JSON escape: \ud800
             text = line.encode("utf-8", "backslashreplace").decode()

@@ -26,7 +26,7 @@ from alphaapollo.planning.template import fix_template_date
 from alphaapollo.planning.threads import choose_cpu_threads
 from alphaapollo.planning.trials import try_environment
 from alphaapollo.runs.resume import StartPoint, find_start_point
-from alphaapollo.runs.run_history import RunPlan
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.inputs import (
     check_rewards,
     collect_environment_notices,

@@ -99,10 +99,10 @@ def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, object]
 def _validate_settings(name: str, factory: Callable[..., Tool], settings: Mapping[str, object]) -> JsonObject:
     """Return a tool's settings converted to the types of its factory's parameters. Raises ValueError if invalid."""
     fields: dict[str, Any] = {}
-    for setting, one in inspect.signature(factory, eval_str=bool(settings)).parameters.items():
-        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-            kind = one.annotation if settings and one.annotation is not one.empty else Any
-            fields[setting] = kind, ... if one.default is one.empty else one.default
+    for setting, parameter in inspect.signature(factory, eval_str=bool(settings)).parameters.items():
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            kind = parameter.annotation if settings and parameter.annotation is not parameter.empty else Any
+            fields[setting] = kind, ... if parameter.default is parameter.empty else parameter.default
     lax = ConfigDict(extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True)
     try:
         checked = create_model(name, __config__=lax, **fields).model_validate(dict(settings))

@@ -12,12 +12,11 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import shutil
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,16 +28,8 @@ from alphaapollo.utils.registry import suggest_similar
 PASSAGE_FILE = ".jsonl"  # one passage per line: {"contents": ...}, as in the corpora of Search-R1
 SUFFIXES = (".md", ".markdown", ".rst", ".txt", ".py", ".pyi", PASSAGE_FILE)
 PASSAGE_CHARACTERS = 1500
-MAX_FILE_BYTES = 4 << 20
-
-_WORD = re.compile(r"[^\W_]+(?:_+[^\W_]+)*")
-_WORD_PART = re.compile(r"[A-Z]+(?![^\W\d_A-Z])|[A-Z]?[^\W\d_A-Z]+|\d+")
-_COMMON_WORDS = """
-a an and are as at be but by for from has have how i if in into is it its no not of on or so such than that the their
-then there these they this to use was what when where which will with you your
-"""
-_STOP_WORDS = frozenset(_COMMON_WORDS.split())
-MANIFEST = "index.json"
+STOP_WORDS = "english_plus"  # NLTK's, see bm25s
+INDEX_FILE, CORPUS_FILE = "*/params.index.json", "*/corpus.jsonl"  # that bm25s writes for each repository
 MAX_TOP_K = 20
 BUILD = "python -m alphaapollo.tools.retrieval build FOLDER --out"
 
@@ -50,20 +41,6 @@ class Passage:
     path: str  # relative to the repository's folder
     line: int  # line number of its first line, starting at 1
     text: str
-
-
-def tokenize(text: str) -> list[str]:
-    """Return the lower-case words of a text without stop words, and the parts of identifiers.
-
-    >>> tokenize("Use the BlockMatrix.from_list")
-    ['blockmatrix', 'block', 'matrix', 'from_list', 'list']
-    """
-    found = []
-    for word in _WORD.findall(text):
-        parts = _WORD_PART.findall(word)
-        candidates = [word, *parts] if len(parts) > 1 else [word]
-        found += [lower for part in candidates if (lower := part.lower()) not in _STOP_WORDS]
-    return found
 
 
 def split_passages(path: str, text: str) -> Iterator[Passage]:
@@ -82,65 +59,65 @@ def split_passages(path: str, text: str) -> Iterator[Passage]:
             yield Passage(path, first + filled[0], "\n".join(lines).strip("\n"))
 
 
-def read_passages(folder: Path) -> tuple[list[Passage], Counter[str]]:
-    """Return the passages of all documents below a folder, and the number of skipped files per reason."""
-    passages: list[Passage] = []
-    skipped: Counter[str] = Counter()
+def read_passages(folder: Path) -> tuple[list[Passage], int]:
+    """Return the passages of all documents below a folder, and the number of files that were skipped, because they have
+    another suffix than SUFFIXES or are not UTF-8."""
+    passages, num_skipped = list[Passage](), 0
     for file in sorted(folder.rglob("*")):
-        path, suffix = file.relative_to(folder), file.suffix.lower()
+        path = file.relative_to(folder)
         if not file.is_file() or any(part.startswith(".") for part in path.parts):
             continue
-        if suffix not in SUFFIXES:
-            skipped[f"not one of {' '.join(SUFFIXES)}"] += 1
-        elif suffix == PASSAGE_FILE:
-            with file.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):
-                    try:
-                        passages.append(Passage(path.as_posix(), number, str(json.loads(line)["contents"])))
-                    except (ValueError, KeyError, TypeError) as error:
-                        fix = 'Write {"contents": "text"} on each line.'
-                        raise ValueError(f"{file}:{number}: not a passage. {fix}") from error
-        elif file.stat().st_size > MAX_FILE_BYTES:
-            skipped[f"over {MAX_FILE_BYTES >> 20} MiB"] += 1
+        if file.suffix.lower() == PASSAGE_FILE:
+            passages += _read_passage_lines(path.as_posix(), file)
+        elif (text := _read_text(file)) is None:
+            num_skipped += 1
         else:
+            passages += split_passages(path.as_posix(), text)
+    return passages, num_skipped
+
+
+def _read_text(file: Path) -> str | None:
+    with suppress(UnicodeDecodeError):
+        return file.read_text(encoding="utf-8") if file.suffix.lower() in SUFFIXES else None
+    return None
+
+
+def _read_passage_lines(path: str, file: Path) -> Iterator[Passage]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
             try:
-                passages += split_passages(path.as_posix(), file.read_text(encoding="utf-8"))
-            except UnicodeDecodeError:
-                skipped["not UTF-8"] += 1
-    return passages, skipped
+                yield Passage(path, number, str(json.loads(line)["contents"]))
+            except (ValueError, KeyError, TypeError) as error:
+                fix = 'Write {"contents": "text"} on each line.'
+                raise ValueError(f"{file}:{number}: not a passage. {fix}") from error
 
 
-def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, dict[str, int]]]:
+def build_index(source: str | Path, out: str | Path) -> dict[str, tuple[int, int]]:
     """Build a search index of the documents in the folder `source` and write it to the folder `out`, replacing an
     existing index.
 
     Each subfolder of `source` is a repository; without subfolders, `source` is the only repository. Returns
-    {repository: (number of passages, {reason: number of skipped files})}.
+    {repository: (number of passages, number of skipped files)}.
 
     Raises ValueError if `source` has no documents, or if `out` cannot be written or exists and is not an index.
     """
     source, out = Path(source).expanduser().resolve(), Path(out).expanduser()
     if not source.is_dir():
         raise ValueError(f"{source} is not a folder. Choose a folder of documents.")
-    if out.exists() and not (out / MANIFEST).is_file():
+    if out.exists() and not any(out.glob(INDEX_FILE)):
         raise ValueError(f"{out} exists, but is not an index. Choose another folder with --out.")
     subfolders = [path for path in sorted(source.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
-    report: dict[str, tuple[int, dict[str, int]]] = {}
-    written: dict[str, str] = {}
+    report: dict[str, tuple[int, int]] = {}
     try:
-        for number, folder in enumerate(subfolders or [source]):
-            passages, skipped = read_passages(folder)
-            report[folder.name] = (len(passages), skipped)
+        for folder in subfolders or [source]:
+            passages, num_skipped = read_passages(folder)
+            report[folder.name] = (len(passages), num_skipped)
             if passages:
-                written[folder.name] = f"{number:04d}"
-                _write_passage_index(partial / f"{number:04d}", passages)
-        if not written:
-            reasons = [f"{count} files {reason}" for _, skipped in report.values() for reason, count in skipped.items()]
-            raise ValueError(
-                f"{source} has no documents ({'; '.join(reasons) or 'no files'}). Choose a folder with documents."
-            )
-        (partial / MANIFEST).write_text(json.dumps({"repositories": written}, indent=1))
+                _write_passage_index(partial / folder.name, passages)
+        if not partial.exists():
+            skipped = sum(num_skipped for _, num_skipped in report.values())
+            raise ValueError(f"{source} has no documents ({' '.join(SUFFIXES)}); {skipped} other files were skipped.")
         if out.exists():
             shutil.rmtree(out)
         partial.rename(out)
@@ -155,13 +132,12 @@ def _write_passage_index(folder: Path, passages: list[Passage]) -> None:
     """Write the passages of one repository (subfolder of documents) and their BM25 index to a new folder."""
     import bm25s
 
-    folder.mkdir(parents=True)
     ranking = bm25s.BM25()
-    # bm25s cannot index a corpus without words, so an empty passage gets a word that no query contains.
-    ranking.index([tokenize(f"{passage.path} {passage.text}") or ["\0"] for passage in passages], show_progress=False)
-    ranking.save(str(folder), show_progress=False)
-    lines = "".join(json.dumps(asdict(passage), ensure_ascii=False) + "\n" for passage in passages)
-    (folder / "passages.jsonl").write_text(lines, encoding="utf-8")
+    texts = [f"{passage.path} {passage.text}" for passage in passages]
+    # allow_empty=False: a text without words gets an empty word, because bm25s cannot index a corpus without words
+    words = bm25s.tokenize(texts, stopwords=STOP_WORDS, allow_empty=False, show_progress=False)
+    ranking.index(words, show_progress=False)
+    ranking.save(str(folder), corpus=[asdict(passage) for passage in passages], show_progress=False)
 
 
 @tools.register("local_rag")
@@ -173,25 +149,22 @@ class LocalRag(Tool):
 
     def __init__(self, index: str | Path):
         self._folder = Path(index).expanduser()
-        try:
-            manifest = json.loads((self._folder / MANIFEST).read_text(encoding="utf-8"))
-            self._subfolders: dict[str, str] = manifest["repositories"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        self.repo_names = names = sorted(file.parent.name for file in self._folder.glob(CORPUS_FILE))
+        if not names:
             raise ValueError(
-                f"no index of documents at {index} ({error}). Build it: {BUILD} {index} (FOLDER: a folder "
-                "with one subfolder of documents per repository)"
-            ) from error
-        self._loaded: dict[str, tuple[Any, list[Passage]]] = {}  # each repository, after its first query
+                f"no index of documents at {index}. Build it: {BUILD} {index} (FOLDER: a folder with one subfolder of "
+                "documents per repository)"
+            )
+        self._rankings: dict[str, Any] = {}  # each repository, after its first query
         self._lock = threading.Lock()
-        self.repo_names = names = sorted(self._subfolders)
-        known = ", ".join(names)
-        self.description = f"Search documents by words; returns the best passages. Available: {known}."
+        available = ", ".join(names)
+        self.description = f"Search documents by words; returns the best passages. Available: {available}."
         choice = {"default": names[0]} if len(names) == 1 else {"examples": names[:1]}
         count = {"type": "integer", "description": "How many passages.", "default": 3, "minimum": 1}
         self.parameters: JsonObject = {
             "type": "object",
             "properties": {
-                "repo_name": {"type": "string", "description": f"Which one: {known}.", **choice},
+                "repo_name": {"type": "string", "description": f"Which one: {available}.", **choice},
                 "query": {"type": "string", "description": "Words to look for.", "minLength": 1},
                 "top_k": {**count, "maximum": MAX_TOP_K},
             },
@@ -204,18 +177,15 @@ class LocalRag(Tool):
         import bm25s
 
         with self._lock:
-            if repo_name not in self._loaded:
-                folder = self._folder / self._subfolders[repo_name]
-                lines = (folder / "passages.jsonl").read_bytes().splitlines()
-                ranking = bm25s.BM25.load(str(folder), show_progress=False)
-                self._loaded[repo_name] = ranking, [Passage(**json.loads(line)) for line in lines]
-        ranking, passages = self._loaded[repo_name]
-        known = [word for word in tokenize(query) if word in ranking.vocab_dict]
-        if not known:
-            return []
-        found, scores = ranking.retrieve([known], k=min(top_k, len(passages)), show_progress=False, n_threads=0)
-        pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
-        return [(passages[position], score) for position, score in pairs if score > 0]
+            if repo_name not in self._rankings:
+                folder = str(self._folder / repo_name)
+                self._rankings[repo_name] = bm25s.BM25.load(folder, load_corpus=True, show_progress=False)
+        ranking = self._rankings[repo_name]
+        words = bm25s.tokenize(query, stopwords=STOP_WORDS, return_ids=False, show_progress=False)
+        count = min(top_k, len(ranking.corpus))
+        passages, scores = ranking.retrieve(words, k=count, show_progress=False)
+        pairs = zip(passages[0].tolist(), scores[0].tolist(), strict=True)
+        return [(Passage(**passage), score) for passage, score in pairs if score > 0]
 
     async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
         names = self.repo_names
@@ -244,9 +214,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         if options.command == "build":
-            for name, (number, skipped) in build_index(options.folder, options.out).items():
-                notes = [f"{count} files skipped ({reason})" for reason, count in skipped.items()]
-                print("; ".join([f"{name}: {number} passages", *notes]))
+            for name, (number, num_skipped) in build_index(options.folder, options.out).items():
+                print(f"{name}: {number} passages; {num_skipped} files skipped")
             return 0
         arguments = {"repo_name": options.repo_name, "query": options.query, "top_k": options.top_k}
         print(asyncio.run(LocalRag(options.index).call(arguments, Session())).text)

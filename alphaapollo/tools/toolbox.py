@@ -101,8 +101,8 @@ class ToolBox:
     def _parse_arguments(self, name: str, arguments: JsonObject | str) -> JsonObject | str:
         """Return the arguments of a tool call as a dict, or a message to the model (str) if they are invalid."""
         if name not in self._tools:
-            hint, known = suggest_similar(name, self._tools), ", ".join(self.names)
-            return f"unknown tool {name[:100]!r}.{hint} Known tools: {known or 'none'}."
+            hint = suggest_similar(name, self._tools)
+            return f"unknown tool {name[:100]!r}.{hint} Known tools: {', '.join(self.names) or 'none'}."
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > MAX_ARGUMENT_BYTES:
@@ -115,8 +115,10 @@ class ToolBox:
         schema_error = next(iter(self._validators[name].iter_errors(arguments)), None)
         if schema_error is not None:
             location = "".join(f" {part!r}" for part in schema_error.absolute_path)
-            known = ", ".join(self._tools[name].parameters.get("properties", {})) or "none"
-            return f"{name}: argument{location}: {cut_middle(schema_error.message, 500)}. Arguments: {known}."
+            arguments_of_tool = ", ".join(self._tools[name].parameters.get("properties", {})) or "none"
+            return (
+                f"{name}: argument{location}: {cut_middle(schema_error.message, 500)}. Arguments: {arguments_of_tool}."
+            )
         return arguments
 
 

@@ -1,45 +1,205 @@
-"""Export a checkpoint as a Hugging Face folder: `python -m alphaapollo.trainer.main_export checkpoint=<run>`"""
+"""Export a checkpoint as a Hugging Face folder: `python -m alphaapollo.trainer.main_export checkpoint=<run>`
+
+One process without GPU loads the parameters into the model, saves it, verifies it with plain transformers and writes a
+model card. An adapter with its base model, or a checkpoint of verl, is converted to such a folder.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from alphaapollo.config.build import build_config
+from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.errors import exit_on_config_error, report_error
-from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import ExportConfig
+from alphaapollo.config.load import drop_unknown_keys, load_config, refuse_saved_code
+from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.processes.entry_point import entry_point, run_program
-from alphaapollo.utils.hub import needs_conversion
+from alphaapollo.runs.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress
+from alphaapollo.runs.model_card import format_model_card
+from alphaapollo.runs.newest_model import has_complete_weights
+from alphaapollo.runs.resume import read_saved_config
+from alphaapollo.utils.hub import find_verl_shards, is_local_path, needs_conversion
+from alphaapollo.utils.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from alphaapollo.models.export import ModelKind
 
 
 @entry_point
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a checkpoint as a Hugging Face folder.
-
-    Returns 0 if done, 1 if failed, 2 if the input is invalid, 130 if interrupted.
-    """
+    """Write a checkpoint as a Hugging Face folder. Returns 0 if done, 1 if failed, 2 if the input is invalid, 130 if
+    interrupted."""
     with exit_on_config_error():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
-        from alphaapollo.launch.export_checkpoint import convert_model, prepare_export, push_folder, write_export
-
         try:
-            if needs_conversion(config.checkpoint):
-                output, export = convert_model(config), None
-            else:
-                export = prepare_export(config)
-                output = export.output
+            export = None if needs_conversion(config.checkpoint) else prepare_export(config)
+            output = export.output if export else convert_model(config)
         except ValueError as error:
             return report_error(error, 2)
     try:
         if export:
-            print(f"{export.weights_folder} in {export.dtype} -> {export.output}")
+            print(f"{export.weights_folder} in {export.dtype} -> {output}")
             print(write_export(export))
-        if config.push_to:
-            print(f"pushed to {push_folder(output, config.push_to)}")
     except (ValueError, OSError) as error:
         return report_error(error, 1)
     print(f"model written to {output}")
     return 0
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """Checked settings of an export that has not started."""
+
+    checkpoint: Path
+    weights_folder: Path  # folder with the model's weights in the checkpoint
+    kind: ModelKind
+    model: Model  # model section with the base model of the run
+    run_config: JsonObject  # saved configuration of the run, as plain values
+    dtype: str  # float32 or bfloat16
+    output: Path
+    export_lora: LoraForm
+
+
+def convert_model(config: ExportConfig) -> Path:
+    """Write the Hugging Face folder of an adapter with its base model, or of a checkpoint of verl. Returns it."""
+    from alphaapollo.models.export import write_merged_model, write_verl_model
+
+    check_config_and_get_notices(config)
+    if config.role == "critic" or config.export_lora == "adapter":
+        key = "role=critic" if config.role == "critic" else "export_lora=adapter"
+        raise ValueError(f"checkpoint={config.checkpoint} is not a run's, and is converted. Remove {key}.")
+    source = Path(config.checkpoint).expanduser().resolve()
+    trusts, shards = bool(config.trust_remote_code), find_verl_shards(source)
+    output = _find_output(config, Path(f"{source}_merged"))
+    with _named_when_complete(output) as folder:
+        if shards:
+            write_verl_model(shards, folder, config.dtype, trusts)
+        else:
+            write_merged_model(source, folder, config.dtype, config.model_path, trusts)
+    return output
+
+
+@contextmanager
+def _named_when_complete(output: Path) -> Iterator[Path]:
+    """Context manager that yields a folder to write, which gets the name `output` at the end, or is removed."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    folder = output.with_name(f".unverified_{output.name}")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+        folder.rename(output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def prepare_export(config: ExportConfig) -> ExportPlan:
+    """Find the checkpoint, the run's configuration and the model. Raises ValueError if one of them is missing."""
+    from alphaapollo.models.load import load_config
+
+    check_config_and_get_notices(config)
+    checkpoint = _find_checkpoint(Path(config.checkpoint).expanduser().resolve())
+    run = checkpoint.parents[1]
+    saved = read_saved_config(run)
+    model = _read_model_section(saved, run, config)
+    kind: ModelKind = "reward model" if "bradley_terry" in saved else config.role
+    weights = _find_weights_folder(checkpoint, kind)
+    stored = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
+    chosen = next(name for name in (config.dtype, model.dtype, stored, "float32") if name in ("float32", "bfloat16"))
+    name = f"{checkpoint.name}_critic" if kind == "critic" else checkpoint.name
+    output = _find_output(config, run / "exported" / name)
+    if config.export_lora == "adapter" and not (model.lora_rank and kind == "policy"):
+        raise ValueError(f"export_lora=adapter needs a policy with LoRA, which {run} is not. Use export_lora=merged.")
+    return ExportPlan(checkpoint, weights, kind, model, saved, chosen, output, config.export_lora)
+
+
+def _find_output(config: ExportConfig, default: Path) -> Path:
+    """Return the folder to write. Raises ValueError if it exists."""
+    output = Path(config.output).expanduser().absolute() if config.output else default
+    if output.exists():
+        raise ValueError(f"output={output} already exists. Set output to another folder, or remove the existing one.")
+    return output
+
+
+def write_export(export: ExportPlan) -> str:
+    """Write the Hugging Face folder, verify that plain transformers computes the same outputs with it, and give it its
+    final name. Returns the result of the comparison as a sentence. Raises ValueError if the outputs differ."""
+    import torch
+
+    from alphaapollo.models.export import OUTPUT_NAMES
+    from alphaapollo.workers.export import export_checkpoint
+
+    dtype: torch.dtype = getattr(torch, export.dtype)
+    with _named_when_complete(export.output) as unverified:
+        gap = export_checkpoint(
+            str(export.weights_folder), export.model, dtype, str(unverified), export.export_lora, export.kind
+        )
+        proof = (
+            f"Plain transformers loads this folder; its {OUTPUT_NAMES[export.kind]} of a probe differ from the "
+            f"checkpoint's by {gap:.1e} on average (weights in {export.dtype})."
+        )
+        step, run = int(read_progress(export.checkpoint)["step"]), export.checkpoint.parents[1]
+        card = format_model_card(export.run_config, run, step, export.kind, export.model.path, proof)
+        (unverified / "README.md").write_text(card, encoding="utf-8")
+    return proof
+
+
+def _find_weights_folder(checkpoint: Path, kind: ModelKind) -> Path:
+    names = ("critic",) if kind == "critic" else ("policy", "model")
+    for name in names:
+        if (checkpoint / name / "state.json").is_file():
+            return checkpoint / name
+    raise ValueError(
+        f"{checkpoint} has no folder {' or '.join(names)}. Use a checkpoint of main_ppo or of a fine-tuning run, and "
+        "role=critic only for algorithms with a critic."
+    )
+
+
+def _find_checkpoint(path: Path) -> Path:
+    """Return `path` if it is a checkpoint, or the newest checkpoint if `path` is the folder of a run."""
+    written = list_checkpoints(path)
+    if not written and has_complete_weights(path / "model"):
+        raise ValueError(
+            f"checkpoint={path}: the run wrote no checkpoint (trainer.save_freq). Its final model, a Hugging Face "
+            f"folder, is {path / 'model'}."
+        )
+    if not written:
+        raise ValueError(
+            f"checkpoint={path} is neither a complete checkpoint (no {PROGRESS}) nor the folder of a run with one. "
+            "Set checkpoint=<run>/checkpoints/step_N or checkpoint=<run>."
+        )
+    if messages := find_damage(written[-1]):
+        raise ValueError(f"{written[-1]} is damaged: {', '.join(messages)}. Export another checkpoint.")
+    return written[-1]
+
+
+def _read_model_section(saved: JsonObject, run: Path, config: ExportConfig) -> Model:
+    """Return the `model` section of the exported model from the saved configuration, also of an older version."""
+    role = saved.get("actor_rollout_ref", saved)
+    if not isinstance(role, dict) or not isinstance(role.get("model"), dict):
+        raise ValueError(
+            f"{run} is not a run of main_ppo or of a fine-tuning command. Set checkpoint to a run of one of them."
+        )
+    model = build_config(Model, drop_unknown_keys(Model, role["model"]))
+    if config.trust_remote_code is None:
+        refuse_saved_code(run, {"trust_remote_code": True} if model.trust_remote_code else {})
+    model = model.model_copy(update={"trust_remote_code": bool(config.trust_remote_code)})
+    if config.role == "critic" and isinstance(saved.get("critic"), dict):
+        from alphaapollo.workers.builders import make_critic_model_section
+
+        model = make_critic_model_section(model, build_config(Critic, drop_unknown_keys(Critic, saved["critic"])))
+    if config.model_path:
+        return model.model_copy(update={"path": config.model_path})
+    exported = run / "model"
+    is_gone = is_local_path(model.path) and not Path(model.path).is_dir()  # moved, or relative to another directory
+    if is_gone and config.role == "policy" and config.export_lora == "merged" and (exported / "config.json").is_file():
+        return model.model_copy(update={"path": str(exported), "tokenizer_path": ""})
+    return model
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from markupsafe import Markup
 
 from alphaapollo.evaluation.metrics import Estimate
-from alphaapollo.observability.run_view import format_duration
+from alphaapollo.observability.metric_texts import format_duration
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.curves import PALETTE
 from alphaapollo.viewer.samples import split_into_parts

@@ -14,8 +14,10 @@ from starlette.exceptions import HTTPException
 from alphaapollo.config.changes import identify_command
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.checkpoint_folder import is_lower_better
+from alphaapollo.runs.command_history import read_history
 from alphaapollo.runs.model_card import list_non_default_keys
-from alphaapollo.runs.run_history import LoggedExample, read_examples, read_history, read_run_plan
+from alphaapollo.runs.run_plan import read_run_plan
+from alphaapollo.runs.training_examples import LoggedExample, read_examples
 from alphaapollo.utils.disk import open_regular, parse_json
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 
-from alphaapollo.observability.run_view import HEADLINES, choose_headline
+from alphaapollo.observability.metric_texts import HEADLINES, choose_headline
 from alphaapollo.viewer.run_folders import (
     describe_algorithm,
     describe_model,

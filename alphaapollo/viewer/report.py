@@ -29,12 +29,13 @@ from scipy.stats import ttest_ind
 from alphaapollo.config.changes import identify_command
 from alphaapollo.evaluation.metrics import Estimate, Summary
 from alphaapollo.observability.curve import plot_curves_as_figure
-from alphaapollo.observability.run_view import format_duration, format_time_summary
+from alphaapollo.observability.metric_texts import format_duration, format_time_summary
 from alphaapollo.observability.terminal import get_last_message, shorten_text
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.checkpoint_folder import check_format
+from alphaapollo.runs.command_history import read_history
 from alphaapollo.runs.model_card import list_non_default_keys
-from alphaapollo.runs.run_history import read_history, read_input_digests
+from alphaapollo.runs.run_plan import read_input_digests
 from alphaapollo.types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer import run_folders

@@ -19,11 +19,13 @@ from safetensors import SafetensorError, safe_open
 
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
-from alphaapollo.observability.run_view import format_duration
+from alphaapollo.observability.metric_texts import format_duration
 from alphaapollo.processes.folder_lock import read_lock_owner
 from alphaapollo.runs.checkpoint_folder import check_format
+from alphaapollo.runs.command_history import read_history
 from alphaapollo.runs.model_card import shorten_path
-from alphaapollo.runs.run_history import RunStatus, read_history, read_input_digests, read_run_plan, read_run_status
+from alphaapollo.runs.run_plan import read_input_digests, read_run_plan
+from alphaapollo.runs.run_status import RunStatus, read_run_status
 from alphaapollo.utils.disk import open_regular, read_json, read_yaml
 from alphaapollo.utils.json_types import JsonObject
 

@@ -20,7 +20,7 @@ from statistics import median
 
 from starlette.testclient import TestClient
 
-from alphaapollo.runs.run_history import JsonlTracker
+from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.index import RunIndex
 

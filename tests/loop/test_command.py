@@ -85,7 +85,7 @@ def test_python_objects_then_export_and_chat(ppo: Runner, monkeypatch: pytest.Mo
     card = (model / "README.md").read_text()
     assert "| `identity_advantages` |" in card
     assert "Plain transformers loads this folder" in card
-    assert chat(ppo, [run.folder, "data.max_response_length=8"], "hello\n/new\nagain\n").count("> ") >= 4
+    assert chat(ppo, [run.folder, "data.max_response_length=8"], "hello\nagain\n").count("> ") >= 3
     wait_until_nothing_is_left(ppo)
 
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from alphaapollo.processes.allocator import ONE_ARENA
-from alphaapollo.runs.run_history import read_history
+from alphaapollo.runs.command_history import read_history
 from scripts.chaos import faults
 from scripts.chaos.scenes import differences
 from tests.loop.conftest import FinishedRun, Runner, Task, child, processes_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.runs.run_history import read_examples
+from alphaapollo.runs.training_examples import read_examples
 from examples.preferences.make_pairs import main as make_pairs
 from tests.loop.conftest import DEADLINE, ROOT, FinishedRun, Task, prepare
 from tests.loop.warm import Program

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.runs.run_history import read_examples, read_run_plan
+from alphaapollo.runs.run_plan import read_run_plan
+from alphaapollo.runs.training_examples import read_examples
 from tests.loop.conftest import (
     DEADLINE,
     FinishedRun,

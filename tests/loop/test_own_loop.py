@@ -23,7 +23,7 @@ import pytest
 from alphaapollo import Trainer, make_row
 from alphaapollo.controller.ranks import RunStalled
 from alphaapollo.environments.base import Observation, Services, StepResult
-from alphaapollo.runs.run_history import read_history
+from alphaapollo.runs.command_history import read_history
 from alphaapollo.types import Prompt, Row, Score
 from alphaapollo.weight_sync.verification import WeightSyncError
 from examples.own_loop import distill, dpo, grpo, own_loss, sft

@@ -23,7 +23,7 @@ from alphaapollo.data.examples import load_examples
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.gguf_import import import_gguf
 from alphaapollo.rollout.suites import read_suite_results
-from alphaapollo.runs.run_history import read_examples
+from alphaapollo.runs.training_examples import read_examples
 from examples.gallery.runs import read_metrics
 from examples.smollm2.methods.make_student import make_student
 from examples.smollm2.model_file import find_model_file

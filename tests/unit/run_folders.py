@@ -9,7 +9,7 @@ from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, write_progress
 from alphaapollo.runs.resume import find_start_point
-from alphaapollo.runs.run_history import RunPlan
+from alphaapollo.runs.run_plan import RunPlan
 
 
 def make_config(out: Path, schema: Any = Config, **sections: dict[str, Any]) -> Any:

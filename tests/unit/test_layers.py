@@ -16,7 +16,7 @@ LAYERS = [
     ["_version", "types", "utils", "processes"],
     ["config", "weight_sync"],
     ["algorithms", "data", "tools"],
-    ["runs"],
+    ["runs", "user_objects"],
     ["observability"],
     ["rewards", "batching"],
     ["models", "environments", "engines"],
@@ -27,7 +27,7 @@ LAYERS = [
     ["launch"],
     ["evaluation"],
     ["finetuning", "evolving", "viewer"],
-    ["trainer", "cli", "results", "__main__"],
+    ["trainer", "cli", "results", "run_process", "__main__"],
     ["api"],
     ["own_loop"],
 ]

@@ -133,9 +133,6 @@ class ExportConfig(Section):
     """Type of the weights; auto = the run's model.dtype or, if that is auto, the type of the model it started from."""
     export_lora: LoraForm = "merged"
     """With LoRA: full weights with the adapters merged in, or the policy's adapters alone (peft's format)."""
-    push_to: str = ""
-    """Hub repository OWNER/NAME to upload the folder to, with your own token (hf auth login, or HF_TOKEN); a new
-    repository is private. Empty = no upload."""
 
 
 REQUEST_IDENTITY = ResumeRule("refused", "it determines what is requested, and from which model")

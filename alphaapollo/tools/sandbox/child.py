@@ -167,7 +167,7 @@ def execute_snippet(source: bytes, namespace: dict[str, object], echo: bool) -> 
         tree = ast.parse(text, FILE_NAME)
         last = [tree.body.pop()] if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else []
         programs = [compile(tree, FILE_NAME, "exec", dont_inherit=True)]
-        programs += [compile(ast.Interactive([one]), FILE_NAME, "single", dont_inherit=True) for one in last]
+        programs += [compile(ast.Interactive([line]), FILE_NAME, "single", dont_inherit=True) for line in last]
         for program in programs:
             exec(program, namespace)
     except SystemExit as stop:

@@ -347,13 +347,13 @@ def interpret_wait_status(status: int, killed_for: SandboxStatus | None, timeout
 
 def find_package_folders() -> list[str]:
     """Return the folders of the packages that snippets can import, and of the shared libraries of these packages."""
-    found = []
+    folders = []
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
             folder = os.path.dirname(spec.origin)
-            found += [path for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
-    return found
+            folders += [path for path in (folder, f"{folder}.libs") if os.path.isdir(path)]
+    return folders
 
 
 def _build_zygote_command(folder: str, bubblewrap: bool) -> list[str]:

@@ -19,7 +19,7 @@ from alphaapollo.planning.plan_table import (
 )
 from alphaapollo.planning.trials import describe_sources, try_environment
 from alphaapollo.rollout.suites import Suite, check_suites
-from alphaapollo.runs.run_history import RunPlan
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.inputs import check_rewards, read_prompts
 from alphaapollo.session.policy import PolicyPreparation
 from alphaapollo.session.publish import make_probe

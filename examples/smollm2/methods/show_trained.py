@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from alphaapollo.runs.run_history import read_examples
+from alphaapollo.runs.training_examples import read_examples
 
 
 def main() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, get_estimator
-from alphaapollo.cli.run_process import is_user_module, write_objects
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.evolving.roles import ROLES, ModelReply, Verifier, VerifierReport
 from alphaapollo.processes.python_command import make_subprocess_environ
 from alphaapollo.tools.base import tools
 from alphaapollo.types import Prompt
+from alphaapollo.user_objects import is_user_module, write_objects
 from alphaapollo.utils.user_module import load_user_module
 
 BONUS = 0.5

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.cli import run_process
-from alphaapollo.cli.run_process import RunFailed, make_metrics_reader, run_in_child_process
+from alphaapollo import run_process
+from alphaapollo.run_process import RunFailed, make_metrics_reader, run_in_child_process
 from tests.processes import is_running
 
 PROGRAM = """

@@ -18,7 +18,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.processes.watchdog import RUN, list_run_processes, new_run_id
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.resume import find_start_point
-from alphaapollo.runs.run_history import RunPlan
+from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.setup.preparation import RlPreparation
 

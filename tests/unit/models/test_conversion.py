@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from alphaapollo.cli.main import main
 from alphaapollo.models.export import write_merged_model, write_verl_model
-from alphaapollo.runs.run_model import find_newest_model
+from alphaapollo.runs.newest_model import find_newest_model
 from alphaapollo.utils.hub import find_verl_shards
 
 peft = pytest.importorskip("peft")

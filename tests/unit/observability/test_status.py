@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from alphaapollo.observability import console as console_module
-from alphaapollo.observability.console import Console, find_activity, find_imported_package
-from alphaapollo.observability.run_view import RunView, compute_expected_tokens
+from alphaapollo.observability.console import Console, find_activity
+from alphaapollo.observability.console_view import ConsoleView, compute_expected_tokens
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.runs.run_history import read_run_status
+from alphaapollo.runs.run_status import read_run_status
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from tests.builders import make_group, make_trajectory, make_turn
 
 
 def test_time_left_follows_the_sampled_tokens():
-    view = RunView(total_steps=5)
+    view = ConsoleView(total_steps=5)
     for step, (tokens, elapsed) in enumerate([(100, 60.0), (100, 90.0), (200, 140.0)]):  # 10 s + 0.2 s per token
         view.update(step, {"rollout/tokens": tokens, "timing/validate": 10.0}, elapsed)
     assert compute_expected_tokens(view.costs) == 150
@@ -78,32 +75,3 @@ def test_the_oldest_operation_of_this_process_and_the_workers_it_waits_for() -> 
     with HEARTBEAT.record_call("prepare"), HEARTBEAT.record_call("read prompts"):
         assert find_activity() == "prepare: read prompts"
     assert find_activity() == ""
-
-
-def test_a_package_that_is_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import blocks until another thread has looked at it, as the console's thread does."""
-    (tmp_path / "slow_package").mkdir()
-    (tmp_path / "slow_package/__init__.py").write_text("import slow_dependency")
-    (tmp_path / "slow_dependency.py").write_text("import sys; sys.look()")
-    monkeypatch.syspath_prepend(tmp_path)
-    seen: list[str] = []
-
-    def look() -> None:
-        with HEARTBEAT.record_call("prepare"):
-            thread = threading.Thread(target=lambda: seen.append(find_activity()))
-            thread.start()
-            thread.join()
-
-    monkeypatch.setattr(sys, "look", look, raising=False)
-    importlib.import_module("slow_package")
-    assert seen == ["prepare: importing slow_package"]
-    assert find_imported_package(sys._getframe()) == find_imported_package(None) == ""
-
-
-def test_own_modules_are_not_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = compile("import sys; frame = sys._getframe()", "x", "exec")
-    names: dict[str, object] = {"__name__": "alphaapollo.trainer.loop"}
-    exec(code, names)
-    assert find_imported_package(names["frame"]) == ""  # type: ignore[arg-type]
-    monkeypatch.setattr(console_module, "PACKAGE", "other")
-    assert find_imported_package(names["frame"]) == "alphaapollo"  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from alphaapollo.controller.placement import Machine
 from alphaapollo.planning.threads import choose_cpu_threads
 from alphaapollo.runs.checkpoint_folder import write_manifest, write_progress
 from alphaapollo.runs.resume import find_start_point
-from alphaapollo.runs.run_history import RunPlan
+from alphaapollo.runs.run_plan import RunPlan
 
 
 def configured(out: Path, trainer: dict[str, Any] | None = None, **rollout: Any) -> Config:

@@ -174,7 +174,7 @@ def test_deleted_index_is_an_environment_failure(folder, tmp_path):
         shutil.rmtree(index, ignore_errors=True)
         return '<local_rag>{"repo_name": "notes", "query": "yellow"}</local_rag>'
 
-    check_masked(play(folder, say, env), "environment_failed", "passages.jsonl")
+    check_masked(play(folder, say, env), "environment_failed", "notes")
 
 
 def test_a_mcp_server_that_dies_is_an_environment_failure(folder):

@@ -15,7 +15,7 @@ from alphaapollo.runs import input_digests
 from alphaapollo.runs.checkpoint_folder import read_inputs
 from alphaapollo.runs.input_digests import compute_input_digests, digest_file
 from alphaapollo.runs.resume import StartPoint, find_inference_start, find_start_point
-from alphaapollo.runs.run_history import RunPlan, read_run_plan
+from alphaapollo.runs.run_plan import RunPlan, read_run_plan
 from tests.unit.run_folders import change_keys, make_config, train
 
 ROWS = '{"prompt": "1 + 1?", "answer": "2"}\n{"prompt": "2 + 2?", "answer": "4"}\n'

@@ -13,7 +13,7 @@ import yaml
 from alphaapollo.config.keys import format_value, get_value
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.runs.resume import StartPoint, find_start_point, format_completed_run_message, resume_hint
-from alphaapollo.runs.run_history import RunPlan, read_run_plan
+from alphaapollo.runs.run_plan import RunPlan, read_run_plan
 from tests.unit.run_folders import change_keys, log_steps, make_config, train
 
 DECAY = "actor_rollout_ref.actor.optim.weight_decay"

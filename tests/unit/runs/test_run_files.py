@@ -15,19 +15,16 @@ from alphaapollo.data.findings import DataFinding
 from alphaapollo.planning.memory import Usage
 from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.planning.plan_table import summarize_memory
+from alphaapollo.runs.command_history import read_history, record_in_history
+from alphaapollo.runs.metrics_file import make_metrics_record
 from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow, pack_trained_rows, read_trained_rows
-from alphaapollo.runs.run_history import (
+from alphaapollo.runs.run_plan import RunPlan, read_run_plan, write_run_plan
+from alphaapollo.runs.training_examples import (
     ExampleRow,
     LoggedExample,
-    RunPlan,
     make_example_row,
-    make_metrics_record,
     read_examples,
-    read_history,
-    read_run_plan,
-    record_in_history,
     write_examples,
-    write_run_plan,
 )
 from alphaapollo.types import Row, Score
 from alphaapollo.utils.json_types import finite_or_none

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
-import json
 import os
 import re
 import signal
@@ -13,16 +10,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from alphaapollo.tools import python_sandbox
 from alphaapollo.tools.sandbox import (
     Sandbox,
     SandboxError,
     SandboxStatus,
-    SandboxUnavailableError,
     run_python,
     run_python_async,
 )
@@ -279,34 +273,12 @@ def test_killed_program_leaves_no_processes() -> None:
     assert not Path(folder).exists()
 
 
-def run_command(*arguments: object) -> tuple[list[dict[str, Any]], int]:
-    """Results and exit code of `python -m alphaapollo.tools.python_sandbox`."""
-    output = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
-        patch.setattr(sys, "argv", ["python_sandbox", *map(str, arguments)])
-        code = python_sandbox.main()
-    return [json.loads(line) for line in output.getvalue().splitlines()], code
-
-
-def test_command(tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
-    good.write_bytes(b"\xef\xbb\xbfprint('hi')\n6 * 7")  # with a byte order mark
-    bad.write_text("1 / 0")
-    (first, second), code = run_command(good, bad)
-    assert (first["status"], first["stdout"], first["stderr"], code) == ("ok", "hi\n42\n", "", 0)
-    assert first["mode"].startswith("prefork+") and 0 < first["seconds"] < 10
-    assert second["status"] == "error" and "ZeroDivisionError" in second["stderr"]
-    (missing,), code = run_command(tmp_path / "none.py")
-    assert (missing["status"], code) == ("refused", 2) and "No such file" in missing["reason"]
-
-
-def test_command_refuses_without_seccomp(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file.py").write_text("print(1)")
-    assert issubclass(SandboxUnavailableError, ValueError)
-    (refused,), _ = run_command("--without", "seccomp", tmp_path / "file.py")
-    assert refused["status"] == "refused" and "ALPHAAPOLLO_UNSAFE_SANDBOX=1" in refused["reason"]
-    (made,), _ = run_command("--without", "seccomp", tmp_path / "file.py", "--unsafe")
-    assert made["stdout"] == "1\n" and "seccomp" not in made["mode"]
+def test_code_is_refused_without_seccomp(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="ALPHAAPOLLO_UNSAFE_SANDBOX=1"), Sandbox(without=["seccomp"]):
+        pass
+    with Sandbox(without=["seccomp"], allow_unsafe=True) as unsafe:
+        result = unsafe.run("print(1)")
+    assert result.stdout == "1\n" and "seccomp" not in result.mode
     assert "use the network" in caplog.text  # the effect of the missing layer
 
 

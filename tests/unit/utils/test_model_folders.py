@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from alphaapollo.config.check import find_path_errors
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.runs.run_model import find_newest_model
+from alphaapollo.runs.newest_model import find_newest_model
 
 MODEL = ["config.json", "model.safetensors"]
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"

@@ -18,16 +18,10 @@ from alphaapollo.evolving.pool import Candidate, Grade, Judgement, Pool, Positio
 from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.rollout.suites import SuiteResult, SuiteScore
+from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
-from alphaapollo.runs.run_history import (
-    JsonlTracker,
-    LoggedExample,
-    PlannedMemory,
-    RunPlan,
-    make_example_row,
-    write_examples,
-    write_run_plan,
-)
+from alphaapollo.runs.run_plan import PlannedMemory, RunPlan, write_run_plan
+from alphaapollo.runs.training_examples import LoggedExample, make_example_row, write_examples
 from alphaapollo.types import Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
 from alphaapollo.viewer.index import RunIndex
 from tests import builders

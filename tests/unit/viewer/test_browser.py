@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.processes.folder_lock import lock_folder
-from alphaapollo.runs.run_history import JsonlTracker, RunStatus, write_run_status
+from alphaapollo.runs.metrics_file import JsonlTracker
+from alphaapollo.runs.run_status import RunStatus, write_run_status
 from alphaapollo.viewer.app import make_app, make_server
 from alphaapollo.viewer.report import make_report
 from tests.unit.viewer.run_kit import HOSTILE, PAGES, update_index, write_every_kind

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from alphaapollo.runs.run_history import JsonlTracker, RunPlan, write_run_plan
+from alphaapollo.runs.metrics_file import JsonlTracker
+from alphaapollo.runs.run_plan import RunPlan, write_run_plan
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.experiments import group_runs
 from tests.unit.viewer.run_kit import make_group, update_index, write_groups, write_run

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import name_image
-from alphaapollo.runs.run_history import JsonlTracker
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.samples import Token, join_equal_tokens
 from tests.unit.rollout.test_images import SMALL, WIDE

@@ -22,14 +22,10 @@ from starlette.testclient import TestClient
 
 from alphaapollo.cli.main import main
 from alphaapollo.processes.folder_lock import lock_folder
+from alphaapollo.runs.command_history import record_in_history
 from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
-from alphaapollo.runs.run_history import (
-    RunPlan,
-    RunStatus,
-    record_in_history,
-    write_run_plan,
-    write_run_status,
-)
+from alphaapollo.runs.run_plan import RunPlan, write_run_plan
+from alphaapollo.runs.run_status import RunStatus, write_run_status
 from alphaapollo.types import Outcome, Score
 from alphaapollo.viewer.app import make_app
 from alphaapollo.viewer.index import RunIndex

@@ -15,8 +15,10 @@ import yaml
 
 from alphaapollo.cli.main import main
 from alphaapollo.processes.folder_lock import lock_folder
+from alphaapollo.runs.command_history import record_in_history
 from alphaapollo.runs.input_digests import digest_file
-from alphaapollo.runs.run_history import JsonlTracker, RunPlan, record_in_history, write_run_plan
+from alphaapollo.runs.metrics_file import JsonlTracker
+from alphaapollo.runs.run_plan import RunPlan, write_run_plan
 from alphaapollo.viewer.report import choose_evenly, format_value, make_block, make_code, make_report
 from tests.unit.viewer.run_kit import (
     HOSTILE,

@@ -7,18 +7,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from alphaapollo.config.load import save_config
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Config, Critic, ExportConfig, Model, SftConfig
-from alphaapollo.launch import export_checkpoint as push_module
-from alphaapollo.launch.export_checkpoint import prepare_export
 from alphaapollo.models import sharding
 from alphaapollo.runs.checkpoint_folder import write_manifest, write_progress
-from alphaapollo.trainer.main_export import main
+from alphaapollo.trainer.main_export import main, prepare_export
 from alphaapollo.workers import export as worker_export
 from alphaapollo.workers.critic import CriticWorker
 from alphaapollo.workers.finetuning_worker import SftWorker
@@ -165,31 +162,3 @@ def test_a_critic_is_a_token_classifier(critic_run: Path, tmp_path: Path, dtype:
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert loaded.config.num_labels == 1
     assert "The critic of a run" in (tmp_path / "hf/README.md").read_text()
-
-
-def test_a_verified_export_is_pushed(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    words = [f"checkpoint={run}", f"output={tmp_path / 'hf'}", "push_to=alice/model"]
-    assert main(words) == 2
-    assert "needs a Hugging Face token" in capsys.readouterr().err
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
-    monkeypatch.setattr(
-        push_module, "push_folder", lambda folder, repo: f"https://hub/{repo} {sorted(folder.iterdir())[0].name}"
-    )
-    assert main(words) == 0
-    assert "pushed to https://hub/alice/model README.md" in capsys.readouterr().out
-
-
-def test_a_folder_goes_up_in_one_commit_to_a_private_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = mock.Mock()
-    hub.return_value.create_repo.return_value = "https://hub/alice/model"
-    monkeypatch.setattr("huggingface_hub.HfApi", hub)
-    assert push_module.push_folder(tmp_path, "alice/model") == "https://hub/alice/model"
-    (created, uploaded) = hub.return_value.method_calls
-    assert created == mock.call.create_repo("alice/model", private=True, exist_ok=True)
-    assert uploaded[0] == "upload_folder"
-    assert {"repo_id": "alice/model", "folder_path": tmp_path}.items() <= uploaded.kwargs.items()

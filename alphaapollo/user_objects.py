@@ -1,4 +1,4 @@
-"""Run a command for the Python API as a child process, which does not interfere with a notebook.
+"""Objects that a user passes to the Python API, as files that every process of a run can load:
 
     rl(reward=f, tools=[g])  ->  .<experiment>.objects: reward.py and objects.py, each with a pickle
                              ->  overrides that set custom_reward_function.path, env.custom_module, ... to these files
@@ -9,130 +9,25 @@ value, so functions from a notebook, a script or a neighboring module need not b
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
 import pickle
 import pkgutil
-import signal
-import subprocess
 import sys
 import sysconfig
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 from alphaapollo.config.keys import format_override
-from alphaapollo.processes.entry_point import run_program
-from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
-from alphaapollo.processes.watchdog import exit_when_process_ends, treat_signals_as_ctrl_c
-
-if TYPE_CHECKING:
-    from alphaapollo.algorithms.advantages import Estimator
-    from alphaapollo.evolving.roles import Role
 
 Registration = tuple[str, str, Mapping[str, Any], object]
 """Function in alphaapollo that makes a decorator, its arguments, and the object that the decorator registers."""
-OnIteration = Callable[[int, dict[str, float]], None]
-"""Callback that receives the step and the metrics of an iteration."""
-
-POLL_SECONDS = 0.2
-END_SECONDS = 60.0  # timeout of an interrupted run, which may write a checkpoint
-KEPT_LINES = 200  # number of newest output lines to keep for the error message
-REFUSED, INTERRUPTED = 2, 130
 LOADER = '''"""Written by the Python API: objects of the call."""
 
-from alphaapollo.cli.run_process import load_objects
+from alphaapollo.user_objects import load_objects
 
 compute_score = run = load_objects(__file__)
 '''
-
-
-class RunFailed(RuntimeError):
-    """A run failed after its start. The message is the end of the run's output."""
-
-
-def run_in_child_process(
-    module: str, arguments: Sequence[str], run_folder: Path, on_iteration: OnIteration | None, show: bool
-) -> None:
-    """Run `python -m module arguments` in a child process and wait for its end; `show` prints its output.
-
-    Raises:
-        ValueError: The configuration or the data is invalid; the run did not start. The message is the run's error.
-        RunFailed: The run failed.
-        KeyboardInterrupt: Ctrl-C in this process or in the run. The run is stopped first, as after an exception in
-            `on_iteration`.
-    """
-    read_new_metrics = make_metrics_reader(run_folder / "metrics.jsonl")
-    process = subprocess.Popen(
-        make_module_command("alphaapollo.cli.run_process", os.getpid(), module, *arguments),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=make_subprocess_environ() | {"PYTHONUNBUFFERED": "1"},
-        start_new_session=True,  # this process receives Ctrl-C and forwards it
-    )
-    output: deque[str] = deque(maxlen=KEPT_LINES)
-    reader = threading.Thread(target=_read_output, args=(process.stdout, output, show), daemon=True)
-    reader.start()
-    try:
-        has_ended = False
-        while not has_ended:
-            with suppress(subprocess.TimeoutExpired):
-                has_ended = process.wait(POLL_SECONDS) is not None
-            for metrics in read_new_metrics() if on_iteration else ():
-                on_iteration(int(metrics.pop("step")), metrics)  # type: ignore[misc]
-    except BaseException:
-        with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):  # a second Ctrl-C kills the run
-            process.send_signal(signal.SIGINT)
-            process.wait(END_SECONDS)
-        process.kill()  # its child processes end with it
-        process.wait()
-        raise
-    reader.join()
-    if process.returncode in (INTERRUPTED, -signal.SIGINT):
-        raise KeyboardInterrupt
-    if process.returncode:
-        starts = [i for i, line in enumerate(output) if line.lstrip("0123456789 ").startswith("error")]
-        error = "\n".join([*output][starts[-1] if starts else -20 :]).removeprefix("error: ")
-        raise ValueError(error) if process.returncode == REFUSED else RunFailed(error)
-
-
-def _read_output(pipe: IO[str], kept_lines: deque[str], show: bool) -> None:
-    for line in pipe:
-        kept_lines.append(line.rstrip("\n"))
-        if show:
-            print(line, end="", flush=True)
-
-
-def make_metrics_reader(path: Path) -> Callable[[], list[dict[str, float]]]:
-    """Return a function that reads the records that were added to a metrics.jsonl since its last call. A resume may
-    replace the file by one with fewer lines."""
-    known, inode, position = set[bytes](), 0, 0
-
-    def read_new_metrics() -> list[dict[str, float]]:
-        nonlocal inode, position
-        if not path.is_file():
-            return []
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_ino != inode or status.st_size < position:
-                inode, position = status.st_ino, 0
-            file.seek(position)
-            lines = [line for line in file if line.endswith(b"\n")]
-        position += sum(map(len, lines))
-        new = [line for line in lines if line not in known]
-        known.update(new)
-        return [json.loads(line) for line in new]
-
-    read_new_metrics()
-    return read_new_metrics
 
 
 def write_objects(
@@ -140,8 +35,8 @@ def write_objects(
     reward: Callable[..., object] | None = None,
     environment: type | None = None,
     tools: Sequence[Callable[..., object]] = (),
-    estimator: Callable[..., object] | Estimator | None = None,
-    roles: Mapping[str, type[Role]] | None = None,
+    estimator: Any = None,
+    roles: Mapping[str, type] | None = None,
     agent: Callable[..., object] | None = None,
 ) -> list[str]:
     """Pickle the objects of an API call (`rl`, `evolve`) into files. Returns overrides that load them, e.g.
@@ -158,10 +53,8 @@ def write_objects(
         registrations.append(("environments.base:register_environment", environment.__name__, graded, environment))
         values |= {"env.custom_module": path, "env.env_name": environment.__name__}
     if tools:
-        registrations += [
-            ("cli.run_process:find_tool_decorator", function.__name__, {}, function) for function in tools
-        ]
-        values |= {"env.custom_module": path, "env.tools": [function.__name__ for function in tools]}
+        registrations += [("user_objects:find_tool_decorator", tool.__name__, {}, tool) for tool in tools]
+        values |= {"env.custom_module": path, "env.tools": [tool.__name__ for tool in tools]}
     if estimator:
         plain = {"name": getattr(estimator, "__name__", ""), "fn": estimator}
         fields: dict[str, Any] = dict(vars(estimator)) if hasattr(estimator, "fn") else plain
@@ -192,7 +85,7 @@ def pickle_by_value(name: str, content: object, objects: Sequence[object]) -> by
     objects in the ValueError for those that cannot be pickled."""
     import cloudpickle  # type: ignore[import-untyped]
 
-    modules = {sys.modules.get(getattr(one, "__module__", "")) for one in objects}
+    modules = {sys.modules.get(getattr(value, "__module__", "")) for value in objects}
     user_modules = [module for module in modules if module and is_user_module(module)]
     for module in user_modules:
         cloudpickle.register_pickle_by_value(module)
@@ -232,9 +125,3 @@ def find_tool_decorator(name: str) -> Callable[..., object]:
     from alphaapollo.tools.function_tool import tool
 
     return repr if name in tools else tool
-
-
-if __name__ == "__main__":  # the run's process: PARENT_PID MODULE WORD...
-    exit_when_process_ends(int(sys.argv[1]))  # ends the run if the parent, e.g. a notebook kernel, is killed
-    with treat_signals_as_ctrl_c():
-        run_program(lambda: importlib.import_module(sys.argv[2]).main(sys.argv[3:]))

@@ -15,7 +15,7 @@ from alphaapollo.config.keys import merge_maps
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.runs.checkpoint_folder import write_progress
-from alphaapollo.runs.run_model import (
+from alphaapollo.runs.newest_model import (
     RunModel,
     find_newest_model,
     load_run_model,

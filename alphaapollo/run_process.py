@@ -1,0 +1,111 @@
+"""Run a command for the Python API as a child process, which does not interfere with a notebook."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from alphaapollo.processes.entry_point import run_program
+from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
+from alphaapollo.processes.watchdog import exit_when_process_ends, treat_signals_as_ctrl_c
+
+OnIteration = Callable[[int, dict[str, float]], None]
+"""Callback that receives the step and the metrics of an iteration."""
+
+POLL_SECONDS = 0.2
+END_SECONDS = 60.0  # timeout of an interrupted run, which may write a checkpoint
+KEPT_LINES = 200  # number of newest output lines to keep for the error message
+REFUSED, INTERRUPTED = 2, 130
+
+
+class RunFailed(RuntimeError):
+    """A run failed after its start. The message is the end of the run's output."""
+
+
+def run_in_child_process(
+    module: str, arguments: Sequence[str], run_folder: Path, on_iteration: OnIteration | None, show: bool
+) -> None:
+    """Run `python -m module arguments` in a child process and wait for its end; `show` prints its output.
+
+    Raises:
+        ValueError: The configuration or the data is invalid; the run did not start. The message is the run's error.
+        RunFailed: The run failed.
+        KeyboardInterrupt: Ctrl-C in this process or in the run. The run is stopped first, as after an exception in
+            `on_iteration`.
+    """
+    read_new_metrics = make_metrics_reader(run_folder / "metrics.jsonl")
+    process = subprocess.Popen(
+        make_module_command("alphaapollo.run_process", os.getpid(), module, *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=make_subprocess_environ() | {"PYTHONUNBUFFERED": "1"},
+        start_new_session=True,  # this process receives Ctrl-C and forwards it
+    )
+    output: deque[str] = deque(maxlen=KEPT_LINES)
+    reader = threading.Thread(target=_read_output, args=(process.stdout, output, show), daemon=True)
+    reader.start()
+    try:
+        has_ended = False
+        while not has_ended:
+            with suppress(subprocess.TimeoutExpired):
+                has_ended = process.wait(POLL_SECONDS) is not None
+            for metrics in read_new_metrics() if on_iteration else ():
+                on_iteration(int(metrics.pop("step")), metrics)  # type: ignore[misc]
+    except BaseException:
+        with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):  # a second Ctrl-C kills the run
+            process.send_signal(signal.SIGINT)
+            process.wait(END_SECONDS)
+        process.kill()  # its child processes end with it
+        process.wait()
+        raise
+    reader.join()
+    if process.returncode in (INTERRUPTED, -signal.SIGINT):
+        raise KeyboardInterrupt
+    if process.returncode:
+        starts = [i for i, line in enumerate(output) if line.lstrip("0123456789 ").startswith("error")]
+        error = "\n".join([*output][starts[-1] if starts else -20 :]).removeprefix("error: ")
+        raise ValueError(error) if process.returncode == REFUSED else RunFailed(error)
+
+
+def _read_output(pipe: IO[str], kept_lines: deque[str], show: bool) -> None:
+    for line in pipe:
+        kept_lines.append(line.rstrip("\n"))
+        if show:
+            print(line, end="", flush=True)
+
+
+def make_metrics_reader(path: Path) -> Callable[[], list[dict[str, float]]]:
+    """Return a function that reads the records that were added to a metrics.jsonl since its last call. A resume may
+    replace the file by one with fewer lines."""
+    earlier, last_write = set[bytes](), 0
+
+    def read_new_metrics() -> list[dict[str, float]]:
+        nonlocal last_write
+        if not path.is_file() or (written := path.stat().st_mtime_ns) == last_write:
+            return []
+        last_write, lines = written, path.read_bytes().splitlines(keepends=True)
+        new = [line for line in lines if line.endswith(b"\n") and line not in earlier]
+        earlier.update(new)
+        return [json.loads(line) for line in new]
+
+    read_new_metrics()
+    return read_new_metrics
+
+
+if __name__ == "__main__":  # the run's process: PARENT_PID MODULE WORD...
+    exit_when_process_ends(int(sys.argv[1]))  # ends the run if the parent, e.g. a notebook kernel, is killed
+    with treat_signals_as_ctrl_c():
+        run_program(lambda: importlib.import_module(sys.argv[2]).main(sys.argv[3:]))
