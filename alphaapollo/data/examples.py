@@ -2,12 +2,13 @@
 
 A file of supervised examples has a column `messages` with chats, of which every assistant message is trained on, or the
 columns `prompt` and `response` (each text or messages), or one of the formats in data/formats.py. A chat is split into
-prompts and answers (data/chats.py), which are tokenized separately, as in a rollout. The end-of-turn token is
+prompts and answers (data/turns.py), which are tokenized separately, as in a rollout. The end-of-turn token is
 trained on, the template text after it is not.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,12 +21,10 @@ from alphaapollo.data.chats import (
     CONTEXT_COLUMNS,
     THOUGHT_KEYS,
     RowContext,
-    TextPiece,
     add_thoughts,
     read_chat,
     read_chat_text,
     read_thoughts,
-    split_chat,
 )
 from alphaapollo.data.files import DataRow, DataRows, convert_rows, to_file_list
 from alphaapollo.data.findings import DataFinding
@@ -35,6 +34,7 @@ from alphaapollo.data.images import LazyImages
 from alphaapollo.data.prompts import BATCH, Truncation, check_length_limit, truncate_prompt
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
+from alphaapollo.data.turns import TextPiece, split_chat
 from alphaapollo.types import Message, Row
 from alphaapollo.utils.hub import DATA_FILE
 
@@ -279,7 +279,7 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
         mask[0] = 0  # the first token, trained on in a text without BOS, has no context
         encoded_images = tuple(one.encoded_image for piece in example for one in piece.encoded_images)
         images = LazyImages(renderer.images, encoded_images) if renderer.images and encoded_images else ()
-        rows.append(Row(ids, mask, [0.0] * len(ids), ends, images=images))
+        rows.append(Row(array("i", ids), array("b", mask), array("d", bytes(8 * len(ids))), ends, images=images))
     return rows
 
 

@@ -67,26 +67,8 @@ def read_rows_in_known_format(
     keys = ", ".join(f"data.{name}_key" for name in names)
     raise ValueError(
         f"{path}: no column {missing}. The file has {', '.join(map(repr, list_column_names(rows)))}. Set {keys} to its "
-        f"columns, or use another format of docs/data.md.{_suggest_command(path, columns, names)}"
+        f"columns, or use another format of docs/data.md."
     )
-
-
-def _suggest_command(path: str, columns: Collection[str], names: Collection[str]) -> str:
-    """Return a sentence with the command that reads a file with these columns; empty if there is none. names: columns
-    that are missing, for which a script in examples/data_preprocess may prepare the file."""
-    scripts = {"messages": "prepare_sft", "chosen": "prepare_preference", "label": "prepare_preference"}
-    script = next(
-        (f"python -m examples.data_preprocess.{scripts[name]} --data_source" for name in names if name in scripts), ""
-    )
-    commands: list[tuple[str, Sequence[Collection[str]]]] = [
-        (script, [RESULT_COLUMNS, ("question", "answer")] if "messages" in names else [RESULT_COLUMNS] * bool(script)),
-        ("alphaapollo dpo data.train_files", [("chosen", "rejected")]),
-        ("alphaapollo dpo preference.loss=kto data.train_files", [("completion", "label"), ("response", "label")]),
-        ("alphaapollo sft data.train_files", [("messages",), *(one.columns for one in SFT_FORMATS)]),
-        ("alphaapollo rl data.train_files", [("data_source", "prompt", "reward_model")]),
-    ]
-    found = (command for command, groups in commands if any({*group} <= {*columns} for group in groups))
-    return next((f" To use this file: {command}={path}" for command in found), "")
 
 
 def _make_chat(question: str, *answer: str | None) -> list[dict[str, str | None]]:

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.chats import CONTEXT_COLUMNS, RowContext, TextPiece, count_equal_items
+from alphaapollo.data.chats import CONTEXT_COLUMNS, RowContext, count_equal_items
 from alphaapollo.data.examples import (
     LoadedExamples,
     RowPlace,
@@ -34,6 +34,7 @@ from alphaapollo.data.files import DataRow, to_file_list
 from alphaapollo.data.formats import LABELLED_FORMATS, PAIR_FORMATS, DataFormat, read_rows_in_known_format
 from alphaapollo.data.image_messages import ImageReader
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.turns import TextPiece
 from alphaapollo.types import Message, Row
 from alphaapollo.utils.seeds import derive_seed
 

@@ -9,14 +9,12 @@ and `ability` are ignored.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Literal
 
-from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.chats import (
     RowContext,
     read_chat_text,
@@ -157,12 +155,8 @@ def apply_length_limit(
     """Apply data.max_prompt_length. Returns the remaining prompts, and the number of prompts that are too long. With
     truncation=left or right, `truncate_prompt` truncates these when they are rendered. Raises ValueError like
     check_length_limit."""
-
-    def count_tokens() -> array[int]:
-        parts = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
-        return array("q", chain.from_iterable(map(renderer.count_prompt_tokens, parts)))
-
-    lengths = load_or_compute(renderer, [(one.content, one.template_arguments) for one in prompts], count_tokens)
+    batches = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
+    lengths = [*chain.from_iterable(map(renderer.count_prompt_tokens, batches))]
     has_images = [bool(collect_images(prompt.content)) for prompt in prompts]
     limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
     locations = [prompt.location or f"row {prompt.id}" for prompt in prompts]

@@ -17,7 +17,6 @@ from alphaapollo.config.resolve import has_worker_processes, resolve_controller,
 from alphaapollo.config.schema import DpoConfig, RmConfig, SftConfig, TuningConfig
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerSpecs
-from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.examples import LoadedExamples, make_source_names
 from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits
 from alphaapollo.data.images import load_image_processor
@@ -44,7 +43,6 @@ from alphaapollo.planning.plan_table import (
 )
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
-from alphaapollo.runs.input_digests import Digests
 from alphaapollo.runs.resume import find_start_point
 from alphaapollo.runs.run_history import NUM_LOGGED, RunPlan, write_examples
 from alphaapollo.utils.heartbeat import HEARTBEAT
@@ -72,7 +70,7 @@ def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Cons
     tokenizer = load_tokenizer(config.model.tokenizer_path or config.model.path, config.model.trust_remote_code)
     images = load_image_processor(config.model.path, tokenizer, config.model.trust_remote_code)
     renderer = Renderer(tokenizer, data.apply_chat_template_kwargs, images, config.model.path)
-    train, val, more = _read_examples(task, config, renderer, start.inputs.digests)
+    train, val, more = _read_examples(task, config, renderer)
     notices += more
     if trainer.keep_best and not val and not getattr(data, "val_prompts", ""):
         raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
@@ -126,21 +124,14 @@ def make_example_stream(
 
 @HEARTBEAT.record_call("read examples")
 def _read_examples(
-    task: FinetuningTask, config: TuningConfig, renderer: Renderer, digests: Digests
+    task: FinetuningTask, config: TuningConfig, renderer: Renderer
 ) -> tuple[LoadedExamples[Any], dict[str, list[Any]], list[str]]:
     """Read the data files. Returns training examples with all findings, validation examples by file name, and
     notices."""
     data, notices = config.data, list[str]()
 
-    def load(files: str | list[str], key: str, max_samples: int) -> LoadedExamples[Any]:
-        compute = partial(task.load_examples, files, max_samples, renderer)
-        settings = config.model_dump(mode="json", include={"data": True, "preference": {"loss"}})
-        content = (digests.get(key), digests.get("preference.custom_module"))
-        inputs = (type(task).__name__, files, max_samples, settings, content)
-        return load_or_compute(renderer, inputs, compute) if content[0] else compute()
-
     train_files = name_splits(data.train_files, TRAIN, notices)
-    train = load(train_files, "data.train_files", data.train_max_samples)
+    train = task.load_examples(train_files, data.train_max_samples, renderer)
     if data.source_weights is not None and 0 in train.file_sizes:
         empty = make_source_names(train_files)[train.file_sizes.index(0)]
         raise ValueError(
@@ -151,7 +142,7 @@ def _read_examples(
     val: dict[str, list[Any]] = {}
     if data.val_files:
         val_files = name_splits(data.val_files, HELD_OUT, notices)
-        read = load(val_files, "data.val_files", data.val_max_samples)
+        read = task.load_examples(val_files, data.val_max_samples, renderer)
         notices += [f"data.val_files: {notice}" for notice in read.notices]
         train.findings.extend(one for one in read.findings if one not in train.findings)
         sources = zip(make_source_names(val_files), read.split_by_file(), strict=True)

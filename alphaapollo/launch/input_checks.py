@@ -23,8 +23,7 @@ from alphaapollo.config.schema import (
     TuningConfig,
 )
 from alphaapollo.controller.placement import Machine, detect_machine
-from alphaapollo.data.cache import load_or_compute
-from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits, resolve_entry
+from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits
 from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.images import collect_images, load_image_processor
 from alphaapollo.data.prompts import apply_length_limit, list_text_notices, load_prompts
@@ -39,7 +38,6 @@ from alphaapollo.planning.trials import try_ground_truths, try_reward_function
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradable, leave_out_missing_answers
-from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module
@@ -167,7 +165,8 @@ def read_prompts(
     notices, findings = list[str](), list[DataFinding]()
     try:
         files = name_splits(files, TRAIN if files_key == "data.train_files" else HELD_OUT, notices)
-        chosen = select(leave_out_missing_answers(_load_prompts(files, renderer, data, findings), findings))
+        prompts = load_prompts(files, data.prompt_key, data.allow_image_urls, renderer, findings)
+        chosen = select(leave_out_missing_answers(prompts, findings))
         with_images = [prompt.id for prompt in chosen if collect_images(prompt.content)]
         if with_images and renderer.images is None:
             raise ValueError(
@@ -183,21 +182,6 @@ def read_prompts(
         treatment = "dropped" if data.truncation == "drop" else f"truncated ({data.truncation})"
         notices.append(f"{num_long} of {len(chosen)} prompts exceed data.max_prompt_length and are {treatment}.")
     return prompts, [f"{files_key}: {notice}" for notice in notices], findings
-
-
-def _load_prompts(
-    files: list[str], renderer: Renderer, data: Data | GenerationData, findings: list[DataFinding]
-) -> list[Prompt]:
-    """Load the prompts of data files, from the cache if their content is known. Appends to `findings`."""
-
-    def load() -> tuple[list[Prompt], list[DataFinding]]:
-        more: list[DataFinding] = []
-        return load_prompts(files, data.prompt_key, data.allow_image_urls, renderer, more), more
-
-    digests = [digest_file(file) for entry in files for file in resolve_entry(entry).files]
-    prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key), load)
-    findings += found
-    return prompts
 
 
 def check_rewards(

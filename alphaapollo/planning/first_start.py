@@ -18,8 +18,7 @@ from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.resolve import count_engine_threads, count_engines, resolve_device
 from alphaapollo.config.schema import Config, GenerationConfig, Model, TuningConfig
 from alphaapollo.controller.placement import Machine, choose_threads_per_rank
-from alphaapollo.data.chats import check_chat_is_shown
-from alphaapollo.data.rendering import DATE, Renderer
+from alphaapollo.data.rendering import DATE, Renderer, check_chat_is_shown
 from alphaapollo.data.vocabulary import find_model_file
 from alphaapollo.runs.resume import read_earlier_config
 from alphaapollo.types import Prompt
