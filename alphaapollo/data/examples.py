@@ -35,7 +35,7 @@ from alphaapollo.data.prompts import BATCH, Truncation, check_length_limit, trun
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.data.turns import TextPiece, split_chat
-from alphaapollo.types import Message, Row
+from alphaapollo.types import ImageInput, Message, Row
 from alphaapollo.utils.hub import DATA_FILE
 
 E = TypeVar("E")
@@ -279,8 +279,13 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
         mask[0] = 0  # the first token, trained on in a text without BOS, has no context
         encoded_images = tuple(one.encoded_image for piece in example for one in piece.encoded_images)
         images = LazyImages(renderer.images, encoded_images) if renderer.images and encoded_images else ()
-        rows.append(Row(array("i", ids), array("b", mask), array("d", bytes(8 * len(ids))), ends, images=images))
+        rows.append(make_row(ids, mask, ends, images))
     return rows
+
+
+def make_row(ids: Sequence[int], mask: Sequence[int], ends: list[int], images: Sequence[ImageInput] = ()) -> Row:
+    """Return a row that no engine sampled. Lists would need several times the memory of its arrays."""
+    return Row(array("i", ids), array("b", mask), array("d", bytes(8 * len(ids))), ends, images=images)
 
 
 def _truncate_example(row: Row, max_length: int, truncation: Truncation) -> Row | None:
@@ -294,4 +299,4 @@ def _truncate_example(row: Row, max_length: int, truncation: Truncation) -> Row 
         return None
     shift = len(row.token_ids) - max_length if truncation == "left" else 0
     ends = [end - shift for end in row.turn_ends if 0 < end - shift < max_length]
-    return Row(truncate_prompt(list(row.token_ids), max_length, truncation), mask, [0.0] * max_length, ends)
+    return make_row(truncate_prompt(list(row.token_ids), max_length, truncation), mask, ends)

@@ -26,6 +26,7 @@ from alphaapollo.data.examples import (
     apply_max_length,
     join_prompt_and_answer,
     list_text_notices,
+    make_row,
     read_answer,
     read_examples,
     tokenize_examples,
@@ -131,7 +132,7 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
         end = start + max(1, max_length - len(prompt))
         ids = [*prompt, *answer.token_ids[start:end]]
         mask = [*[0] * len(prompt), *answer.action_mask[start:end]]
-        rows.append(Row(ids, mask, [0.0] * len(ids), [len(ids) - 1], images=images))
+        rows.append(make_row(ids, mask, [len(ids) - 1], images))
     return rows
 
 

@@ -93,7 +93,7 @@ def test_common_formats_are_read_directly(loader, row, name, is_chat):
 def test_alpaca_inputs_follow_the_instruction(loader):
     (row,) = loader.sft({"instruction": "Add.", "input": "2, 2", "output": "4"}).examples
     prompt = loader.renderer.encode_prompt([{"role": "user", "content": "Add.\n\n2, 2"}])
-    assert prompt == row.token_ids[: row.response_start]
+    assert prompt == [*row.token_ids[: row.response_start]]
 
 
 BESIDE_A_CHAT = [
@@ -163,7 +163,7 @@ def test_each_turn_is_an_example_if_the_template_drops_earlier_thoughts(tmp_path
     read = loader.sft({"messages": chat})
     for row, start in zip(read.examples, (1, 3), strict=True):
         assert trained(forgetful_renderer, row) == ["<think>hm</think>4<|im_end|>"]
-        assert row.token_ids[: row.response_start] == forgetful_renderer.encode_prompt(chat[:start])
+        assert [*row.token_ids[: row.response_start]] == forgetful_renderer.encode_prompt(chat[:start])
     assert "1 rows are 2 examples" in read.notices[0] and "data.train_turns" in read.notices[0]
     assert loader.sft({"messages": chat}, train_turns="last").examples == read.examples[1:]
     assert loader.trained({"messages": [USER, FOUR, USER, FOUR]}) == [["4<|im_end|>", "4<|im_end|>"]]  # nothing dropped
@@ -209,7 +209,7 @@ TRUNCATED = [
 @pytest.mark.parametrize(("max_length", "truncation", "text", "mask", "ends"), TRUNCATED)
 def test_a_long_example_is_truncated(loader, max_length, truncation, text, mask, ends):
     row, _ = loader.sft(*LONG, max_length=max_length, truncation=truncation).examples
-    assert (text_of(loader.renderer, row.token_ids), row.action_mask, row.turn_ends) == (text, mask, ends)
+    assert (text_of(loader.renderer, row.token_ids), [*row.action_mask], row.turn_ends) == (text, mask, ends)
 
 
 def test_a_long_example_is_an_error_by_default_and_dropped_if_no_trained_token_is_left(loader, tmp_path):
