@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import ImageReader
 from alphaapollo.data.images import LazyImages
-from alphaapollo.data.prompts import BATCH, Truncation, check_length_limit, truncate_prompt
+from alphaapollo.data.prompts import BATCH, Truncation, check_length_limit, list_text_notices, truncate_prompt
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.data.turns import TextPiece, split_chat
@@ -88,7 +88,7 @@ def load_examples(
     placed = [(place, row) for (place, _), row in zip(read, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
     loaded = apply_max_length(files, placed, lambda row: len(row.token_ids), "examples", data, truncate, has_images)
-    notices = [*notices, *loaded.notices, *list_text_notices(texts, renderer)]
+    notices = [*notices, *loaded.notices, *list_text_notices(list_text_prompts(texts), renderer)]
     return replace(loaded, notices=notices, findings=findings)
 
 
@@ -150,15 +150,9 @@ def make_source_names(files: str | Sequence[str]) -> list[str]:
     return ["/".join(path.parts[-parts:]) for path in paths]
 
 
-def list_text_notices(examples: Sequence[Sequence[TextPiece]], renderer: Renderer) -> list[str]:
-    """Return a notice if there are prompts without a chat although the model has a chat template."""
-    texts = sum(not pieces[0].is_chat_text and bool(pieces[0].text) for pieces in examples)
-    if not texts or not renderer.tokenizer.chat_template:
-        return []
-    return [
-        f"{texts} prompts are plain texts, which the answers continue without the chat template of the model. "
-        "Use lists of messages to train on chats."
-    ]
+def list_text_prompts(examples: Iterable[Sequence[TextPiece]]) -> list[str]:
+    """Return the prompts that are plain texts."""
+    return [pieces[0].text for pieces in examples if not pieces[0].is_chat_text and pieces[0].text]
 
 
 def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:

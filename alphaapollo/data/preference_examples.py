@@ -25,7 +25,7 @@ from alphaapollo.data.examples import (
     RowPlace,
     apply_max_length,
     join_prompt_and_answer,
-    list_text_notices,
+    list_text_prompts,
     make_row,
     read_answer,
     read_examples,
@@ -34,6 +34,7 @@ from alphaapollo.data.examples import (
 from alphaapollo.data.files import DataRow, to_file_list
 from alphaapollo.data.formats import LABELLED_FORMATS, PAIR_FORMATS, DataFormat, read_rows_in_known_format
 from alphaapollo.data.image_messages import ImageReader
+from alphaapollo.data.prompts import list_text_notices
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.turns import TextPiece
 from alphaapollo.types import Message, Row
@@ -97,7 +98,9 @@ def load_preferences(
     loaded = apply_max_length(files, examples, lambda one: one.longest_row_length, noun, data)
     if single_answers:
         _add_unrelated_answers(files, loaded.examples, data)
-    return replace(loaded, notices=[*loaded.notices, *list_text_notices(texts, renderer)], findings=findings)
+    return replace(
+        loaded, notices=[*loaded.notices, *list_text_notices(list_text_prompts(texts), renderer)], findings=findings
+    )
 
 
 def _add_unrelated_answers(files: str | Sequence[str], answers: Sequence[PreferenceExample], data: PairData) -> None:

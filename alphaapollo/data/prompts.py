@@ -131,20 +131,18 @@ def _read_struct_column(row: DataRow, column: str) -> JsonObject:
     return {name: part for name, part in value.items() if part is not None}
 
 
-def list_text_notices(prompts: Sequence[Prompt], renderer: Renderer) -> list[str]:
+def list_text_notices(texts: Sequence[str], renderer: Renderer) -> list[str]:
     """Return notices about prompts that are texts, and that a model does not continue as its users expect."""
-    texts, tokenizer = [prompt.content for prompt in prompts if isinstance(prompt.content, str)], renderer.tokenizer
-    if not texts:
-        return []
-    notices, eos = list[str](), tokenizer.eos_token or ""
+    tokenizer, notices = renderer.tokenizer, list[str]()
+    eos = tokenizer.eos_token or ""
     if eos and (ended := sum(text.rstrip().endswith(eos) for text in texts)):
         notices.append(
             f"{ended} prompts end with {eos}, so that there is nothing to continue. Remove it from the data."
         )
-    if tokenizer.chat_template and not any(token in texts[0] for token in tokenizer.added_tokens_encoder):
+    if texts and tokenizer.chat_template and not any(token in texts[0] for token in tokenizer.added_tokens_encoder):
         notices.append(
-            "the prompts are texts, so the chat template of the tokenizer is not applied. For chats, make each prompt "
-            'a list of messages: [{"role": "user", "content": TEXT}].'
+            f"{len(texts)} prompts are texts, so the chat template of the tokenizer is not applied. For chats, make "
+            'each prompt a list of messages: [{"role": "user", "content": TEXT}].'
         )
     return notices
 

@@ -174,7 +174,7 @@ def read_prompts(
                 "but the model does not read images. Use a family of docs/vision.md."
             )
         try_chats(renderer, chosen)
-        notices += list_text_notices(chosen, renderer)
+        notices += list_text_notices([one.content for one in chosen if isinstance(one.content, str)], renderer)
         prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
     except ValueError as error:
         raise ValueError(f"{files_key}: {error}") from error

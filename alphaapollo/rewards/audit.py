@@ -34,7 +34,6 @@ from alphaapollo.types import JsonObject, Prompt, Score
 from alphaapollo.utils.json_types import finite_or_none
 
 MAX_SHOWN = 160  # printed characters of an answer
-NUM_BINS = 5  # of the calibration table
 CONSISTENT = "pairwise/consistent"  # component of the pairwise judge
 
 LabelledAnswer = tuple[Prompt, str, float]  # the response, and whether, or how far, it is right
@@ -87,7 +86,6 @@ def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> Json
 
     agreement, interval: share of equal verdicts, with its 95 % Wilson interval. kappa: Cohen's (p_o - p_e) / (1 - p_e),
     where p_e is the agreement of independent verdicts that are as often right; None if all labels are equal.
-    calibration: [from score, to score, number of answers, mean score, mean label] of each bin with answers.
     components: {name: [mean, Pearson correlation with the label]}; the correlation is None if either is constant.
     """
     graded = [(score, label) for score, label in zip(scores, labels, strict=True) if not score.outcome.failed]
@@ -105,16 +103,11 @@ def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> Json
     observed, share, share_called = num_equal / count, float(is_right.mean()), float(called.mean())
     by_chance = share * share_called + (1 - share) * (1 - share_called)
     table = pd.DataFrame([score.components | {"reward": score.reward, "label": label} for score, label in graded])
-    bins = (table["reward"] * NUM_BINS).astype(int).clip(0, NUM_BINS - 1)
     names, correlations = table.columns.difference(["accuracy", "label"]), table.astype(float).corr()["label"]
     return counts | {
         "agreement": observed,
         "interval": [*binomtest(num_equal, count).proportion_ci(method="wilson")],
         "kappa": None if share in (0, 1) else (observed - by_chance) / (1 - by_chance),
-        "calibration": [
-            [number / NUM_BINS, (number + 1) / NUM_BINS, len(own), own["reward"].mean(), own["label"].mean()]
-            for number, (_, own) in zip(sorted(set(bins)), table.groupby(bins), strict=True)
-        ],
         "components": {name: [float(table[name].mean()), finite_or_none(correlations[name])] for name in names},
     }
 
@@ -142,8 +135,6 @@ def _print_statistics(found: JsonObject, scores: Sequence[Score]) -> None:
     for reason, count in Counter(score.reason for score in scores if score.outcome.failed).most_common():
         print(f"{count} failures: {reason}")
     if "agreement" in found:
-        columns = ["score from", "to", "answers", "mean score", "mean label"]
-        print(pd.DataFrame(found["calibration"], columns=columns).round(3).to_string(index=False))
         columns = ["mean", "correlation with the label"]
         print(pd.DataFrame.from_dict(found["components"], "index", float, columns).round(3).to_string())
         if CONSISTENT in found["components"]:

@@ -64,7 +64,7 @@ def test_common_start_of_chats_is_not_trained_on(loader):
 def test_texts_end_with_eos_and_may_begin_with_their_prompt(loader):
     (pair,) = (read := loader.pairs({"prompt": "2+2=", "chosen": "4", "rejected": "5", "margin": 1.5})).examples
     assert [trained(loader.renderer, row) for row in pair.rows] == [["4<|im_end|>"], ["5<|im_end|>"]]
-    assert pair.margin == 1.5 and "2 prompts are plain texts" in read.notices[0]
+    assert pair.margin == 1.5 and "2 prompts are texts" in read.notices[0]
     joined = {"chosen": "Human: 2+2?\nAssistant: fo", "rejected": "Human: 2+2?\nAssistant: five"}
     own = {"prompt": "Human: 2+2?\nAssistant:", "chosen": " fo", "rejected": " five"}
     assert loader.pairs(joined).examples == loader.pairs(own).examples
