@@ -104,8 +104,8 @@ def read_examples(
     """
     read, findings = list[tuple[RowPlace, T]](), list[DataFinding]()
     for number, path in enumerate(to_file_list(files)):
-        rows, found = read_rows(path)
-        findings += found
+        rows, unread = read_rows(path)
+        findings += unread
         reader = ImageReader(rows.source.folder, data.allow_image_urls)
         places = ((number, location) for location in rows.locations)
         read += zip(places, convert_rows(path, rows, partial(convert, reader=reader)), strict=True)
@@ -172,7 +172,7 @@ def _split_row_into_pieces(
         if isinstance(masks := row.get("loss_mask"), list):  # LLaMA-Factory: a weight for each message
             if len(masks) != len(messages):
                 raise ValueError(f"'loss_mask' has {len(masks)} values for {len(messages)} messages. Write one each.")
-            messages = [{**one, "loss_mask": weight} for one, weight in zip(messages, masks, strict=True)]
+            messages = [{**message, "loss_mask": weight} for message, weight in zip(messages, masks, strict=True)]
         chat = _add_missing_thoughts(context.read_chat(messages, data.messages_key), thoughts)
         return split_chat(chat, renderer.with_arguments(context.template_arguments), last_turn_only)
     if not row.keys() & {data.prompt_key, data.response_key}:  # SFT_FORMATS: plain text
@@ -230,8 +230,8 @@ def join_prompt_and_answer(
     if any(message.get("images") for message in answers):
         raise ValueError(f"the answer to {prompt_key!r} has messages with images. Use a column of complete chats.")
     given: list[Message] = [{**message, "train": False} for message in chat]
-    own = renderer.with_arguments(context.template_arguments)
-    return split_chat([*given, *_add_missing_thoughts(answers, thoughts)], own, last_turn_only, in_one_example)
+    row_renderer = renderer.with_arguments(context.template_arguments)
+    return split_chat([*given, *_add_missing_thoughts(answers, thoughts)], row_renderer, last_turn_only, in_one_example)
 
 
 def read_text_column(row: DataRow, column: str) -> str:
@@ -256,7 +256,7 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
     starts_text = [not piece.is_chat_text and not piece.is_trained for piece in pieces]  # a plain text gets BOS
     tokens: dict[bool, Iterator[list[int]]] = {}
     for starts in (False, True):
-        texts = [piece.text for piece, own in zip(pieces, starts_text, strict=True) if own == starts]
+        texts = [piece.text for piece, starts_one in zip(pieces, starts_text, strict=True) if starts_one == starts]
         tokens[starts] = iter(renderer.encode(texts, add_special_tokens=starts) if texts else [])
     piece_tokens = (next(tokens[starts]) for starts in starts_text)
     eos, rows = renderer.tokenizer.eos_token_id, list[Row]()
@@ -271,7 +271,7 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
             mask += [int(piece.is_trained)] * (len(ids) - len(mask))
             ends += [len(ids) - 1] * piece.is_trained
         mask[0] = 0  # the first token, trained on in a text without BOS, has no context
-        encoded_images = tuple(one.encoded_image for piece in example for one in piece.encoded_images)
+        encoded_images = tuple(image.encoded_image for piece in example for image in piece.encoded_images)
         images = LazyImages(renderer.images, encoded_images) if renderer.images and encoded_images else ()
         rows.append(make_row(ids, mask, ends, images))
     return rows

@@ -54,14 +54,14 @@ def read_rows_in_known_format(
     columns = {*list_column_names(rows)}
     if any({*group} <= columns for group in needed):
         return rows, find_unread_content(path, rows, {*names.values()}, optional, renderer)
-    for one in () if {*RESULT_COLUMNS} <= columns else formats:
-        if {*one.columns} <= columns:
+    for data_format in () if {*RESULT_COLUMNS} <= columns else formats:
+        if {*data_format.columns} <= columns:
             converted = (
-                {names.get(key, key): value for key, value in (row | one.convert(row)).items()} for row in rows
+                {names.get(key, key): value for key, value in (row | data_format.convert(row)).items()} for row in rows
             )
-            names_read = f"the column{'s' * (len(one.columns) > 1)} {', '.join(one.columns)}"
-            guess = DataFinding(path, names_read, f"read as {one.name}", len(rows), len(rows))
-            unread = find_unread_content(path, rows, {*one.columns, *one.optional}, optional, renderer)
+            names_read = f"the column{'s' * (len(data_format.columns) > 1)} {', '.join(data_format.columns)}"
+            guess = DataFinding(path, names_read, f"read as {data_format.name}", len(rows), len(rows))
+            unread = find_unread_content(path, rows, {*data_format.columns, *data_format.optional}, optional, renderer)
             return DataRows(converted, rows.locations, rows.source), [guess, *unread]
     missing = " or ".join(" and ".join(map(repr, group)) for group in needed)
     keys = ", ".join(f"data.{name}_key" for name in names)
@@ -77,16 +77,18 @@ def _make_chat(question: str, *answer: str | None) -> list[dict[str, str | None]
 
 def _split_turns(turns: Any) -> Any:
     """Convert ms-swift's turns, [{"human": ..., "assistant": ...}, ...], to messages; other chats are unchanged."""
-    if not isinstance(turns, list) or not all(isinstance(one, dict) and "human" in one for one in turns):
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) and "human" in turn for turn in turns):
         return turns
-    return [message for one in turns for message in _make_chat(one["human"], one.get("assistant"))]
+    return [message for turn in turns for message in _make_chat(turn["human"], turn.get("assistant"))]
 
 
 def _split_last_answer(row: DataRow) -> tuple[list[Any], list[Any]]:
     """Return a chat up to its last user message, and the messages after it. Raises ValueError if there is none."""
     chat = read_chat_text(row["messages"]) or row["messages"]
     users = [
-        place for place, one in enumerate(chat or ()) if str(one.get("role", one.get("from"))) in ("user", "human")
+        place
+        for place, message in enumerate(chat or ())
+        if str(message.get("role", message.get("from"))) in ("user", "human")
     ]
     if not users:
         raise ValueError("'messages' has no message of the user. Add one.")

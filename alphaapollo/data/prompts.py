@@ -46,9 +46,9 @@ def load_prompts(
     prompts: list[Prompt] = []
     for path in to_file_list(files):
         names = {"prompt": prompt_key}
-        rows, found = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, names, renderer=renderer)
+        rows, unread = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, names, renderer=renderer)
         if findings is not None:
-            findings += found
+            findings += unread
         first = next((row[prompt_key] for row in rows if row.get(prompt_key) is not None), None)
         is_text_of_chat = read_chat_text(first) is not None
         is_chat = isinstance(prompts[0].content, list) if prompts else is_text_of_chat or isinstance(first, list)

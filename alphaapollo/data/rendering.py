@@ -128,7 +128,7 @@ class Renderer:
     ) -> list[list[int]]:
         """Tokenize prompts with one placeholder per image. renderers: that of each prompt, by default this one."""
         pairs = zip(contents, renderers or [self] * len(contents), strict=True)
-        texts = [one.render_chat(content) if isinstance(content, list) else content for content, one in pairs]
+        texts = [renderer.render_chat(content) if isinstance(content, list) else content for content, renderer in pairs]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"
         return self.encode(texts, add_special_tokens=False in chats)
@@ -200,7 +200,7 @@ class Renderer:
 
     def split_control_strings(self, chat: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Return messages whose texts have no control strings when they are rendered and encoded."""
-        patterns = [self._control_patterns.get(one["role"], self._control_patterns["user"]) for one in chat]
+        patterns = [self._control_patterns.get(message["role"], self._control_patterns["user"]) for message in chat]
         return [split_control_text(*pair, self.control_strings) for pair in zip(chat, patterns, strict=True)]
 
     def _apply_template(
@@ -282,9 +282,9 @@ class Renderer:
             (self.control_strings_of_texts, "Text prompts", "They stay control tokens. Use messages for a chat."),
         )
         return [
-            f"{where} contain {found.total()} control strings, e.g. {next(iter(found))}. {what}"
-            for found, where, what in ends
-            if found
+            f"{where} contain {strings.total()} control strings, e.g. {next(iter(strings))}. {what}"
+            for strings, where, what in ends
+            if strings
         ]
 
     @cached_property
@@ -297,7 +297,9 @@ class Renderer:
             shown = self._apply_template([question, answer, question], True) if self.tokenizer.chat_template else ""
             frame = {*self.encode([shown])[0]} & self._marker_ids | {*self.eos_token_ids}
         added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
-        markers = {one for one in self._marker_ids & {*added} if added[one].special or added[one].content in template}
+        markers = {
+            token for token in self._marker_ids & {*added} if added[token].special or added[token].content in template
+        }
         names = [{*self.tokenizer.convert_ids_to_tokens([*ids])} for ids in (markers | frame, frame, self._marker_ids)]
         kinds = {"user": (names[0], names[2]), "tool": (names[0],), "assistant": (names[1], names[2])}
         return {role: make_control_pattern(*kind) for role, kind in kinds.items()}
@@ -326,8 +328,8 @@ class Renderer:
         if not self.tokenizer.chat_template or self.turn_end_ids:
             return []
         question = self._encode_following_messages([Message(role="user", content="?")], add_generation_prompt=True)
-        found = [*self._find_marker(question), *self.eos_token_ids]
-        return [token for token in found if token in self.eos_token_ids][:1]
+        tokens = [*self._find_marker(question), *self.eos_token_ids]
+        return [token for token in tokens if token in self.eos_token_ids][:1]
 
     def describe_stops(self) -> str:
         """Return the tokens that end a turn, and the template's end if it is a text of several tokens."""
@@ -353,7 +355,10 @@ class Renderer:
     @cached_property
     def _marker_ids(self) -> set[int]:
         added = self.tokenizer.added_tokens_decoder.items()
-        return {*self.tokenizer.all_special_ids, *(one for one, token in added if re.search(r"[^\w\s]", token.content))}
+        return {
+            *self.tokenizer.all_special_ids,
+            *(token_id for token_id, token in added if re.search(r"[^\w\s]", token.content)),
+        }
 
 
 def make_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -364,7 +369,9 @@ def make_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 def check_chat_is_shown(chat: Sequence[Message], renderer: Renderer) -> None:
     """Raise ValueError if the chat template does not show the content or the calls of a message. Renders the chat with
     other contents, once for each sequence of roles."""
-    kind = tuple((one["role"], bool(one["content"].strip()), len(one.get("tool_calls", []))) for one in chat)
+    kind = tuple(
+        (message["role"], bool(message["content"].strip()), len(message.get("tool_calls", []))) for message in chat
+    )
     if kind in renderer.checked_chats:
         return
     probes, marks = list[JsonObject](), dict[str, str]()

@@ -42,7 +42,10 @@ def split_chat(
     check_chat_is_shown(chat, renderer)
     template = str(renderer.tokenizer.chat_template)
     if "</think>" not in template and any(f".{key}" in template for key in THOUGHT_KEYS):  # gpt-oss: no inline thoughts
-        chat = [add_thoughts(drop_thoughts(one), read_thoughts(one) or read_inline_thoughts(one)) for one in chat]
+        chat = [
+            add_thoughts(drop_thoughts(message), read_thoughts(message) or read_inline_thoughts(message))
+            for message in chat
+        ]
     answers = [index for index, message in enumerate(chat) if message["role"] == "assistant"]
     turns = [index for index in answers if index and chat[index].get("train", True)][-1 if last_turn_only else 0 :]
     if not turns:
@@ -76,7 +79,7 @@ def render_turn(chat: Sequence[Message], turn: int, renderer: Renderer) -> tuple
     prompt = renderer.render_chat(chat[:turn])
     answer = _find_answer(chat[:turn], message, prompt, renderer)
     if answer is None:  # the template drops the thoughts of earlier turns because of this one
-        bare = [drop_thoughts(one) for one in chat[:turn]]
+        bare = [drop_thoughts(message) for message in chat[:turn]]
         answer = _find_answer(bare, message, renderer.render_chat(bare), renderer)
     if answer is None:
         raise ValueError(
@@ -99,8 +102,8 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
         answer = shown[len(start) :].removeprefix("<think>")
     else:
         return None
-    (own,) = renderer.split_control_strings([message])  # as in `shown`
-    thoughts = read_thoughts(own) or read_inline_thoughts(own)
+    (split,) = renderer.split_control_strings([message])  # as in `shown`
+    thoughts = read_thoughts(split) or read_inline_thoughts(split)
     if thoughts and prompt.rstrip().endswith("</think>"):
         return None
     before, end, _ = answer.partition("</think>")
@@ -115,8 +118,8 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
         return answer[: min(ends)]
     if message.get("tool_calls"):  # GLM ends a turn with the name of the next role, which is another one after a call
         following = renderer.render_chat([*chat, Message(role="tool", content="?")])[len(shown) :]
-        if found := next(filter(following.startswith, stops), ""):
-            return answer + found
+        if role_name := next(filter(following.startswith, stops), ""):
+            return answer + role_name
     return answer + "".join(renderer.tokenizer.convert_ids_to_tokens(renderer.missing_end_ids))
 
 

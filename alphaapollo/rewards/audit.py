@@ -131,20 +131,20 @@ def _print_disagreement(answer: LabelledAnswer, score: Score) -> None:
     print(line.encode("utf-8", "backslashreplace").decode())  # answers may contain lone surrogates
 
 
-def _print_statistics(found: JsonObject, scores: Sequence[Score]) -> None:
+def _print_statistics(report: JsonObject, scores: Sequence[Score]) -> None:
     for reason, count in Counter(score.reason for score in scores if score.outcome.failed).most_common():
         print(f"{count} failures: {reason}")
-    if "agreement" in found:
+    if "agreement" in report:
         columns = ["mean", "correlation with the label"]
-        print(pd.DataFrame.from_dict(found["components"], "index", float, columns).round(3).to_string())
-        if CONSISTENT in found["components"]:
-            print(f"decided by the order of the answers: {1 - found['components'][CONSISTENT][0]:.1%} of the pairs")
-        low, high = found["interval"]
-        kappa = "" if found["kappa"] is None else f", kappa {found['kappa']:.3f}"
-        print(f"agreement {found['agreement']:.2%} (95 % interval {low:.2%} to {high:.2%}){kappa}")
+        print(pd.DataFrame.from_dict(report["components"], "index", float, columns).round(3).to_string())
+        if CONSISTENT in report["components"]:
+            print(f"decided by the order of the answers: {1 - report['components'][CONSISTENT][0]:.1%} of the pairs")
+        low, high = report["interval"]
+        kappa = "" if report["kappa"] is None else f", kappa {report['kappa']:.3f}"
+        print(f"agreement {report['agreement']:.2%} (95 % interval {low:.2%} to {high:.2%}){kappa}")
     print(
-        f"{found['rows']} rows, {found['false_positives']} false positives, {found['false_negatives']} false "
-        f"negatives, {found['failures']} failures, {found['rows_per_s']:.0f} rows/s"
+        f"{report['rows']} rows, {report['false_positives']} false positives, {report['false_negatives']} false "
+        f"negatives, {report['failures']} failures, {report['rows_per_s']:.0f} rows/s"
     )
 
 
@@ -168,12 +168,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"error: {error}") from error
     for answer, score in zip(answers, scores, strict=True):
         _print_disagreement(answer, score)
-    found = compute_statistics(scores, [label for _, _, label in answers])
-    found["rows_per_s"] = round(len(answers) / (time.perf_counter() - start), 1)
-    _print_statistics(found, scores)
+    report = compute_statistics(scores, [label for _, _, label in answers])
+    report["rows_per_s"] = round(len(answers) / (time.perf_counter() - start), 1)
+    _print_statistics(report, scores)
     if args.json:
-        print(json.dumps(found))
-    return int("agreement" not in found)
+        print(json.dumps(report))
+    return int("agreement" not in report)
 
 
 if __name__ == "__main__":

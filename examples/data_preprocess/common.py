@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import re
 from collections import Counter
@@ -97,13 +96,13 @@ def read_splits(source: str, splits: Sequence[str], config_name: str | None) -> 
         return {split: read_rows_leniently(path)}
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _plain_name(file).suffix in SUFFIXES)
-        found = {split: [file for file in files if _belongs(file, split)] for split in splits}
-        if not any(found.values()):
+        files_by_split = {split: [file for file in files if _belongs(file, split)] for split in splits}
+        if not any(files_by_split.values()):
             names = ", ".join(file.name for file in files) or f"no {', '.join(SUFFIXES)} file"
             raise ValueError(f"{source}: no file is named like one of the splits {', '.join(splits)}; it has {names}.")
         return {
             split: [row for file in files for row in read_rows_leniently(file)]
-            for split, files in found.items()
+            for split, files in files_by_split.items()
             if files
         }
     is_path = path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
@@ -320,13 +319,8 @@ def _belongs(file: Path, split: str) -> bool:
 
 
 def _read_hub(source: str, splits: Sequence[str], config_name: str | None) -> dict[str, list[SourceRow]]:
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise ValueError(
-            f"{source}: no such local file or folder, and reading it from the hub needs the datasets library: "
-            "pip install datasets. Or download its files and give their folder as --data_source."
-        ) from error
+    import datasets
+
     try:
         loaded = datasets.load_dataset(source, config_name)
     except Exception as error:  # any error of the hub, the network or the dataset's own code

@@ -135,9 +135,9 @@ def _find_last_expression(text: str) -> str | None:
     """Return the expression at the end of a text: "2√3" for "The length is 2√3.", "5, 6" for "It is 5 or 6."."""
     text = BOLD.sub(r"\1", text)
     if (several := ALTERNATIVES.search(text.strip().rpartition("\n")[2])) and all(
-        parse_expressions(f"\\boxed{{{normalize_latex(one)}}}") for one in several.groups()
+        parse_expressions(f"\\boxed{{{normalize_latex(part)}}}") for part in several.groups()
     ):
-        return ", ".join(one.strip() for one in several.groups())
+        return ", ".join(part.strip() for part in several.groups())
     if not (last := LAST_QUANTITY.search(text.strip())):
         return None
     is_word = last[1] and last[3].isalpha()
@@ -214,10 +214,10 @@ def _is_tuple(text: str) -> bool:
 def has_equal_expression(truth_expressions: list[object], answer_expressions: list[object]) -> bool:
     """Return whether a parsed expression of the answer equals one of the ground truth. May raise sympy errors."""
     errors: list[Exception] = []
-    for one, other in itertools.product(truth_expressions, answer_expressions):
+    for gold, answer in itertools.product(truth_expressions, answer_expressions):
         try:
-            if _is_close(one, other) and verify(
-                [one], [other], allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
+            if _is_close(gold, answer) and verify(
+                [gold], [answer], allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
             ):
                 return True
         except Exception as error:  # noqa: BLE001 sympy may raise any exception for model output
@@ -230,7 +230,7 @@ def has_equal_expression(truth_expressions: list[object], answer_expressions: li
 def _is_close(gold: Any, answer: Any) -> bool:
     """Return False if two sympy objects are numbers that differ by more than rounding, else True. This check is needed
     because math-verify rounds tiny numbers to six places and truncates huge ones."""
-    if not all(isinstance(one, sympy.Expr) and one.is_number for one in (gold, answer)):
+    if not all(isinstance(number, sympy.Expr) and number.is_number for number in (gold, answer)):
         return True
     value = gold.evalf(NUM_DIGITS)
     if value in (sympy.zoo, sympy.nan):  # the truth 12:00, read as a ratio

@@ -112,28 +112,28 @@ def compare_choice_letters(truth: str, answer: str) -> bool | None:
     """Return whether two choice letters are equal, or None for other answers. Text may follow the letter: `(C) 12`."""
     text = extract_words(truth)
     expected = LETTER.fullmatch(text)
-    found = LETTER_FIRST.match(extract_words(answer)) if expected else None
-    if not expected or not found:
+    chosen = LETTER_FIRST.match(extract_words(answer)) if expected else None
+    if not expected or not chosen:
         return None
-    return (found[1] or found[2]).upper() == expected[1]
+    return (chosen[1] or chosen[2]).upper() == expected[1]
 
 
 def compare_numbers_in_base_notation(truth: str, answer: str) -> bool | None:
     """Return whether two numbers such as 1011_2 have the same digits and base, or None for other answers."""
-    expected, found = BASED.fullmatch(truth), BASED.fullmatch(answer)
-    if not expected or not found or not any(map(str.isdigit, expected[1])):
+    expected, answered = BASED.fullmatch(truth), BASED.fullmatch(answer)
+    if not expected or not answered or not any(map(str.isdigit, expected[1])):
         return None
-    return expected.groups() == found.groups()
+    return expected.groups() == answered.groups()
 
 
 def compare_clock_times(truth: str, answer: str) -> bool | None:
     """Return whether two times of day are equal; None if one is not a time of day, or both may be ratios. The truth
     12:00 or 3:45 is no ratio, because it is not in lowest terms."""
-    expected, found = CLOCK.fullmatch(extract_words(truth)), CLOCK.fullmatch(extract_words(answer))
-    if not expected or not found:
+    expected, answered = CLOCK.fullmatch(extract_words(truth)), CLOCK.fullmatch(extract_words(answer))
+    if not expected or not answered:
         return None
-    times = [(int(one[1]), int(one[2])) for one in (expected, found)]
-    halves = {half.lower() for half in (expected[3], found[3]) if half}
+    times = [(int(clock[1]), int(clock[2])) for clock in (expected, answered)]
+    halves = {half.lower() for half in (expected[3], answered[3]) if half}
     if not halves and expected[2][0] != "0" and math.gcd(*times[0]) == 1:
         return None
     return times[0] == times[1] and len(halves) <= 1
@@ -141,14 +141,14 @@ def compare_clock_times(truth: str, answer: str) -> bool | None:
 
 def compare_words(truth: str, answer: str) -> bool | None:
     """Return whether two answers have the same words (lists in any order), or None if the ground truth has no words."""
-    expected, found, text = _normalize_words(truth), _normalize_words(answer), extract_words(truth)
+    expected, answered, text = _normalize_words(truth), _normalize_words(answer), extract_words(truth)
     if not WORD.search(text):
         return None
-    if expected == found:
+    if expected == answered:
         return True
     if re.search(r"[\d\\^_=+{}]", text) or not ("\\text" in truth or len(text) > 4):
         return None
-    return sorted(re.split(r",? and |, ?| or ", expected)) == sorted(re.split(r",? and |, ?| or ", found))
+    return sorted(re.split(r",? and |, ?| or ", expected)) == sorted(re.split(r",? and |, ?| or ", answered))
 
 
 def _normalize_words(text: str) -> str:

@@ -13,7 +13,7 @@ def score(truth, text):
 
 # {truth; right, wrong: contents of the box; right_texts, wrong_texts: whole completions; missed: right, graded wrong}
 ANSWERS = [json.loads(line) for line in Path(__file__).with_name("math_answers.jsonl").read_text("utf-8").splitlines()]
-UNREADABLE = ("", r"\boxed{}", "I do not know.")
+UNREADABLE = ("", r"\boxed{}", "I do not know.", "The answer is Tuesday.")
 KINDS = ("right", "wrong", "right_texts", "wrong_texts", "missed")
 
 
