@@ -50,6 +50,12 @@ def draw(runs: Sequence[Sequence[dict[str, float]]], keys: Sequence[str], seeds:
     axes.set(xlabel="iteration", ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=6, loc="lower right")
+    save_svg(figure, path)
+
+
+def save_svg(figure: Figure, path: Path) -> None:
+    """Write an SVG file with text as text, the same for the same figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "curves"}):
         figure.savefig(path, metadata={"Date": None})
 

@@ -8,20 +8,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from alphaapollo.data.image_messages import LOCAL_IMAGES, ImageReader, convert_parts, place_images, read_image_column
-from alphaapollo.data.images import ImageTokens
-from alphaapollo.types import IMAGE_MARK, EncodedImage, JsonObject, Message, ToolCall
+from alphaapollo.types import IMAGE_MARK, ChatMessage, EncodedImage, JsonObject, Message, ToolCall
 from alphaapollo.utils.literals import drop_none, read_literal
-
-if TYPE_CHECKING:
-    from alphaapollo.data.rendering import Renderer
-
 
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -224,20 +218,6 @@ def _parse(value: object) -> Any:
     return parsed if parsed is not None else value.strip()
 
 
-OPEN_THOUGHT = re.compile(r"<think>\s*\Z")  # at the end of a prompt: the template opens the thoughts of the answer
-EMPTY_THOUGHT = re.compile(r"\A\s*<think>\s*</think>\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Separately tokenized part of an example's text, e.g. one assistant turn."""
-
-    text: str
-    is_trained: bool  # whether the model is trained on the tokens of the piece
-    is_chat_text: bool = True  # part of a chat; False: plain text, for which the tokenizer adds BOS and EOS
-    encoded_images: tuple[ImageTokens, ...] = ()  # images whose placeholders are in the text, in order
-
-
 @dataclass(frozen=True)
 class RowContext:
     """What the columns beside the chat of a data row (CONTEXT_COLUMNS) add to it."""
@@ -264,130 +244,12 @@ class RowContext:
             raise ValueError(f"{column!r} is a text, but the row has images. Use a chat, e.g. {example}.")
 
 
-def split_chat(
-    chat: Sequence[Message], renderer: Renderer, last_turn_only: bool = False, in_one_example: bool = False
-) -> list[list[TextPiece]]:
-    """Split a chat into examples. All assistant messages are trained on, except those with `train: False` and a first
-    message, which answers nothing; with last_turn_only, only the last one. With in_one_example, a turn follows the
-    earlier ones as the model wrote them, also if the template rewrites them. Raises ValueError if there is nothing to
-    train on, or the template does not show it."""
-    check_chat_is_shown(chat, renderer)
-    template = str(renderer.tokenizer.chat_template)
-    if "</think>" not in template and any(f".{key}" in template for key in THOUGHT_KEYS):  # gpt-oss: no inline thoughts
-        chat = [add_thoughts(drop_thoughts(one), read_thoughts(one) or read_inline_thoughts(one)) for one in chat]
-    answers = [index for index, message in enumerate(chat) if message["role"] == "assistant"]
-    turns = [index for index in answers if index and chat[index].get("train", True)][-1 if last_turn_only else 0 :]
-    if not turns:
-        reason = "its assistant messages are excluded (weight 0) or first" if answers else "it has no assistant message"
-        raise ValueError(f"the chat has nothing to train on: {reason}. Add an answer or remove the row.")
-    examples: list[list[TextPiece]] = []
-    seen, num_seen = "", 0  # text and number of messages of the current example
-    for turn in turns:
-        prompt, answer = render_turn(chat, turn, renderer)
-        if in_one_example and seen and not prompt.startswith(seen):
-            prompt = seen + _find_text_after(seen, examples[-1][-1].text, prompt, turn)
-        if not seen or not prompt.startswith(seen):
-            examples.append([])
-            seen, num_seen = "", 0
-        encoded_images = renderer.tokenize_images(chat[num_seen:turn])
-        pieces = [TextPiece(prompt[len(seen) :], False, encoded_images=encoded_images), TextPiece(answer, True)]
-        if images := renderer.images:
-            for piece in pieces:
-                images.check_placeholders(piece.text.count(images.placeholder), len(piece.encoded_images))
-        examples[-1] += pieces
-        seen, num_seen = prompt + answer, turn + 1
-    return examples
-
-
-def render_turn(chat: Sequence[Message], turn: int, renderer: Renderer) -> tuple[str, str]:
-    """Return the prompt of an assistant turn, and the text that the model must write, including the end of the turn.
-    Raises ValueError if the turn is empty, or no text of the rendered chat is the answer to the prompt."""
-    message = chat[turn]
-    if not (message["content"].strip() or message.get("tool_calls") or read_thoughts(message)):
-        raise ValueError(f"the assistant message {turn} is empty. Fill it or remove the row.")
-    prompt = renderer.render_chat(chat[:turn])
-    answer = _find_answer(chat[:turn], message, prompt, renderer)
-    if answer is None:  # the template drops the thoughts of earlier turns because of this one
-        bare = [drop_thoughts(one) for one in chat[:turn]]
-        answer = _find_answer(bare, message, renderer.render_chat(bare), renderer)
-    if answer is None:
-        raise ValueError(
-            f"the rendered chat does not continue the prompt of message {turn}, which ends with {prompt[-40:]!r}. If "
-            "the prompt closes the thoughts (enable_thinking=false), remove the thoughts of the message. Otherwise, "
-            "use another chat_template."
-        )
-    return prompt, answer
-
-
-def _find_answer(history: Sequence[Message], message: Message, prompt: str, renderer: Renderer) -> str | None:
-    """Return the text that the model must write after a prompt; None if the rendered chat does not continue it, or the
-    prompt ends thoughts that the message has."""
-    chat = [*history, message]
-    shown = renderer.render_chat(chat, add_generation_prompt=False)
-    start = OPEN_THOUGHT.sub("", prompt)
-    if shown.startswith(prompt):
-        answer = shown[len(prompt) :]
-    elif shown.startswith(start) and start != prompt:  # the chat shows no thoughts, or empty ones of another format
-        answer = shown[len(start) :].removeprefix("<think>")
-    else:
-        return None
-    (own,) = renderer.split_control_strings([message])  # as in `shown`
-    thoughts = read_thoughts(own) or read_inline_thoughts(own)
-    if thoughts and prompt.rstrip().endswith("</think>"):
-        return None
-    before, end, _ = answer.partition("</think>")
-    if start == prompt and thoughts.strip() not in answer:
-        answer = f"<think>\n{thoughts}\n</think>\n\n{EMPTY_THOUGHT.sub('', answer)}"
-    elif start != prompt and not end:
-        answer = f"{thoughts}\n</think>\n\n" + answer.lstrip("\n")
-    elif start != prompt and thoughts.strip() not in before:
-        answer = thoughts + answer
-    stops = renderer.tokenizer.convert_ids_to_tokens([*renderer.eos_token_ids])
-    if ends := [answer.index(stop) + len(stop) for stop in stops if stop in answer]:
-        return answer[: min(ends)]
-    if message.get("tool_calls"):  # GLM ends a turn with the name of the next role, which is another one after a call
-        following = renderer.render_chat([*chat, Message(role="tool", content="?")])[len(shown) :]
-        if found := next(filter(following.startswith, stops), ""):
-            return answer + found
-    return answer + "".join(renderer.tokenizer.convert_ids_to_tokens(renderer.missing_end_ids))
-
-
-def _find_text_after(seen: str, answer: str, prompt: str, turn: int) -> str:
-    """Return the text of a prompt after an earlier answer, with which `seen` ends. The template may have dropped the
-    thoughts of this answer from the prompt."""
-    start = OPEN_THOUGHT.sub("", seen.removesuffix(answer))
-    common = count_equal_items(prompt, start)
-    _, found, following = prompt[common:].partition(answer.rpartition("</think>")[2].lstrip("\n"))
-    if not found:
-        raise ValueError(
-            f"the chat template changes the turns before message {turn}, so they are no example together. Move these "
-            "turns to the prompt."
-        )
-    return following
-
-
-def check_chat_is_shown(chat: Sequence[Message], renderer: Renderer) -> None:
-    """Raise ValueError if the chat template does not show the content or the calls of a message. Renders the chat with
-    other contents, once for each sequence of roles."""
-    kind = tuple((one["role"], bool(one["content"].strip()), len(one.get("tool_calls", []))) for one in chat)
-    if kind in renderer.checked_chats:
-        return
-    probes, marks = list[JsonObject](), dict[str, str]()
-    for index, message in enumerate(chat):
-        probe: JsonObject = {**drop_thoughts(message)}
-        if message["content"].strip() and not message.get("images"):
-            probe["content"] = mark = f"message{index}x"
-            marks[mark] = f"message {index} of the role {message['role']!r}"
-        for number, call in enumerate(calls := message.get("tool_calls", [])):
-            mark = f"call{index:02}x{number:02}"  # also as id, which some templates show instead
-            marked = {**call, "id": mark, "function": {**call["function"], "name": mark}}
-            probe["tool_calls"] = [*probe["tool_calls"][:number], marked, *calls[number + 1 :]]
-            marks[mark] = f"the tool calls of message {index}"
-        probes.append(probe)
-    shown = renderer.render_chat(probes)
-    if hidden := next((mark for mark in marks if mark not in shown), None):
-        raise ValueError(
-            f"the chat template does not show {marks[hidden]}. Remove it, write it into a message that is shown, e.g. "
-            "of the role user, or use another chat_template."
-        )
-    renderer.checked_chats.add(kind)
+def write_arguments_as_text(message: ChatMessage) -> ChatMessage:
+    """Return a message whose calls have JSON text as arguments, and None as content if it is empty."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    texts = [json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls]
+    functions = [{**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True)]
+    new = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return {**message, "content": message["content"] or None, "tool_calls": new}

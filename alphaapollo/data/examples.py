@@ -2,14 +2,15 @@
 
 A file of supervised examples has a column `messages` with chats, of which every assistant message is trained on, or the
 columns `prompt` and `response` (each text or messages), or one of the formats in data/formats.py. A chat is split into
-prompts and answers (data/chats.py), which are tokenized separately, as in a rollout. The end-of-turn token is
+prompts and answers (data/turns.py), which are tokenized separately, as in a rollout. The end-of-turn token is
 trained on, the template text after it is not.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,22 +21,21 @@ from alphaapollo.data.chats import (
     CONTEXT_COLUMNS,
     THOUGHT_KEYS,
     RowContext,
-    TextPiece,
     add_thoughts,
     read_chat,
     read_chat_text,
     read_thoughts,
-    split_chat,
 )
 from alphaapollo.data.files import DataRow, DataRows, convert_rows, to_file_list
 from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.formats import SFT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import ImageReader
 from alphaapollo.data.images import LazyImages
-from alphaapollo.data.prompts import BATCH, Truncation, check_length_limit, truncate_prompt
+from alphaapollo.data.prompts import BATCH, Truncation, check_length_limit, list_text_notices, truncate_prompt
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.types import Message, Row
+from alphaapollo.data.turns import TextPiece, split_chat
+from alphaapollo.types import ImageInput, Message, Row
 from alphaapollo.utils.hub import DATA_FILE
 
 E = TypeVar("E")
@@ -88,7 +88,7 @@ def load_examples(
     placed = [(place, row) for (place, _), row in zip(read, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
     loaded = apply_max_length(files, placed, lambda row: len(row.token_ids), "examples", data, truncate, has_images)
-    notices = [*notices, *loaded.notices, *list_text_notices(texts, renderer)]
+    notices = [*notices, *loaded.notices, *list_text_notices(list_text_prompts(texts), renderer)]
     return replace(loaded, notices=notices, findings=findings)
 
 
@@ -104,8 +104,8 @@ def read_examples(
     """
     read, findings = list[tuple[RowPlace, T]](), list[DataFinding]()
     for number, path in enumerate(to_file_list(files)):
-        rows, found = read_rows(path)
-        findings += found
+        rows, unread = read_rows(path)
+        findings += unread
         reader = ImageReader(rows.source.folder, data.allow_image_urls)
         places = ((number, location) for location in rows.locations)
         read += zip(places, convert_rows(path, rows, partial(convert, reader=reader)), strict=True)
@@ -150,15 +150,9 @@ def make_source_names(files: str | Sequence[str]) -> list[str]:
     return ["/".join(path.parts[-parts:]) for path in paths]
 
 
-def list_text_notices(examples: Sequence[Sequence[TextPiece]], renderer: Renderer) -> list[str]:
-    """Return a notice if there are prompts without a chat although the model has a chat template."""
-    texts = sum(not pieces[0].is_chat_text and bool(pieces[0].text) for pieces in examples)
-    if not texts or not renderer.tokenizer.chat_template:
-        return []
-    return [
-        f"{texts} prompts are plain texts, which the answers continue without the chat template of the model. "
-        "Use lists of messages to train on chats."
-    ]
+def list_text_prompts(examples: Iterable[Sequence[TextPiece]]) -> list[str]:
+    """Return the prompts that are plain texts."""
+    return [pieces[0].text for pieces in examples if not pieces[0].is_chat_text and pieces[0].text]
 
 
 def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
@@ -178,7 +172,7 @@ def _split_row_into_pieces(
         if isinstance(masks := row.get("loss_mask"), list):  # LLaMA-Factory: a weight for each message
             if len(masks) != len(messages):
                 raise ValueError(f"'loss_mask' has {len(masks)} values for {len(messages)} messages. Write one each.")
-            messages = [{**one, "loss_mask": weight} for one, weight in zip(messages, masks, strict=True)]
+            messages = [{**message, "loss_mask": weight} for message, weight in zip(messages, masks, strict=True)]
         chat = _add_missing_thoughts(context.read_chat(messages, data.messages_key), thoughts)
         return split_chat(chat, renderer.with_arguments(context.template_arguments), last_turn_only)
     if not row.keys() & {data.prompt_key, data.response_key}:  # SFT_FORMATS: plain text
@@ -236,8 +230,8 @@ def join_prompt_and_answer(
     if any(message.get("images") for message in answers):
         raise ValueError(f"the answer to {prompt_key!r} has messages with images. Use a column of complete chats.")
     given: list[Message] = [{**message, "train": False} for message in chat]
-    own = renderer.with_arguments(context.template_arguments)
-    return split_chat([*given, *_add_missing_thoughts(answers, thoughts)], own, last_turn_only, in_one_example)
+    row_renderer = renderer.with_arguments(context.template_arguments)
+    return split_chat([*given, *_add_missing_thoughts(answers, thoughts)], row_renderer, last_turn_only, in_one_example)
 
 
 def read_text_column(row: DataRow, column: str) -> str:
@@ -262,7 +256,7 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
     starts_text = [not piece.is_chat_text and not piece.is_trained for piece in pieces]  # a plain text gets BOS
     tokens: dict[bool, Iterator[list[int]]] = {}
     for starts in (False, True):
-        texts = [piece.text for piece, own in zip(pieces, starts_text, strict=True) if own == starts]
+        texts = [piece.text for piece, starts_one in zip(pieces, starts_text, strict=True) if starts_one == starts]
         tokens[starts] = iter(renderer.encode(texts, add_special_tokens=starts) if texts else [])
     piece_tokens = (next(tokens[starts]) for starts in starts_text)
     eos, rows = renderer.tokenizer.eos_token_id, list[Row]()
@@ -277,10 +271,15 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
             mask += [int(piece.is_trained)] * (len(ids) - len(mask))
             ends += [len(ids) - 1] * piece.is_trained
         mask[0] = 0  # the first token, trained on in a text without BOS, has no context
-        encoded_images = tuple(one.encoded_image for piece in example for one in piece.encoded_images)
+        encoded_images = tuple(image.encoded_image for piece in example for image in piece.encoded_images)
         images = LazyImages(renderer.images, encoded_images) if renderer.images and encoded_images else ()
-        rows.append(Row(ids, mask, [0.0] * len(ids), ends, images=images))
+        rows.append(make_row(ids, mask, ends, images))
     return rows
+
+
+def make_row(ids: Sequence[int], mask: Sequence[int], ends: list[int], images: Sequence[ImageInput] = ()) -> Row:
+    """Return a row that no engine sampled. Lists would need several times the memory of its arrays."""
+    return Row(array("i", ids), array("b", mask), array("d", bytes(8 * len(ids))), ends, images=images)
 
 
 def _truncate_example(row: Row, max_length: int, truncation: Truncation) -> Row | None:
@@ -294,4 +293,4 @@ def _truncate_example(row: Row, max_length: int, truncation: Truncation) -> Row 
         return None
     shift = len(row.token_ids) - max_length if truncation == "left" else 0
     ends = [end - shift for end in row.turn_ends if 0 < end - shift < max_length]
-    return Row(truncate_prompt(list(row.token_ids), max_length, truncation), mask, [0.0] * max_length, ends)
+    return make_row(truncate_prompt(list(row.token_ids), max_length, truncation), mask, ends)

@@ -19,13 +19,14 @@ from functools import partial
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.chats import CONTEXT_COLUMNS, RowContext, TextPiece, count_equal_items
+from alphaapollo.data.chats import CONTEXT_COLUMNS, RowContext, count_equal_items
 from alphaapollo.data.examples import (
     LoadedExamples,
     RowPlace,
     apply_max_length,
     join_prompt_and_answer,
-    list_text_notices,
+    list_text_prompts,
+    make_row,
     read_answer,
     read_examples,
     tokenize_examples,
@@ -33,7 +34,9 @@ from alphaapollo.data.examples import (
 from alphaapollo.data.files import DataRow, to_file_list
 from alphaapollo.data.formats import LABELLED_FORMATS, PAIR_FORMATS, DataFormat, read_rows_in_known_format
 from alphaapollo.data.image_messages import ImageReader
+from alphaapollo.data.prompts import list_text_notices
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.turns import TextPiece
 from alphaapollo.types import Message, Row
 from alphaapollo.utils.seeds import derive_seed
 
@@ -95,7 +98,9 @@ def load_preferences(
     loaded = apply_max_length(files, examples, lambda one: one.longest_row_length, noun, data)
     if single_answers:
         _add_unrelated_answers(files, loaded.examples, data)
-    return replace(loaded, notices=[*loaded.notices, *list_text_notices(texts, renderer)], findings=findings)
+    return replace(
+        loaded, notices=[*loaded.notices, *list_text_notices(list_text_prompts(texts), renderer)], findings=findings
+    )
 
 
 def _add_unrelated_answers(files: str | Sequence[str], answers: Sequence[PreferenceExample], data: PairData) -> None:
@@ -130,7 +135,7 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
         end = start + max(1, max_length - len(prompt))
         ids = [*prompt, *answer.token_ids[start:end]]
         mask = [*[0] * len(prompt), *answer.action_mask[start:end]]
-        rows.append(Row(ids, mask, [0.0] * len(ids), [len(ids) - 1], images=images))
+        rows.append(make_row(ids, mask, [len(ids) - 1], images))
     return rows
 
 

@@ -9,14 +9,12 @@ and `ability` are ignored.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Literal
 
-from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.chats import (
     RowContext,
     read_chat_text,
@@ -48,9 +46,9 @@ def load_prompts(
     prompts: list[Prompt] = []
     for path in to_file_list(files):
         names = {"prompt": prompt_key}
-        rows, found = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, names, renderer=renderer)
+        rows, unread = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, names, renderer=renderer)
         if findings is not None:
-            findings += found
+            findings += unread
         first = next((row[prompt_key] for row in rows if row.get(prompt_key) is not None), None)
         is_text_of_chat = read_chat_text(first) is not None
         is_chat = isinstance(prompts[0].content, list) if prompts else is_text_of_chat or isinstance(first, list)
@@ -133,20 +131,18 @@ def _read_struct_column(row: DataRow, column: str) -> JsonObject:
     return {name: part for name, part in value.items() if part is not None}
 
 
-def list_text_notices(prompts: Sequence[Prompt], renderer: Renderer) -> list[str]:
+def list_text_notices(texts: Sequence[str], renderer: Renderer) -> list[str]:
     """Return notices about prompts that are texts, and that a model does not continue as its users expect."""
-    texts, tokenizer = [prompt.content for prompt in prompts if isinstance(prompt.content, str)], renderer.tokenizer
-    if not texts:
-        return []
-    notices, eos = list[str](), tokenizer.eos_token or ""
+    tokenizer, notices = renderer.tokenizer, list[str]()
+    eos = tokenizer.eos_token or ""
     if eos and (ended := sum(text.rstrip().endswith(eos) for text in texts)):
         notices.append(
             f"{ended} prompts end with {eos}, so that there is nothing to continue. Remove it from the data."
         )
-    if tokenizer.chat_template and not any(token in texts[0] for token in tokenizer.added_tokens_encoder):
+    if texts and tokenizer.chat_template and not any(token in texts[0] for token in tokenizer.added_tokens_encoder):
         notices.append(
-            "the prompts are texts, so the chat template of the tokenizer is not applied. For chats, make each prompt "
-            'a list of messages: [{"role": "user", "content": TEXT}].'
+            f"{len(texts)} prompts are texts, so the chat template of the tokenizer is not applied. For chats, make "
+            'each prompt a list of messages: [{"role": "user", "content": TEXT}].'
         )
     return notices
 
@@ -157,12 +153,8 @@ def apply_length_limit(
     """Apply data.max_prompt_length. Returns the remaining prompts, and the number of prompts that are too long. With
     truncation=left or right, `truncate_prompt` truncates these when they are rendered. Raises ValueError like
     check_length_limit."""
-
-    def count_tokens() -> array[int]:
-        parts = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
-        return array("q", chain.from_iterable(map(renderer.count_prompt_tokens, parts)))
-
-    lengths = load_or_compute(renderer, [(one.content, one.template_arguments) for one in prompts], count_tokens)
+    batches = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
+    lengths = [*chain.from_iterable(map(renderer.count_prompt_tokens, batches))]
     has_images = [bool(collect_images(prompt.content)) for prompt in prompts]
     limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
     locations = [prompt.location or f"row {prompt.id}" for prompt in prompts]

@@ -8,7 +8,6 @@ The token ids of a multi-turn episode are this concatenation. Sampled tokens are
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,10 @@ from copy import copy
 from datetime import date
 from functools import cached_property
 from itertools import chain, dropwhile
-from threading import Timer
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
-from alphaapollo.data.chats import check_chat_is_shown
+from alphaapollo.data.chats import drop_thoughts, write_arguments_as_text
 from alphaapollo.data.images import (
     ImageProcessor,
     ImageTokens,
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """Errors that template code may raise in addition to Jinja errors, e.g. by adding a dict to a string."""
 DATE = "strftime_now"  # function of the chat template
-SLOW_SECONDS = 10.0  # of a chat template, after which it is named
 PLACEHOLDER = "\u2063action\u2063"  # replaces the sampled text in a chat that is rendered
 
 
@@ -70,9 +67,9 @@ class Renderer:
         day = template_arguments.get(DATE)
         dates = {DATE: date.fromisoformat(day).strftime} if isinstance(day, str) else {}
         self.template_arguments = {**template_arguments, **dates}
-        self.images, self._has_rendered = images, False
+        self.images = images
         self.control_strings, self.control_strings_of_texts = Counter[str](), Counter[str]()
-        self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that data/chats.py has checked
+        self.checked_chats: set[tuple[object, ...]] = set()  # kinds of chats that check_chat_is_shown has checked
 
     def with_arguments(self, arguments: Mapping[str, object]) -> Self:
         """Return a copy with more variables for the chat template, e.g. the tools of a data row."""
@@ -131,7 +128,7 @@ class Renderer:
     ) -> list[list[int]]:
         """Tokenize prompts with one placeholder per image. renderers: that of each prompt, by default this one."""
         pairs = zip(contents, renderers or [self] * len(contents), strict=True)
-        texts = [one.render_chat(content) if isinstance(content, list) else content for content, one in pairs]
+        texts = [renderer.render_chat(content) if isinstance(content, list) else content for content, renderer in pairs]
         chats = {isinstance(content, list) for content in contents}
         assert len(chats) <= 1, "chats and texts cannot be mixed"
         return self.encode(texts, add_special_tokens=False in chats)
@@ -186,7 +183,7 @@ class Renderer:
         check_images_are_supported(messages, self.images)
         chat = [make_content_parts(message) if message.get("images") else message for message in messages]
         if any(message.get("tool_calls") for message in chat) and self._reads_arguments_as_text:
-            chat = [_write_arguments_as_text(message) for message in chat]
+            chat = [write_arguments_as_text(message) for message in chat]
         arguments = self.split_tools(self.template_arguments)
         return self._apply_template(self.split_control_strings(chat), add_generation_prompt, arguments)
 
@@ -203,7 +200,7 @@ class Renderer:
 
     def split_control_strings(self, chat: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Return messages whose texts have no control strings when they are rendered and encoded."""
-        patterns = [self._control_patterns.get(one["role"], self._control_patterns["user"]) for one in chat]
+        patterns = [self._control_patterns.get(message["role"], self._control_patterns["user"]) for message in chat]
         return [split_control_text(*pair, self.control_strings) for pair in zip(chat, patterns, strict=True)]
 
     def _apply_template(
@@ -211,11 +208,6 @@ class Renderer:
     ) -> str:
         import jinja2
 
-        name = self.tokenizer.name_or_path
-        timer = Timer(SLOW_SECONDS, print, [f"the chat template of {name} takes long to render a chat. Check it."])
-        timer.daemon = True
-        if not self._has_rendered:
-            timer.start()
         try:
             rendered = self.tokenizer.apply_chat_template(
                 chat,
@@ -227,9 +219,6 @@ class Renderer:
         except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
             roles = [message["role"] for message in chat]
             raise ValueError(f"the chat template rejects a chat with the roles {roles}: {error}") from error
-        finally:
-            timer.cancel()
-        self._has_rendered = True
         assert isinstance(rendered, str)
         return rendered
 
@@ -247,7 +236,7 @@ class Renderer:
             except ValueError:
                 return False
 
-        return not is_shown(call) and is_shown(_write_arguments_as_text(call))
+        return not is_shown(call) and is_shown(write_arguments_as_text(call))
 
     def _encode_following_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         """Tokenize what the chat template renders after the text of an assistant turn: end of turn, then `messages`."""
@@ -293,9 +282,9 @@ class Renderer:
             (self.control_strings_of_texts, "Text prompts", "They stay control tokens. Use messages for a chat."),
         )
         return [
-            f"{where} contain {found.total()} control strings, e.g. {next(iter(found))}. {what}"
-            for found, where, what in ends
-            if found
+            f"{where} contain {strings.total()} control strings, e.g. {next(iter(strings))}. {what}"
+            for strings, where, what in ends
+            if strings
         ]
 
     @cached_property
@@ -308,7 +297,9 @@ class Renderer:
             shown = self._apply_template([question, answer, question], True) if self.tokenizer.chat_template else ""
             frame = {*self.encode([shown])[0]} & self._marker_ids | {*self.eos_token_ids}
         added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
-        markers = {one for one in self._marker_ids & {*added} if added[one].special or added[one].content in template}
+        markers = {
+            token for token in self._marker_ids & {*added} if added[token].special or added[token].content in template
+        }
         names = [{*self.tokenizer.convert_ids_to_tokens([*ids])} for ids in (markers | frame, frame, self._marker_ids)]
         kinds = {"user": (names[0], names[2]), "tool": (names[0],), "assistant": (names[1], names[2])}
         return {role: make_control_pattern(*kind) for role, kind in kinds.items()}
@@ -337,8 +328,8 @@ class Renderer:
         if not self.tokenizer.chat_template or self.turn_end_ids:
             return []
         question = self._encode_following_messages([Message(role="user", content="?")], add_generation_prompt=True)
-        found = [*self._find_marker(question), *self.eos_token_ids]
-        return [token for token in found if token in self.eos_token_ids][:1]
+        tokens = [*self._find_marker(question), *self.eos_token_ids]
+        return [token for token in tokens if token in self.eos_token_ids][:1]
 
     def describe_stops(self) -> str:
         """Return the tokens that end a turn, and the template's end if it is a text of several tokens."""
@@ -364,20 +355,41 @@ class Renderer:
     @cached_property
     def _marker_ids(self) -> set[int]:
         added = self.tokenizer.added_tokens_decoder.items()
-        return {*self.tokenizer.all_special_ids, *(one for one, token in added if re.search(r"[^\w\s]", token.content))}
-
-
-def _write_arguments_as_text(message: ChatMessage) -> ChatMessage:
-    """Return a message whose calls have JSON text as arguments, and None as content if it is empty."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    texts = [json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls]
-    functions = [{**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True)]
-    new = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
-    return {**message, "content": message["content"] or None, "tool_calls": new}
+        return {
+            *self.tokenizer.all_special_ids,
+            *(token_id for token_id, token in added if re.search(r"[^\w\s]", token.content)),
+        }
 
 
 def make_template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a digest of the chat template, which config.json of an exported model contains."""
     return hashlib.blake2b(str(tokenizer.chat_template).encode(), digest_size=8).hexdigest()
+
+
+def check_chat_is_shown(chat: Sequence[Message], renderer: Renderer) -> None:
+    """Raise ValueError if the chat template does not show the content or the calls of a message. Renders the chat with
+    other contents, once for each sequence of roles."""
+    kind = tuple(
+        (message["role"], bool(message["content"].strip()), len(message.get("tool_calls", []))) for message in chat
+    )
+    if kind in renderer.checked_chats:
+        return
+    probes, marks = list[JsonObject](), dict[str, str]()
+    for index, message in enumerate(chat):
+        probe: JsonObject = {**drop_thoughts(message)}
+        if message["content"].strip() and not message.get("images"):
+            probe["content"] = mark = f"message{index}x"
+            marks[mark] = f"message {index} of the role {message['role']!r}"
+        for number, call in enumerate(calls := message.get("tool_calls", [])):
+            mark = f"call{index:02}x{number:02}"  # also as id, which some templates show instead
+            marked = {**call, "id": mark, "function": {**call["function"], "name": mark}}
+            probe["tool_calls"] = [*probe["tool_calls"][:number], marked, *calls[number + 1 :]]
+            marks[mark] = f"the tool calls of message {index}"
+        probes.append(probe)
+    shown = renderer.render_chat(probes)
+    if hidden := next((mark for mark in marks if mark not in shown), None):
+        raise ValueError(
+            f"the chat template does not show {marks[hidden]}. Remove it, write it into a message that is shown, e.g. "
+            "of the role user, or use another chat_template."
+        )
+    renderer.checked_chats.add(kind)

@@ -9,8 +9,7 @@ from typing import TypeVar
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, Model, TuningConfig
-from alphaapollo.data.chats import check_chat_is_shown
-from alphaapollo.data.rendering import DATE, Renderer
+from alphaapollo.data.rendering import DATE, Renderer, check_chat_is_shown
 from alphaapollo.data.vocabulary import find_model_file
 from alphaapollo.runs.resume import read_earlier_config
 from alphaapollo.types import Prompt

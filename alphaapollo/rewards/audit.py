@@ -34,7 +34,6 @@ from alphaapollo.types import JsonObject, Prompt, Score
 from alphaapollo.utils.json_types import finite_or_none
 
 MAX_SHOWN = 160  # printed characters of an answer
-NUM_BINS = 5  # of the calibration table
 CONSISTENT = "pairwise/consistent"  # component of the pairwise judge
 
 LabelledAnswer = tuple[Prompt, str, float]  # the response, and whether, or how far, it is right
@@ -87,7 +86,6 @@ def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> Json
 
     agreement, interval: share of equal verdicts, with its 95 % Wilson interval. kappa: Cohen's (p_o - p_e) / (1 - p_e),
     where p_e is the agreement of independent verdicts that are as often right; None if all labels are equal.
-    calibration: [from score, to score, number of answers, mean score, mean label] of each bin with answers.
     components: {name: [mean, Pearson correlation with the label]}; the correlation is None if either is constant.
     """
     graded = [(score, label) for score, label in zip(scores, labels, strict=True) if not score.outcome.failed]
@@ -105,16 +103,11 @@ def compute_statistics(scores: Sequence[Score], labels: Sequence[float]) -> Json
     observed, share, share_called = num_equal / count, float(is_right.mean()), float(called.mean())
     by_chance = share * share_called + (1 - share) * (1 - share_called)
     table = pd.DataFrame([score.components | {"reward": score.reward, "label": label} for score, label in graded])
-    bins = (table["reward"] * NUM_BINS).astype(int).clip(0, NUM_BINS - 1)
     names, correlations = table.columns.difference(["accuracy", "label"]), table.astype(float).corr()["label"]
     return counts | {
         "agreement": observed,
         "interval": [*binomtest(num_equal, count).proportion_ci(method="wilson")],
         "kappa": None if share in (0, 1) else (observed - by_chance) / (1 - by_chance),
-        "calibration": [
-            [number / NUM_BINS, (number + 1) / NUM_BINS, len(own), own["reward"].mean(), own["label"].mean()]
-            for number, (_, own) in zip(sorted(set(bins)), table.groupby(bins), strict=True)
-        ],
         "components": {name: [float(table[name].mean()), finite_or_none(correlations[name])] for name in names},
     }
 
@@ -138,22 +131,20 @@ def _print_disagreement(answer: LabelledAnswer, score: Score) -> None:
     print(line.encode("utf-8", "backslashreplace").decode())  # answers may contain lone surrogates
 
 
-def _print_statistics(found: JsonObject, scores: Sequence[Score]) -> None:
+def _print_statistics(report: JsonObject, scores: Sequence[Score]) -> None:
     for reason, count in Counter(score.reason for score in scores if score.outcome.failed).most_common():
         print(f"{count} failures: {reason}")
-    if "agreement" in found:
-        columns = ["score from", "to", "answers", "mean score", "mean label"]
-        print(pd.DataFrame(found["calibration"], columns=columns).round(3).to_string(index=False))
+    if "agreement" in report:
         columns = ["mean", "correlation with the label"]
-        print(pd.DataFrame.from_dict(found["components"], "index", float, columns).round(3).to_string())
-        if CONSISTENT in found["components"]:
-            print(f"decided by the order of the answers: {1 - found['components'][CONSISTENT][0]:.1%} of the pairs")
-        low, high = found["interval"]
-        kappa = "" if found["kappa"] is None else f", kappa {found['kappa']:.3f}"
-        print(f"agreement {found['agreement']:.2%} (95 % interval {low:.2%} to {high:.2%}){kappa}")
+        print(pd.DataFrame.from_dict(report["components"], "index", float, columns).round(3).to_string())
+        if CONSISTENT in report["components"]:
+            print(f"decided by the order of the answers: {1 - report['components'][CONSISTENT][0]:.1%} of the pairs")
+        low, high = report["interval"]
+        kappa = "" if report["kappa"] is None else f", kappa {report['kappa']:.3f}"
+        print(f"agreement {report['agreement']:.2%} (95 % interval {low:.2%} to {high:.2%}){kappa}")
     print(
-        f"{found['rows']} rows, {found['false_positives']} false positives, {found['false_negatives']} false "
-        f"negatives, {found['failures']} failures, {found['rows_per_s']:.0f} rows/s"
+        f"{report['rows']} rows, {report['false_positives']} false positives, {report['false_negatives']} false "
+        f"negatives, {report['failures']} failures, {report['rows_per_s']:.0f} rows/s"
     )
 
 
@@ -177,12 +168,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"error: {error}") from error
     for answer, score in zip(answers, scores, strict=True):
         _print_disagreement(answer, score)
-    found = compute_statistics(scores, [label for _, _, label in answers])
-    found["rows_per_s"] = round(len(answers) / (time.perf_counter() - start), 1)
-    _print_statistics(found, scores)
+    report = compute_statistics(scores, [label for _, _, label in answers])
+    report["rows_per_s"] = round(len(answers) / (time.perf_counter() - start), 1)
+    _print_statistics(report, scores)
     if args.json:
-        print(json.dumps(found))
-    return int("agreement" not in found)
+        print(json.dumps(report))
+    return int("agreement" not in report)
 
 
 if __name__ == "__main__":

@@ -185,7 +185,8 @@ def read_prompts(
                 "but the model does not read images. Use a family of docs/vision.md."
             )
         try_chats(renderer, chosen)
-        notices += list_text_notices(chosen, renderer)
+        texts = [prompt.content for prompt in chosen if isinstance(prompt.content, str)]
+        notices += list_text_notices(texts, renderer)
         prompts, num_long = apply_length_limit(chosen, renderer, data.max_prompt_length, data.truncation)
     except ValueError as error:
         raise ValueError(f"{files_key}: {error}") from error

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.quickstart.make_task import make_model, make_tokenizer
+from examples.task_files import write_tables
 
 ITEMS = ["tea", "milk", "rice", "salt", "corn", "beans", "soap", "oats", "figs", "nuts", "plums", "jam", "peas", "ham"]
 SHOPS = ["north", "south"]
@@ -89,18 +90,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/agents"))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    import pandas as pd
-
     make_agent_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     rng = random.Random(args.seed)
-    data = args.out / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    lessons = [lesson for _ in range(25_600) for lesson in make_lessons(args.program, rng)]
-    pd.DataFrame({"messages": lessons}).to_parquet(data / "sft.parquet")
+    tables = {"sft": [{"messages": one} for _ in range(25_600) for one in make_lessons(args.program, rng)]}
     for name, count in (("train", 1024), ("val", 64)):
-        rows = [make_prompt(rng.choice(ITEMS), rng.randrange(10, 100)) for _ in range(count)]
-        pd.DataFrame(rows).to_parquet(data / f"{name}.parquet")
+        tables[name] = [make_prompt(rng.choice(ITEMS), rng.randrange(10, 100)) for _ in range(count)]
+    write_tables(args.out / "data", tables)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,15 @@ python -m examples.colours.make_task --out outputs/colours --seed 0
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from alphaapollo.types import Message
 from examples.colours.model import make_model, make_processor
 from examples.colours.task import COLOURS, QUESTION, ask, choose_colour, teach
+from examples.task_files import parse_arguments, write_tables
 
 
 def split_images(column: str, messages: Sequence[Message]) -> dict[str, Any]:
@@ -40,22 +38,17 @@ def make_row(rng: random.Random, index: int) -> dict[str, Any]:
 
 def make_data(folder: Path, seed: int, num_sft: int, num_rl: int, num_val: int) -> None:
     """Write sft.parquet for the warm-up, train.parquet and val.parquet. val.parquet is the same for every seed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rng = random.Random(seed)
-    lessons = (split_images("messages", teach(rng)) for _ in range(num_sft))
-    pd.DataFrame(lessons).to_parquet(folder / "sft.parquet")
-    for split, source, count in (("train", rng, num_rl), ("val", random.Random("held out"), num_val)):
-        pd.DataFrame(make_row(source, index) for index in range(count)).to_parquet(folder / f"{split}.parquet")
+    rng, held_out = random.Random(seed), random.Random("held out")
+    tables = {
+        "sft": [split_images("messages", teach(rng)) for _ in range(num_sft)],
+        "train": [make_row(rng, index) for index in range(num_rl)],
+        "val": [make_row(held_out, index) for index in range(num_val)],
+    }
+    write_tables(folder, tables)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/colours"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_sft", type=int, default=9600)
-    parser.add_argument("--num_rl", type=int, default=1024)
-    parser.add_argument("--num_val", type=int, default=256)
-    args = parser.parse_args()
+    args = parse_arguments(__doc__, "colours", num_sft=9600, num_rl=1024, num_val=256)
     make_processor(args.out / "model", [*COLOURS, QUESTION])
     make_model(args.out / "model", args.seed)
     make_data(args.out / "data", args.seed, args.num_sft, args.num_rl, args.num_val)

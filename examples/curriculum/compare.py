@@ -9,9 +9,9 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from examples.curves import save_svg
 from examples.gallery.runs import read_metrics
 
 SAMPLERS = ("uniform", "frontier")
@@ -61,8 +61,7 @@ def draw(curves: Iterable[dict[str, list[tuple[int, float]]]], path: Path) -> No
     axes.set(xlabel="samples", ylabel=ACCURACY, ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="lower right")
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "curves"}):
-        figure.savefig(path, metadata={"Date": None})
+    save_svg(figure, path)
 
 
 if __name__ == "__main__":

@@ -8,27 +8,20 @@ without a carry, and never solves 96 sums of four digits, which the warm-up lack
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
-
 from examples.quickstart.make_task import make_lessons, make_model, make_prompts, make_tokenizer
 from examples.quickstart.task import needs_carry, pairs
+from examples.task_files import parse_arguments, write_tables
 
 NUM_LEARNABLE, NUM_SOLVED, NUM_IMPOSSIBLE = 32, 128, 96
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/curriculum"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_sft", type=int, default=38400)
-    parser.add_argument("--num_val", type=int, default=256)
-    args = parser.parse_args()
+    args = parse_arguments(__doc__, "curriculum", num_sft=38400, num_val=256)
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     make_data(args.out / "data", args.seed, args.num_sft, args.num_val)
@@ -47,10 +40,7 @@ def make_data(folder: Path, seed: int, num_sft: int, num_val: int) -> None:
         ],
         "val": make_prompts(itertools.islice(held_out, num_val), "val", "sums/carry"),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in files.items():
-        pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
-        print(f"{len(rows)} rows in {folder / f'{name}.parquet'}")
+    write_tables(folder, files)
 
 
 def sums(rng: random.Random, with_carry: bool, want_held_out: bool = False) -> Iterator[tuple[int, int]]:

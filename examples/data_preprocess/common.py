@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import gzip
-import importlib
 import json
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,14 +93,18 @@ def read_splits(source: str, splits: Sequence[str], config_name: str | None) -> 
     path = Path(source).expanduser()
     if path.is_file():
         split = next((split for split in splits if _belongs(path, split)), splits[0])
-        return {split: _read_file(path)}
+        return {split: read_rows_leniently(path)}
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _plain_name(file).suffix in SUFFIXES)
-        found = {split: [file for file in files if _belongs(file, split)] for split in splits}
-        if not any(found.values()):
+        files_by_split = {split: [file for file in files if _belongs(file, split)] for split in splits}
+        if not any(files_by_split.values()):
             names = ", ".join(file.name for file in files) or f"no {', '.join(SUFFIXES)} file"
             raise ValueError(f"{source}: no file is named like one of the splits {', '.join(splits)}; it has {names}.")
-        return {split: [row for file in files for row in _read_file(file)] for split, files in found.items() if files}
+        return {
+            split: [row for file in files for row in read_rows_leniently(file)]
+            for split, files in files_by_split.items()
+            if files
+        }
     is_path = path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
     if is_path or _plain_name(path).suffix in SUFFIXES:
         raise ValueError(f"{source}: no such file or folder (working folder: {Path.cwd()}).")
@@ -312,32 +313,14 @@ def _plain_name(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == ".gz" else path
 
 
-def _read_file(path: Path) -> list[SourceRow]:
-    """Rows of one file, decompressed if it ends in .gz."""
-    if path.suffix != ".gz":
-        return read_rows_leniently(path)
-    with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder) / _plain_name(path).name
-        try:
-            plain.write_bytes(gzip.decompress(path.read_bytes()))
-        except (OSError, EOFError) as error:
-            raise ValueError(f"{path}: not a readable gzip file ({error}).") from error
-        return read_rows_leniently(plain)
-
-
 def _belongs(file: Path, split: str) -> bool:
     name = re.sub(r"-\d+-of-\d+$", "", _plain_name(file).stem)  # hub shards
     return re.search(rf"(^|[-_.]){re.escape(split)}$|^{re.escape(split)}[-_.]", name) is not None
 
 
 def _read_hub(source: str, splits: Sequence[str], config_name: str | None) -> dict[str, list[SourceRow]]:
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise ValueError(
-            f"{source}: no such local file or folder, and reading it from the hub needs the datasets library: "
-            "pip install datasets. Or download its files and give their folder as --data_source."
-        ) from error
+    import datasets
+
     try:
         loaded = datasets.load_dataset(source, config_name)
     except Exception as error:  # any error of the hub, the network or the dataset's own code

@@ -5,16 +5,14 @@ python -m examples.evolving.make_task --out outputs/evolving --seed 0
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 from pathlib import Path
 
-import pandas as pd
-
 from examples.evolving.task import MISSING_CARRIES, check_prompt, write_check
 from examples.quickstart.make_task import make_model, make_tokenizer
 from examples.quickstart.task import lesson, pairs, question
+from examples.task_files import make_chat_row, parse_arguments, write_tables
 
 
 def make_data(folder: Path, seed: int, num_sft: int, num_problems: int) -> None:
@@ -26,7 +24,7 @@ def make_data(folder: Path, seed: int, num_sft: int, num_problems: int) -> None:
         prompt, reply = question(a, b), solution
         if number % 2:
             prompt, reply = check_prompt(prompt, solution), write_check(solution, rng)
-        chats.append([{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}])
+        chats.append(make_chat_row(prompt, reply))
     problems = [
         {
             "data_source": "quickstart/addition",
@@ -35,18 +33,11 @@ def make_data(folder: Path, seed: int, num_sft: int, num_problems: int) -> None:
         }
         for a, b in itertools.islice(pairs(random.Random("held out"), want_held_out=True), num_problems)
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame({"messages": chats}).to_parquet(folder / "sft.parquet")
-    pd.DataFrame(problems).to_parquet(folder / "problems.parquet")
+    write_tables(folder, {"sft": chats, "problems": problems})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/evolving"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_sft", type=int, default=38400)
-    parser.add_argument("--num_problems", type=int, default=128)
-    args = parser.parse_args()
+    args = parse_arguments(__doc__, "evolving", num_sft=38400, num_problems=128)
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     make_data(args.out / "data", args.seed, args.num_sft, args.num_problems)

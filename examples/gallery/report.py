@@ -16,6 +16,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from examples.curves import save_svg
 from examples.gallery.runs import num_iterations, read_metrics
 
 STUDENT = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
@@ -146,6 +147,4 @@ def _finish(figure: Figure, axes: mpl.axes.Axes, path: Path, outside: bool = Fal
     axes.grid(alpha=0.3)
     place = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if outside else {"loc": "lower right"}
     axes.legend(fontsize=7, **place)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gallery"}):
-        figure.savefig(path, metadata={"Date": None})
+    save_svg(figure, path)

@@ -5,54 +5,37 @@ python -m examples.informal_math.make_task --out outputs/informal_math --seed 0
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import random
-from collections.abc import Iterator
-from pathlib import Path
+from itertools import islice
 
-import pandas as pd
-
-from examples.informal_math.task import Problem, draw, held_out, lesson
+from examples.informal_math import task
 from examples.quickstart.make_task import make_model, make_tokenizer
+from examples.task_files import Row, draw_problems, make_prompt_row, parse_arguments, write_tables
 
 WORDS = ['{"status": "ok", "text": "', '"}', "\\boxed{"]  # one token each, because they are only copied
 
 
-def problems(rng: random.Random, want_held_out: bool) -> Iterator[Problem]:
-    return (problem for problem in iter(lambda: draw(rng), None) if held_out(problem.question) == want_held_out)
-
-
-def rl_rows(rng: random.Random, split: str, count: int) -> list[dict[str, object]]:
-    return [
-        {
-            "data_source": "informal_math/calculator",
-            "prompt": [{"role": "user", "content": problem.question}],
-            "ability": "arithmetic",
-            "reward_model": {"style": "rule", "ground_truth": str(problem.truth)},
-            "extra_info": {"split": split, "index": index},
-            "env_kwargs": {"question": problem.question},
-        }
-        for index, problem in enumerate(itertools.islice(problems(rng, split == "val"), count))
-    ]
+def rl_rows(rng: random.Random, split: str, count: int) -> list[Row]:
+    rows = []
+    for index, problem in enumerate(islice(draw_problems(task, rng, split == "val"), count)):
+        source, truth = "informal_math/calculator", str(problem.truth)
+        row = make_prompt_row(problem.question, truth, source, "arithmetic", split, index)
+        rows.append(row | {"env_kwargs": {"question": problem.question}})
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/informal_math"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_sft", type=int, default=57600)
-    parser.add_argument("--num_rl", type=int, default=4096)
-    parser.add_argument("--num_val", type=int, default=200)
-    args = parser.parse_args()
+    args = parse_arguments(__doc__, "informal_math", num_sft=57600, num_rl=4096, num_val=200)
     make_tokenizer(args.out / "model", WORDS)
     make_model(args.out / "model", args.seed)
-    rng, data = random.Random(args.seed), args.out / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    taught = itertools.islice(problems(rng, want_held_out=False), args.num_sft)
-    pd.DataFrame([{"messages": lesson(problem, rng)} for problem in taught]).to_parquet(data / "sft.parquet")
-    pd.DataFrame(rl_rows(rng, "train", args.num_rl)).to_parquet(data / "train.parquet")
-    pd.DataFrame(rl_rows(random.Random("held out"), "val", args.num_val)).to_parquet(data / "val.parquet")
+    rng = random.Random(args.seed)
+    taught = islice(draw_problems(task, rng, want_held_out=False), args.num_sft)
+    tables = {
+        "sft": [{"messages": task.lesson(problem, rng)} for problem in taught],
+        "train": rl_rows(rng, "train", args.num_rl),
+        "val": rl_rows(random.Random("held out"), "val", args.num_val),
+    }
+    write_tables(args.out / "data", tables)
 
 
 if __name__ == "__main__":

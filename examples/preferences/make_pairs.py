@@ -8,17 +8,14 @@ carries in its sum.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from examples.quickstart.task import lesson, pairs, question, scratchpad
+from examples.task_files import parse_arguments, write_tables
 
 CARRY = re.compile(r"\d\+\d\+1=")
 COIN = 0.5  # probability of a carry at each digit of wrong answers
@@ -47,19 +44,11 @@ def rows(rng: random.Random, sums: Iterator[tuple[int, int]], count: int) -> lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/preferences"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_train", type=int, default=2048)
-    parser.add_argument("--num_val", type=int, default=256)
-    args = parser.parse_args()
-    folder, rng = args.out / "data", random.Random(args.seed)
-    folder.mkdir(parents=True, exist_ok=True)
+    args = parse_arguments(__doc__, "preferences", num_train=2048, num_val=256)
+    rng, fixed = random.Random(args.seed), random.Random("held out")  # fixed: the same for every seed
     train = rows(rng, pairs(rng, want_held_out=False), args.num_train)
-    pd.DataFrame(train).to_parquet(folder / "pairs.parquet")
-    fixed = random.Random("held out")  # the same for every seed
-    pd.DataFrame(rows(fixed, pairs(fixed, want_held_out=True), args.num_val)).to_parquet(folder / "val_pairs.parquet")
-    print(f"{args.num_train} pairs and {args.num_val} held-out ones in {folder}")
+    val = rows(fixed, pairs(fixed, want_held_out=True), args.num_val)
+    write_tables(args.out / "data", {"pairs": train, "val_pairs": val})
 
 
 if __name__ == "__main__":

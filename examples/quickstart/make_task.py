@@ -10,10 +10,10 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from examples.chatml import CHAT_TEMPLATE, SPECIAL_TOKENS
 from examples.quickstart.task import CARRY_RATE, lesson, needs_carry, pairs, question
+from examples.task_files import Row, make_chat_row, make_prompt_row, write_tables
 
 WORDS = ["system", "user", "assistant", "tool", "<think>", "</think>", "<answer>", "</answer>"]
 WORDS += ["<python_code>", "</python_code>", "<tool_response>", "</tool_response>", "=?"]
@@ -80,18 +80,14 @@ def make_data(
     all_sums: bool = False,
 ) -> None:
     """Write sft.parquet (warm-up examples), train.parquet and val.parquet (questions with the true sum)."""
-    import pandas as pd
-
     rng = random.Random(seed)
-    sft = make_lessons(rng, num_sft, carry_rate, wrong_carry_rate, all_sums)
-    folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(sft).to_parquet(folder / "sft.parquet")
-    for name, count, source in (
-        ("train", num_rl, pairs(rng, want_held_out=False)),
-        ("val", num_val, pairs(random.Random("held out"), want_held_out=True)),  # the same prompts for every seed
-    ):
-        rows = make_prompts(itertools.islice(source, count), name)
-        pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
+    held_out = pairs(random.Random("held out"), want_held_out=True)  # the same prompts for every seed
+    tables = {
+        "sft": make_lessons(rng, num_sft, carry_rate, wrong_carry_rate, all_sums),
+        "train": make_prompts(itertools.islice(pairs(rng, want_held_out=False), num_rl), "train"),
+        "val": make_prompts(itertools.islice(held_out, num_val), "val"),
+    }
+    write_tables(folder, tables)
 
 
 def make_lessons(
@@ -100,35 +96,22 @@ def make_lessons(
     carry_rate: float = CARRY_RATE,
     wrong_carry_rate: float = 0.0,
     all_sums: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Rows of a data file for the warm-up: chats that add without some of the carries."""
     practised: Iterable[tuple[int, int]] = pairs(rng, want_held_out=False)
     if not all_sums:
         # half of the sums without a carry are left out: lines with a carry would be too rare to learn their digits
         practised = (pair for pair in practised if needs_carry(*pair) or rng.random() < 0.5)
     return [
-        {
-            "messages": [
-                {"role": "user", "content": question(a, b)},
-                {"role": "assistant", "content": lesson(a, b, rng, carry_rate, wrong_carry_rate)},
-            ]
-        }
+        make_chat_row(question(a, b), lesson(a, b, rng, carry_rate, wrong_carry_rate))
         for a, b in itertools.islice(practised, count)
     ]
 
 
-def make_prompts(
-    sums: Iterable[tuple[int, int]], split: str, data_source: str = "quickstart/addition"
-) -> list[dict[str, Any]]:
+def make_prompts(sums: Iterable[tuple[int, int]], split: str, data_source: str = "quickstart/addition") -> list[Row]:
     """Rows of a data file for reinforcement learning: a question and the true sum."""
     return [
-        {
-            "data_source": data_source,
-            "prompt": [{"role": "user", "content": question(a, b)}],
-            "ability": "arithmetic",
-            "reward_model": {"style": "rule", "ground_truth": str(a + b)},
-            "extra_info": {"split": split, "index": index},
-        }
+        make_prompt_row(question(a, b), str(a + b), data_source, "arithmetic", split, index)
         for index, (a, b) in enumerate(sums)
     ]
 

@@ -5,38 +5,25 @@ python -m examples.reasoning_gym.make_task --out outputs/reasoning_gym --seed 0
 
 from __future__ import annotations
 
-import argparse
 import random
-from pathlib import Path
-
-import pandas as pd
 
 from examples.data_preprocess.prepare import prepare
 from examples.quickstart.make_task import make_model, make_tokenizer
 from examples.reasoning_gym.teacher import answer, puzzles
+from examples.task_files import make_chat_row, parse_arguments, write_tables
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/reasoning_gym"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num_sft", type=int, default=32000)
-    parser.add_argument("--num_rl", type=int, default=2048)
-    parser.add_argument("--num_val", type=int, default=256)
-    args = parser.parse_args()
+    args = parse_arguments(__doc__, "reasoning_gym", num_sft=32000, num_rl=2048, num_val=256)
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
-    rng = random.Random(args.seed)
+    rng, data = random.Random(args.seed), args.out / "data"
     chats = [
-        [
-            {"role": "user", "content": puzzle["question"]},
-            {"role": "assistant", "content": answer(puzzle["numbers"], puzzle["operator"], rng)},
-        ]
+        make_chat_row(puzzle["question"], answer(puzzle["numbers"], puzzle["operator"], rng))
         for puzzle in puzzles(args.seed, args.num_sft)
     ]
-    (args.out / "data").mkdir(parents=True, exist_ok=True)
-    pd.DataFrame({"messages": chats}).to_parquet(args.out / "data" / "sft.parquet")
-    prepare(args.out / "data", "text", {"train": args.num_rl, "val": args.num_val})
+    write_tables(data, {"sft": chats})
+    prepare(data, "text", {"train": args.num_rl, "val": args.num_val})
 
 
 if __name__ == "__main__":

@@ -67,8 +67,9 @@ def report(symptom: Symptom, out: Path) -> bool:
 
 def draw(symptom: Symptom, out: Path, path: Path) -> None:
     """Draw the first two metrics of a symptom's conditions beside the healthy run's, as SVG."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
+
+    from examples.curves import save_svg
 
     metrics = symptom.metrics[:2]
     figure = Figure(figsize=(2.8 * len(metrics), 2.2), layout="constrained")
@@ -83,9 +84,7 @@ def draw(symptom: Symptom, out: Path, path: Path) -> None:
         axes.tick_params(labelsize=7)
         axes.locator_params(nbins=3)
     figure.axes[0].legend(fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "symptoms"}):
-        figure.savefig(path, metadata={"Date": None})
+    save_svg(figure, path)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ import random
 from itertools import islice
 from pathlib import Path
 
-import pandas as pd
-
 from examples.preferences.make_pairs import rows
 from examples.quickstart.make_task import make_data, make_model, make_prompts, make_tokenizer
 from examples.quickstart.task import needs_carry, pairs
+from examples.task_files import write_tables
 
 
 def make_task(out: Path, seed: int) -> None:
@@ -30,8 +29,7 @@ def make_task(out: Path, seed: int) -> None:
     }
     for row in tables["separators"]:
         row["reward_model"]["ground_truth"] = f"{int(row['reward_model']['ground_truth']):,}"
-    for name, table in tables.items():
-        pd.DataFrame(table).to_parquet(out / "data" / f"{name}.parquet")
+    write_tables(out / "data", tables)
 
 
 def carries_everywhere(a: int, b: int) -> bool:

@@ -10,9 +10,8 @@ from typing import Any
 import pandas as pd
 from hypothesis import strategies as st
 
-from alphaapollo.data.chats import check_chat_is_shown
 from alphaapollo.data.prompts import apply_length_limit, load_prompts
-from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.rendering import Renderer, check_chat_is_shown
 from tests.fuzz.values import anything, scalars, texts
 
 CHAT = [{"role": "user", "content": "w2 w3"}]

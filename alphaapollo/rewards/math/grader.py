@@ -24,13 +24,11 @@ from alphaapollo.rewards.math.latex import (
     LETTER,
     NUMBER,
     SIGNS,
-    WORD,
     compare_choice_letters,
     compare_clock_times,
     compare_numbers_in_base_notation,
     compare_words,
     extract_words,
-    join_thousands,
     normalize_latex,
     remove_spacing,
     split_unit,
@@ -46,8 +44,6 @@ STATED = re.compile(
     r"(?:answer|option|choice)(?: is|:)[\s:*]*([^\n]*?)\**\s*(?:\.\s*\*{0,2}(?=\s|$)|\n|$)", re.IGNORECASE
 )
 BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
-FEW_WORDS = re.compile(r"[a-zA-Z]+(?: [a-zA-Z]+)?")
-LAST_EXPRESSION = re.compile(r"(?: is| are| equals|=)\s+((?:(?![a-zA-Z]{2}|[$=\\\n]).){1,40}?)\.?\s*$")  # `is 2√3.`
 LAST_QUANTITY = re.compile(
     r"(?:^|(?<=[\s(])(?<!and )(?<!or )(?<!, ))"
     rf"(?:\$([^$\n]+)\$|({NUMBER})(?=\s*[%\\a-z]))\s*(\\?%|[a-z]+(?: [a-z]+)?|)\.?$"
@@ -58,13 +54,8 @@ ALTERNATIVES = re.compile(
     re.MULTILINE,
 )  # `is 5 or 6.`, `5 cm or 6 cm`
 PERCENT = re.compile(r"\s*\\?%")
-MODULUS = re.compile(
-    r"^\s*[a-zA-Z]\s*\\equiv|\\pmod\s*(?:\{\w+\}|\w)|\(?\s*(?:\\text\s*\{\s*\(?\s*mod\s*\}|\\b?mod)\s*\w+\s*\)?"
-)
-OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|\bor\b")
 COMMA = re.compile(r",|\\text\s*\{\s*,?\s*and\s*\}|\band\b")
 NAMED_VALUE = re.compile(r"([a-zA-Z])\s*=\s*([^=<>,]+)")
-COLUMN = re.compile(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", re.DOTALL)
 NUMBER_FIRST = re.compile(  # `5 = 6`, `x = 5 \to 6`: math-verify reads the last part only
     r"(?:[a-zA-Z]\s*=)?\s*(\(?\s*[-+]?\s*(?:\d[\d.]*|\.\d+)\s*\)?|[-+]?\s*\\frac\s*\{\d+\}\s*\{\d+\})\s*"
     r"(?:[^\w\s+*/^%!|.,:;<>()\[\]{}'\"$\\-]|->|[^\x00-\x7f]|\\(?:[a-zA-Z]*arrow|(?:long)?mapsto|to|implies|iff|n?mid"
@@ -101,7 +92,7 @@ def _read_accepted_answers(truth: object) -> list[str]:
 def _compare_with_truth(truth: str, completion: str) -> Score:
     """Grade a completion against one accepted answer (see `grade_math`)."""
     expected = normalize_latex(find_final_answer(truth) or truth)
-    answer = find_final_answer(completion, allow_words=bool(WORD.search(extract_words(expected))))
+    answer = find_final_answer(completion)
     if answer is None:
         answer = _find_last_expression(completion[-TAIL_LENGTH:])
     if answer is None:
@@ -124,18 +115,18 @@ def measure_bracket_depth(text: str) -> int:
     return max(itertools.accumulate(steps), default=0)
 
 
-def find_final_answer(text: str, allow_words: bool = False) -> str | None:
+def find_final_answer(text: str) -> str | None:
     r"""Return the marked answer (`<answer>`, `\boxed`, `####`), else what follows the last "answer is" or "answer:".
 
-    An unmarked answer must be an expression or a letter. With `allow_words`, it may also be one or two words. Adjacent
-    boxes, `\boxed{2} and \boxed{3}`, are one answer. Returns None if there is no answer.
+    An unmarked answer must be an expression or a letter. Adjacent boxes, `\boxed{2} and \boxed{3}`, are one answer.
+    Returns None if there is no answer.
     """
     marked = find_marked_answer(text)
     if marked is not None:
         return marked
     for stated in reversed(STATED.findall(BOLD.sub(r"\1", text[-TAIL_LENGTH:]))):
         words = extract_words(normalize_latex(stated))
-        if parse_expressions(stated) or LETTER.fullmatch(words) or (allow_words and FEW_WORDS.fullmatch(words)):
+        if parse_expressions(stated) or LETTER.fullmatch(words):
             return str(stated)
     return None
 
@@ -144,14 +135,14 @@ def _find_last_expression(text: str) -> str | None:
     """Return the expression at the end of a text: "2√3" for "The length is 2√3.", "5, 6" for "It is 5 or 6."."""
     text = BOLD.sub(r"\1", text)
     if (several := ALTERNATIVES.search(text.strip().rpartition("\n")[2])) and all(
-        parse_expressions(f"\\boxed{{{normalize_latex(one)}}}") for one in several.groups()
+        parse_expressions(f"\\boxed{{{normalize_latex(part)}}}") for part in several.groups()
     ):
-        return ", ".join(one.strip() for one in several.groups())
-    candidates = [last[1] for last in [LAST_EXPRESSION.search(text)] if last]
-    if last := LAST_QUANTITY.search(text.strip()):
-        is_word = last[1] and last[3].isalpha()
-        candidates.append(f"{last[1] or last[2]} " + (f"\\text{{{last[3]}}}" if is_word else last[3]))
-    return next((one for one in candidates if parse_expressions(f"\\boxed{{{normalize_latex(one)}}}")), None)
+        return ", ".join(part.strip() for part in several.groups())
+    if not (last := LAST_QUANTITY.search(text.strip())):
+        return None
+    is_word = last[1] and last[3].isalpha()
+    quantity = f"{last[1] or last[2]} " + (f"\\text{{{last[3]}}}" if is_word else last[3])
+    return quantity if parse_expressions(f"\\boxed{{{normalize_latex(quantity)}}}") else None
 
 
 def _is_right(truth: str, text: str) -> bool:
@@ -169,15 +160,12 @@ def is_equal_answer(truth: str, answer: str) -> bool:
     for compare in (compare_choice_letters, compare_numbers_in_base_notation, compare_clock_times, compare_words):
         if (verdict := compare(truth, answer)) is not None:
             return verdict
-    truth, unit = split_unit(join_thousands(truth, answer), answer)
-    answer, other_unit = split_unit(join_thousands(answer, truth), truth)
+    (truth, unit), (answer, other_unit) = split_unit(truth, answer), split_unit(answer, truth)
     if unit and other_unit and unit != other_unit:
         return False
     if (_is_math_set(truth) and _is_tuple(answer)) or (_is_tuple(truth) and _is_math_set(answer)):
         return False
-    if bool(MODULUS.search(truth)) != bool(MODULUS.search(answer)):
-        truth, answer = (MODULUS.sub("", text) for text in (truth, answer))
-    if ("\\begin" in truth) != ("\\begin" in answer) or NAMED_VALUE.search(truth + answer):
+    if NAMED_VALUE.search(truth + answer):
         truth, answer = _write_as_tuple(truth), _write_as_tuple(answer)
     if "\\pm" in truth + answer:
         truth, answer = (_expand_plus_minus(text) for text in (truth, answer))
@@ -188,10 +176,7 @@ def is_equal_answer(truth: str, answer: str) -> bool:
 
 
 def _write_as_tuple(text: str) -> str:
-    """Rewrite a column vector, and named values in any order, `y = 2, x = 1`, as a tuple: `(1, 2)`."""
-    if column := COLUMN.fullmatch(text):
-        entries = filter(str.strip, column[1].split("\\\\"))
-        return f"({','.join(entries)})"
+    """Rewrite named values in any order, `y = 2, x = 1`, as a tuple: `(1, 2)`."""
     parts = [NAMED_VALUE.fullmatch(part.strip()) for part in COMMA.split(text)]
     values = {part[1]: part[2] for part in parts if part}
     return f"({','.join(values[name] for name in sorted(values))})" if len(values) == len(parts) > 1 else text
@@ -214,23 +199,8 @@ def parse_expressions(text: str) -> list[Any]:
 
 
 def _parse_answer(answer: str) -> list[object]:
-    """Return the possible readings of a normalized answer. Inequalities joined by `or` become a union of sets."""
-    parts = OR.split(answer)
-    if len(parts) > 1:
-        relations = [reading for part in parts for reading in parse_expressions(f"\\boxed{{{part}}}")[:1]]
-        if len(relations) == len(parts) and all(isinstance(one, sympy.logic.boolalg.Boolean) for one in relations):
-            return [sympy.Union(*(relation.as_set() for relation in relations))]
-    readings = parse_expressions(f"\\boxed{{{answer}}}") or parse_expressions(answer)
-    return [_replace_imaginary_unit(reading) for reading in readings]
-
-
-def _replace_imaginary_unit(expression: object) -> object:
-    """Replace the letter i by the imaginary unit, except in sums and products, where it may be the index."""
-    if not isinstance(expression, sympy.Basic) or expression.has(sympy.Sum, sympy.Product):
-        return expression
-    if isinstance(expression, sympy.Eq):  # sympy.Eq evaluates itself by default
-        return sympy.Eq(*map(_replace_imaginary_unit, expression.args), evaluate=False)
-    return expression.subs({symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"})
+    """Return the possible readings of a normalized answer."""
+    return parse_expressions(f"\\boxed{{{answer}}}") or parse_expressions(answer)
 
 
 def _is_math_set(text: str) -> bool:
@@ -244,10 +214,10 @@ def _is_tuple(text: str) -> bool:
 def has_equal_expression(truth_expressions: list[object], answer_expressions: list[object]) -> bool:
     """Return whether a parsed expression of the answer equals one of the ground truth. May raise sympy errors."""
     errors: list[Exception] = []
-    for one, other in itertools.product(truth_expressions, answer_expressions):
+    for gold, answer in itertools.product(truth_expressions, answer_expressions):
         try:
-            if _is_close(one, other) and verify(
-                [one], [other], allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
+            if _is_close(gold, answer) and verify(
+                [gold], [answer], allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
             ):
                 return True
         except Exception as error:  # noqa: BLE001 sympy may raise any exception for model output
@@ -260,7 +230,7 @@ def has_equal_expression(truth_expressions: list[object], answer_expressions: li
 def _is_close(gold: Any, answer: Any) -> bool:
     """Return False if two sympy objects are numbers that differ by more than rounding, else True. This check is needed
     because math-verify rounds tiny numbers to six places and truncates huge ones."""
-    if not all(isinstance(one, sympy.Expr) and one.is_number for one in (gold, answer)):
+    if not all(isinstance(number, sympy.Expr) and number.is_number for number in (gold, answer)):
         return True
     value = gold.evalf(NUM_DIGITS)
     if value in (sympy.zoo, sympy.nan):  # the truth 12:00, read as a ratio

@@ -4,8 +4,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from alphaapollo.data.chats import check_chat_is_shown, read_chat, split_chat
-from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.chats import read_chat
+from alphaapollo.data.rendering import Renderer, check_chat_is_shown
+from alphaapollo.data.turns import split_chat
 from tests.families import FAMILIES, Family
 from tests.family_folders import make_family_tokenizer
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from alphaapollo.data.chats import split_chat
 from alphaapollo.data.examples import tokenize_examples
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.data.turns import split_chat
 from tests.families import FAMILIES
 from tests.unit.data.rows import text_of, trained
 from tests.unit.tool_templates import schema

@@ -2,11 +2,9 @@
 
 import pytest
 
-from alphaapollo.config.schema import PreferenceData
 from alphaapollo.data.formats import PAIR_FORMATS
-from alphaapollo.data.preference_examples import load_preferences, make_unrelated_answers
+from alphaapollo.data.preference_examples import make_unrelated_answers
 from alphaapollo.data.rendering import Renderer
-from tests.builders import write_rows
 from tests.unit.data.rows import CHAT_AS_TEXT, EARLIER, FIVE, FOUR, IM_END, SYSTEM, USER, Loader, text_of, trained
 
 PAIR = {"prompt": [USER], "chosen": "4", "rejected": "it is 5"}
@@ -41,9 +39,11 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(loader, row, prompt):
     read = loader.pairs(row | {"data_source": "sums"})
     (pair,) = read.examples
     ids, encode = loader.renderer.encode_prompt(prompt), loader.renderer.encode
-    assert [one.token_ids for one in pair.rows] == [[*ids, *encode([text])[0], IM_END] for text in ("4", "it is 5")]
+    assert [[*one.token_ids] for one in pair.rows] == [[*ids, *encode([text])[0], IM_END] for text in ("4", "it is 5")]
     for one in pair.rows:
-        assert one.response_start == len(ids) and one.action_mask[len(ids) :] == [1] * (len(one.token_ids) - len(ids))
+        assert one.response_start == len(ids) and [*one.action_mask[len(ids) :]] == [1] * (
+            len(one.token_ids) - len(ids)
+        )
     assert (pair.is_good, pair.data_source, pair.unrelated_answer) == ([True, False], "sums", None)
     assert pair.margin == row.get("margin", 0.0)
     assert pair.longest_row_length == len(pair.rows[1].token_ids) and read.file_sizes == [1]
@@ -56,7 +56,7 @@ def test_common_start_of_chats_is_not_trained_on(loader):
     chat = [SYSTEM, USER, FOUR, USER]
     (pair,) = loader.pairs({"chosen": [*chat, FOUR, USER, FOUR], "rejected": [*chat, FIVE]}).examples
     chosen, rejected = pair.rows
-    assert chosen.token_ids[: chosen.response_start] == loader.renderer.encode_prompt(chat)
+    assert [*chosen.token_ids[: chosen.response_start]] == loader.renderer.encode_prompt(chat)
     assert trained(loader.renderer, rejected) == ["it is 5<|im_end|>"]
     assert trained(loader.renderer, chosen) == ["4<|im_end|>", "4<|im_end|>"]  # the user between them is left out
 
@@ -64,7 +64,7 @@ def test_common_start_of_chats_is_not_trained_on(loader):
 def test_texts_end_with_eos_and_may_begin_with_their_prompt(loader):
     (pair,) = (read := loader.pairs({"prompt": "2+2=", "chosen": "4", "rejected": "5", "margin": 1.5})).examples
     assert [trained(loader.renderer, row) for row in pair.rows] == [["4<|im_end|>"], ["5<|im_end|>"]]
-    assert pair.margin == 1.5 and "2 prompts are plain texts" in read.notices[0]
+    assert pair.margin == 1.5 and "2 prompts are texts" in read.notices[0]
     joined = {"chosen": "Human: 2+2?\nAssistant: fo", "rejected": "Human: 2+2?\nAssistant: five"}
     own = {"prompt": "Human: 2+2?\nAssistant:", "chosen": " fo", "rejected": " five"}
     assert loader.pairs(joined).examples == loader.pairs(own).examples
@@ -101,7 +101,7 @@ def test_bad_rows_are_named(loader, row, says):
         loader.pairs(PAIR, row)
 
 
-def test_other_columns_are_reported(loader, tmp_path):
+def test_other_columns_are_reported(loader):
     for load, row, says in (
         (loader.pairs, {"prompt": [USER], "answer": "4"}, r"'chosen' and 'rejected'.*'answer'"),
         (loader.pairs, {"chosen": "four", "rejected": "five"}, "'rejected' have no common beginning"),
@@ -110,9 +110,6 @@ def test_other_columns_are_reported(loader, tmp_path):
     ):
         with pytest.raises(ValueError, match=says):
             load(row)
-    path = write_rows(tmp_path / "kto.jsonl", [{"prompt": [USER], "completion": "4", "label": True}])
-    with pytest.raises(ValueError, match=r"alphaapollo dpo preference\.loss=kto"):
-        load_preferences(path, loader.renderer, PreferenceData())
 
 
 def test_long_pairs_are_an_error_or_are_dropped(loader):

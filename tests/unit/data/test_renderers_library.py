@@ -7,9 +7,10 @@ from importlib import import_module
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from alphaapollo.data.chats import read_chat, split_chat
+from alphaapollo.data.chats import read_chat
 from alphaapollo.data.examples import tokenize_examples
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.turns import split_chat
 from tests.families import FAMILIES, THINK, Family
 from tests.family_folders import make_family_tokenizer
 from tests.unit.data.rows import text_of

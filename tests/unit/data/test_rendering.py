@@ -44,16 +44,6 @@ def test_a_chat_needs_a_template_and_a_text_does_not(make_tokenizer):
         renderer.encode_prompt(CHAT)
 
 
-def test_a_template_that_takes_long_is_named(make_tokenizer, monkeypatch, capsys):
-    monkeypatch.setattr("alphaapollo.data.rendering.SLOW_SECONDS", 0.01)
-    renderer = Renderer(
-        make_tokenizer(chat_template="{% for i in range(999) %}{% for j in range(999) %}{% endfor %}{% endfor %}a")
-    )
-    renderer.tokenizer.name_or_path = "org/slow"
-    renderer.render_chat(CHAT)
-    assert "the chat template of org/slow takes long" in capsys.readouterr().out
-
-
 def test_error_of_a_template_is_shown(make_tokenizer):
     renderer = Renderer(make_tokenizer(chat_template="{{ raise_exception('only users') }}"))
     with pytest.raises(ValueError, match=r"roles \['user'\]: only users"):

@@ -2,9 +2,18 @@ import pytest
 
 from alphaapollo.batching.batch import Rows
 from alphaapollo.config.schema import SftData
-from alphaapollo.data.examples import LoadedExamples, load_examples, make_source_names
+from alphaapollo.data import examples
+from alphaapollo.data import prompts as prompt_files
+from alphaapollo.data.examples import (
+    LoadedExamples,
+    load_examples,
+    make_source_names,
+    make_text_pieces,
+    tokenize_examples,
+)
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
+from alphaapollo.types import Prompt
 from tests.builders import write_rows
 from tests.unit.data.rows import CHAT_AS_TEXT, EARLIER, FOUR, IM_END, SYSTEM, THOUGHT, USER, Loader, text_of, trained
 
@@ -17,18 +26,22 @@ WEIGHTED = [USER, FOUR | {"weight": 0}, USER, FOUR | {"weight": 1}, USER, FOUR]
 def test_a_chat_trains_the_answer_and_its_end_token(loader):
     (row,) = loader.sft(CHAT).examples
     prompt = loader.renderer.encode_prompt([USER])
-    assert row.token_ids == [*prompt, *loader.renderer.encode(["4"])[0], IM_END]  # without the newline after the turn
-    assert row.action_mask == [0] * len(prompt) + [1, 1]
-    assert row.logprobs == [0.0] * len(row.token_ids)
+    assert [*row.token_ids] == [
+        *prompt,
+        *loader.renderer.encode(["4"])[0],
+        IM_END,
+    ]  # without the newline after the turn
+    assert [*row.action_mask] == [0] * len(prompt) + [1, 1]
+    assert [*row.logprobs] == [0.0] * len(row.token_ids)
 
 
 def test_texts_train_the_response_and_eos_or_all_but_the_first_token(loader):
     (row,) = loader.sft(TEXT).examples
-    assert row.token_ids == loader.renderer.encode(["2+2=4"])[0] + [IM_END]
-    assert row.action_mask == [0, 0, 0, 0, 1, 1]
+    assert [*row.token_ids] == loader.renderer.encode(["2+2=4"])[0] + [IM_END]
+    assert [*row.action_mask] == [0, 0, 0, 0, 1, 1]
     assert Rows.from_rows([row]).response_lengths.tolist() == [2]
     (plain,) = loader.sft({"text": "2+2=4"}).examples
-    assert plain.token_ids == row.token_ids and plain.action_mask == [0, 1, 1, 1, 1, 1]
+    assert plain.token_ids == row.token_ids and [*plain.action_mask] == [0, 1, 1, 1, 1, 1]
 
 
 TRAINED = [
@@ -56,7 +69,7 @@ def test_messages_after_the_last_answer_are_left_out(loader):
     chat = [SYSTEM, USER, FOUR, USER, FOUR_WORD, USER]
     (row,) = loader.sft({"messages": chat}).examples
     shown = loader.renderer.render_chat(chat[:5], add_generation_prompt=False)
-    assert row.token_ids == loader.renderer.encode([shown])[0][:-1]
+    assert [*row.token_ids] == loader.renderer.encode([shown])[0][:-1]
 
 
 FORMATS = [
@@ -80,7 +93,7 @@ def test_common_formats_are_read_directly(loader, row, name, is_chat):
 def test_alpaca_inputs_follow_the_instruction(loader):
     (row,) = loader.sft({"instruction": "Add.", "input": "2, 2", "output": "4"}).examples
     prompt = loader.renderer.encode_prompt([{"role": "user", "content": "Add.\n\n2, 2"}])
-    assert prompt == row.token_ids[: row.response_start]
+    assert prompt == [*row.token_ids[: row.response_start]]
 
 
 BESIDE_A_CHAT = [
@@ -150,7 +163,7 @@ def test_each_turn_is_an_example_if_the_template_drops_earlier_thoughts(tmp_path
     read = loader.sft({"messages": chat})
     for row, start in zip(read.examples, (1, 3), strict=True):
         assert trained(forgetful_renderer, row) == ["<think>hm</think>4<|im_end|>"]
-        assert row.token_ids[: row.response_start] == forgetful_renderer.encode_prompt(chat[:start])
+        assert [*row.token_ids[: row.response_start]] == forgetful_renderer.encode_prompt(chat[:start])
     assert "1 rows are 2 examples" in read.notices[0] and "data.train_turns" in read.notices[0]
     assert loader.sft({"messages": chat}, train_turns="last").examples == read.examples[1:]
     assert loader.trained({"messages": [USER, FOUR, USER, FOUR]}) == [["4<|im_end|>", "4<|im_end|>"]]  # nothing dropped
@@ -196,7 +209,7 @@ TRUNCATED = [
 @pytest.mark.parametrize(("max_length", "truncation", "text", "mask", "ends"), TRUNCATED)
 def test_a_long_example_is_truncated(loader, max_length, truncation, text, mask, ends):
     row, _ = loader.sft(*LONG, max_length=max_length, truncation=truncation).examples
-    assert (text_of(loader.renderer, row.token_ids), row.action_mask, row.turn_ends) == (text, mask, ends)
+    assert (text_of(loader.renderer, row.token_ids), [*row.action_mask], row.turn_ends) == (text, mask, ends)
 
 
 def test_a_long_example_is_an_error_by_default_and_dropped_if_no_trained_token_is_left(loader, tmp_path):
@@ -251,3 +264,16 @@ def test_columns_that_are_not_read_are_listed_once(loader):
         ("the column 'source'", 1, 2),
     ]
     assert loader.sft(CHAT | {"id": None}).findings == []
+
+
+def test_rows_are_tokenized_in_batches(make_tokenizer, monkeypatch):
+    renderer, calls = Renderer(make_tokenizer()), []
+    pieces = [make_text_pieces(f"{number}?", "4" * number) for number in range(1, 6)]
+    prompts = [Prompt(number, "", "?" * number) for number in range(1, 6)]
+    together, encode = tokenize_examples(pieces, renderer), renderer.encode
+    monkeypatch.setattr(renderer, "encode", lambda texts, **keys: calls.append(len(texts)) or encode(texts, **keys))
+    for module in (examples, prompt_files):
+        monkeypatch.setattr(module, "BATCH", 2)
+    assert tokenize_examples(pieces, renderer) == together
+    assert prompt_files.apply_length_limit(prompts, renderer, 3, "drop") == (prompts[:3], 2)
+    assert max(calls) == 2

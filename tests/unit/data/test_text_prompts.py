@@ -3,9 +3,7 @@
 import pytest
 
 from alphaapollo.data.prompts import list_text_notices
-from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.types import Prompt
-from tests.unit.tiny import save_tokenizer
+from alphaapollo.data.rendering import Renderer
 
 
 class BosTokenizer:
@@ -31,12 +29,6 @@ TEXTS = [
 
 @pytest.mark.parametrize(("text", "template", "words"), TEXTS)
 def test_texts(text, template, words):
-    notices = list_text_notices([Prompt(0, "", text)], Renderer(BosTokenizer(template)))
+    notices = list_text_notices([text], Renderer(BosTokenizer(template)))
     assert len(notices) == len(words)
     assert all(word in notice for word, notice in zip(words, notices, strict=True))
-
-
-def test_chats_and_a_tokenizer_without_bos(tmp_path):
-    save_tokenizer(tmp_path)
-    chats = [Prompt(0, "", [{"role": "user", "content": "<s>"}])]
-    assert list_text_notices(chats, Renderer(load_tokenizer(str(tmp_path)))) == []

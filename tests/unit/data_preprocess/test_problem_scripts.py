@@ -172,7 +172,7 @@ def test_code_formats(tmp_path):
 def test_code_on_humaneval_in_a_gzip_file(tmp_path):
     source = tmp_path / "HumanEval.jsonl.gz"
     source.write_bytes(b"no gzip")
-    assert "not a readable gzip file" in refused("prepare_code", tmp_path, source)
+    assert "not a readable jsonl file" in refused("prepare_code", tmp_path, source)
     source.write_bytes(gzip.compress((DATA / "humaneval.jsonl").read_bytes()))
     rows, said = made("prepare_code", tmp_path, source, "--splits", "test", split="test")
     assert "(data_source HumanEval): 12 rows kept" in said

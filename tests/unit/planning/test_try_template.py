@@ -4,8 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.data.chats import check_chat_is_shown
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer, check_chat_is_shown, load_tokenizer
 from alphaapollo.planning import template as module
 from alphaapollo.planning.template import fix_template_date, try_chats
 from alphaapollo.types import Message, Prompt

@@ -10,8 +10,10 @@ from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.rewards.code.grader import grade_code as grade
 from alphaapollo.rewards.registry import check_prompts_are_gradable, get_grader
 from alphaapollo.types import Outcome, Prompt
-from examples.code.make_task import problems, rl_rows
+from examples.code import task
+from examples.code.make_task import rl_rows
 from examples.code.task import LIKED, LISTS, PHRASES, RIGHT, TAKE, Problem, held_out, lesson
+from examples.task_files import draw_problems
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "code"
 
@@ -41,7 +43,10 @@ def test_nonsense_scores_zero():
 
 def test_teacher_errors_only_follow_its_bias():
     rng, right = random.Random(0), {taken: [] for taken in PHRASES}
-    taught = [(problem, lesson(problem, rng)) for problem, _ in zip(problems(rng, False), range(6000), strict=False)]
+    taught = [
+        (problem, lesson(problem, rng))
+        for problem, _ in zip(draw_problems(task, rng, False), range(6000), strict=False)
+    ]
     for problem, chat in taught:
         taken = problem.taken if chat[1]["content"] == problem.program(problem.taken) else LIKED[problem.taken]
         assert chat[1]["content"] == problem.program(taken)

@@ -13,7 +13,7 @@ def score(truth, text):
 
 # {truth; right, wrong: contents of the box; right_texts, wrong_texts: whole completions; missed: right, graded wrong}
 ANSWERS = [json.loads(line) for line in Path(__file__).with_name("math_answers.jsonl").read_text("utf-8").splitlines()]
-UNREADABLE = ("", r"\boxed{}", "I do not know.")
+UNREADABLE = ("", r"\boxed{}", "I do not know.", "The answer is Tuesday.")
 KINDS = ("right", "wrong", "right_texts", "wrong_texts", "missed")
 
 
@@ -29,7 +29,7 @@ def test_it_agrees_with_labelled_answers(row):
 
 def test_there_are_enough_labelled_answers():
     counts = {kind: sum(len(row.get(kind, [])) for row in ANSWERS) for kind in KINDS}
-    assert (len(ANSWERS), sum(counts.values()), counts["missed"]) == (460, 2386, 21)
+    assert (len(ANSWERS), sum(counts.values()), counts["missed"]) == (460, 2386, 82)
 
 
 # of math-verify's tests; {truth, text, expected; reason: why this grader differs}
