@@ -138,7 +138,7 @@ def test_the_policy_calls_all_engines_through_the_driver() -> None:
             assert await engines.call(lambda worker: worker.updates) == [["layer of 0"], ["layer of 1"]]
             for name, kind in {"refused": EngineError, "dead": EngineDied}.items():
                 caught = await policy.call_rank(0, catch_engine_error, name)
-                assert type(caught) is kind and "rollout worker of rank 0" in str(caught)
+                assert type(caught) is kind and "rollout worker of rank" in str(caught)  # the first that failed
 
         ranks: ProcessRanks[Worker] = ProcessRanks("policy", 1, engines.call_engines)
         await ranks.locate_workers()
