@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.config.requirements import Case, Requirement, find_conflicts, list_divisors, requirement
+from alphaapollo.config.requirements import CheckContext as Case
+from alphaapollo.config.requirements import Requirement, find_conflicts, list_divisors, requirement
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData

@@ -89,7 +89,8 @@ class GenerationConfig(Section):
         },
         **{f"rollout.{name}": SAMPLE_IDENTITY for name in SAMPLING_KEYS},
         **dict.fromkeys(
-            ("rollout.engine_kwargs.vllm", "rollout.engine_kwargs.sglang", "trainer.seed"), SAMPLE_IDENTITY
+            ("rollout.engine_kwargs.vllm", "rollout.engine_kwargs.sglang", "rollout.plugins", "trainer.seed"),
+            SAMPLE_IDENTITY,
         ),
     }
 
@@ -162,7 +163,7 @@ class ServedModel(Section):
     """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: Annotated[bool, NAMES_CODE] = False
     """Run Python code that comes with the model."""
-    base_url: str = ""
+    base_url: Annotated[str, Requires(ActiveWhen("name"))] = ""
     """URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1."""
     name: str = ""
     """Name of the model on that server."""
@@ -196,6 +197,8 @@ class EvolvingRole(Section):
 
 
 class EvolvingToolRole(EvolvingRole):
+    plugin: Annotated[str, Requires(ActiveWhen("/evolving.votes", 0), when="")] = ""
+    """Implementation of the role, by its registered name; empty = the role is skipped."""
     tools: bool = True
     """Let the role call the tools of the environment."""
 
@@ -269,6 +272,7 @@ class EvolvingConfig(Section):
                 "rollout.dtype",
                 "rollout.engine_kwargs.vllm",
                 "rollout.engine_kwargs.sglang",
+                "rollout.plugins",
                 "trainer.seed",
             ),
             REQUEST_IDENTITY,

@@ -13,7 +13,8 @@ from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, po
 from alphaapollo.config.check import describe_ineffective_keys
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import list_keys
-from alphaapollo.config.requirements import Case, Requirement, find_conflicts, requirement
+from alphaapollo.config.requirements import CheckContext as Case
+from alphaapollo.config.requirements import Requirement, find_conflicts, requirement
 from alphaapollo.config.schema import Config
 from alphaapollo.rewards.components import TASK
 
