@@ -145,7 +145,7 @@ class EnvironmentSpec:
 
 
 _ENVIRONMENTS: Registry[EnvironmentSpec] = Registry("environment")
-BUILT_IN = ("agent", "informal_math", "openenv", "reasoning_gym", "single_turn", "verifiers")
+BUILT_IN = ("agent", "informal_math", "reasoning_gym", "single_turn")
 FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 

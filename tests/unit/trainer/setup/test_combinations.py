@@ -267,7 +267,7 @@ def test_old_log_probs_of_a_plan(tmp_path: Path, values: dict[str, Any], expecte
 def test_keys_that_an_environment_does_not_use_are_noted(tmp_path: Path):
     scored = {"reward.components": {"format": 0.1}, "reward.required": ["format"]}
     scored |= {"custom_reward_function.path": __file__, "env.max_steps": 5, "env.tool_limits.timeout": 5}
-    game = {"env.env_name": "openenv", "env.openenv.url": "http://localhost:1", "env.max_steps": 5}
+    game = {"env.env_name": "openenv", "env.plugins": {"openenv": {"url": "http://localhost:1"}}, "env.max_steps": 5}
     assert plan(tmp_path, game).notices == []
     lines = plan(tmp_path, game | scored).notices
     assert all("has no effect: env.env_name is openenv" in line for line in lines)
@@ -284,8 +284,7 @@ def test_keys_that_an_environment_does_not_use_are_noted(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "max_steps", "used"),
     [
-        *(("single_turn", 1, True), ("informal_math", 4, True), ("reasoning_gym", 1, True)),
-        *(("verifiers", 1, False), ("openenv", 1, False)),
+        *(("single_turn", 1, True), ("informal_math", 4, True), ("reasoning_gym", 1, True), ("openenv", 1, False)),
     ],
 )
 def test_reward_keys_that_an_environment_uses(name: str, max_steps: int, used: bool):

@@ -1,0 +1,1 @@
+"""Environments of OpenEnv servers and of the verifiers library, as a package that extends alphaapollo."""
