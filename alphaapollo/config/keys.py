@@ -24,7 +24,7 @@ from alphaapollo.config.schema import (
     RmConfig,
     SftConfig,
 )
-from alphaapollo.config.schema.base import Requires, Section
+from alphaapollo.config.schema.base import ActiveWhen, ResumeRule, Section
 from alphaapollo.config.schema.plugins import PluginSections
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -202,7 +202,7 @@ def list_entry_keys(config: BaseModel) -> Iterator[Key]:
         for name, entry in value.items() if isinstance(value, dict) else ():
             if isinstance(entry, BaseModel):
                 defaults = type(entry).model_construct()  # without the values of required keys
-                markers = tuple(pair for pair in key.markers if not isinstance(pair[1], Requires | PluginSections))
+                markers = tuple(pair for pair in key.markers if isinstance(pair[1], ActiveWhen | ResumeRule))
                 yield from _list_section_keys(defaults, f"{key.name}.{name}.", markers)
 
 

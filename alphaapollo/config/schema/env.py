@@ -18,7 +18,7 @@ from alphaapollo.config.schema.base import (
     Scalar,
     Section,
 )
-from alphaapollo.config.schema.plugins import PluginSections
+from alphaapollo.config.schema.plugins import PluginSections, Sections
 
 WHEN_MULTI_TURN = ActiveUnless("env_name", "single_turn", "agent")
 PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym")
@@ -148,9 +148,7 @@ class Env(Section):
     """Settings of tools by name, e.g. {local_rag: {index: data/index}}."""
     informal_math: Annotated[InformalMath, _make_environment_condition("informal_math")] = InformalMath()
     reasoning_gym: Annotated[ReasoningGym, _make_environment_condition("reasoning_gym")] = ReasoningGym()
-    plugins: Annotated[
-        dict[str, Section], PluginSections("env", "env_name", "single_turn"), Field(validate_default=True)
-    ] = {}
+    plugins: Annotated[Sections, PluginSections("env", "env_name", "single_turn"), Field(validate_default=True)] = {}
     """Settings of environments of installed packages by name, e.g. {maze: {size: 5}} (docs/plugins.md)."""
     agent: Annotated[Agent, _make_environment_condition("agent")] = Agent()
 

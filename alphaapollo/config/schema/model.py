@@ -25,7 +25,7 @@ from alphaapollo.config.schema.base import (
     Scalar,
     Section,
 )
-from alphaapollo.config.schema.plugins import PluginSections
+from alphaapollo.config.schema.plugins import PluginSections, Sections
 from alphaapollo.utils.plugins import find_plugins
 from alphaapollo.utils.registry import suggest_similar
 
@@ -289,7 +289,7 @@ class Rollout(Section):
     engine_kwargs: Annotated[EngineKwargs, NAMES_CODE, ActiveWhen("has_engine_process", shown_key="name")] = (
         EngineKwargs()
     )
-    plugins: Annotated[dict[str, Section], PluginSections("rollout", "name", "vllm"), Field(validate_default=True)] = {}
+    plugins: Annotated[Sections, PluginSections("rollout", "name", "vllm"), Field(validate_default=True)] = {}
     """Settings of engines of installed packages by name, e.g. {maze: {delay: 0}} (docs/plugins.md)."""
 
     @property

@@ -3,17 +3,16 @@ settings of the environment `maze` of a package."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler, ValidationInfo
-from pydantic_core import core_schema
+from pydantic import GetCoreSchemaHandler, PlainValidator, SerializeAsAny, ValidationInfo
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema.base import Section
 from alphaapollo.utils.plugins import Group, find_plugins, load_plugin
 
+Sections = dict[str, SerializeAsAny[Section]]
 GROUPS: dict[str, Group] = {"env": "environments", "reward": "rewards", "rollout": "engines"}
 """Group of the objects that a section belongs to: the section env.maze belongs to the environment maze."""
 
@@ -28,12 +27,7 @@ class PluginSections:
     default: str = ""  # name of the built-in object that is selected by default
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        def dump(sections: Mapping[str, Section]) -> dict[str, Any]:
-            return {name: section.model_dump(mode="json") for name, section in sections.items()}
-
-        return core_schema.with_info_plain_validator_function(
-            self.build_sections, serialization=core_schema.plain_serializer_function_ser_schema(dump)
-        )
+        return PlainValidator(self.build_sections).__get_pydantic_core_schema__(source, handler)
 
     def build_sections(self, given: Any, info: ValidationInfo) -> dict[str, Section]:
         """Convert the sections that are given to objects of their classes, and add those that are selected."""

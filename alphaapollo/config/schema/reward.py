@@ -20,7 +20,7 @@ from alphaapollo.config.schema.base import (
     matching,
 )
 from alphaapollo.config.schema.model import FrozenFsdp
-from alphaapollo.config.schema.plugins import PluginSections
+from alphaapollo.config.schema.plugins import PluginSections, Sections
 
 WHEN_REWARD_MODEL = ActiveWhen("enable")
 WHEN_SERVER = ActiveWhen("backend", "server")
@@ -146,7 +146,7 @@ class Reward(Section):
     """A language model that scores responses."""
     rubric: Rubric = Rubric()
     """Weighted criteria of which the judge decides whether a response meets them."""
-    plugins: Annotated[dict[str, Section], PluginSections("reward", "components"), Field(validate_default=True)] = {}
+    plugins: Annotated[Sections, PluginSections("reward", "components"), Field(validate_default=True)] = {}
     """Settings of reward functions of installed packages by name, e.g. {maze: {bonus: 0.5}} (docs/plugins.md)."""
 
 

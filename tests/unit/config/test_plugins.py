@@ -132,3 +132,13 @@ def test_the_page_shows_the_package() -> None:
 
 def test_built_in_names() -> None:
     assert all(get_environment_spec(name) for name in BUILT_IN) and "vllm" in ENGINES
+
+
+def test_code_that_an_entry_of_a_saved_map_names_needs_the_command_line(tmp_path: Path) -> None:
+    models = "teacher.models={a: {path: x/y, trust_remote_code: true}}"
+    values = load_config(Config, "ppo", [models, "teacher.by_source.x=a", "teacher.divergence=sampled"])
+    saved = SavedConfig(tmp_path, values.model_dump(mode="json"))
+    key = "teacher.models.a.trust_remote_code"
+    with pytest.raises(ConfigError, match=f"add {key}=true$"):
+        load_config(Config, "ppo", [], saved)
+    assert load_config(Config, "ppo", [f"{key}=true"], saved) == values
