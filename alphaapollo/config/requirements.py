@@ -305,6 +305,11 @@ def curriculum_lacks_validation(config: Config, context: CheckContext) -> Any:
     return not config.validates_on_rows and ", ".join(gates)
 
 
+@requirement(Config, "algorithm.reference_reset.patience data.val_files trainer.test_freq", "no validation", "Set all")
+def reference_reset_lacks_validation(config: Config, context: CheckContext) -> Any:
+    return context.device and not config.validates_on_rows and config.algorithm.reference_reset.patience
+
+
 # Teachers, rewards and served models
 
 

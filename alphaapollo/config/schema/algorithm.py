@@ -265,13 +265,7 @@ class ReferenceReset(Section):
     every: Annotated[PositiveInt | None, NEEDS_REFERENCE, NEEDS_WEIGHTS] = None
     """ProRL (arXiv 2505.24864): replace the reference by the policy and reset the optimizer every so many iterations;
     null = never."""
-    patience: Annotated[
-        PositiveInt | None,
-        NEEDS_REFERENCE,
-        NEEDS_WEIGHTS,
-        Requires(ActiveWhen("/data.val_files"), fix="data.val_files and trainer.test_freq"),
-        Requires(ActiveUnless("/trainer.test_freq", -1, 0), fix="trainer.test_freq=10"),
-    ] = None
+    patience: Annotated[PositiveInt | None, NEEDS_REFERENCE, NEEDS_WEIGHTS] = None
     """Reset also after so many validations without a better val/accuracy (or val/reward, if there is none); null =
     never."""
 
