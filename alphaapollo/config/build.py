@@ -30,7 +30,7 @@ def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
     if schema is Config:
         rename_verl_group_size_key(values)
     try:
-        config = schema.model_validate_json(json.dumps(values), strict=True)
+        config = schema.model_validate_json(json.dumps(values), strict=True, context={"build": build_config})
     except ValidationError as error:
         given = json.loads(json.dumps(values))  # keys are texts, as in the errors
         lines = [line for detail in error.errors() for line in describe_validation_errors(schema, detail, given)]

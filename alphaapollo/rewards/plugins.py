@@ -18,7 +18,8 @@ SECTIONS = PluginSections("reward", "components")
 def load_plugin_reward(name: str, reward: Reward) -> Callable[..., Any] | None:
     """Import the reward function of a package; None if no package has it. A parameter `settings` of the function gets
     the section reward.plugins.NAME. Raises ValueError if the import fails or the function has other parameters."""
-    if (function := load_plugin("rewards", name)) is None:
+    function: Callable[..., Any] | None = load_plugin("rewards", name)
+    if function is None:
         return None
     try:
         if "settings" in inspect.signature(function).parameters:

@@ -14,14 +14,15 @@ Group = Literal["commands", "engines", "environments", "rewards", "sections"]
 
 
 @cache
-def _read_entry_points() -> EntryPoints:
+def _read_entry_points() -> Any:  # its type depends on Python's version
     """Read the entry points of all installed packages, which takes a few hundredths of a second."""
     return entry_points()
 
 
 @cache
 def _select(group: Group) -> EntryPoints:
-    return _read_entry_points().select(group=f"alphaapollo.{group}")
+    selected: EntryPoints = _read_entry_points().select(group=f"alphaapollo.{group}")
+    return selected
 
 
 def find_plugins(group: Group, built_in: Container[str] = ()) -> dict[str, EntryPoint]:

@@ -3,6 +3,7 @@ settings of the environment `maze` of a package."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,23 +40,25 @@ class PluginSections:
         sections, errors = {}, list[str]()
         for name, section in values.items():
             try:
-                sections[name] = section if isinstance(section, Section) else self._build_section(name, section)
+                sections[name] = (
+                    section if isinstance(section, Section) else self._build_section(name, section, info.context)
+                )
             except ConfigError as error:
                 errors += [line if line.startswith(f"{name}:") else f"{name}.{line}" for line in error.errors]
         if errors:
             raise ConfigError(errors)
         return sections
 
-    def _build_section(self, name: str, values: Any) -> Section:
-        from alphaapollo.config.build import build_config
-
+    def _build_section(self, name: str, values: Any, context: Mapping[str, Any] | None) -> Section:
+        """Convert a section to an object of its class, with the function `build` of the context (build_config)."""
         if (schema := self.find_class(name)) is None:
             raise ConfigError(
                 f"{name}: no installed package has the section {self.parent}.{name}. Install the package."
             )
         if not isinstance(values, dict):
             raise ConfigError(f"{name}: expected a section with the keys {', '.join(schema.model_fields)}.")
-        return build_config(schema, dict(values))
+        section: Section = context["build"](schema, dict(values)) if context else schema.model_validate(values)
+        return section
 
     def find_class(self, name: str) -> type[Section] | None:
         """Import the class of a section; None if no package has it. Raises ConfigError if it cannot be used."""
