@@ -62,8 +62,8 @@ def load_components(names: Iterable[str], reward: Reward | None = None) -> dict[
     functions, settings = dict[str, Component](), reward or Reward()
     for name in names:
         if name not in (TASK, *JUDGES):
-            own = None if name in COMPONENTS else load_plugin_reward(name, settings)
-            functions[name] = own or COMPONENTS.get(name)
+            of_package = None if name in COMPONENTS else load_plugin_reward(name, settings)
+            functions[name] = of_package or COMPONENTS.get(name)
     return functions
 
 
