@@ -20,8 +20,6 @@ REMOVED_KEYS = {
     "env.agent.accept_request_rewards": "0.3.0: programs call endpoint.reward, commands write $ALPHAAPOLLO_RESULT",
     "env.agent.model_names": "0.3.0: the model is named policy",
     "env.agent.reward_weight": "0.3.0: scale the rewards in your program",
-    "env.openenv": "0.3.0: install examples/adapters, and set env.plugins.openenv",
-    "env.verifiers": "0.3.0: install examples/adapters, and set env.plugins.verifiers",
     "evolving.asks": "0.3.0: a role is asked up to three times",
     "evolving.finalists": "0.3.0: the answer has the largest share of votes",
     "evolving.max_failures": "0.3.0: a run stops after 20 failures in a row",

@@ -145,7 +145,7 @@ class EnvironmentSpec:
 
 
 _ENVIRONMENTS: Registry[EnvironmentSpec] = Registry("environment")
-BUILT_IN = ("agent", "informal_math", "reasoning_gym", "single_turn")
+BUILT_IN = ("agent", "informal_math", "openenv", "reasoning_gym", "single_turn", "verifiers")
 FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 

@@ -25,7 +25,7 @@ from tests.unit.tiny import save_model
 KEYS = list_keys(Config)
 NOT_TRIED = {
     "trainer.controller", "trainer.device", "trainer.logger", "env.mcp_servers",
-    "actor_rollout_ref.model.trust_remote_code", "env.agent.command",
+    "actor_rollout_ref.model.trust_remote_code", "env.openenv.url",
 }  # fmt: skip
 """Keys that depend on the machine: a cluster, GPUs, accounts, servers."""
 HUBS = ("path", "tokenizer_path")

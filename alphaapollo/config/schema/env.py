@@ -21,7 +21,7 @@ from alphaapollo.config.schema.base import (
 from alphaapollo.config.schema.plugins import PluginSections, Sections
 
 WHEN_MULTI_TURN = ActiveUnless("env_name", "single_turn", "agent")
-PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym")
+PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym", "openenv")
 WHEN_MEMORY = ActiveWhen("context", "memory")
 
 
@@ -42,6 +42,24 @@ class ReasoningGym(Section):
     """Difficulty level in reasoning-gym's curriculum of each task; null = the task's default settings."""
     settings: dict[str, dict[str, Scalar | list[Scalar]]] = {}
     """Settings by task, e.g. {chain_sum: {max_terms: 3}}; they override the settings of the level."""
+
+
+class Verifiers(Section):
+    name: Annotated[str, CHANGES_ENVIRONMENT] = ""
+    """Name of an installed taskset of verifiers, e.g. gsm8k-v1."""
+    args: dict[str, Scalar | list[Scalar]] = {}
+    """Settings of the taskset."""
+    python: str = ""
+    """Python program of the installation that has verifiers 0.4; empty = the program of this run."""
+
+
+class OpenEnv(Section):
+    url: Annotated[str, NAMES_CODE] = ""
+    """URL of the environment server, e.g. http://localhost:8000."""
+    action_field: str = "message"
+    """Field of the action that receives the model's answer; an answer that is a JSON object is the complete action."""
+    observation_field: str = ""
+    """Field of the observation that the model sees; empty = the complete observation as JSON."""
 
 
 class InformalMath(Section):
@@ -110,7 +128,8 @@ class Env(Section):
     seed: int = 0
     """Seed of the environments' own randomness."""
     prompt: Annotated[str, ActiveWhen("active_env_section", *PROMPT_ENVIRONMENTS, None, shown_key="env_name")] = ""
-    """Your own prompt instead of the built-in one. Placeholder: `{question}`."""
+    """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`; openenv
+    `{observation}`."""
     custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
     """Python file that registers your own environments."""
     settings: dict[str, Scalar | list[Scalar]] = {}
@@ -148,6 +167,8 @@ class Env(Section):
     """Settings of tools by name, e.g. {local_rag: {index: data/index}}."""
     informal_math: Annotated[InformalMath, _make_environment_condition("informal_math")] = InformalMath()
     reasoning_gym: Annotated[ReasoningGym, _make_environment_condition("reasoning_gym")] = ReasoningGym()
+    verifiers: Annotated[Verifiers, NAMES_CODE, _make_environment_condition("verifiers")] = Verifiers()
+    openenv: Annotated[OpenEnv, _make_environment_condition("openenv")] = OpenEnv()
     plugins: Annotated[Sections, PluginSections("env", "env_name", "single_turn"), Field(validate_default=True)] = {}
     """Settings of environments of installed packages by name, e.g. {maze: {size: 5}} (docs/plugins.md)."""
     agent: Annotated[Agent, _make_environment_condition("agent")] = Agent()

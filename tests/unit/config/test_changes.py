@@ -23,7 +23,7 @@ REFUSED: dict[type[Section], set[str]] = {
         *("algorithm.adv_estimator", "algorithm.custom_module", "actor_rollout_ref.actor.policy_loss.loss_mode"),
         *("actor_rollout_ref.actor.optim.name", "critic.optim.name"),
         *("data.train_files", "data.prompt_key", "env.reasoning_gym.tasks"),
-        *("env.env_name", "env.custom_module", "env.agent.path", "env.agent.command"),
+        *("env.env_name", "env.custom_module", "env.verifiers.name", "env.agent.path", "env.agent.command"),
     },
     SftConfig: FINETUNING | {f"data.{name}_key" for name in ("messages", "prompt", "response")} | {"data.train_turns"},
     DpoConfig: PAIRS | {"data.response_key", "data.label_key", "preference.loss", "preference.custom_module"},

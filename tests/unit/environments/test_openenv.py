@@ -11,11 +11,10 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
+from alphaapollo.environments import openenv as adapter
 from alphaapollo.planning.trials import try_environment_resets
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import Message, Score
-from examples.adapters.alphaapollo_adapters import openenv as adapter
-from examples.adapters.alphaapollo_adapters.settings import OpenEnv
 from tests.processes import open_server
 from tests.unit import virtual_time
 from tests.unit.environments.episode_helpers import act, check_results, make, play, random_agent, row, take_turns
@@ -108,9 +107,9 @@ def url(tmp_path_factory):
         yield url
 
 
-def env(url: str, **settings) -> Env:
-    section = OpenEnv(**{"url": url, "observation_field": "text", **settings})
-    return Env(env_name="openenv", max_steps=5, plugins={"openenv": section})
+def env(url: str, prompt: str = "", **settings) -> Env:
+    openenv = {"url": url, "observation_field": "text", **settings}
+    return Env(env_name="openenv", prompt=prompt, max_steps=5, openenv=openenv)
 
 
 def run(config: Env, *texts: str):
@@ -204,7 +203,7 @@ def test_wait_for_own_episodes_is_not_counted(url, monkeypatch, ours, left):
 
 def test_unreachable_or_missing_server(url):
     check_environment(env(url))
-    with pytest.raises(ValueError, match=r"env\.plugins\.openenv\.url is empty"):
+    with pytest.raises(ValueError, match=r"env\.openenv\.url is empty"):
         check_environment(env(""))
     with pytest.raises(ValueError, match=r"row 0: .*reset: ClientConnectorError"):
         asyncio.run(try_environment_resets(env("http://127.0.0.1:1"), [row()]))

@@ -11,9 +11,8 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
+from alphaapollo.environments import verifiers as adapter
 from alphaapollo.types import Message, Prompt
-from examples.adapters.alphaapollo_adapters import verifiers as adapter
-from examples.adapters.alphaapollo_adapters.settings import Verifiers
 from tests.unit.environments.episode_helpers import check_results, make, play, random_agent, row, take_turns
 
 PYTHON = os.environ.get("VERIFIERS_PYTHON", sys.executable)
@@ -155,7 +154,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory):
 
 
 def env(name: str = "countdown", python: str = PYTHON, **args) -> Env:
-    return Env(env_name="verifiers", max_steps=9, plugins={"verifiers": Verifiers(name=name, args=args, python=python)})
+    return Env(env_name="verifiers", max_steps=9, verifiers={"name": name, "args": args, "python": python})
 
 
 def task(index: int = 0) -> Prompt:
@@ -222,11 +221,11 @@ def test_random_agent():
 
 def test_check():
     check_environment(env())
-    with pytest.raises(ValueError, match=r"env\.plugins\.verifiers\.name is empty"):
+    with pytest.raises(ValueError, match=r"env\.verifiers\.name is empty"):
         check_environment(Env(env_name="verifiers"))
     with pytest.raises(ValueError, match=r"args=\{'colour': 1\}(?s:.)*colour"):
         check_environment(env(colour=1))
-    with pytest.raises(ValueError, match=r"env\.plugins\.verifiers\.python=/no/python"):
+    with pytest.raises(ValueError, match=r"env\.verifiers\.python=/no/python"):
         check_environment(env(python="/no/python"))
 
 

@@ -290,6 +290,7 @@ def test_keys_that_an_environment_does_not_use_are_noted(tmp_path: Path):
     ("name", "max_steps", "used"),
     [
         *(("single_turn", 1, True), ("informal_math", 4, True), ("reasoning_gym", 1, True), ("self_scored", 1, False)),
+        *(("verifiers", 1, False), ("openenv", 1, False)),
     ],
 )
 def test_reward_keys_that_an_environment_uses(name: str, max_steps: int, used: bool):

@@ -4,7 +4,7 @@ The protocol is JSON over a WebSocket. The adapter does not import the package o
 vLLM's.
 
 The content of <answer>...</answer> is the action. A JSON object is sent unchanged; any other text is sent in the field
-env.plugins.openenv.action_field.
+env.openenv.action_field.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_WAIT, LONGEST_WAIT = 0.2, 3.0  # seconds between attempts to open a session
 MAX_MESSAGE_BYTES = 100 * 2**20
+PROMPT = "{observation}\n\nAct with <answer>...</answer>."
 _open_sessions: Counter[str] = Counter()  # number of open sessions of this process, by server
 
 
@@ -44,10 +45,8 @@ class ServerError(RuntimeError):
 
 def check_settings(config: Env) -> None:
     """Raise ValueError if no server is configured."""
-    if not getattr(config.plugins.get("openenv"), "url", ""):
-        raise ValueError(
-            "env.plugins.openenv.url is empty. Set it to the server's address, e.g. http://localhost:8000."
-        )
+    if not config.openenv.url:
+        raise ValueError("env.openenv.url is empty. Set it to the server's address, e.g. http://localhost:8000.")
 
 
 @register_environment("openenv", check=check_settings, tools=None)
@@ -55,13 +54,13 @@ class OpenEnvEnvironment:
     """Environment on an OpenEnv server. The reward of the last step is the episode's score."""
 
     def __init__(self, services: Services):
-        self._config, self._settings = services.config, services.settings
+        self._config, self._settings = services.config, services.config.openenv
         self._client: aiohttp.ClientSession | None = None
         self._has_session = False
 
     async def reset(self, prompt: Prompt) -> Observation:
         result = await self._start_session(derive_instance_seed(self._config, prompt) % 2**31)
-        text = fill_template(self._settings.prompt, observation=self._format_observation(result["observation"]))
+        text = fill_template(self._config.prompt or PROMPT, observation=self._format_observation(result["observation"]))
         return _make_observation(text)
 
     async def step(self, action: str) -> StepResult:
@@ -96,7 +95,7 @@ class OpenEnvEnvironment:
             await self._socket.send_json({"type": request_type, "data": data})
         message = await self._socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
-            raise ConnectionError(f"the server env.plugins.openenv.url={self._settings.url} closed the connection")
+            raise ConnectionError(f"the server env.openenv.url={self._settings.url} closed the connection")
         reply = message.json()
         if reply["type"] == "error":
             raise ServerError(reply["data"]["message"], reply["data"]["code"])
@@ -136,9 +135,7 @@ class OpenEnvEnvironment:
         if not field:
             return json.dumps(observation, ensure_ascii=False)
         if field not in observation:
-            raise KeyError(
-                f"env.plugins.openenv.observation_field={field} is unknown. Use one of {', '.join(observation)}."
-            )
+            raise KeyError(f"env.openenv.observation_field={field} is unknown. Use one of {', '.join(observation)}.")
         value = observation[field]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -146,8 +143,8 @@ class OpenEnvEnvironment:
 @cache
 def _warn_of_full_server(url: str, server_message: str) -> None:
     logger.warning(
-        "the server env.plugins.openenv.url=%s has too few sessions (%s), so some episodes wait for others. Raise "
-        "the server's max_concurrent_envs.",
+        "the server env.openenv.url=%s has too few sessions (%s), so some episodes wait until others end. Raise the "
+        "server's max_concurrent_envs.",
         url,
         server_message,
     )

@@ -17,11 +17,10 @@ from threading import Lock
 import aiohttp
 
 from alphaapollo.config.schema import Env
+from alphaapollo.config.schema.env import Verifiers
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.types import Message, Prompt, Score
-
-from .settings import Verifiers
 
 SERVER = Path(__file__).with_name("verifiers_server.py")
 _start_lock = Lock()
@@ -30,13 +29,9 @@ _servers: dict[tuple[str, ...], tuple[subprocess.Popen[str], int]] = {}  # proce
 
 def check_settings(config: Env) -> None:
     """Raise ValueError if the library is missing, or the environment does not load or is not supported."""
-    settings = config.plugins.get("verifiers") or Verifiers()
-    assert isinstance(settings, Verifiers)
-    if not settings.name:
-        raise ValueError(
-            "env.plugins.verifiers.name is empty. Set it to the name of an installed taskset, e.g. gsm8k-v1."
-        )
-    find_server_port(settings)
+    if not config.verifiers.name:
+        raise ValueError("env.verifiers.name is empty. Set it to the name of an installed taskset, e.g. gsm8k-v1.")
+    find_server_port(config.verifiers)
 
 
 def find_server_port(settings: Verifiers) -> int:
@@ -49,14 +44,14 @@ def find_server_port(settings: Verifiers) -> int:
         if process is not None and process.poll() is None:
             return port
         if shutil.which(python) is None:
-            raise ValueError(f"env.plugins.verifiers.python={python} is not a program. Correct it.")
+            raise ValueError(f"env.verifiers.python={python} is not a program. Correct it.")
         process = subprocess.Popen(key, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline() or '{"error": "it ended without a message"}')
         if "error" in ready:
             raise ValueError(
-                f"env.plugins.verifiers.name={settings.name} cannot run with args={settings.args}: {ready['error']} "
-                f"(env.plugins.verifiers.python={python} needs verifiers 0.4, docs/environments.md)"
+                f"env.verifiers.name={settings.name} cannot be used with env.verifiers.args={settings.args}: "
+                f"{ready['error']} (env.verifiers.python={python} needs verifiers 0.4, docs/environments.md)"
             )
         _servers[key] = process, ready["port"]
         return ready["port"]
@@ -67,7 +62,7 @@ class VerifiersEnvironment:
     """Episode of a verifiers environment. Prompt i uses task i, modulo the number of tasks."""
 
     def __init__(self, services: Services):
-        self._settings = services.settings
+        self._settings = services.config.verifiers
         self._client: aiohttp.ClientSession | None = None
         self._chat: list[Message] = []
 

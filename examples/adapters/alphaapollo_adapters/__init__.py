@@ -1,1 +1,0 @@
-"""Environments of OpenEnv servers and of the verifiers library, as a package that extends alphaapollo."""
