@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from alphaapollo._version import __version__
 from alphaapollo.processes.entry_point import MainFunction, name_user, run_program
+from alphaapollo.utils.plugins import describe_package, find_plugins, load_plugin
 from alphaapollo.utils.registry import suggest_similar
 
 HELP = ("-h", "--help", "help")
@@ -155,14 +156,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in HELP:
         width = max(map(len, SUBCOMMANDS))
         lines = [f"  {name:<{width}}  {subcommand.summary}" for name, subcommand in SUBCOMMANDS.items()]
+        lines += [f"  {name:<{width}}  {describe_package(entry)}" for name, entry in find_plugins("commands").items()]
         print(OVERVIEW.format(subcommands="\n".join(lines)), end="")
         return 0 if words else REFUSED
     if words[0] == "--version":
         print(__version__)
         return 0
     name, *rest = words
+    try:
+        plugins = find_plugins("commands", SUBCOMMANDS)
+        plugin_main: MainFunction | None = load_plugin("commands", name)
+    except ValueError as error:
+        print(f"error: alphaapollo {name}: {error}", file=sys.stderr)
+        return REFUSED
+    if plugin_main is not None:
+        name_user()
+        return plugin_main(rest)
     if name not in SUBCOMMANDS:
-        hint = f"{suggest_similar(name, SUBCOMMANDS)} Known: {', '.join(SUBCOMMANDS)}."
+        known = [*SUBCOMMANDS, *plugins]
+        hint = f"{suggest_similar(name, known)} Known: {', '.join(known)}."
         print(f"error: alphaapollo {name}: unknown subcommand.{hint}", file=sys.stderr)
         return REFUSED
     subcommand = SUBCOMMANDS[name]

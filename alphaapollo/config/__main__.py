@@ -9,7 +9,14 @@ import sys
 from alphaapollo.config.build import find_similar_keys
 from alphaapollo.config.errors import EXIT_CODE, report_error
 from alphaapollo.config.key_tables import find_key_status, find_option_status
-from alphaapollo.config.keys import COMMANDS, find_map_key_of_entry, format_value, list_keys, list_sections
+from alphaapollo.config.keys import (
+    COMMANDS,
+    find_map_key_of_entry,
+    format_value,
+    list_keys,
+    list_plugin_keys,
+    list_sections,
+)
 from alphaapollo.config.port.shell import MAX_SOURCE
 from alphaapollo.config.port.translate import describe_other_project, port_script
 from alphaapollo.config.renamed_keys import describe_rename
@@ -42,7 +49,8 @@ def main(argv: list[str]) -> int:
 def explain_key(name: str) -> str:
     """Return one line about a key: accepted, renamed, dropped, not supported, or unknown with similar keys."""
     name = name.lstrip("+~-").split("=")[0]
-    found = {command: list_keys(schema)[name] for command, schema in COMMANDS.items() if name in list_keys(schema)}
+    keys = {command: list_keys(schema) | list_plugin_keys(name, schema) for command, schema in COMMANDS.items()}
+    found = {command: known[name] for command, known in keys.items() if name in known}
     if found:
         first, *other_commands = found
         key = found[first]

@@ -16,7 +16,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_tables import find_key_status, find_option_status
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys, list_sections, rename_verl_group_size_key
 from alphaapollo.config.renamed_keys import describe_rename
-from alphaapollo.config.requirements import Case, find_conflicts
+from alphaapollo.config.requirements import CheckContext, find_conflicts
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Section
 from alphaapollo.utils.json_types import JsonObject
@@ -30,13 +30,15 @@ def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
     if schema is Config:
         rename_verl_group_size_key(values)
     try:
-        config = schema.model_validate_json(json.dumps(values), strict=True)
+        config = schema.model_validate_json(json.dumps(values), strict=True, context={"build": build_config})
     except ValidationError as error:
         given = json.loads(json.dumps(values))  # keys are texts, as in the errors
-        lines = [describe_validation_error(schema, detail, given) for detail in error.errors()]
+        lines = [line for detail in error.errors() for line in describe_validation_errors(schema, detail, given)]
         raise ConfigError(list(dict.fromkeys(lines))) from None
     if isinstance(config, Section):
-        conflicts = find_conflicts(Case(config)) if schema in COMMANDS.values() else ()  # not for a section alone
+        conflicts = (
+            find_conflicts(CheckContext(config)) if schema in COMMANDS.values() else ()
+        )  # not for a section alone
         if errors := [*find_unmet_requirements(config), *conflicts]:
             raise ConfigError(errors)
     return config
@@ -70,6 +72,16 @@ def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> l
     close_ends = find_similar(last, set(ends.values()), count, cutoff=0.6)
     like_end = [key for close in close_ends for key, end in ends.items() if end == close]
     return list(dict.fromkeys(find_similar(name, ends, count) + like_end))[:count]
+
+
+def describe_validation_errors(
+    schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: JsonObject
+) -> Iterable[str]:
+    """Yield the error messages of an entry of `ValidationError.errors()`: one, or those of a package's sections."""
+    cause = pydantic_error.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return [".".join([*map(str, pydantic_error["loc"]), line]) for line in cause.errors]
+    return [describe_validation_error(schema, pydantic_error, values)]
 
 
 def describe_validation_error(schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: JsonObject) -> str:

@@ -7,8 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from alphaapollo.config.keys import COMMANDS, Key, find_key_rule, format_value, get_field_markers, get_value, list_keys
+from alphaapollo.config.keys import (
+    COMMANDS,
+    Key,
+    find_key_rule,
+    format_value,
+    get_field_markers,
+    get_value,
+    list_all_keys,
+)
 from alphaapollo.config.schema.base import ONLY_AT_START, FilePath, ResumeRule, Section, Verdict
+from alphaapollo.config.schema.plugins import PluginSections
 
 
 @dataclass(frozen=True)
@@ -35,10 +44,12 @@ def find_changes(saved_config: Mapping[str, object], config: Section) -> list[Co
     """
     now, defaults = config.model_dump(mode="json"), type(config)().model_dump(mode="json")
     found = []
-    for key in list_keys(type(config)).values():
+    for key in list_all_keys(config).values():
         rule = find_resume_rule(config, key)
         new = _get_nested_value(now, key.name, None)
-        old = _get_nested_value(saved_config, key.name, _get_nested_value(defaults, key.name, None))
+        old = _get_nested_value(saved_config, key.name, _get_nested_value(defaults, key.name, key.default))
+        if get_field_markers(key, PluginSections) and old.keys() <= new.keys():
+            continue  # the keys of the sections follow
         if rule.verdict != "ignored" and _make_paths_absolute(key, old) != _make_paths_absolute(key, new):
             found.append(ConfigChange(key.name, old, new, rule.verdict, rule.reason))
     return found
@@ -61,7 +72,7 @@ def identify_command(saved_config: Mapping[str, object]) -> str | None:
     return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved_config.keys()), None)
 
 
-def _get_nested_value(values: object, dotted_key: str, default: object) -> object:
+def _get_nested_value(values: object, dotted_key: str, default: object) -> Any:
     for part in dotted_key.split("."):
         if not isinstance(values, Mapping) or part not in values:
             return default

@@ -17,10 +17,9 @@ from alphaapollo.config.keys import (
     format_value,
     get_field_markers,
     get_value,
-    list_entry_keys,
-    list_keys,
+    list_all_keys,
 )
-from alphaapollo.config.requirements import UNKNOWN_CORES, Case, find_conflicts
+from alphaapollo.config.requirements import UNKNOWN_CORES, CheckContext, find_conflicts
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import ActiveWhen, Device, FilePath, Requires, Section
@@ -52,7 +51,7 @@ def check_config_and_get_notices(
     """
     trainer = getattr(config, "trainer", None)
     device = resolve_device(trainer.device, num_gpus) if isinstance(trainer, RunSettings) else None
-    at = Case(config, device, num_gpus, num_cores)
+    at = CheckContext(config, device, num_gpus, num_cores)
     if found := [*find_path_errors(config, optional_paths), *extra_errors, *find_conflicts(at)]:
         raise ConfigError(found)
     lines = describe_ineffective_keys(config, [*find_inactive_keys(config, device), *extra_ineffective_keys])
@@ -62,7 +61,7 @@ def check_config_and_get_notices(
 
 def describe_ineffective_keys(config: Section, keys_with_reasons: Iterable[tuple[str, str]]) -> list[str]:
     """Return a warning for each (key without effect, reason), unless its value is the default or disables a feature."""
-    keys = list_keys(type(config))
+    keys = list_all_keys(config)
     lines = []
     for name, reason in keys_with_reasons:
         value = get_value(config, name)
@@ -77,7 +76,7 @@ def find_inactive_keys(config: Section, device: Device | None = None) -> Iterato
 
     device: Device of the run; None = keys that need a particular device are not reported.
     """
-    for key in list_keys(type(config)).values():
+    for key in list_all_keys(config).values():
         if reason := find_key_rule(config.unread_keys, key) or explain_inactive_key(config, key, device):
             yield key.name, reason
 
@@ -106,7 +105,7 @@ def _find_other_value(config: Section, section: str, marker: ActiveWhen) -> tupl
 
 def find_unmet_requirements(config: Section) -> Iterator[str]:
     """Yield an error for each key with an effect whose Requires markers are not met."""
-    for key in list_keys(type(config)).values():
+    for key in list_all_keys(config).values():
         value, unread = get_value(config, key.name), find_key_rule(config.unread_keys, key)
         for section, rule in get_field_markers(key, Requires):
             is_used = not unread and (value != key.default if rule.when is ... else value == rule.when)
@@ -122,7 +121,7 @@ def find_unmet_requirements(config: Section) -> Iterator[str]:
 
 def find_path_errors(config: Section, optional_paths: Set[str] = frozenset()) -> Iterator[str]:
     """Yield an error for each required path that is not set, and for each file or folder that does not exist."""
-    for key in [*list_keys(type(config)).values(), *list_entry_keys(config)]:
+    for key in list_all_keys(config).values():
         for _, path in get_field_markers(key, FilePath):
             value = get_value(config, key.name)
             is_active = explain_inactive_key(config, key) is None
@@ -135,7 +134,7 @@ def find_path_errors(config: Section, optional_paths: Set[str] = frozenset()) ->
 
 def list_model_paths(config: BaseModel) -> Iterator[tuple[str, str]]:
     """Yield (key, path) of each model, also of those in maps of models."""
-    for key in [*list_keys(type(config)).values(), *list_entry_keys(config)]:
+    for key in list_all_keys(config).values():
         if any(path.kind == "model" for _, path in get_field_markers(key, FilePath)):
             yield key.name, str(get_value(config, key.name))
 

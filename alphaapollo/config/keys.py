@@ -24,6 +24,8 @@ from alphaapollo.config.schema import (
     RmConfig,
     SftConfig,
 )
+from alphaapollo.config.schema.base import ActiveWhen, ResumeRule, Section
+from alphaapollo.config.schema.plugins import PluginSections
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 MarkerT = TypeVar("MarkerT")
@@ -99,11 +101,25 @@ def find_map_key_of_entry(entry_key: str, schema: type[BaseModel]) -> str | None
     return next((key for key in list_keys_of_map_type(schema) if entry_key.startswith(f"{key}.")), None)
 
 
+def list_plugin_keys(name: str, schema: type[BaseModel]) -> dict[str, Key]:
+    """Return the keys of the package's section that the key `name` belongs to, e.g. those of env.plugins.maze for
+    env.plugins.maze.size; empty if it belongs to none."""
+    map_key = find_map_key_of_entry(name, schema)
+    for _, sections in get_field_markers(list_keys(schema)[map_key], PluginSections) if map_key else ():
+        section = name.removeprefix(f"{map_key}.").partition(".")[0]
+        if (found := sections.find_class(section)) is not None:
+            return {key.name: key for key in _list_section_keys(found(), f"{map_key}.{section}.")}
+    return {}
+
+
 def _list_section_keys(
     section: BaseModel, prefix: str, outer_markers: tuple[tuple[str, object], ...] = ()
 ) -> Iterable[Key]:
     for name, field in type(section).model_fields.items():
-        value, markers = getattr(section, name), (*outer_markers, *((prefix, marker) for marker in field.metadata))
+        value, markers = (
+            getattr(section, name, None),
+            (*outer_markers, *((prefix, marker) for marker in field.metadata)),
+        )
         if isinstance(value, BaseModel):
             yield from _list_section_keys(value, f"{prefix}{name}.", markers)
         else:
@@ -127,6 +143,8 @@ def describe_type(annotation: object, metadata: Iterable[object] = ()) -> str:
         return f"map of {describe_type(args[0])} to {describe_type(args[1])}"
     if origin is tuple:
         return f"list of {len(args)}: {', '.join(dict.fromkeys(map(describe_type, args)))}"
+    if annotation is Section:
+        return "a section of a package"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"a section with {', '.join(annotation.model_fields)}"
     words: dict[object, str] = {int: "integer", float: "number", str: "text", bool: "true | false", type(None): "null"}
@@ -183,7 +201,14 @@ def list_entry_keys(config: BaseModel) -> Iterator[Key]:
         value = get_value(config, key.name)
         for name, entry in value.items() if isinstance(value, dict) else ():
             if isinstance(entry, BaseModel):
-                yield from _list_section_keys(entry, f"{key.name}.{name}.", key.markers)
+                defaults = type(entry).model_construct()  # without the values of required keys
+                markers = tuple(pair for pair in key.markers if isinstance(pair[1], ActiveWhen | ResumeRule))
+                yield from _list_section_keys(defaults, f"{key.name}.{name}.", markers)
+
+
+def list_all_keys(config: BaseModel) -> dict[str, Key]:
+    """Return every key of a configuration by its name, also those of sections that are entries of maps."""
+    return list_keys(type(config)) | {key.name: key for key in list_entry_keys(config)}
 
 
 def replace_value(config: ConfigT, key: str, value: object) -> ConfigT:

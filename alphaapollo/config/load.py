@@ -32,8 +32,9 @@ from alphaapollo.config.keys import (
     format_override,
     format_value,
     get_value,
-    list_entry_keys,
+    list_all_keys,
     list_keys,
+    list_plugin_keys,
     merge_maps,
     nest_value,
     replace_value,
@@ -156,7 +157,7 @@ def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -
     """Raise ConfigError if a key that names code has a value that is not `given` on the command line. Returns the
     configuration without such keys that the command does not read."""
     asked, values = JsonObject(), config.model_dump(mode="json")
-    for key in [*list_keys(type(config)).values(), *list_entry_keys(config)]:
+    for key in list_all_keys(config).values():
         value: Any = get_value(values, key.name)
         names_code = any(marker in (CODE, NAMES_CODE) for _, marker in key.markers)
         if not names_code or value in (key.default, given.get(key.name)):
@@ -228,9 +229,10 @@ def _apply_override(values: JsonObject, override: Override) -> None:
 
 def _takes_text(schema: type[BaseModel], name: str) -> bool:
     """Return whether a key, or an entry of a map, is a text or a list of texts."""
-    known = list_keys(schema)
+    keys = list_keys(schema) | list_plugin_keys(name, schema)
     map_key = find_map_key_of_entry(name, schema)
-    described = known[map_key].type.partition(" to ")[2] if map_key else known[name].type if name in known else ""
+    described = keys[map_key].type.partition(" to ")[2] if map_key else ""
+    described = keys[name].type if name in keys else described
     is_path = described.startswith("a section") and name.endswith("path")  # of a model in a map of models
     return described.startswith("text") or "list of text" in described or is_path
 

@@ -17,9 +17,10 @@ from alphaapollo.config.resolve import count_engine_gpus, count_engines
 from alphaapollo.config.schema.algorithm import Actor, Filtration, RolloutCorrection
 from alphaapollo.config.schema.base import Device, Section
 from alphaapollo.config.schema.commands import Config, TuningConfig, TuningData
+from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import EvolvingConfig, GenerationConfig, ServedModel
 from alphaapollo.config.schema.model import Fsdp, Optimizer, Rollout
-from alphaapollo.config.schema.reward import CustomRewardFunction, Teacher, TeacherModel
+from alphaapollo.config.schema.reward import CustomRewardFunction, Teacher
 from alphaapollo.config.schema.trainer import RunSettings, Training
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -27,8 +28,8 @@ UNKNOWN_CORES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Case:
-    """A configuration, and what else the rows of the table may depend on."""
+class CheckContext:
+    """A configuration, and the machine and algorithm on which the rows of the tables may depend."""
 
     config: Any
     device: Device | None = None  # None: the machine is not known yet
@@ -39,27 +40,27 @@ class Case:
 
 
 class Requirement(NamedTuple):
-    """Row of a table: `KEY=VALUE: {reason}. {fix}.`, if `find_conflict(subject, case)` returns a true value, for
+    """Row of a table: `KEY=VALUE: {reason}. {fix}.`, if `find_conflict(subject, context)` returns a true value, for
     which {} in the texts stands, or a tuple for {0}, {1}, ..."""
 
-    find_conflict: Callable[[Any, Case], Any]  # its name is the feature
+    find_conflict: Callable[[Any, CheckContext], Any]  # its name says what is wrong
     subject: type[Any] | tuple[type[Any], ...]  # the row is about every section of this class, or a model's use
     keys: str  # separated by spaces, of the section, or with a leading slash of the configuration; or a text with {}
     reason: str
     fix: str
     is_error: bool  # False: it works, but is probably wrong
 
-    def describe(self, subject: Any, prefix: str, case: Case, found: object) -> str:
+    def describe(self, subject: Any, prefix: str, context: CheckContext, found: object) -> str:
         shown, values = [], found if isinstance(found, tuple) else (found,)
         for key in self.keys.split() if isinstance(subject, Section) else ():
-            owner, before = (case.config, "") if key.startswith("/") else (subject, prefix)
+            owner, before = (context.config, "") if key.startswith("/") else (subject, prefix)
             shown.append(f"{before}{key.lstrip('/')}={format_value(get_value(owner, key.lstrip('/')))}")
         reason, fix, keys = (text.format(*values, use=subject) for text in (self.reason, self.fix, self.keys))
         return f"{', '.join(shown) or keys}: {reason}. {fix}."
 
 
 REQUIREMENTS: list[Requirement] = []
-Row = Callable[[Any, Case], Any]
+Row = Callable[[Any, CheckContext], Any]
 
 
 def requirement(
@@ -79,13 +80,17 @@ def requirement(
     return register
 
 
-def find_conflicts(case: Case, is_error: bool = True, table: list[Requirement] = REQUIREMENTS) -> Iterator[str]:
+def find_conflicts(
+    context: CheckContext, is_error: bool = True, table: list[Requirement] = REQUIREMENTS
+) -> Iterator[str]:
     """Yield an error, or a warning, for each row that a section of a configuration, or a model's use, does not meet."""
-    for prefix, subject in walk_sections(case.config) if isinstance(case.config, Section) else [("", case.config)]:
+    for prefix, subject in (
+        walk_sections(context.config) if isinstance(context.config, Section) else [("", context.config)]
+    ):
         for row in table:
             is_about = row.is_error is is_error and isinstance(subject, row.subject)
-            if is_about and (found := row.find_conflict(subject, case)):
-                yield row.describe(subject, prefix, case, found)
+            if is_about and (found := row.find_conflict(subject, context)):
+                yield row.describe(subject, prefix, context, found)
 
 
 def list_divisors(*numbers: int) -> str:
@@ -102,43 +107,43 @@ def list_divisors(*numbers: int) -> str:
     "this machine has no GPU",
     "Set trainer.device=auto or cpu, or RAY_ADDRESS of a cluster with GPUs",
 )
-def gpus(trainer: Any, case: Case) -> Any:
-    own = not isinstance(case.config, EvolvingConfig) or any(model.path for model in case.config.models.values())
-    return case.device == "cuda" and not case.num_gpus and own
+def machine_lacks_gpus(trainer: Any, context: CheckContext) -> Any:
+    own = not isinstance(context.config, EvolvingConfig) or any(model.path for model in context.config.models.values())
+    return context.device == "cuda" and not context.num_gpus and own
 
 
 @requirement(Optimizer, "name", "torchao is not installed", "Install it with pip, or set adamw")
-def torchao(optim: Optimizer, case: Case) -> Any:
+def torchao_is_missing(optim: Optimizer, context: CheckContext) -> Any:
     return optim.name == "adamw_8bit" and importlib.util.find_spec("torchao") is None
 
 
 @requirement(Training, "n_gpus_per_node", "a node has {} GPUs", "Set {} or less")
-def gpus_per_node(trainer: Training, case: Case) -> Any:
-    return case.device == "cuda" and 0 < case.num_gpus < trainer.n_gpus_per_node and case.num_gpus
+def node_has_fewer_gpus(trainer: Training, context: CheckContext) -> Any:
+    return context.device == "cuda" and 0 < context.num_gpus < trainer.n_gpus_per_node and context.num_gpus
 
 
 @requirement(Rollout, "name", "this project has not run SGLang on GPUs (docs/engines.md)", "Set vllm", is_error=False)
-def sglang(rollout: Rollout, case: Case) -> Any:
-    return case.device == "cuda" and rollout.name == "sglang"
+def sglang_is_untested_on_gpus(rollout: Rollout, context: CheckContext) -> Any:
+    return context.device == "cuda" and rollout.name == "sglang"
 
 
 @requirement(Rollout, "name tensor_model_parallel_size", "SGLang's engines have one process on a CPU", "Set it to 1")
-def sglang_on_cpus(rollout: Rollout, case: Case) -> Any:
-    return case.device == "cpu" and rollout.name == "sglang" and rollout.tensor_model_parallel_size > 1
+def sglang_splits_engines_on_cpus(rollout: Rollout, context: CheckContext) -> Any:
+    return context.device == "cpu" and rollout.name == "sglang" and rollout.tensor_model_parallel_size > 1
 
 
 @requirement(Rollout, "tensor_model_parallel_size", "a node has {} cores", "Set {} or less")
-def cores_per_engine(rollout: Rollout, case: Case) -> Any:
-    return case.device == "cpu" and case.num_cores < rollout.tensor_model_parallel_size and case.num_cores
+def node_has_fewer_cores(rollout: Rollout, context: CheckContext) -> Any:
+    return context.device == "cpu" and context.num_cores < rollout.tensor_model_parallel_size and context.num_cores
 
 
 @requirement(
     Config, f"{ROLLOUT}.tensor_model_parallel_size trainer.n_gpus_per_node", "the engines split nodes", "Set one of {}"
 )
-def engines_within_nodes(config: Config, case: Case) -> Any:
+def engines_split_nodes(config: Config, context: CheckContext) -> Any:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     size, per_node = rollout.tensor_model_parallel_size, trainer.n_gpus_per_node
-    shares = case.device == "cuda" and rollout.colocate and not rollout.nnodes
+    shares = context.device == "cuda" and rollout.colocate and not rollout.nnodes
     if shares and per_node % size and (rollout.num_engines is None or trainer.nnodes > 1):
         return list_divisors(per_node)
     return None
@@ -150,15 +155,15 @@ def engines_within_nodes(config: Config, case: Case) -> Any:
     "the engines need {0} GPUs, but {1} GPUs on each of {2} nodes are {3}",
     "Lower one of them, or change trainer.n_gpus_per_node",
 )
-def engine_gpus(config: Config, case: Case) -> Any:
+def engines_exceed_gpus(config: Config, context: CheckContext) -> Any:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    if case.device != "cuda" or not case.num_gpus or engines_within_nodes(config, case):
+    if context.device != "cuda" or not context.num_gpus or engines_split_nodes(config, context):
         return None
     free, nodes, where = trainer.n_gpus_per_node, trainer.nnodes, "shared with training"
     if rollout.nnodes:
         free, nodes, where = rollout.n_gpus_per_node or free, rollout.nnodes, "for engines"
     elif not rollout.colocate:
-        free, where = case.num_gpus - free, "not used for training"
+        free, where = context.num_gpus - free, "not used for training"
     size, engines = (
         rollout.tensor_model_parallel_size,
         count_engines(rollout, "cuda", count_engine_gpus(rollout, trainer)),
@@ -172,18 +177,20 @@ def engine_gpus(config: Config, case: Case) -> Any:
     "{0} engines do not fit, only {1}",
     "Lower one of them",
 )
-def engines_on_gpus(config: GenerationConfig, case: Case) -> Any:
+def generation_engines_exceed_gpus(config: GenerationConfig, context: CheckContext) -> Any:
     trainer, engines = config.trainer, count_engines(config.rollout, "cuda", config.trainer.num_gpus)
     fit = trainer.n_gpus_per_node // config.rollout.tensor_model_parallel_size * trainer.nnodes
-    return case.device == "cuda" and not 0 < engines <= fit and (engines, fit)
+    return context.device == "cuda" and not 0 < engines <= fit and (engines, fit)
 
 
 @requirement(
     Config, f"trainer.async_mode {ROLLOUT}.colocate", "engines need GPUs of their own", f"Set {ROLLOUT}.colocate=false"
 )
-def separate_engines(config: Config, case: Case) -> Any:
+def separate_engines_share_gpus(config: Config, context: CheckContext) -> Any:
     rollout = config.actor_rollout_ref.rollout
-    return case.device == "cuda" and config.trainer.async_mode == "separate" and rollout.colocate and not rollout.nnodes
+    return (
+        context.device == "cuda" and config.trainer.async_mode == "separate" and rollout.colocate and not rollout.nnodes
+    )
 
 
 # Ranks and batches
@@ -200,23 +207,23 @@ def _list_fitting_sizes(size: int, trainer: Training) -> str:
 
 
 @requirement(Fsdp, f"fsdp_size {RANKS}", DIVIDES_RANKS, "Set one of {}, or -1 for all")
-def hybrid_sharding(fsdp: Fsdp, case: Case) -> Any:
-    return fsdp.fsdp_size != -1 and _list_fitting_sizes(fsdp.fsdp_size, case.config.trainer)
+def shards_split_nodes(fsdp: Fsdp, context: CheckContext) -> Any:
+    return fsdp.fsdp_size != -1 and _list_fitting_sizes(fsdp.fsdp_size, context.config.trainer)
 
 
 @requirement((Actor, TuningConfig), f"ulysses_sequence_parallel_size {RANKS}", DIVIDES_RANKS, "Set one of {}")
-def sequence_parallelism(section: Any, case: Case) -> Any:
-    return _list_fitting_sizes(section.ulysses_sequence_parallel_size, case.config.trainer)
+def sequence_groups_split_nodes(section: Any, context: CheckContext) -> Any:
+    return _list_fitting_sizes(section.ulysses_sequence_parallel_size, context.config.trainer)
 
 
 @requirement(Fsdp, "ep_size fsdp_size", "ep_size must divide the {0} ranks of a copy of the model", "Set one of {1}")
-def expert_parallelism(fsdp: Fsdp, case: Case) -> Any:
-    shards = fsdp.count_shards(case.config.trainer.num_ranks)
+def expert_groups_split_shards(fsdp: Fsdp, context: CheckContext) -> Any:
+    shards = fsdp.count_shards(context.config.trainer.num_ranks)
     return shards % fsdp.ep_size and (shards, list_divisors(shards))
 
 
 @requirement(Rollout, "expert_parallel_size tensor_model_parallel_size", "they differ", "Set expert_parallel_size=1")
-def experts_of_engines(rollout: Rollout, case: Case) -> Any:
+def engine_experts_differ_from_gpus(rollout: Rollout, context: CheckContext) -> Any:
     return rollout.expert_parallel_size not in (1, rollout.tensor_model_parallel_size)
 
 
@@ -226,7 +233,7 @@ def experts_of_engines(rollout: Rollout, case: Case) -> Any:
     "the mini-batch must divide the {0} trajectories of an iteration",
     "Set {1} or another divisor",
 )
-def mini_batches(config: Config, case: Case) -> Any:
+def mini_batches_split_the_batch(config: Config, context: CheckContext) -> Any:
     total, size = config.trajectories_per_update, config.actor_rollout_ref.actor.ppo_mini_batch_size
     return size < total and total % size and (total, next(d for d in range(size, 0, -1) if total % d == 0))
 
@@ -237,13 +244,13 @@ def mini_batches(config: Config, case: Case) -> Any:
     "the method selects `size` of n samples",
     "Set size to 2 to {}",
 )
-def selected_samples(filtration: Filtration, case: Case) -> Any:
-    n = case.config.group_size
+def selection_exceeds_the_group(filtration: Filtration, context: CheckContext) -> Any:
+    n = context.config.group_size
     return filtration.selects and not 0 < (filtration.size or 0) <= n and n
 
 
 @requirement(TuningData, "source_weights train_files", "there must be one weight per file", "Add or remove weights")
-def weights_of_files(data: TuningData, case: Case) -> Any:
+def files_lack_weights(data: TuningData, context: CheckContext) -> Any:
     files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
     return data.source_weights and len(data.source_weights) != len(files)
 
@@ -257,15 +264,15 @@ def weights_of_files(data: TuningData, case: Case) -> Any:
     "TRPO needs differences of gradients, which bfloat16 rounds",
     "Set actor_rollout_ref.model.dtype=float32",
 )
-def dtype_of_trpo(config: Config, case: Case) -> Any:
-    exact = {"float32"} if case.device == "cuda" else {"float32", "auto"}
+def trpo_lacks_float32(config: Config, context: CheckContext) -> Any:
+    exact = {"float32"} if context.device == "cuda" else {"float32", "auto"}
     return config.uses_trpo and config.actor_rollout_ref.model.dtype not in exact
 
 
 @requirement(
     Actor, "kl_loss_type", "its gradient is zero on average, so it only adds noise", "Append +, or set k2", False
 )
-def kl_in_loss(actor: Actor, case: Case) -> Any:
+def kl_loss_has_no_gradient(actor: Actor, context: CheckContext) -> Any:
     return actor.use_kl_loss and actor.kl_loss_type in ("kl", "k1")
 
 
@@ -276,14 +283,14 @@ def kl_in_loss(actor: Actor, case: Case) -> Any:
     "Use them for validation only (val_kwargs)",
     is_error=False,
 )
-def truncated_sampling(rollout: Rollout, case: Case) -> Any:
-    return isinstance(case.config, Config) and (rollout.top_p < 1 or rollout.top_k > 0)
+def sampling_is_truncated(rollout: Rollout, context: CheckContext) -> Any:
+    return isinstance(context.config, Config) and (rollout.top_p < 1 or rollout.top_k > 0)
 
 
 @requirement(
     RolloutCorrection, "method low high", "there must be bounds, with low below high", "Set high=2.0, low=null"
 )
-def correction(one: RolloutCorrection, case: Case) -> Any:
+def correction_lacks_bounds(one: RolloutCorrection, context: CheckContext) -> Any:
     return one.method and not (one.low or 0.0) < (one.high or (math.inf if one.low else 0.0))
 
 
@@ -293,26 +300,21 @@ def correction(one: RolloutCorrection, case: Case) -> Any:
     "data.curriculum.stages wait for {}",
     "Set both, e.g. trainer.test_freq=10",
 )
-def curriculum(config: Config, case: Case) -> Any:
+def curriculum_lacks_validation(config: Config, context: CheckContext) -> Any:
     gates = [stage.metric for stage in config.data.curriculum.stages[:-1] if stage.metric != "pass_rate"]
     return not config.validates_on_rows and ", ".join(gates)
 
 
 @requirement(Config, "algorithm.reference_reset.patience data.val_files trainer.test_freq", "no validation", "Set all")
-def reference_reset(config: Config, case: Case) -> Any:
-    return case.device and not config.validates_on_rows and config.algorithm.reference_reset.patience
+def reference_reset_lacks_validation(config: Config, context: CheckContext) -> Any:
+    return context.device and not config.validates_on_rows and config.algorithm.reference_reset.patience
 
 
 # Teachers, rewards and served models
 
 
-@requirement((TeacherModel, ServedModel), "base_url name", "the server needs the name of a model", "Set name")
-def names_on_servers(model: Any, case: Case) -> Any:
-    return model.base_url and not model.name
-
-
 @requirement(Teacher, "by_source", "the pattern {0!r} {1}", "Use names in models, and weights that sum to 1")
-def shares_of_teachers(teacher: Teacher, case: Case) -> Any:
+def teacher_shares_are_wrong(teacher: Teacher, context: CheckContext) -> Any:
     for pattern, chosen in teacher.by_source.items():
         weights = {chosen: 1.0} if isinstance(chosen, str) else chosen
         if unknown := [name for name in weights if name not in teacher.models]:
@@ -325,17 +327,27 @@ def shares_of_teachers(teacher: Teacher, case: Case) -> Any:
 @requirement(
     Teacher, "divergence top_k", "the server of {} has no full distributions", "Set top_k=20, or divergence=sampled"
 )
-def distributions_of_servers(teacher: Teacher, case: Case) -> Any:
+def servers_lack_distributions(teacher: Teacher, context: CheckContext) -> Any:
     return teacher.uses_full_vocabulary and teacher.top_k is None and next(iter(teacher.servers), "")
 
 
 @requirement(Config, f"{ROLLOUT}.temperature", "the server of {} has log-probs at temperature 1", "Set it to 1")
-def temperature_of_servers(config: Config, case: Case) -> Any:
+def servers_ignore_temperature(config: Config, context: CheckContext) -> Any:
     return config.actor_rollout_ref.rollout.temperature != 1 and next(iter(config.teacher.servers), "")
 
 
+@requirement(Env, "plugins env_name", "{} is of another environment", "Remove it", is_error=False)
+def environment_section_is_unused(env: Env, context: CheckContext) -> Any:
+    return next((name for name in env.plugins if name != env.env_name), "")
+
+
+@requirement(Rollout, "plugins name", "{} is of another engine", "Remove it", is_error=False)
+def engine_section_is_unused(rollout: Rollout, context: CheckContext) -> Any:
+    return next((name for name in rollout.plugins if name != rollout.name), "")
+
+
 @requirement(CustomRewardFunction, "name weights", "there must be one weight for each name", "Add or remove weights")
-def weights_of_rewards(custom: CustomRewardFunction, case: Case) -> Any:
+def rewards_lack_weights(custom: CustomRewardFunction, context: CheckContext) -> Any:
     return custom.weights and len(custom.weights) != len(custom.names)
 
 
@@ -343,23 +355,23 @@ def weights_of_rewards(custom: CustomRewardFunction, case: Case) -> Any:
 
 
 @requirement(EvolvingConfig, "models", "it is required", "Set models.policy.path=MODEL, or base_url and name")
-def models(config: EvolvingConfig, case: Case) -> Any:
-    return case.device and not config.models
+def models_are_missing(config: EvolvingConfig, context: CheckContext) -> Any:
+    return context.device and not config.models
 
 
 @requirement(ServedModel, "path base_url", "one of them must be set, not both", "Set path, or base_url and name")
-def served_models(model: ServedModel, case: Case) -> Any:
+def model_has_no_single_source(model: ServedModel, context: CheckContext) -> Any:
     return bool(model.path) == bool(model.base_url)
 
 
 @requirement(EvolvingConfig, "env.env_name", "this run must serve models.{}", "Set models.{}.path, not base_url")
-def agents(config: EvolvingConfig, case: Case) -> Any:
+def agents_lack_engines(config: EvolvingConfig, context: CheckContext) -> Any:
     own = [name for name in config.proposer_models if name in config.models and not config.models[name].path]
     return config.env.env_name == "agent" and ", ".join(own)
 
 
 @requirement(EvolvingConfig, "evolving.branches", "{0} is not in models", "Set one of {1}")
-def branches(config: EvolvingConfig, case: Case) -> Any:
+def models_are_unknown(config: EvolvingConfig, context: CheckContext) -> Any:
     named = {f"evolving.branches[{index}]": name for index, name in enumerate(config.evolving.branches)}
     named |= {f"roles.{role}.model": section.model for role, section in config.all_roles.items() if section.model}
     unknown = [f"{key}={name}" for key, name in named.items() if name not in config.models]
@@ -367,15 +379,10 @@ def branches(config: EvolvingConfig, case: Case) -> Any:
 
 
 @requirement(EvolvingConfig, "roles.proposer.plugin", "nothing would be proposed", "Set roles.proposer.plugin=proposer")
-def proposer(config: EvolvingConfig, case: Case) -> Any:
+def proposer_is_missing(config: EvolvingConfig, context: CheckContext) -> Any:
     return not config.roles.proposer.plugin
 
 
-@requirement(EvolvingConfig, "evolving.votes roles.verifier.plugin", "nothing would vote", "Set evolving.votes=0")
-def verifier(config: EvolvingConfig, case: Case) -> Any:
-    return config.evolving.votes and not config.roles.verifier.plugin
-
-
 @requirement(EvolvingConfig, "budget.money", "no model has a price", "Set price_in and price_out of a model")
-def prices(config: EvolvingConfig, case: Case) -> Any:
+def prices_are_missing(config: EvolvingConfig, context: CheckContext) -> Any:
     return config.budget.money and not any(model.price_in or model.price_out for model in config.models.values())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from pydantic import BaseModel
 
 from alphaapollo.config.key_tables import load_project
-from alphaapollo.config.keys import COMMANDS, format_value
+from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 from alphaapollo.config.schema import Config
 
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -19,7 +19,7 @@ def find_differences_from_verl(schema: type[BaseModel]) -> dict[str, str]:
     defaults = {key: f"verl's default is {format_value(value)}" for key, value in table.default.items()}
     return {
         key: "; ".join(text for text in (table.meaning.get(key), defaults.get(key)) if text)
-        for key in sorted(table.meaning | defaults)
+        for key in sorted((table.meaning | defaults).keys() & list_keys(schema).keys())
     }
 
 

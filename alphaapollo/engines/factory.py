@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from alphaapollo.config.schema.model import ENGINES
 from alphaapollo.engines.protocol import Engine, EngineSpec
+from alphaapollo.utils.plugins import find_plugins, load_plugin
 
 
 def make_engine(spec: EngineSpec) -> Engine:
-    """Build the engine that the config key rollout.name selects (vllm, sglang, hf, fake), without starting it."""
-    match spec.rollout.name:
+    """Build the engine that the config key rollout.name selects, without starting it: vllm, sglang, hf, fake, or an
+    engine of an installed package."""
+    name = spec.rollout.name
+    if name in find_plugins("engines", ENGINES):
+        engine: Engine = load_plugin("engines", name)(spec)
+        return engine
+    match name:
         case "vllm":
             from alphaapollo.engines.vllm.engine import VllmEngine
 
@@ -31,3 +38,4 @@ def make_engine(spec: EngineSpec) -> Engine:
             if not config.is_file():
                 raise ValueError(f"model.path={spec.model_path} has no config.json. Set it to a local model folder.")
             return FakeEngine(vocab_size=int(json.loads(config.read_text())["vocab_size"]))
+    raise ValueError(f"rollout.name={name}: no installed package has this engine. Install it on every node.")

@@ -21,6 +21,7 @@ from alphaapollo.config.schema.base import Section
 from alphaapollo.tools.base import ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.plugins import find_plugins, load_plugin
 from alphaapollo.utils.registry import Registry
 
 ScoreFn = Callable[[Prompt, str], Awaitable[Score]]
@@ -106,8 +107,10 @@ class Services:
 
     @property
     def settings(self) -> Any:
-        """Settings of the environment (env.settings), an object of the class that it declares."""
-        return get_environment_spec(self.config.env_name).read_settings(self.config)
+        """Settings of the environment (env.settings, or its section in env.plugins), an object of the class that it
+        declares."""
+        name = self.config.env_name
+        return self.config.plugins.get(name) or get_environment_spec(name).read_settings(self.config)
 
 
 EnvironmentFactory = Callable[[Services], Environment]
@@ -142,6 +145,7 @@ class EnvironmentSpec:
 
 
 _ENVIRONMENTS: Registry[EnvironmentSpec] = Registry("environment")
+BUILT_IN = ("agent", "informal_math", "openenv", "reasoning_gym", "single_turn", "verifiers")
 FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 
@@ -151,13 +155,18 @@ def register_environment(name: str, **options: Any) -> Callable[[FactoryT], Fact
 
 
 def get_environment_spec(name: str) -> EnvironmentSpec:
-    """Return the environment registered under a name. Raises ValueError with the known names if there is none."""
+    """Return the environment of a name: a registered one, or that of an installed package. Raises ValueError with the
+    known names if there is none."""
+    if name in find_plugins("environments", BUILT_IN) and name not in _ENVIRONMENTS:
+        factory = load_plugin("environments", name)  # may register itself, to set the fields of EnvironmentSpec
+        if name not in _ENVIRONMENTS:
+            register_environment(name)(factory)
     return _ENVIRONMENTS.get(name)
 
 
 def check_environment(config: Env) -> EnvironmentSpec:
     """Return the environment of env.env_name. Raises ValueError if it is unknown, incomplete or rejects a setting."""
-    spec, name = _ENVIRONMENTS.get(config.env_name), config.env_name
+    spec, name = get_environment_spec(config.env_name), config.env_name
     if spec.tools is None and (config.tools or config.mcp_servers or config.action_format != "tags"):
         raise ValueError(
             f"env.env_name={name} does not call tools. Remove env.tools, env.mcp_servers and env.action_format, or "

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.config.requirements import Case, Requirement, find_conflicts, list_divisors, requirement
+from alphaapollo.config.requirements import CheckContext, Requirement, find_conflicts, list_divisors, requirement
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
@@ -83,16 +83,16 @@ def check_models(uses: Iterable[ModelUse]) -> None:
 
 def find_unsupported_features(use: ModelUse) -> Iterator[str]:
     """Yield an error message for each row of MODELS that a model does not meet."""
-    return find_conflicts(Case(use), table=MODELS)
+    return find_conflicts(CheckContext(use), table=MODELS)
 
 
 @model_requirement("weights", "{use} has quantized weights ({}), for vLLM only", "Use the original model")
-def full_weights(use: ModelUse, case: Case) -> Any:
+def full_weights(use: ModelUse, case: CheckContext) -> Any:
     return not (use.engine and use.engine.name == "vllm" and not use.fsdp) and find_quantization(use.config)
 
 
 @model_requirement("{use.engine_section}.engine_kwargs.{0}", "{1}", "Remove it")
-def arguments_of_engines(use: ModelUse, case: Case) -> Any:
+def arguments_of_engines(use: ModelUse, case: CheckContext) -> Any:
     if use.engine is None or not use.engine.has_engine_process:
         return None
     name, engine = use.engine.name, sglang if use.engine.name == "sglang" else vllm
@@ -112,18 +112,18 @@ def arguments_of_engines(use: ModelUse, case: Case) -> Any:
 @model_requirement(
     "{use.engine_section}.name=sglang", "there is no environment with SGLang: {}", "Run `make setup-sglang`"
 )
-def environment_of_sglang(use: ModelUse, case: Case) -> Any:
+def environment_of_sglang(use: ModelUse, case: CheckContext) -> Any:
     python = sglang.find_python()
     return use.engine and use.engine.name == "sglang" and not python.is_file() and python
 
 
 @model_requirement("text generation", "{use} is a {}, not a causal language model", "Use the model before it")
-def text_generation(use: ModelUse, case: Case) -> Any:
+def text_generation(use: ModelUse, case: CheckContext) -> Any:
     return use.writes_text and not is_causal_lm(use.config) and use.config.architectures[0]
 
 
 @model_requirement("main_rm", "{use} has no reward model in transformers", "Choose another family, e.g. Qwen3 or Llama")
-def reward_models(use: ModelUse, case: Case) -> Any:
+def reward_models(use: ModelUse, case: CheckContext) -> Any:
     if use.trains_scores and not is_causal_lm(use.config):
         find_reward_model_class(use.config, use.model.path)  # raises for other classifiers
         return None
@@ -131,7 +131,7 @@ def reward_models(use: ModelUse, case: Case) -> Any:
 
 
 @model_requirement("images", "{use} reads other images or placeholder tokens than {}", "Use the policy's family")
-def images_of_policy(use: ModelUse, case: Case) -> Any:
+def images_of_policy(use: ModelUse, case: CheckContext) -> Any:
     policy = use.policy or use.model
     is_same = policy.path == use.model.path or describe_image_input(use.model) == describe_image_input(policy)
     return not is_same and policy.path
@@ -140,7 +140,7 @@ def images_of_policy(use: ModelUse, case: Case) -> Any:
 @model_requirement(
     "{use.engine_section}.name={}", "{use} is a vision-language model", "Set {use.engine_section}.name=vllm"
 )
-def engine_with_vision(use: ModelUse, case: Case) -> Any:
+def engine_with_vision(use: ModelUse, case: CheckContext) -> Any:
     return use.engine and use.engine.name in ("hf", "sglang") and reads_images(use.config) and use.engine.name
 
 
@@ -149,7 +149,7 @@ def engine_with_vision(use: ModelUse, case: Case) -> Any:
     "{use} has experts and tied embeddings, whose output head SGLang does not load",
     "Set {use.engine_section}.name=vllm",
 )
-def tied_experts_of_sglang(use: ModelUse, case: Case) -> Any:
+def tied_experts_of_sglang(use: ModelUse, case: CheckContext) -> Any:
     has_experts = ExpertSizes.from_config(use.config) is not None
     return use.engine and use.engine.name == "sglang" and has_experts and use.config.tie_word_embeddings
 
@@ -159,7 +159,7 @@ def tied_experts_of_sglang(use: ModelUse, case: Case) -> Any:
     "{use} has {}",
     "Lower one of the two keys",
 )
-def context_length(use: ModelUse, case: Case) -> Any:
+def context_length(use: ModelUse, case: CheckContext) -> Any:
     if use.lengths is None or use.engine is None or not use.engine.has_engine_process:
         return None
     text = use.config.get_text_config()
@@ -179,7 +179,7 @@ def context_length(use: ModelUse, case: Case) -> Any:
     "{use} has {0} attention heads",
     "Set {use.engine_section}.tensor_model_parallel_size to one of {1}",
 )
-def heads_of_engines(use: ModelUse, case: Case) -> Any:
+def heads_of_engines(use: ModelUse, case: CheckContext) -> Any:
     heads = getattr(use.config.get_text_config(), "num_attention_heads", None)
     return use.engine and heads and heads % use.engine.tensor_model_parallel_size and (heads, list_divisors(heads))
 
@@ -189,7 +189,7 @@ def heads_of_engines(use: ModelUse, case: Case) -> Any:
     "{use} is not a mixture of experts",
     "Set {use.engine_section}.expert_parallel_size=1",
 )
-def experts_of_engines(use: ModelUse, case: Case) -> Any:
+def experts_of_engines(use: ModelUse, case: CheckContext) -> Any:
     return use.engine and use.engine.expert_parallel_size > 1 and ExpertSizes.from_config(use.config) is None
 
 
@@ -198,7 +198,7 @@ def experts_of_engines(use: ModelUse, case: Case) -> Any:
     "{use} {0}",
     "Set {use.ulysses_section}ulysses_sequence_parallel_size={1}",
 )
-def sequence_parallelism(use: ModelUse, case: Case) -> Any:
+def sequence_parallelism(use: ModelUse, case: CheckContext) -> Any:
     heads = getattr(use.config.get_text_config(), "num_attention_heads", 0)
     if use.model.trust_remote_code and hasattr(use.config, "auto_map"):
         reason, possible = "has its own modeling code, whose attention cannot be split", 1
@@ -211,7 +211,7 @@ def sequence_parallelism(use: ModelUse, case: Case) -> Any:
 
 
 @model_requirement("{0}", "{use} {1} (docs/parallelism.md)", "Remove {0}")
-def routers(use: ModelUse, case: Case) -> Any:
+def routers(use: ModelUse, case: CheckContext) -> Any:
     coef, replays = use.model.router_aux_loss_coef, use.engine is not None and use.engine.router_replay
     if not use.fsdp or use.policy or not (coef or replays):  # only the policy, and models of fine-tuning
         return None
@@ -226,14 +226,14 @@ def routers(use: ModelUse, case: Case) -> Any:
 @model_requirement(
     "{use.ulysses_section}optim.name=trpo", "{use} is a mixture of experts, whose routers make the KL jump", "Set adamw"
 )
-def trust_region(use: ModelUse, case: Case) -> Any:
+def trust_region(use: ModelUse, case: CheckContext) -> Any:
     return use.optimizer == "trpo" and RouterHooks.wrap_routers(load_without_weights(use.model)) is not None
 
 
 @model_requirement(
     "{use.fsdp_section}.ep_size={use.fsdp.ep_size}", "{use} has {0}", "Set {use.fsdp_section}.ep_size to {1}"
 )
-def expert_parallelism(use: ModelUse, case: Case) -> Any:
+def expert_parallelism(use: ModelUse, case: CheckContext) -> Any:
     if use.fsdp is None or (size := use.fsdp.ep_size) == 1:
         return None
     experts, shards = find_experts(load_without_weights(use.model)), use.fsdp.count_shards(use.num_ranks)
@@ -249,7 +249,7 @@ def expert_parallelism(use: ModelUse, case: Case) -> Any:
 
 
 @model_requirement("{0}lora_rank={use.model.lora_rank}", "{use} cannot have the adapters: {1}", "{2}")
-def adapters(use: ModelUse, case: Case) -> Any:
+def adapters(use: ModelUse, case: CheckContext) -> Any:
     try:
         if use.fsdp and use.model.lora_rank:
             resolve_target_modules(load_without_weights(use.model), use.model)
@@ -260,7 +260,7 @@ def adapters(use: ModelUse, case: Case) -> Any:
 
 
 @model_requirement("teacher.self_teacher.context", "{use} is a vision-language model", "Set null, or use a text model")
-def self_teacher(use: ModelUse, case: Case) -> Any:
+def self_teacher(use: ModelUse, case: CheckContext) -> Any:
     return use.self_teacher_length and reads_images(use.config)
 
 
@@ -269,7 +269,7 @@ def self_teacher(use: ModelUse, case: Case) -> Any:
     "{use} has a context length of {} tokens",
     "Lower one of the two keys",
 )
-def context_of_self_teacher(use: ModelUse, case: Case) -> Any:
+def context_of_self_teacher(use: ModelUse, case: CheckContext) -> Any:
     limit = getattr(use.config.get_text_config(), "max_position_embeddings", None)
     return limit is not None and use.self_teacher_length > limit and limit
 

@@ -17,9 +17,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
+from alphaapollo.config.schema import Reward
 from alphaapollo.rewards.answers import find_answer_tag, find_boxed
 from alphaapollo.rewards.base import get_question, make_failed_score
 from alphaapollo.rewards.judges import JUDGES
+from alphaapollo.rewards.plugins import load_plugin_reward
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.registry import Registry
 
@@ -54,10 +56,15 @@ def check_component_names(names: Iterable[str], required: Iterable[str]) -> None
         )
 
 
-def load_components(names: Iterable[str]) -> dict[str, Component]:
-    """Return {name: function} of reward components, without `task` and judges, which have no function. Raises
-    ValueError if one does not exist."""
-    return {name: COMPONENTS.get(name) for name in names if name not in (TASK, *JUDGES)}
+def load_components(names: Iterable[str], reward: Reward | None = None) -> dict[str, Component]:
+    """Return {name: function} of reward components, also of packages, without `task` and judges, which have no
+    function. reward: settings of the packages' functions. Raises ValueError if one does not exist."""
+    functions, settings = dict[str, Component](), reward or Reward()
+    for name in names:
+        if name not in (TASK, *JUDGES):
+            of_package = None if name in COMPONENTS else load_plugin_reward(name, settings)
+            functions[name] = of_package or COMPONENTS.get(name)
+    return functions
 
 
 def add_component_rewards(

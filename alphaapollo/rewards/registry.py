@@ -1,4 +1,4 @@
-"""Built-in graders by `data_source`, and the startup check that they can grade a data set."""
+"""Graders by `data_source`, and the startup check that they can grade a data set."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from alphaapollo.config.schema import Reward
 from alphaapollo.data.findings import DataFinding
 from alphaapollo.rewards.answers import remove_thoughts
 from alphaapollo.rewards.base import RewardFunction
-from alphaapollo.rewards.components import TASK
+from alphaapollo.rewards.components import COMPONENTS, TASK, load_components
 from alphaapollo.rewards.judges import JUDGES, check_judge_server, list_criteria
 from alphaapollo.types import Prompt
+from alphaapollo.utils.plugins import find_plugins
 
 GRADERS = {  # name -> patterns of data sources, lower case; the first matching grader is used
     "gsm8k": "*gsm8k* *svamp*",
@@ -34,13 +35,15 @@ MODULES = {"reasoning_gym": "reasoning_gym", "code": "code.grader", "math": "mat
 
 
 def find_grader(data_source: str) -> str | None:
-    """Return the name of the first built-in grader with a pattern that matches the data source."""
+    """Return the name of the first grader with a pattern that matches the data source: a built-in one, or that of an
+    installed package, whose pattern is its name."""
     matching = (
         name
         for name, patterns in GRADERS.items()
         if any(fnmatchcase(data_source.lower(), pattern) for pattern in patterns.split())
     )
-    return next(matching, None)
+    of_package = data_source.partition("/")[0]
+    return next(matching, of_package if of_package in find_plugins("rewards") else None)
 
 
 def get_grader(data_source: str) -> str:
@@ -55,15 +58,19 @@ def get_grader(data_source: str) -> str:
     )
 
 
-def load_grader(data_source: str) -> RewardFunction:
-    """Import the built-in reward function of a data source, which grades a completion without its thoughts. Raises
+def load_grader(data_source: str, reward: Reward | None = None) -> RewardFunction:
+    """Import the reward function of a data source. A built-in one grades a completion without its thoughts. Raises
     ValueError if no grader matches."""
+    if (grader := get_grader(data_source)) not in GRADERS:
+        return load_components([grader], reward)[grader]
     grade = _load_function(data_source, "grade")
     return lambda prompt, completion: grade(prompt, remove_thoughts(completion))
 
 
 def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
     """Import the function that makes an answer which the grader must score 1; it returns None if only tests exist."""
+    if get_grader(data_source) not in GRADERS:  # of a package
+        return lambda prompt: None
     function: Callable[[Prompt], str | None] = _load_function(data_source, "answer")
     return function
 
@@ -108,11 +115,16 @@ def _has_no_answer(prompt: Prompt) -> bool:
     return is_word and find_grader(prompt.data_source) in MATH_GRADERS
 
 
+def _needs_no_truth(grader: str) -> bool:
+    """Whether a grader is a judge or of a package, which may grade without a ground truth."""
+    return grader in JUDGES or grader not in GRADERS
+
+
 def is_gradable(prompt: Prompt) -> bool:
-    """Return whether the prompt has a built-in grader, and a ground truth unless this grader is a judge."""
+    """Return whether the prompt has a grader, and a ground truth if this grader needs one."""
     grader = find_grader(prompt.data_source)
     has_truth = prompt.ground_truth is not None and not _has_no_answer(prompt)
-    return grader in JUDGES or (grader is not None and has_truth)
+    return grader is not None and (_needs_no_truth(grader) or has_truth)
 
 
 def assign_judges(prompt: Prompt, reward: Reward, is_custom: bool) -> dict[str, str]:
@@ -144,8 +156,9 @@ def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> 
 def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:
     """Raise ValueError if a data source has no built-in grader, or a prompt lacks a ground truth that it needs."""
     prompts = list(prompts)
+    find_plugins("rewards", {TASK, *GRADERS, *COMPONENTS.names()})  # raises ValueError if they share a name
     graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
-    lacking = [one for one in prompts if one.ground_truth is None and graders[one.data_source] not in JUDGES]
+    lacking = [one for one in prompts if one.ground_truth is None and not _needs_no_truth(graders[one.data_source])]
     if lacking:
         raise ValueError(
             f"{len(lacking)} of {len(prompts)} prompts have no ground truth; the first of them is row {lacking[0].id}. "

@@ -27,7 +27,8 @@ FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PRESET = re.compile(r"(?<![\w.])algorithm=([a-z]\w*)")
 SECTIONS = sorted({name for config in COMMANDS.values() for name in config.model_fields})
 DOTTED_KEY = re.compile(rf"(?<![\w./$-])(?:{'|'.join(SECTIONS)})(?:\.[a-z]\w*)+(?![\w(/*])")
-NOT_OUR_KEYS = {  # columns of verl's data, and the example of a dropped key in README.md
+NOT_OUR_KEYS = {  # columns of verl's data, the example of a dropped key in README.md, and sections of a package
+    *("env.maze", "reward.short_path", "rollout.walk"),
     "reward_model.ground_truth",
     "reward_model.style",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",

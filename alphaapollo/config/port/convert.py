@@ -13,7 +13,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_tables import Answer, KeyTable, exists, find_answer, load_project
 from alphaapollo.config.keys import COMMANDS, format_override, format_value, list_keys
 from alphaapollo.config.load import check_override
-from alphaapollo.config.port.rules import CORRECTION, RULES, ConvertedKeys, Options
+from alphaapollo.config.port.rules import RULES, ConvertedKeys, Options
 from alphaapollo.config.port.shell import UNKNOWN
 from alphaapollo.config.renamed_keys import describe_rename
 
@@ -43,7 +43,8 @@ def translate_keys(values: Options, command: str, project: str = "verl", program
         if lines.get(rank, ("=0", ""))[0].endswith("=0"):
             lines[key] = ("", f"{key}: left out, there is no lora_rank")
     if "trainer.async_mode" in lines:
-        lines.setdefault(f"{CORRECTION}.method", (f"{CORRECTION}.method=tis", "samples are older than the weights"))
+        method = "algorithm.rollout_correction.method"
+        lines.setdefault(method, (f"{method}=tis", "samples are older than the weights"))
     for key, (text, remark) in _list_other_defaults(project, defaults, options, values, command):
         lines.setdefault(key, (f"{key}={text}", remark))
     return lines

@@ -11,16 +11,7 @@ ConvertedKeys = tuple[dict[str, str], str]  # alphaapollo's keys with values, an
 Rule = Callable[[str, Options], ConvertedKeys]  # receives the value, and all options of the command
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-CORRECTION, TURNS, VALIDATION = "algorithm.rollout_correction", f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.val_kwargs"
-LEVELS = {
-    "token": "token",
-    "token_k1": "token",
-    "sequence": "sequence",
-    "seq_sum_k1": "sequence",
-    "geometric": "geometric",
-    "seq_mean_k1": "geometric",
-}
-"""{value of verl's rollout_rs: algorithm.rollout_correction.level}"""
+VALIDATION = f"{ROLLOUT}.val_kwargs"
 BUILT_IN = ("accuracy", "math", "format", "react_format", "cosine", "repetition", "soft_overlong", "toolbench")
 """Reward functions of ms-swift that need no file."""
 
@@ -73,41 +64,6 @@ def _convert_output_dir(value: str, values: Options) -> ConvertedKeys:
     return {"trainer.output_dir": value.removesuffix(f"/{run}")}, "without project_name/experiment_name"
 
 
-def _convert_rollout_is(value: str, values: Options) -> ConvertedKeys:
-    weights, mask = (values.get(f"{CORRECTION}.rollout_{name}", "null") for name in ("is", "rs"))
-    threshold = values.get(f"{CORRECTION}.rollout_{'rs' if weights == 'null' else 'is'}_threshold", "null")
-    cap = values.get(f"{ACTOR}.tis_imp_ratio_cap", "-1")
-    if weights != "null":
-        words = {"method": "tis", "level": weights, "high": threshold}
-    elif mask in LEVELS:
-        low, _, high = threshold.strip("'\"").rpartition("_")
-        if mask.endswith("_k1"):  # verl's bounds are those of 1 / rho; one bound is both
-            low, high = _invert(high), _invert(low) if low else high
-        words = {"method": "mask", "level": LEVELS[mask], "low": low or "null", "high": high}
-    elif cap not in ("-1", "null"):
-        words = {"method": "tis", "level": "token", "high": cap}
-    else:
-        return {}, "" if value == "null" else f"not supported; {CORRECTION}.method=mask has other levels"
-    remark = "only one correction is applied: rollout_is, else rollout_rs, else tis_imp_ratio_cap"
-    if words["method"] == "mask":
-        remark += f"; was {threshold}; kept tokens are also weighted by rho, which verl does not do"
-    return {f"{CORRECTION}.{name}": text for name, text in words.items() if text != "null"}, remark
-
-
-def _invert(bound: str) -> str:
-    return f"{1 / float(bound):.6g}" if re.fullmatch(r"[\d.]*[1-9][\d.]*", bound) else bound
-
-
-def _convert_multi_turn(value: str, values: Options) -> ConvertedKeys:
-    if values.get(f"{TURNS}.enable", "").lower() != "true":
-        return {}, "episodes have one turn"
-    limits = (values.get(f"{TURNS}.max_{limit}turns", "null") for limit in ("assistant_", "user_", ""))
-    words = {"env_name": "informal_math", "max_steps": next((limit for limit in limits if limit != "null"), "10")}
-    words |= {"action_format": "chat_template", "tool_parser": values.get(f"{TURNS}.format", "hermes")}
-    remark = f"was {TURNS}.enable: an environment with tools, which the chat template calls"
-    return {f"env.{name}": text for name, text in words.items()}, remark
-
-
 def _convert_aggregation(value: str, values: Options) -> ConvertedKeys:
     remark = "verl adds the sequences up, so its gradient is as many times larger as a mini-batch has sequences"
     return {f"{ACTOR}.loss_agg_mode": value}, remark if value == "seq-mean-token-sum-norm" else ""
@@ -116,13 +72,7 @@ def _convert_aggregation(value: str, values: Options) -> ConvertedKeys:
 VERL_RULES: dict[str, Rule] = {
     f"{ACTOR}.ppo_mini_batch_size": _convert_mini_batch_size,
     f"{ACTOR}.loss_agg_mode": _convert_aggregation,
-    f"{ACTOR}.tis_imp_ratio_cap": _convert_rollout_is,
     f"{ROLLOUT}.tensor_model_parallel_size": _convert_tensor_parallel_size,
-    **{f"{CORRECTION}.rollout_{name}": _convert_rollout_is for name in ("is", "is_threshold", "rs", "rs_threshold")},
-    **{
-        f"{TURNS}.{name}": _convert_multi_turn
-        for name in ("enable", "format", "max_turns", "max_user_turns", "max_assistant_turns")
-    },
     **{f"{VALIDATION}.{name}": _convert_validation_temperature for name in ("do_sample", "temperature")},
     "algorithm.kl_ctrl.target_kl": _convert_target_kl,
     "data.truncation": _convert_truncation,

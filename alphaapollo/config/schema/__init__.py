@@ -13,82 +13,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from alphaapollo.config.schema.algorithm import (
-        Actor,
-        AggregationMode,
-        Algorithm,
-        Critic,
-        KLControl,
-        PolicyLossOptions,
-        Reference,
-        ReferenceReset,
-        RolloutCorrection,
-    )
-    from alphaapollo.config.schema.commands import (
-        ActorRolloutRef,
-        Config,
-        DpoConfig,
-        PairData,
-        Preference,
-        PreferenceData,
-        RewardData,
-        RmConfig,
-        SftConfig,
-        SftData,
-        TuningConfig,
-        TuningTrainer,
-    )
-    from alphaapollo.config.schema.data import Data
-    from alphaapollo.config.schema.env import Agent, Env, InformalMath, McpServer
-    from alphaapollo.config.schema.generation import (
-        EvalConfig,
-        Evolving,
-        EvolvingBudget,
-        EvolvingConfig,
-        EvolvingRole,
-        EvolvingToolRole,
-        ExportConfig,
-        GenerationConfig,
-        GenerationData,
-        GenerationTrainer,
-        ServedModel,
-    )
-    from alphaapollo.config.schema.model import (
-        EngineKwargs,
-        FrozenFsdp,
-        Fsdp,
-        Lora,
-        LoraForm,
-        Model,
-        Optimizer,
-        RoleFsdp,
-        Rollout,
-        ValSampling,
-    )
-    from alphaapollo.config.schema.reward import (
-        NO_TEACHER,
-        Criterion,
-        CustomRewardFunction,
-        Judge,
-        Reward,
-        RewardModel,
-        Rubric,
-        SelfTeacher,
-        Teacher,
-        TeacherModel,
-    )
-    from alphaapollo.config.schema.trainer import RunFolder, Trainer
+    from alphaapollo.config.schema.algorithm import *  # noqa: F403
+    from alphaapollo.config.schema.commands import *  # noqa: F403
+    from alphaapollo.config.schema.data import *  # noqa: F403
+    from alphaapollo.config.schema.env import *  # noqa: F403
+    from alphaapollo.config.schema.generation import *  # noqa: F403
+    from alphaapollo.config.schema.model import *  # noqa: F403
+    from alphaapollo.config.schema.reward import *  # noqa: F403
+    from alphaapollo.config.schema.trainer import *  # noqa: F403
 
-FILES = (
-    "reward",
-    "model",
-    "data",
-    "env",
-    "trainer",
-    "algorithm",
-    "generation",
-    "commands",
-)  # in the order of their imports
+FILES = ("reward", "model", "data", "env", "trainer", "algorithm", "generation", "commands")  # in the order of imports
 
 
 def __getattr__(name: str) -> Any:

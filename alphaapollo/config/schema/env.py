@@ -18,6 +18,7 @@ from alphaapollo.config.schema.base import (
     Scalar,
     Section,
 )
+from alphaapollo.config.schema.plugins import PluginSections, Sections
 
 WHEN_MULTI_TURN = ActiveUnless("env_name", "single_turn", "agent")
 PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym", "openenv")
@@ -168,7 +169,8 @@ class Env(Section):
     reasoning_gym: Annotated[ReasoningGym, _make_environment_condition("reasoning_gym")] = ReasoningGym()
     verifiers: Annotated[Verifiers, NAMES_CODE, _make_environment_condition("verifiers")] = Verifiers()
     openenv: Annotated[OpenEnv, _make_environment_condition("openenv")] = OpenEnv()
-
+    plugins: Annotated[Sections, PluginSections("env", "env_name", "single_turn"), Field(validate_default=True)] = {}
+    """Settings of environments of installed packages by name, e.g. {maze: {size: 5}} (docs/plugins.md)."""
     agent: Annotated[Agent, _make_environment_condition("agent")] = Agent()
 
     @property

@@ -29,7 +29,12 @@ from alphaapollo.config.schema.trainer import RunFolder, RunSettings
 _TRAINING_ONLY = ("colocate", "nnodes", "n_gpus_per_node", "free_cache_engine", "lora", "router_replay", "val_kwargs")
 UNREAD_ROLLOUT_KEYS = dict.fromkeys([f"rollout.{name}" for name in _TRAINING_ONLY], "it affects only training")
 UNREAD_MODEL_KEYS = ("attention", "enable_gradient_checkpointing", "router_aux_loss_coef", *Lora.model_fields)
-SAMPLING_KEYS = ("name", "temperature", "top_p", "top_k", "dtype", "stop", "include_stop_str_in_output")
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "stop", "include_stop_str_in_output")
+JUDGE_CONNECTION = ("base_url", "api_key_env", "timeout", "max_connections", "cache_size")
+ENGINE_KEYS = ("name", "dtype", "engine_kwargs.vllm", "engine_kwargs.sglang", "plugins")
+ENGINE_IDENTITY = [*(f"rollout.{name}" for name in ENGINE_KEYS), "trainer.seed"]
+WITHOUT_IDENTITY = ("rollout", "trainer", "env.episode_timeout", "reward.timeout", "reward.num_workers")
+APPLIED = ResumeRule("applied")
 SAMPLE_IDENTITY = ResumeRule("refused", "it determines what is sampled")
 
 
@@ -78,19 +83,9 @@ class GenerationConfig(Section):
     }
     resume_rules = {  # prompts are compared one by one, so data.path may change
         "": SAMPLE_IDENTITY,
-        **dict.fromkeys(
-            ("data.path", "data.max_samples", "data.prompt_key", "env.episode_timeout", "rollout", "trainer"),
-            ResumeRule("applied"),
-        ),
-        **dict.fromkeys(("reward.timeout", "reward.num_workers"), ResumeRule("applied")),
-        **{
-            f"reward.judge.{name}": ResumeRule("applied")
-            for name in ("base_url", "api_key_env", "timeout", "max_connections", "cache_size")
-        },
-        **{f"rollout.{name}": SAMPLE_IDENTITY for name in SAMPLING_KEYS},
-        **dict.fromkeys(
-            ("rollout.engine_kwargs.vllm", "rollout.engine_kwargs.sglang", "trainer.seed"), SAMPLE_IDENTITY
-        ),
+        **dict.fromkeys((*WITHOUT_IDENTITY, "data.path", "data.max_samples", "data.prompt_key"), APPLIED),
+        **dict.fromkeys([f"reward.judge.{name}" for name in JUDGE_CONNECTION], APPLIED),
+        **dict.fromkeys([*ENGINE_IDENTITY, *(f"rollout.{name}" for name in SAMPLING_KEYS)], SAMPLE_IDENTITY),
     }
 
     data: GenerationData = GenerationData()
@@ -159,7 +154,7 @@ class ServedModel(Section):
     """Folder or hub id of the tokenizer; empty = same as path."""
     trust_remote_code: Annotated[bool, NAMES_CODE] = False
     """Run Python code that comes with the model."""
-    base_url: str = ""
+    base_url: Annotated[str, Requires(ActiveWhen("name"))] = ""
     """URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1."""
     name: str = ""
     """Name of the model on that server."""
@@ -193,6 +188,8 @@ class EvolvingRole(Section):
 
 
 class EvolvingToolRole(EvolvingRole):
+    plugin: Annotated[str, Requires(ActiveWhen("/evolving.votes", 0), when="")] = ""
+    """Implementation of the role, by its registered name; empty = the role is skipped."""
     tools: bool = True
     """Let the role call the tools of the environment."""
 
@@ -259,18 +256,8 @@ class EvolvingConfig(Section):
     }
     resume_rules = {
         "": REQUEST_IDENTITY,
-        **dict.fromkeys(("budget", "rollout", "trainer"), ResumeRule("applied")),
-        **dict.fromkeys(
-            (
-                "rollout.name",
-                "rollout.dtype",
-                "rollout.engine_kwargs.vllm",
-                "rollout.engine_kwargs.sglang",
-                "trainer.seed",
-            ),
-            REQUEST_IDENTITY,
-        ),
-        **dict.fromkeys(("env.episode_timeout", "reward.timeout", "reward.num_workers"), ResumeRule("applied")),
+        **dict.fromkeys((*WITHOUT_IDENTITY, "budget"), APPLIED),
+        **dict.fromkeys(ENGINE_IDENTITY, REQUEST_IDENTITY),
         "evolving.rounds": ResumeRule("applied", "the new total"),
         "models": ResumeRule("applied", "existing replies are reused; the new model answers the remaining requests"),
     }

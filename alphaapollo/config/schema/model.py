@@ -25,6 +25,9 @@ from alphaapollo.config.schema.base import (
     Scalar,
     Section,
 )
+from alphaapollo.config.schema.plugins import PluginSections, Sections
+from alphaapollo.utils.plugins import find_plugins
+from alphaapollo.utils.registry import suggest_similar
 
 OptimizerName = Literal["adamw", "muon", "adamw_8bit"]
 PolicyOptimizerName = Literal[OptimizerName, "trpo"]
@@ -199,17 +202,28 @@ class EngineKwargs(Section):
     """Further arguments of SGLang's engine (ServerArgs) by name, e.g. {schedule_policy: fcfs}."""
 
 
+ENGINES = ("vllm", "sglang", "hf", "fake")
+
+
+def check_engine_name(name: str) -> str:
+    """Return the name. Raises ValueError if neither this project nor an installed package has such an engine."""
+    known = ENGINES if name in ENGINES else (*ENGINES, *find_plugins("engines", ENGINES))
+    if name not in known:
+        raise ValueError(f"unknown engine.{suggest_similar(name, known)} Set one of {', '.join(known)}.")
+    return name
+
+
 class Rollout(Section):
-    name: Literal["vllm", "sglang", "hf", "fake"] = "vllm"
+    name: Annotated[str, AfterValidator(check_engine_name)] = "vllm"
     """Engine: vllm; sglang (docs/engines.md); hf = slow reference implementation with transformers; fake =
-    mock for tests of the loop."""
+    mock for tests of the loop; or an engine of an installed package (docs/plugins.md)."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of training rollouts; the trainer's log-probs use the same temperature."""
     top_p: PositiveRatio = 1.0
     """Nucleus sampling."""
     top_k: CountOrMinusOne = -1
     """Top-k sampling; -1 or 0 = all tokens."""
-    stop: Annotated[str | list[NonEmptyText], ActiveWhen("name", "vllm", "sglang", "hf")] = []
+    stop: Annotated[str | list[NonEmptyText], ActiveUnless("name", "fake")] = []
     """Strings that end an answer like a stop token, for models without an end of turn, e.g. ["\\n\\nQuestion:"]. The
     tokens up to the one that completes the string are trained on."""
     include_stop_str_in_output: Annotated[bool, ActiveWhen("stop")] = False
@@ -275,6 +289,8 @@ class Rollout(Section):
     engine_kwargs: Annotated[EngineKwargs, NAMES_CODE, ActiveWhen("has_engine_process", shown_key="name")] = (
         EngineKwargs()
     )
+    plugins: Annotated[Sections, PluginSections("rollout", "name", "vllm"), Field(validate_default=True)] = {}
+    """Settings of engines of installed packages by name, e.g. {maze: {delay: 0}} (docs/plugins.md)."""
 
     @property
     def has_engine_process(self) -> bool:

@@ -20,6 +20,7 @@ from alphaapollo.config.schema.base import (
     matching,
 )
 from alphaapollo.config.schema.model import FrozenFsdp
+from alphaapollo.config.schema.plugins import PluginSections, Sections
 
 WHEN_REWARD_MODEL = ActiveWhen("enable")
 WHEN_SERVER = ActiveWhen("backend", "server")
@@ -145,6 +146,8 @@ class Reward(Section):
     """A language model that scores responses."""
     rubric: Rubric = Rubric()
     """Weighted criteria of which the judge decides whether a response meets them."""
+    plugins: Annotated[Sections, PluginSections("reward", "components"), Field(validate_default=True)] = {}
+    """Settings of reward functions of installed packages by name, e.g. {maze: {bonus: 0.5}} (docs/plugins.md)."""
 
 
 class ServerReward(Reward):
@@ -193,7 +196,7 @@ class TeacherModel(Section):
     trust_remote_code: Annotated[bool, WHEN_LOCAL, NAMES_CODE] = False
     """Run Python code that comes with the model."""
     fsdp_config: Annotated[FrozenFsdp, WHEN_LOCAL] = FrozenFsdp()
-    base_url: str = ""
+    base_url: Annotated[str, Requires(ActiveWhen("name"))] = ""
     """URL of a vLLM server, e.g. http://localhost:8000/v1; empty = the teacher runs on the policy's ranks."""
     name: Annotated[str, WHEN_SERVER] = ""
     """Name of the model on that server (required with base_url)."""

@@ -113,7 +113,7 @@ class GraderWorker:
         if self._custom.path:
             loaded = self._custom_function = load_reward_function(self._custom)
         check_component_names(reward.components, reward.required)
-        components = load_components(reward.components)
+        components = load_components(reward.components, reward)
         self._components = {name: adapt_to_episode(component) for name, component in components.items()}
         functions: list[Callable[..., object]] = [*([loaded.function] if loaded else []), *components.values()]
         takes_turns = any(map(takes_trajectory, functions))
@@ -188,7 +188,7 @@ class GraderWorker:
 
     def _get_function(self, data_source: str) -> EpisodeFunction:
         if data_source not in self._graders:
-            self._graders[data_source] = adapt_to_episode(load_grader(data_source))
+            self._graders[data_source] = adapt_to_episode(load_grader(data_source, self._reward))
         return self._graders[data_source]
 
     def _reply(self, number: int, reply: bytes) -> None:

@@ -13,7 +13,7 @@ from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, po
 from alphaapollo.config.check import describe_ineffective_keys
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import list_keys
-from alphaapollo.config.requirements import Case, Requirement, find_conflicts, requirement
+from alphaapollo.config.requirements import CheckContext, Requirement, find_conflicts, requirement
 from alphaapollo.config.schema import Config
 from alphaapollo.rewards.components import TASK
 
@@ -34,7 +34,7 @@ def check_setting_combinations(config: Config, estimator: Estimator, policy_loss
 
     Raises ConfigError for combinations that cannot work (all are listed), or if the estimator rejects its settings.
     """
-    case = Case(config, estimator=estimator, loss=policy_loss)
+    case = CheckContext(config, estimator=estimator, loss=policy_loss)
     if errors := [*find_conflicts(case, table=COMBINATIONS)]:
         raise ConfigError(errors)
     if estimator.check is not None:
@@ -52,12 +52,12 @@ def _list_stale_settings(config: Config) -> str:
 @error(
     f"{ESTIMATOR} env.rollout.n", "it compares samples, but the group size is 1", "Set env.rollout.n=8, or at least 2"
 )
-def group_size(config: Config, case: Case) -> Any:
+def group_size(config: Config, case: CheckContext) -> Any:
     return case.estimator.group and config.group_size == 1
 
 
 @error(ESTIMATOR, "{0}", "Set {1}")
-def reward_shaping(config: Config, case: Case) -> Any:
+def reward_shaping(config: Config, case: CheckContext) -> Any:
     """What changes the reward, for an estimator that does not support it, and how to turn it off."""
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
     reads_components = "components" in case.estimator.needs
@@ -76,7 +76,7 @@ def reward_shaping(config: Config, case: Case) -> Any:
 
 
 @error(f"algorithm.filtration.baseline {ESTIMATOR}", "{}", "Set algorithm.filtration.baseline=selected")
-def baseline_of_all(config: Config, case: Case) -> Any:
+def baseline_of_all(config: Config, case: CheckContext) -> Any:
     reasons = {
         "the KL in the reward is computed for selected samples only": config.algorithm.use_kl_in_reward,
         "the estimator needs the tokens of all samples": case.estimator.scope != "trajectories",
@@ -89,17 +89,17 @@ def baseline_of_all(config: Config, case: Case) -> Any:
 
 
 @error(f"trainer.critic_warmup {ESTIMATOR}", "the estimator has no critic", "Set trainer.critic_warmup=0")
-def critic_warmup(config: Config, case: Case) -> Any:
+def critic_warmup(config: Config, case: CheckContext) -> Any:
     return config.trainer.critic_warmup and "values" not in case.estimator.needs
 
 
 @error(f"{ESTIMATOR} teacher.divergence", "nothing is learned", "Set teacher.divergence and teacher.model.path")
-def teacher_alone(config: Config, case: Case) -> Any:
+def teacher_alone(config: Config, case: CheckContext) -> Any:
     return case.estimator.name == NO_ESTIMATOR and not config.teacher.divergence
 
 
 @error(f"{OPTIMIZER} {LOSS}", "TRPO needs a surrogate and its KL, but the loss {}", f"Set {LOSS}=surrogate")
-def trust_region_of_loss(config: Config, case: Case) -> Any:
+def trust_region_of_loss(config: Config, case: CheckContext) -> Any:
     loss = case.loss
     reasons = {
         "has no ratio to the old policy": loss.on_policy,
@@ -111,7 +111,7 @@ def trust_region_of_loss(config: Config, case: Case) -> Any:
 
 
 @error(f"{OPTIMIZER} {ESTIMATOR}", "there is no surrogate without advantages", "Set another estimator, e.g. rloo")
-def trust_region_of_estimator(config: Config, case: Case) -> Any:
+def trust_region_of_estimator(config: Config, case: CheckContext) -> Any:
     return config.uses_trpo and case.estimator.name == NO_ESTIMATOR
 
 
@@ -120,17 +120,17 @@ def trust_region_of_estimator(config: Config, case: Case) -> Any:
     "TRPO compares distributions with the old policy, and there can be only one such comparison",
     "Set kl_loss_type=low_var_kl+, and teacher.divergence to sampled or null",
 )
-def trust_region_of_distributions(config: Config, case: Case) -> Any:
+def trust_region_of_distributions(config: Config, case: CheckContext) -> Any:
     return config.uses_trpo and (config.actor_rollout_ref.actor.uses_full_kl or config.teacher.uses_full_vocabulary)
 
 
 @error(f"data.reuse.groups {ESTIMATOR}", "reuse needs groups that are compared", f"Set {ESTIMATOR}=grpo")
-def reuse(config: Config, case: Case) -> Any:
+def reuse(config: Config, case: CheckContext) -> Any:
     return config.data.reuse.groups and not case.estimator.group
 
 
 @error(LOSS, "it takes one advantage and ratio per row, but {} has one per token", f"Set {LOSS}=ppo or gspo_token")
-def values_per_token(config: Config, case: Case) -> Any:
+def values_per_token(config: Config, case: CheckContext) -> Any:
     correction = config.algorithm.rollout_correction
     settings = {
         f"{ESTIMATOR}={case.estimator.name}": case.estimator.per_token,
@@ -141,29 +141,29 @@ def values_per_token(config: Config, case: Case) -> Any:
 
 
 @error(f"{METHOD} {LOSS}", "the loss includes a correction", f"Set {METHOD}=null")
-def correction_of_corrected(config: Config, case: Case) -> Any:
+def correction_of_corrected(config: Config, case: CheckContext) -> Any:
     return case.loss.anchor == "rollout" and config.algorithm.rollout_correction.method
 
 
 @error(f"{METHOD} {LOSS}", "{} trains on older weights without a correction", f"Set {METHOD}=tis, with bypass=false")
-def stale_samples(config: Config, case: Case) -> Any:
+def stale_samples(config: Config, case: CheckContext) -> Any:
     is_corrected = case.loss.anchor == "rollout" or config.algorithm.rollout_correction.method
     return not is_corrected and _list_stale_settings(config)
 
 
 @error(f"teacher.divergence {CORRECTION}.bypass {LOSS}", "{} needs the policy's log-probs", "Set divergence=reverse")
-def stale_samples_of_teacher(config: Config, case: Case) -> Any:
+def stale_samples_of_teacher(config: Config, case: CheckContext) -> Any:
     uses_engine = case.loss.anchor == "rollout" or config.algorithm.rollout_correction.bypass
     return config.teacher.uses_sampled_tokens and uses_engine and _list_stale_settings(config)
 
 
 @warning(ESTIMATOR, "it is derived for samples of the current policy, but {0} uses older ones", "Set it to 0")
-def stale_samples_on_policy(config: Config, case: Case) -> Any:
+def stale_samples_on_policy(config: Config, case: CheckContext) -> Any:
     return case.estimator.on_policy and _list_stale_settings(config)
 
 
 @warning(f"{LOSS} {ESTIMATOR}", "{2} has no importance ratio, but an iteration has {0}", ONE_STEP)
-def several_steps(config: Config, case: Case) -> Any:
+def several_steps(config: Config, case: CheckContext) -> Any:
     epochs = config.actor_rollout_ref.actor.ppo_epochs
     steps = f"{config.steps_per_iteration} optimizer steps ({config.num_mini_batches} mini-batches x {epochs} epochs)"
     strict = [one.name for one in (case.loss, case.estimator) if one.on_policy]

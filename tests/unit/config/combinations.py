@@ -62,7 +62,7 @@ ERRORS = {
         f"teacher.divergence=sampled {FEEDBACK}": "context=feedback divergence=sampled",
         f"teacher.divergence=jsd {FEEDBACK} env.context=memory": f"{FEEDBACK} env.context=memory",
         f"teacher.divergence=jsd {FEEDBACK} reward_model.enable=true": f"{FEEDBACK} reward_model.enable=false",
-        "teacher.model.base_url=x": "teacher.model.name base_url",
+        "teacher.divergence=sampled teacher.model.base_url=x": "teacher.model.name base_url",
         f"{TEACHERS} teacher.divergence=sampled": "teacher.models by_source by_source={*:",
         "teacher.models.a={} teacher.by_source.a=a teacher.divergence=sampled": "teacher.models.a.path is required",
         f"{TEACHERS} teacher.by_source.a/*=maths": "teacher.by_source 'a/*' 'maths' (math, code)",

@@ -18,7 +18,7 @@ from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services
 from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.rewards.registry import load_grader
-from alphaapollo.trainer import lifecycle
+from alphaapollo.session import prepare
 from alphaapollo.trainer.main_generation import main as generate
 from alphaapollo.trainer.main_ppo import main as train
 from alphaapollo.types import Prompt, Score
@@ -101,7 +101,7 @@ def test_a_dry_run_accepts_a_recipe(
     task: str, size: str, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(prepared)
-    monkeypatch.setattr(lifecycle, "detect_node_resources", lambda config: NODE)
+    monkeypatch.setattr(prepare, "detect_node_resources", lambda config: NODE)
     if size == "two_nodes":
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     main, model = (generate, "model.path") if size == "evaluate" else (train, "actor_rollout_ref.model.path")

@@ -46,17 +46,11 @@ def test_values_that_are_written_differently(key: str, value: str, new: str):
     ("values", "found"),
     [
         ("rollout_is=token rollout_is_threshold=2.0", "method=tis level=token high=2.0"),
-        # of 1 / rho in verl
-        (
-            "rollout_rs=seq_mean_k1 rollout_rs_threshold=0.99_1.001",
-            "method=mask level=geometric low=0.999001 high=1.0101",
-        ),
-        ("rollout_rs=token_k1 rollout_rs_threshold=2.0", "method=mask level=token low=0.5 high=2.0"),
         (
             "rollout_rs=token rollout_rs_threshold=3 rollout_rs_threshold_lower=0.9",
             "method=mask level=token high=3 low=0.9",
         ),
-        ("rollout_is=sequence rollout_rs=token_k1 rollout_rs_threshold=0.5_2", "method=tis level=sequence"),
+        ("rollout_is=sequence rollout_rs=token rollout_rs_threshold=2", "method=tis level=sequence"),
         ("rollout_rs=seq_max_k2 rollout_rs_threshold=2", ""),
         ("rollout_is=null rollout_rs=null", ""),
     ],

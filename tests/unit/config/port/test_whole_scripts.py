@@ -13,7 +13,8 @@ from alphaapollo.config.key_tables import find_key_in_section
 from alphaapollo.config.keys import COMMANDS, format_value, get_value
 from alphaapollo.config.load import load_config
 from alphaapollo.config.port.translate import port_script
-from alphaapollo.config.requirements import Case, find_conflicts
+from alphaapollo.config.requirements import CheckContext as Case
+from alphaapollo.config.requirements import find_conflicts
 from alphaapollo.config.schema import Config
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from examples.quickstart.make_task import make_model, make_tokenizer

@@ -1,0 +1,74 @@
+"""Sections that installed packages add to `env`, `reward` and `rollout` (docs/plugins.md): env.plugins.maze has the
+settings of the environment `maze` of a package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, PlainValidator, SerializeAsAny, ValidationInfo
+
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.schema.base import Section
+from alphaapollo.utils.plugins import Group, find_plugins, load_plugin
+
+Sections = dict[str, SerializeAsAny[Section]]
+GROUPS: dict[str, Group] = {"env": "environments", "reward": "rewards", "rollout": "engines"}
+"""Group of the objects that a section belongs to: the section env.maze belongs to the environment maze."""
+
+
+@dataclass(frozen=True)
+class PluginSections:
+    """Marker in `Annotated`: the field is a map of sections of packages, declared as entry points `PARENT.NAME` of the
+    group alphaapollo.sections. It always has the sections of what the configuration selects."""
+
+    parent: str  # env, reward or rollout
+    selected_by: str  # field before this one, with the name, or a map of names, that the configuration selects
+    default: str = ""  # name of the built-in object that is selected by default
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return PlainValidator(self.build_sections).__get_pydantic_core_schema__(source, handler)
+
+    def build_sections(self, given: Any, info: ValidationInfo) -> dict[str, Section]:
+        """Convert the sections that are given to objects of their classes, and add those that are selected."""
+        if not isinstance(given, dict):
+            raise ValueError("expected a map of the sections of installed packages by name.")
+        selected = info.data.get(self.selected_by, ())
+        names = [selected] if isinstance(selected, str) else [*selected]
+        values = given | {name: {} for name in names if name not in (*given, self.default) and self.find_class(name)}
+        sections, errors = {}, list[str]()
+        for name, section in values.items():
+            try:
+                sections[name] = (
+                    section if isinstance(section, Section) else self._build_section(name, section, info.context)
+                )
+            except ConfigError as error:
+                errors += [line if line.startswith(f"{name}:") else f"{name}.{line}" for line in error.errors]
+        if errors:
+            raise ConfigError(errors)
+        return sections
+
+    def _build_section(self, name: str, values: Any, context: Mapping[str, Any] | None) -> Section:
+        """Convert a section to an object of its class, with the function `build` of the context (build_config)."""
+        if (schema := self.find_class(name)) is None:
+            raise ConfigError(
+                f"{name}: no installed package has the section {self.parent}.{name}. Install the package."
+            )
+        if not isinstance(values, dict):
+            raise ConfigError(f"{name}: expected a section with the keys {', '.join(schema.model_fields)}.")
+        section: Section = context["build"](schema, dict(values)) if context else schema.model_validate(values)
+        return section
+
+    def find_class(self, name: str) -> type[Section] | None:
+        """Import the class of a section; None if no package has it. Raises ConfigError if it cannot be used."""
+        try:
+            schema = load_plugin("sections", f"{self.parent}.{name}")
+            has_owner = schema is None or name in find_plugins(GROUPS[self.parent])
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from None
+        if not has_owner:
+            raise ConfigError(f"{name}: no package has an entry point {name} in alphaapollo.{GROUPS[self.parent]}.")
+        if schema is not None and not (isinstance(schema, type) and issubclass(schema, Section)):
+            raise ConfigError(f"{name}: {schema!r} is not a subclass of alphaapollo.config.schema.base.Section.")
+        return schema

@@ -1,0 +1,40 @@
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from alphaapollo.engines.protocol import Engine, EngineSpec
+from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
+
+
+class WalkEngine(Engine):
+    """Engine without a model, whose token ids go up by `stride`."""
+
+    def __init__(self, spec: EngineSpec):
+        self.stride = spec.rollout.plugins["walk"].stride
+        self.vocab_size = json.loads((Path(spec.model_path) / "config.json").read_text())["vocab_size"]
+        self.version = 0
+        self.unpaused = asyncio.Event()
+        self.unpaused.set()
+
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
+    ) -> Completion:
+        await self.unpaused.wait()
+        answer = [(token_ids[-1] + self.stride * step) % self.vocab_size for step in range(1, 5)][: sampling.max_tokens]
+        return Completion(answer, [-1.0] * len(answer), StopReason.STOP, self.version)
+
+    async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
+        return [-1.0] * (len(token_ids) - 1)
+
+    async def pause(self) -> None:
+        self.unpaused.clear()
+
+    async def resume(self) -> None:
+        self.unpaused.set()
+
+    async def receive_weights(self, folder: str) -> None:
+        """Ignore the weights that the trainer wrote to `folder`."""
+
+    async def confirm_weights(self, version: int) -> None:
+        self.version = version

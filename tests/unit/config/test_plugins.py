@@ -1,0 +1,144 @@
+"""Entry points of installed packages: sections that are checked like ours, lazy imports, one error for each mistake."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.cli import main as cli
+from alphaapollo.config.__main__ import explain_key
+from alphaapollo.config.changes import find_changes
+from alphaapollo.config.check import check_config_and_get_notices
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.load import SavedConfig, dump_yaml, load_config, read_user_yaml
+from alphaapollo.config.schema import Config, Env, Rollout
+from alphaapollo.config.schema.model import ENGINES
+from alphaapollo.environments.base import BUILT_IN, check_environment, get_environment_spec
+from alphaapollo.rewards.registry import check_prompts_are_gradable, load_grader
+from alphaapollo.types import Prompt
+from alphaapollo.utils import plugins
+from tests.maze_lab.install import SOURCE, add_dist_info, install_maze_lab
+
+ROOT = Path(__file__).parents[3]
+MAZE = ["env.env_name=maze", "actor_rollout_ref.rollout.name=walk"]
+BAD_TEXT = "raise RuntimeError('no licence')\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Folder of installed packages, with maze-lab."""
+
+    def forget() -> None:
+        plugins._read_entry_points.cache_clear()
+        plugins._select.cache_clear()
+        for name in [name for name in sys.modules if name.split(".")[0] in ("maze_lab", "bad_lab")]:
+            del sys.modules[name]
+
+    forget()
+    monkeypatch.syspath_prepend(install_maze_lab(tmp_path / "site"))
+    yield tmp_path / "site"
+    forget()
+
+
+def load(*words: str) -> Config:
+    return load_config(Config, "ppo", [*MAZE, *words])
+
+
+def notices(config: Config) -> str:
+    return " ".join(check_config_and_get_notices(config, optional_paths={"data.train_files", PATH}))
+
+
+PATH = "actor_rollout_ref.model.path"
+
+
+def test_sections_are_checked_saved_and_explained(site: Path, tmp_path: Path) -> None:
+    config = load("env.plugins.maze.size=7", "reward.plugins.short_path.base=0.5")
+    assert config.env.plugins["maze"].size == 7 and config.actor_rollout_ref.rollout.plugins["walk"].stride == 1
+    (tmp_path / "saved.yaml").write_text(dump_yaml(config))
+    assert load_config(Config, "ppo", ["--config", str(tmp_path / "saved.yaml")]) == config
+    saved = SavedConfig(tmp_path, read_user_yaml(str(tmp_path / "saved.yaml"), Config))
+    assert load_config(Config, "ppo", [], saved) == config
+    (change,) = find_changes(
+        config.model_dump(mode="json"), load("env.plugins.maze.size=8", "reward.plugins.short_path.base=0.5")
+    )
+    assert (change.key, change.verdict) == ("env.plugins.maze.size", "refused")
+    assert "no effect: doors is open" in notices(load("env.plugins.maze.doors_seed=2")).replace("env.plugins.maze.", "")
+    assert "default 0.0, Reward of a text" in explain_key("reward.plugins.short_path.base")
+    with pytest.raises(ConfigError) as refused:
+        load("env.plugins.maze.size=0", "env.plugins.maze.dors=open", "reward.plugins.other.x=1")
+    unknown, size, other = sorted(refused.value.errors)[0], *sorted(refused.value.errors)[1:]
+    assert unknown.startswith("env.plugins.maze.dors") and "Did you mean 'doors'" in unknown
+    assert size.startswith("env.plugins.maze.size: expected integer > 0, got 0")
+    assert other.startswith("reward.plugins.other: no installed package has the section reward.other")
+    assert "maze" in notices(load("env.env_name=single_turn", "env.plugins.maze.size=2"))
+
+
+def test_only_what_is_used_is_imported(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_config(Config, "ppo", ["env.env_name=informal_math", "actor_rollout_ref.rollout.name=hf"])
+    assert cli.main(["--help"]) == 0 and "the package maze-lab 1.0" in capsys.readouterr().out
+    assert not any(name.startswith("maze_lab") for name in sys.modules)
+    load()
+    assert {name for name in sys.modules if name.startswith("maze_lab.")} == {"maze_lab.settings"}
+    prompt = Prompt(0, "short_path/easy", "?", "4")
+    check_prompts_are_gradable([prompt])
+    config = load("reward.plugins.short_path.base=0.5")
+    assert load_grader("short_path", config.reward)(prompt, ">>>") == 0.75
+    assert check_environment(load().env).is_graded(Env())
+    assert "maze_lab.engine" not in sys.modules
+
+
+@pytest.mark.parametrize("group", ["commands", "engines", "environments", "rewards"])
+def test_names_of_ours_and_of_two_packages_are_refused(site: Path, group: plugins.Group) -> None:
+    name = {"commands": "rl", "engines": "hf", "environments": "agent", "rewards": "gsm8k"}[group]
+    add_dist_info(site, "bad-lab", "2", {f"alphaapollo.{group}": {name: "bad_lab:f"}})
+    with pytest.raises(ValueError, match=f"bad-lab 2 adds {name}"):
+        match group:
+            case "commands":
+                raise ValueError(_error_of_a_command("rl"))
+            case "engines":
+                Rollout(name="walk")
+            case "environments":
+                get_environment_spec("single_turn")
+            case "rewards":
+                check_prompts_are_gradable([Prompt(0, "short_path", "?", "4")])
+
+
+def _error_of_a_command(name: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        lines: list[str] = []
+        patch.setattr("builtins.print", lambda text, **options: lines.append(text))
+        assert cli.main([name, "--help"]) == cli.REFUSED
+    return lines[0]
+
+
+def test_a_package_that_cannot_be_imported_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / "bad_lab.py").write_text(BAD_TEXT)
+    groups = {f"alphaapollo.{group}": {"bad": "bad_lab:f"} for group in ("commands", "environments")}
+    add_dist_info(site, "bad-lab", "2", groups)
+    with pytest.raises(ValueError) as refused:
+        check_environment(Env(env_name="bad"))
+    assert "package bad-lab 2" in str(refused.value) and "no licence" in str(refused.value)
+    assert cli.main(["bad"]) == cli.REFUSED and "package bad-lab 2" in capsys.readouterr().err
+
+
+def test_the_page_shows_the_package() -> None:
+    page = (ROOT / "docs/plugins.md").read_text()
+    files = [SOURCE / "pyproject.toml", *(SOURCE / "maze_lab").glob("*.py")]
+    assert [file.name for file in files if file.read_text().strip() not in page] == []
+
+
+def test_built_in_names() -> None:
+    assert all(get_environment_spec(name) for name in BUILT_IN) and "vllm" in ENGINES
+
+
+def test_code_that_an_entry_of_a_saved_map_names_needs_the_command_line(tmp_path: Path) -> None:
+    models = "teacher.models={a: {path: x/y, trust_remote_code: true}}"
+    values = load_config(Config, "ppo", [models, "teacher.by_source.x=a", "teacher.divergence=sampled"])
+    saved = SavedConfig(tmp_path, values.model_dump(mode="json"))
+    key = "teacher.models.a.trust_remote_code"
+    with pytest.raises(ConfigError, match=f"add {key}=true$"):
+        load_config(Config, "ppo", [], saved)
+    assert load_config(Config, "ppo", [f"{key}=true"], saved) == values
