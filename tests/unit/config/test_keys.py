@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 import alphaapollo
+from alphaapollo.algorithms.advantages import estimator_names, get_estimator
 from alphaapollo.config.__main__ import explain_key, main
 from alphaapollo.config.build import find_similar_keys
 from alphaapollo.config.keys import COMMANDS, list_keys
@@ -90,5 +91,6 @@ def test_every_accepted_key_has_a_reader():
     schema_files = (PACKAGE / "config/schema").glob("*.py")  # its own properties read keys, too
     of_schema = "\n".join(file.read_text(encoding="utf-8") for file in schema_files)
     read = {*re.findall(r"\.(\w+)", text), *re.findall(r"\bself\.(\w+)", of_schema)}
+    read |= {name for estimator in map(get_estimator, estimator_names()) for name in estimator.reads or ()}
     for schema in COMMANDS.values():
         assert [key for key in list_keys(schema) if key.rsplit(".", 1)[-1] not in read] == []

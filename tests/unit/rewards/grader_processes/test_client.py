@@ -233,8 +233,11 @@ def test_slow_graders_run_side_by_side(users):
     assert users.score(GSM8K, ["meet 3"] * 3) == [Score(1.0)] * 3
 
 
-def test_slow_process_is_reused(users):
-    before, _, after = (users.score(GSM8K, [text]) for text in ("pid", "sleep 0.8", "pid"))
+def test_slow_process_is_reused(custom):
+    async def scenario(client):
+        return [await client.score(GSM8K, text) for text in ("pid", "sleep 0.8", "pid")]
+
+    before, _, after = run(scenario, custom)
     assert before == after
 
 
