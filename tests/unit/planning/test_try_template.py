@@ -3,8 +3,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from alphaapollo.config.schema import SftConfig
+from alphaapollo.config.schema import EvolvingConfig, SftConfig
 from alphaapollo.data.rendering import Renderer, check_chat_is_shown, load_tokenizer
+from alphaapollo.evolving.run import EvolutionPreparation
+from alphaapollo.observability.console import Console
 from alphaapollo.planning import template as module
 from alphaapollo.planning.template import fix_template_date, try_chats
 from alphaapollo.types import Message, Prompt
@@ -74,3 +76,9 @@ def test_a_run_keeps_the_day_of_its_first_start(tmp_path, tokenizer, monkeypatch
     assert fix_template_date(first, config.model) is first
     monkeypatch.setattr(module, "read_earlier_config", lambda config: first.model_dump())
     assert fix_template_date(config, config.model) == first
+    evolving = EvolvingConfig(
+        models={"policy": {"path": config.model.path}}, trainer=config.trainer.model_dump(include={"output_dir"})
+    )
+    prepared = EvolutionPreparation(evolving, Console())
+    prepared.fix_template_date()
+    assert prepared.config.data.apply_chat_template_kwargs == arguments
