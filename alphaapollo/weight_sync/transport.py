@@ -1,9 +1,9 @@
 """How weights are sent from the training ranks to the engines. Imports no torch, for the process of an engine.
 
-shared_memory   CPU engines: safetensors under /dev/shm
-ipc             engines on the training GPUs: CUDA IPC
-nccl            engines on separate GPUs: NCCL
-adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
+shared_memory   engines on CPUs, and every engine but vLLM: safetensors under /dev/shm
+ipc             vLLM engines on the training GPUs: CUDA IPC
+nccl            vLLM engines on separate GPUs: NCCL
+adapter         vLLM engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
 
 All training ranks gather each full tensor (FSDP), so every node has all weights. With shared_memory and adapter, one
 rank per node then writes files for the engines on its node; engines on nodes without ranks copy the files of rank 0
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 TransportKind = Literal["shared_memory", "ipc", "nccl", "adapter"]
 UpdateInfo = dict[str, object] | list[dict[str, object]]
 """Description of a bucket of tensors of ipc or nccl, for the engines."""
+TransferMethod = Literal["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
+
+
+class CallEngines(Protocol):
+    """Calls a method of the weight transfer of all engines (engines/protocol.py), and waits for them."""
+
+    def __call__(self, method: TransferMethod, *arguments: object) -> None: ...
 
 
 class WeightSender(Protocol):
@@ -51,18 +58,17 @@ class Transport:
     dtype: str  # dtype of the engine's weights: float32 | bfloat16
     shared_folder: str  # folder of the run under /dev/shm, with the same path on every node
     num_engine_ranks: int  # total number of GPUs (or CPU processes) of all engines
-    engine: str = "vllm"  # rollout.name
 
 
 def choose_transport(
-    device: str, is_colocated: bool, has_remote_engines: bool, serves_adapters: bool = False
+    device: str, is_colocated: bool, receives_buckets: bool, serves_adapters: bool = False
 ) -> TransportKind:
-    """Choose how the engines receive weights. has_remote_engines: whether they are vLLM or SGLang engines of workers in
-    other processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters
+    """Choose how the engines receive weights. receives_buckets: whether they are vLLM engines of workers in other
+    processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters
     (rollout.lora=adapter)."""
     if serves_adapters:
         return "adapter"
-    if device == "cpu" or not has_remote_engines:
+    if device == "cpu" or not receives_buckets:
         return "shared_memory"
     return "ipc" if is_colocated else "nccl"
 
