@@ -26,8 +26,8 @@ from alphaapollo.config.keys import replace_value
 from alphaapollo.config.resolve import resolve_generation
 from alphaapollo.config.schema import Env, GenerationConfig
 from alphaapollo.controller.placement import detect_machine
+from alphaapollo.engines.agent_sessions import AgentSession, Request, list_new_messages
 from alphaapollo.engines.factory import make_engine
-from alphaapollo.engines.http_api import AgentSession, Request, list_new_messages
 from alphaapollo.environments.base import Environment, Services, StepResult, get_environment_spec, register_environment
 from alphaapollo.launch.command import REPORTED_ERRORS
 from alphaapollo.launch.input_checks import find_environment_spec, make_renderer

