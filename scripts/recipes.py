@@ -13,7 +13,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
 from alphaapollo.planning.memory import GIB
 from alphaapollo.planning.memory_fit import replace_values
-from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, resolve_plan
+from alphaapollo.session.plan import Plan, add_memory_plan, resolve_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RECIPES = ROOT / "docs" / "recipes.md", ROOT / "examples" / "recipes"
@@ -42,7 +42,7 @@ def plan_recipe(config: Config) -> Plan:
         "actor_rollout_ref.model.attention": "varlen",
     }
     config = replace_values(config, known)
-    return add_memory_plan(resolve_plan(config, NODE, []), config, NODE)
+    return add_memory_plan(resolve_plan(config, NODE, []), config, NODE, [])
 
 
 def describe_recipe(task: str, size: str) -> list[str]:

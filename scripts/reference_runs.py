@@ -1,6 +1,6 @@
-"""Record the metrics and model digests of six reference runs, and compare two recordings.
+"""Record the metrics and model digests of eight reference runs, and compare two recordings.
 
-    python -m scripts.reference_runs record before.json      # about twenty minutes on two cores
+    python -m scripts.reference_runs record before.json      # about twenty-five minutes on two cores
     python -m scripts.reference_runs compare before.json after.json
 
 A change that should not alter behavior leaves every value the same to the last bit. Values depend on the processor, so
@@ -44,6 +44,44 @@ def small_run(example: str, config: str, out: Path, steps: int | None, more: tup
     ]
 
 
+def sft_run(out: Path, steps: int) -> list[list[str]]:
+    """SFT of adapters on the quickstart's task, from its untrained model."""
+    return [
+        ["examples.quickstart.make_task", "--out", str(out), "--seed", "0"],
+        [
+            TRAIN_SFT,
+            *(
+                "--config-dir",
+                "examples/quickstart",
+                "--config-name",
+                "sft",
+                f"data.train_files={out}/data/sft.parquet",
+            ),
+            *(f"data.val_files={out}/data/sft.parquet", "data.val_max_samples=64", "trainer.test_freq=16"),
+            *(
+                f"model.path={out}/model",
+                "model.lora_rank=8",
+                "model.lora_alpha=16",
+                f"trainer.output_dir={out.parent}",
+            ),
+            *(f"trainer.project_name={out.name}", "trainer.seed=0", f"trainer.total_training_steps={steps}"),
+        ],
+    ]
+
+
+def own_loops(out: Path) -> list[list[str]]:
+    """Distillation with engines, and DPO of adapters, in loops of examples/own_loop."""
+    model, folder = f"{out}/model", [f"trainer.output_dir={out.parent}", f"trainer.project_name={out.name}"]
+    folder += ["data.max_prompt_length=64", "data.max_response_length=32"]
+    distill = [model, model, *folder, "trainer.experiment_name=distill"]
+    dpo = [model, *folder, "trainer.experiment_name=dpo"]
+    return [
+        ["examples.quickstart.make_task", "--out", str(out), "--seed", "0"],
+        ["-c", f"from examples.own_loop.distill import main; main(*{distill}, steps=4)"],
+        ["-c", f"from examples.own_loop.dpo import main; main(*{dpo}, steps=4)"],
+    ]
+
+
 def dpo_run(out: Path, steps: int) -> list[list[str]]:
     """DPO on the pairs of examples/preferences, from the quickstart's untrained model."""
     return [
@@ -73,12 +111,15 @@ def record() -> dict[str, dict]:
             "images": small_run("colours", "grpo_two_turns", Path(folder, "images"), 6),
             "agent": small_run("agents", "prices", Path(folder, "agent"), None, AGENT),
             "dpo": dpo_run(Path(folder, "dpo"), 32),
+            "sft": sft_run(Path(folder, "sft"), 48),
+            "own_loops": own_loops(Path(folder, "own_loops")),
         }
         for name, commands in runs.items():
             for command in commands:
                 print("==", name, command[0], flush=True)
                 with open(Path(folder, "log"), "wb") as log:
-                    done = subprocess.run([sys.executable, "-m", *command], env=environment, stdout=log, stderr=log)
+                    words = command if command[0] == "-c" else ["-m", *command]
+                    done = subprocess.run([sys.executable, *words], env=environment, stdout=log, stderr=log)
                 if done.returncode:
                     sys.exit(Path(folder, "log").read_text(errors="replace")[-4000:])
             out = Path(folder, name)

@@ -18,19 +18,19 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alphaapollo.cli.serve import choose_context_length, make_engine_spec
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.keys import replace_value
-from alphaapollo.config.resolve import resolve_generation
+from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Env, GenerationConfig
-from alphaapollo.controller.placement import detect_machine
+from alphaapollo.controller.launcher import launch_workers
+from alphaapollo.controller.ranks import REPORTED_ERRORS
 from alphaapollo.engines.agent_sessions import AgentSession, Request, list_new_messages
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.environments.base import Environment, Services, StepResult, get_environment_spec, register_environment
-from alphaapollo.launch.command import REPORTED_ERRORS
-from alphaapollo.launch.input_checks import find_environment_spec, make_renderer
+from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.entry_point import entry_point
 from alphaapollo.processes.time_limit import TimeLimit
@@ -41,6 +41,9 @@ from alphaapollo.runs.run_model import load_run_model
 from alphaapollo.types import IMAGE_MARK, EncodedImage, EpisodeEnd, GroupRequest, Message, Prompt, Sampling, Score
 from alphaapollo.utils.redaction import replace_control_characters
 from alphaapollo.utils.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from alphaapollo.session.inference import ChatPreparation
 
 USAGE = (
     "Each line is a message, in which the path of an image shows the image; /new starts a new chat, /quit or Ctrl-D "
@@ -120,22 +123,22 @@ def chat_with_run(config: GenerationConfig, greeting: str) -> None:
 
     The event loop does not run between messages, so that input() works normally.
     """
-    from alphaapollo.evaluation.generation import make_sampling
-    from alphaapollo.launch.model_requirements import ModelUse, check_models
+    from alphaapollo.session.inference import ChatPreparation  # imports torch
 
-    find_environment_spec(config.env)
-    check_models([ModelUse("model.path", config.model, engine=config.rollout, lengths=config.data)])
     longest = max(choose_context_length(config) - config.data.max_response_length, config.data.max_prompt_length)
-    config = replace_value(config, "data.max_prompt_length", longest)
-    renderer = make_renderer(config.env, config.model, config.data.apply_chat_template_kwargs)
+    console = Console()
+    prepared = ChatPreparation(replace_value(config, "data.max_prompt_length", longest), console).prepare()
+    for notice in prepared.notices:
+        console.notify(notice)
+    renderer = prepared.renderer
     terminal = Terminal(highlight=False)
     terminal.write(greeting)
     folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))  # removed by @entry_point
     if config.env.env_name == "agent":
-        sampling = replace(make_sampling(config), stop_token_ids=renderer.eos_token_ids)
-        opening = open_agent_chat(config, folder, terminal, sampling)
+        sampling = replace(prepared.make_sampling(), stop_token_ids=renderer.eos_token_ids)
+        opening = open_agent_chat(prepared.config, folder, terminal, sampling)
     else:
-        opening = open_episode_chat(config, folder, terminal, bool(renderer.tokenizer.chat_template))
+        opening = open_episode_chat(prepared, folder, terminal)
     opened = AsyncExitStack()
     with asyncio.Runner() as runner:
         try:
@@ -148,20 +151,20 @@ def chat_with_run(config: GenerationConfig, greeting: str) -> None:
 
 @asynccontextmanager
 async def open_episode_chat(
-    config: GenerationConfig, folder: Path, terminal: Terminal, is_chat_model: bool
+    prepared: ChatPreparation, folder: Path, terminal: Terminal
 ) -> AsyncIterator[AsyncAnswerFunction]:
     """Context manager that starts the engine and yields a function that runs an episode."""
-    from alphaapollo.evaluation.generation import launch_engines, make_sampling
-
-    machine, numbers = detect_machine(), count(1)
-    device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
-    config = config.model_copy(update={"env": register_printing_environment(config.env, terminal)})
-    workers = await launch_engines(config, rollout, device, folder)
+    trainer, numbers = prepared.config.trainer, count(1)
+    is_chat_model = bool(prepared.renderer.tokenizer.chat_template)
+    env = register_printing_environment(prepared.config.env, terminal)
+    prepared.config = prepared.config.model_copy(update={"env": env})
+    specs = prepared.make_specs(folder)
+    workers = await launch_workers(specs, resolve_controller(trainer), trainer.start_timeout, {})
 
     async def answer(messages: list[Message]) -> str | None:
         number, is_chat = next(numbers), is_chat_model or bool(messages[-1].get("images"))  # only chats have images
         prompt = Prompt(number, "chat", messages if is_chat else messages[-1]["content"])
-        request = GroupRequest(prompt, 1, make_sampling(config), stream_position=number, validate=True)
+        request = GroupRequest(prompt, 1, prepared.make_sampling(), stream_position=number, validate=True)
         groups = [group async for _, group in workers.engines.generate([request])]
         trajectory = groups[0].trajectories[0]
         if trajectory.score.outcome.failed:

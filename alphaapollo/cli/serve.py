@@ -18,11 +18,10 @@ from typing import IO
 
 from alphaapollo.cli.main import report_refusals
 from alphaapollo.config.errors import report_error
-from alphaapollo.config.resolve import resolve_generation
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.controller.placement import detect_machine
 from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.vllm.settings import build_exclusion_flags, build_server_command, build_server_environment
+from alphaapollo.observability.console import Console
 from alphaapollo.processes.entry_point import MainFunction, entry_point
 from alphaapollo.processes.network import find_connection_error, find_free_port
 from alphaapollo.processes.python_command import make_subprocess_environ
@@ -112,15 +111,16 @@ def _load_model_for_vllm(run: str, keys: Sequence[str]) -> tuple[RunModel, Gener
 
 def make_engine_spec(config: GenerationConfig) -> EngineSpec:
     """Return the settings of a vLLM engine on this machine. Raises ValueError if the model cannot be read."""
-    machine = detect_machine()
-    device, rollout = resolve_generation(config, machine.num_gpus, machine.num_cores)
+    from alphaapollo.session.inference import ServePreparation  # imports torch
+
+    prepared = ServePreparation(config, Console()).prepare()
     return EngineSpec(
         index=0,
         model_path=config.model.path,
         trust_remote_code=config.model.trust_remote_code,
-        rollout=rollout,
-        device=device,
-        dtype=rollout.dtype,
+        rollout=prepared.rollout,
+        device=prepared.device,
+        dtype=prepared.rollout.dtype,
         max_model_len=choose_context_length(config),
         log_path="",
     )

@@ -1,7 +1,7 @@
 """What combinations of settings, and machines, cannot do: the rows of one table, and the function that walks it.
 
 A row is a function with the decorator `requirement`. Rows about advantage estimators and policy losses are in
-trainer/setup/combinations.py, rows about model families in launch/model_requirements.py.
+trainer/setup/combinations.py, rows about model families in planning/model_requirements.py.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from alphaapollo.engines.protocol import EngineDied
+from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report
+from alphaapollo.weight_sync.verification import WeightSyncError
 
 W = TypeVar("W")
 A = TypeVar("A")
@@ -54,6 +55,10 @@ class RunStalled(WorkerLost):
 
 class WorkerFailed(RuntimeError):
     """Error: a worker raised an exception. The message names the worker and, for bugs, includes the traceback."""
+
+
+REPORTED_ERRORS = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerLost, WorkerFailed)
+"""Errors with a message for the user, which are reported without a traceback; any other error is a bug."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.formats import RESULT_COLUMNS
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.metrics import SampleResult, find_answer, make_sample_result, write_report
-from alphaapollo.launch.input_checks import check_rewards
 from alphaapollo.observability.console import Console
 from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rewards.grader_processes.client import RewardClient
@@ -37,6 +36,7 @@ from alphaapollo.rewards.registry import leave_out_missing_answers
 from alphaapollo.runs.checkpoint_folder import write_format
 from alphaapollo.runs.resume import check_folder_belongs_to_command
 from alphaapollo.runs.rollout_log import replace_images, save_image
+from alphaapollo.session.inputs import check_rewards
 from alphaapollo.types import JsonObject, Outcome, Prompt, Score
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none

@@ -127,11 +127,20 @@ def make_clients(config: EvolvingConfig) -> dict[str, ModelClient]:
     }
 
 
+def make_served_models(config: EvolvingConfig) -> dict[str, Model]:
+    """Return the models that this run serves, by name."""
+    return {
+        name: Model(path=one.path, tokenizer_path=one.tokenizer_path, trust_remote_code=one.trust_remote_code)
+        for name, one in config.models.items()
+        if one.path
+    }
+
+
 def _make_engine_client(config: EvolvingConfig, name: str, served: Sequence[str]) -> EngineClient:
     from alphaapollo.engines.factory import make_engine
     from alphaapollo.engines.protocol import EngineSpec
-    from alphaapollo.launch.model_requirements import ModelUse, check_models  # imports torch
     from alphaapollo.models.load import check_vocabulary_size  # imports torch
+    from alphaapollo.planning.model_requirements import ModelUse, check_models  # imports torch
 
     settings, data, key = config.models[name], config.data, f"models.{name}.path"
     model = Model(path=settings.path, trust_remote_code=settings.trust_remote_code)

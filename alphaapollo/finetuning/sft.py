@@ -29,13 +29,13 @@ from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.evaluation.validation import validate
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
-from alphaapollo.launch import input_checks
-from alphaapollo.launch.model_requirements import ModelUse, check_models
 from alphaapollo.planning.memory_plan import MemoryRequest
+from alphaapollo.planning.model_requirements import ModelUse, check_models
 from alphaapollo.planning.trials import try_environment_resets
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.runs.run_history import LoggedExample, make_example_row
+from alphaapollo.session import inputs
 from alphaapollo.types import Completion, ImageInput, Prompt, Row, Sampling, SamplingRequest
 from alphaapollo.workers.finetuning_worker import SftWorker
 
@@ -129,19 +129,19 @@ class SftTask(FinetuningTask):
 
 def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     """Read data.val_prompts. Returns the prompts and notices. Raises ValueError if a prompt cannot be used."""
-    environment, data = input_checks.find_environment_spec(config.env), make_val_prompt_data(config)
-    notices = input_checks.collect_environment_notices(config, environment)
+    environment, data = inputs.find_environment_spec(config.env), make_val_prompt_data(config)
+    notices = inputs.collect_environment_notices(config, environment)
     check_models([ModelUse("model.path", config.model, engine=Rollout(), lengths=data)])
-    renderer = input_checks.make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
+    renderer = inputs.make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
     keys = config.data
     choose = partial(choose_rows, max_rows=keys.val_max_samples, seed=keys.seed, shuffle=keys.shuffle)
-    prompts, truncated, findings = input_checks.read_prompts(data.path, "data.val_prompts", renderer, data, choose)
+    prompts, truncated, findings = inputs.read_prompts(data.path, "data.val_prompts", renderer, data, choose)
     if with_images := [prompt.id for prompt in prompts if collect_images(prompt.content)]:
         raise ValueError(
             f"data.val_prompts: {len(with_images)} prompts have images (the first is row {with_images[0]}), but "
             "the training ranks sample answers to texts only. Remove them, or evaluate with main_generation."
         )
-    reward_notices, *_ = input_checks.check_rewards(
+    reward_notices, *_ = inputs.check_rewards(
         prompts, config.reward, config.custom_reward_function, environment.is_graded(config.env)
     )
     reset_notices = asyncio.run(try_environment_resets(config.env, prompts[:1]))

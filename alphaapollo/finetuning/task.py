@@ -19,13 +19,12 @@ from alphaapollo.controller.placement import Placement
 from alphaapollo.data.examples import LoadedExamples
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import PromptStream, WeightedFileStream
-from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
-from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest
+from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.runs.checkpoint_folder import RunProgress
-from alphaapollo.runs.resume import StartPoint
 from alphaapollo.runs.run_history import LoggedExample
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.utils.schedule import is_due
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
@@ -98,25 +97,11 @@ class FinetuningPlan:
     val: dict[str, list[Any]]  # validation examples by source
     stream: PromptStream | WeightedFileStream
     total_steps: int
-    start: StartPoint
-    notices: list[str]
-    memory: MemoryPlan | None  # memory of a rank's device; None: unknown
-
-    @property
-    def progress(self) -> FinetuningProgress:
-        """Progress of the checkpoint that the run resumes from, or of a new run."""
-        return FinetuningProgress.read(self.start.checkpoint) if self.start.checkpoint else FinetuningProgress()
 
     @property
     def padded(self) -> bool:
         """Whether micro-batches are padded to their longest row."""
         return self.model.attention == "padded"
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the run has no steps left and its model is exported, so that nothing is left to do."""
-        exported = self.start.has_exported_model() or not self.config.trainer.export_hf
-        return self.start.step >= self.total_steps and exported
 
 
 @dataclass

@@ -16,7 +16,7 @@ import shutil
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,7 @@ from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import find_command_module, load_config_and_user_settings
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
-from alphaapollo.controller.ranks import WorkerFailed, WorkerLost
-from alphaapollo.engines.protocol import EngineError
-from alphaapollo.launch.input_checks import detect_node_resources
+from alphaapollo.controller.ranks import REPORTED_ERRORS, WorkerLost
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.curve import Points, read_curves
 from alphaapollo.observability.run_view import format_duration
@@ -37,13 +35,11 @@ from alphaapollo.runs.checkpoint_folder import CheckpointFolder, is_lower_better
 from alphaapollo.runs.resume import find_start_point, format_completed_run_message, resume_hint
 from alphaapollo.runs.run_history import record_in_history
 from alphaapollo.runs.run_model import resolve_model_paths
+from alphaapollo.session.inputs import detect_node_resources
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.imports import pause_gc
-from alphaapollo.weight_sync.verification import WeightSyncError
 
 CommandConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
-REPORTED_ERRORS = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerLost, WorkerFailed)
-"""Errors with a message for the user, which are reported without a traceback; any other error is a bug."""
 MAIN_METRICS = (  # of each group, the first metric that the run has logged is summarized
     ("val/accuracy", "val/reward", "val/loss"),
     ("distill/divergence", "distill/reverse_kl"),
@@ -56,8 +52,8 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
     """Return the `main` of a command, with the defaults of the YAML file `config_name`. It returns the exit code: 0
     done, 1 failed, 2 refused before the start, 130 interrupted.
 
-    module_name: module with `prepare_run(config, user_settings, console)` and `run(prepared, progress, console)`;
-        without training, `prepare_run(config, console)` and `run(prepared, console)`. It imports torch.
+    module_name: module with `prepare_run(config, user_settings, console)`, which returns a Preparation, and
+        `run(prepared)`; of a training, `run(prepared, progress)`. It imports torch.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +70,7 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
             with open_console(trainer) as console, nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
                 with HEARTBEAT.record_call("prepare"), pause_gc():  # most of the time is spent on imports
                     module = importlib.import_module(module_name)
-                    prepared = module.prepare_run(config, *[user_settings] * trains, console)
+                    prepared = module.prepare_run(config, user_settings, console)
                 if trainer.dry_run:
                     console.show_line("dry run: the configuration is valid, nothing was started.")
                     return 0
@@ -87,7 +83,7 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
                             run_with_restarts(prepared, module.run, console)
                     else:
                         with record_in_history(trainer.folder):
-                            run_coroutine(module.run(prepared, console))
+                            run_coroutine(module.run(prepared))
                 finally:
                     show_run_end(console, config)
         except KeyboardInterrupt:
@@ -117,8 +113,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
 def run_with_restarts(prepared: Any, run: Callable[..., Coroutine[Any, Any, None]], console: Console) -> None:
     """Train to the last iteration, with restarts after deaths of workers. Raises WorkerLost if that is not possible.
 
-    prepared: dataclass of the checked run, with `config`, `start` (StartPoint) and `progress` (RunProgress), which
-        `run` updates after each iteration.
+    prepared: Preparation of a training with `progress` (RunProgress), which `run` updates after each iteration.
     """
     trainer, restarts = prepared.config.trainer, 0
     last_death: tuple[int, str] | None = None  # iteration and role of the last death
@@ -126,7 +121,7 @@ def run_with_restarts(prepared: Any, run: Callable[..., Coroutine[Any, Any, None
         progress = prepared.progress
         try:
             with clean_up_processes():
-                run_coroutine(run(prepared, progress, console))
+                run_coroutine(run(prepared, progress))
             return
         except WorkerLost as death:
             iteration, cause, reason = progress.step + 1, death.cause.rstrip("."), ""
@@ -152,7 +147,9 @@ def prepare_restart_from_newest_checkpoint(prepared: Any, console: Console) -> A
     start = find_start_point(config, prepared.start.inputs.digests)  # the files may have changed meanwhile
     for line in start.describe() or ["starts from scratch."]:
         console.show_line(line)
-    return replace(prepared, config=config, start=start)
+    prepared = copy(prepared)
+    prepared.config, prepared.start = config, start
+    return prepared
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.schema import Model
 from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.models.load import load_config
-from alphaapollo.trainer.setup.plan import Plan
+from alphaapollo.session.plan import Plan
 from alphaapollo.types import Row
 
 

@@ -4,50 +4,66 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import ClassVar
 
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.api import Settings, format_settings
-from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.keys import list_keys, list_sections, replace_value
 from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerSpecs
-from alphaapollo.data.rendering import Renderer
-from alphaapollo.launch.input_checks import detect_node_resources, find_environment_spec, make_renderer
-from alphaapollo.launch.model_requirements import check_models
 from alphaapollo.observability.console import Console
-from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.own_loop.rows import RowReader
-from alphaapollo.planning.first_start import choose_cpu_threads, fix_template_date
 from alphaapollo.planning.plan_table import summarize_memory
 from alphaapollo.processes.watchdog import new_run_id
-from alphaapollo.runs.resume import StartPoint, find_start_point
 from alphaapollo.runs.run_history import RunPlan
 from alphaapollo.runs.run_model import resolve_model_paths
-from alphaapollo.trainer.setup.inputs import check_teacher_vocabulary, list_model_uses
-from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_worker_specs, resolve_plan
-from alphaapollo.utils.user_module import load_user_module
+from alphaapollo.session.policy import PolicyPreparation
+from alphaapollo.session.specs import make_worker_specs
 
+CALLER = "the caller brings prompts, rows and rewards"
 PREFIXES = ("actor_rollout_ref.", "actor_rollout_ref.model.", "actor_rollout_ref.actor.")
 """Beginnings of keys that may be left out: model.path, lora_rank, optim.weight_decay, rollout.name, ..."""
 
 
-@dataclass(frozen=True)
-class PreparedLoop:
+class LoopPreparation(PolicyPreparation):
     """Checked settings of a loop that has not started any worker."""
 
-    config: Config
-    plan: Plan
-    start: StartPoint
-    renderer: Renderer
+    LEFT_OUT: ClassVar = {
+        "read_data": CALLER,
+        "try_rewards": CALLER,
+        "try_environment": CALLER,
+    }
+    OPTIONAL_PATHS = frozenset({"data.train_files"})
     reader: RowReader
     has_engines: bool
 
+    def check_config(self) -> None:
+        super().check_config()
+        if self.config.uses_trpo:
+            raise ValueError("optim.name=trpo needs the loss of main_ppo's update. Set another optimizer, e.g. adamw.")
+        optim, end = self.config.actor_rollout_ref.actor.optim, self.config.trainer.total_training_steps
+        if not end and (optim.warmup_style == "cosine" or (optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio)):
+            keys = f"warmup_style={optim.warmup_style}, lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g}"
+            raise ValueError(
+                f"optim.{keys} need the number of optimizer steps. Set trainer.total_training_steps to it."
+            )
+
+    def check_models(self) -> None:
+        super().check_models()
+        self.reader = RowReader.for_model(self.model)
+
     def describe(self) -> RunPlan:
         """Describe the workers and the memory, for the run folder."""
-        notices = [*self.plan.notices, *self.start.describe()]
-        return RunPlan(self.plan.placement.describe_roles(), summarize_memory(self.plan.memory), notices)
+        return RunPlan(self.plan.placement.describe_roles(), summarize_memory(self.memory), self.all_notices)
+
+    def show_plan(self) -> None:
+        """Print the notices; the caller's loop has its own output."""
+        if self.memory and self.memory.problem:
+            raise ValueError(self.memory.problem)
+        for notice in self.all_notices:
+            self.console.notify(notice)
 
     def make_specs(self) -> WorkerSpecs:
         """Describe how to build the policy workers and, if there are engines, the rollout workers."""
@@ -83,30 +99,8 @@ def load_loop_config(settings: Settings, overrides: Sequence[str], engines: int 
     return resolve_model_paths(config)
 
 
-def prepare_loop(config: Config, has_engines: bool, console: Console) -> PreparedLoop:
+def prepare_loop(config: Config, has_engines: bool, console: Console) -> LoopPreparation:
     """Check the configuration, the machine and the model. Raises ValueError if one of them cannot be used."""
-    machine, model, trainer = detect_node_resources(config), config.actor_rollout_ref.model, config.trainer
-    config, kept_threads = choose_cpu_threads(fix_template_date(config, model), machine)
-    sizes = machine.num_gpus, machine.num_cores
-    notices = check_config_and_get_notices(config, *sizes, optional_paths={"data.train_files"})
-    if config.uses_trpo:
-        raise ValueError("optim.name=trpo needs the loss of main_ppo's update. Set another optimizer, e.g. adamw.")
-    optim, end = config.actor_rollout_ref.actor.optim, trainer.total_training_steps
-    if not end and (optim.warmup_style == "cosine" or (optim.lr_warmup_steps < 0 and optim.lr_warmup_steps_ratio)):
-        keys = f"warmup_style={optim.warmup_style}, lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio:g}"
-        raise ValueError(f"optim.{keys} need the number of optimizer steps. Set trainer.total_training_steps to it.")
-    if config.algorithm.custom_module:
-        load_user_module(config.algorithm.custom_module, "algorithm.custom_module")
-    find_environment_spec(config.env)
-    check_trackers(trainer.logger)
-    check_models(list_model_uses(config))
-    plan = add_memory_plan(resolve_plan(config, machine, [*notices, *kept_threads]), config, machine)
-    if plan.memory and plan.memory.problem:
-        raise ValueError(plan.memory.problem)
-    renderer = make_renderer(config.env, model, config.data.apply_chat_template_kwargs)
-    for key, one in config.teacher.local_models.items() if config.teacher.divergence else ():
-        check_teacher_vocabulary(key, one, config.teacher, model, renderer)
-    prepared = PreparedLoop(config, plan, find_start_point(config), renderer, RowReader.for_model(model), has_engines)
-    for notice in prepared.describe().notices:
-        console.notify(notice)
-    return prepared
+    prepared = LoopPreparation(config, console)
+    prepared.has_engines = has_engines
+    return prepared.prepare()

@@ -17,7 +17,6 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from alphaapollo.api import Settings
 from alphaapollo.launch.command import clean_up_processes
-from alphaapollo.launch.session import open_session
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.own_loop.setup import load_loop_config, prepare_loop
@@ -26,6 +25,7 @@ from alphaapollo.processes.allocator import share_main_arena
 from alphaapollo.processes.entry_point import check_started_once, hide_main_script, run_in_temp_folder
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.run_history import record_in_history
+from alphaapollo.session.start import open_session
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 P = ParamSpec("P")
@@ -138,7 +138,7 @@ class Trainer:
             prepared = prepare_loop(self.config, self._has_engines, console)
             specs, timer = prepared.make_specs(), Timer()
             console.start(self.config.trainer.total_training_steps or 0, prepared.start.step)
-            session = open_session(prepared.config, prepared.start, prepared.describe(), specs, timer, console)
+            session = open_session(prepared, specs, timer, keeps_all_checkpoints=True)
 
             async def serve() -> None:
                 """Start the workers, run verbs until the caller closes the trainer, and end the workers."""

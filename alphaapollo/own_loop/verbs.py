@@ -21,16 +21,15 @@ from alphaapollo.data.prompts import check_length_limit
 from alphaapollo.environments.base import EnvironmentFactory, StepResult, get_environment_spec
 from alphaapollo.environments.single_turn import SingleTurnEnvironment
 from alphaapollo.evaluation.validation import compute_group_metrics
-from alphaapollo.launch.session import BackgroundCheckpointWriter, TrainingSession
 from alphaapollo.own_loop.rows import distribute, split_by_row
-from alphaapollo.own_loop.setup import PreparedLoop
+from alphaapollo.own_loop.setup import LoopPreparation
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
-from alphaapollo.runs.checkpoint_folder import CheckpointFolder, find_damage
+from alphaapollo.runs.checkpoint_folder import find_damage
 from alphaapollo.runs.rollout_log import RolloutLog
+from alphaapollo.session.publish import WeightPublisher, make_probe, make_publisher
+from alphaapollo.session.verbs import TrainingSession
 from alphaapollo.trainer.metrics import compute_rollout_metrics
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.publish import WeightPublisher, make_publisher
-from alphaapollo.trainer.setup.inputs import make_probe
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
 from alphaapollo.workers.accumulation import LossFunction, cross_entropy
 
@@ -60,29 +59,25 @@ class UnscoredAnswer(SingleTurnEnvironment):
 class Verbs:
     """State of a user's loop in the driver, and its verbs. Only one verb at a time uses the training ranks."""
 
-    def __init__(self, prepared: PreparedLoop, session: TrainingSession):
-        config, plan = prepared.config, prepared.plan
+    def __init__(self, prepared: LoopPreparation, session: TrainingSession):
+        plan, start = prepared.plan, prepared.start
         self._prepared, self._session, self._workers, self._plan = prepared, session, session.workers, plan
-        start, folder = prepared.start, config.trainer.folder
         self.progress = Progress.read(start.checkpoint) if start.checkpoint else Progress()
         self._num_accumulated = 0  # forward_backward calls since the last step
         self._trained_version: int | None = None  # version of the trainer's weights; None: not published
-        self._version, self._has_synced_engines, self._training = self.progress.step, False, asyncio.Lock()
-        self._rollout_log = RolloutLog(folder / "rollouts")
-        checkpoints = CheckpointFolder(folder / "checkpoints", keep=None, inputs=start.inputs)
-        policy = {"policy": self._workers.policy}
-        self._writer = BackgroundCheckpointWriter[Progress](checkpoints, policy, session.console.notify)
+        self._version, self._training = self.progress.step, asyncio.Lock()
+        self._rollout_log = RolloutLog(prepared.config.trainer.folder / "rollouts")
+        self._writer = session.checkpoint_writer
         self._publisher: WeightPublisher | None = None
         if prepared.has_engines:
-            probe = make_probe(prepared.renderer, PROBE_TEXT, config.data.max_length - 1)
-            self._publisher = make_publisher(self._workers, {plan.model.dtype, plan.rollout.dtype}, probe, True)
+            probe = make_probe(prepared.renderer, PROBE_TEXT, prepared.config.data.max_length - 1)
+            self._publisher = make_publisher(self._workers, plan, probe, pauses_requests=True)
 
     async def begin(self) -> None:
         """Load the checkpoint to resume from, if any, and send the weights to the engines."""
-        for warning in await self._workers.policy.get_logprob_check_warnings():
-            self._session.console.notify(warning)
+        await self._session.show_warnings()
         if self._publisher:
-            await self._workers.engines.sleep()
+            await self._publisher.hand_over()
         await self._restore(self._prepared.start.checkpoint)
 
     def close(self) -> None:
@@ -126,7 +121,7 @@ class Verbs:
         if self._publisher is None:
             raise ValueError("there are no engines. Create the trainer with engines=1 or more.")
         async with self._training:
-            if not self._has_synced_engines:
+            if not self._publisher.engines_hold_weights:
                 await self._publish()
         data, rollout, renderer = self._prepared.config.data, self._plan.rollout, self._prepared.renderer
         made = [one if isinstance(one, Prompt) else Prompt(number, "", one) for number, one in enumerate(prompts)]
@@ -274,9 +269,10 @@ class Verbs:
         self._session.console.show_step(step, logged)
 
     async def _restore(self, checkpoint: Path | None) -> None:
+        """Load a checkpoint, if any, and publish."""
         if checkpoint:
             await self._workers.policy.clear_gradients()
-            await self._workers.policy.load(str(checkpoint / "policy"))
+            await self._session.load(checkpoint)
             self._num_accumulated = 0
         if self._publisher:
             await self._publish()
@@ -284,7 +280,7 @@ class Verbs:
     async def _publish(self) -> dict[str, float]:
         if self._publisher is None:
             raise ValueError("there are no engines to publish to. Create the trainer with engines=1 or more.")
-        self._version, self._has_synced_engines = self._version + 1, True
+        self._version += 1
         self._trained_version = self._version
         return await self._publisher.publish(self._version)
 
@@ -293,7 +289,7 @@ class Verbs:
         """Context manager in which the training ranks work. Engines on the same GPUs free their memory first, and get
         the weights again before the next sample."""
         async with self._training:
-            if self._has_synced_engines and self._plan.placement.shares_gpus:
-                self._has_synced_engines = False
-                await self._workers.engines.sleep(pauses_requests=True)
+            shares_gpus = self._plan.placement.shares_gpus
+            if shares_gpus and self._publisher and self._publisher.engines_hold_weights:
+                await self._publisher.hand_over(pauses_requests=True)
             yield

@@ -162,12 +162,12 @@ def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name
     return StartPoint(folder, config_changes=tuple(changes), inputs=inputs)
 
 
-def read_earlier_config(config: TrainingConfig | GenerationConfig) -> JsonObject:
+def read_earlier_config(config: ResumableConfig) -> JsonObject:
     """Return the newest saved configuration of the run to resume, as plain values; empty for a new run."""
     folder = run = config.trainer.folder
     if config.trainer.resume_mode == "disable":
         return {}
-    if not isinstance(config, GenerationConfig):
+    if not isinstance(config, GenerationConfig | EvolvingConfig):
         if not (candidates := _list_resumable_checkpoints(config)):
             return {}
         run = folder if _has_results(folder) else candidates[0].resolve().parents[1]

@@ -3,7 +3,7 @@
 generate groups of rollouts -> learn: update the models -> publish: send the weights to the engines
 -> on schedule: validate, reset the reference model -> log -> on schedule: save a checkpoint
 
-`engines.sleep`, `weights.publish` and `engines.release_kv_cache_temporarily` switch shared GPUs between engines and
+`weights.hand_over`, `weights.publish` and `engines.release_kv_cache_temporarily` switch shared GPUs between engines and
 trainers: one of them frees its memory before the other one uses it (docs/architecture.md).
 
 `train_async` generates groups for later iterations while an iteration trains. step/collect.py tracks the groups in
@@ -20,10 +20,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from alphaapollo.config.schema import ReferenceReset, Trainer
+from alphaapollo.config.schema import ReferenceReset
 from alphaapollo.evaluation.validation import ValidationResult, validate
 from alphaapollo.observability.timing import Timer, measure_resident_gib
-from alphaapollo.rollout.suites import FOLDER, Suite
+from alphaapollo.rollout.suites import FOLDER
 from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics, find_failure_reason
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import TrainingRun
@@ -41,7 +41,7 @@ async def train(run: TrainingRun) -> None:
         collected = await collect_groups(run, iteration, timer)
         run.checkpoint_writer.mark_models_inconsistent()
         with timer("generate"):
-            await run.workers.engines.sleep()
+            await run.weights.hand_over()
         metrics = log_groups(run, iteration, collected, timer.seconds["generate"])
         learned = await run.learn(run, iteration, collected.trained, timer)
         learned = log_trained_rows(run, iteration, learned, collected)
@@ -158,19 +158,14 @@ async def validate_and_log(run: TrainingRun, iteration: int) -> ValidationResult
 
 async def run_val_suites(run: TrainingRun, iteration: int) -> dict[str, float]:
     """Run the suites of trainer.val_suites with the weights that the engines hold, and return their metrics."""
-    trainer = run.config.trainer
-    if not (suites := list_val_suites(trainer)):
+    suites, folder = run.val_suites, run.config.trainer.folder.absolute() / FOLDER
+    if not suites:
         return {}
     run.console.show_phase("suites", 0, len(suites))
-    results = await run.workers.engines.run_suites(suites, trainer.folder.absolute() / FOLDER / f"step_{iteration}")
+    results = await run.workers.engines.run_suites(suites, folder / f"step_{iteration}")
     for failed in filter(lambda result: result.error, results):
         run.console.notify(f"step {iteration}: {failed.suite} failed: {failed.error}")
     return {name: value for result in results for name, value in result.metrics.items()}
-
-
-def list_val_suites(trainer: Trainer) -> list[Suite]:
-    """Return the suites of trainer.val_suites. Raises ValueError if one has another form."""
-    return [Suite(text, trainer.suite_python, trainer.suite_timeout) for text in trainer.val_suites]
 
 
 def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: int) -> dict[str, float]:
@@ -204,7 +199,7 @@ async def train_async(run: TrainingRun) -> None:
             run.checkpoint_writer.mark_models_inconsistent()
             if run.config.trainer.async_mode == "carry":
                 with timer("pause"):
-                    await run.workers.engines.sleep(pauses_requests=True)
+                    await run.weights.hand_over(pauses_requests=True)
             metrics = log_groups(run, iteration, collected, taken - since)
             learned = await run.learn(run, iteration, collected.trained, timer)
             learned = log_trained_rows(run, iteration, learned, collected)

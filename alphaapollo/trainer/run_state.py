@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
-from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
+from alphaapollo.rollout.suites import Suite
 from alphaapollo.runs.rollout_log import RolloutLog
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.plan import Plan
+from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, TrainingGoal
-from alphaapollo.trainer.publish import WeightPublisher
-from alphaapollo.trainer.setup.plan import Plan
 from alphaapollo.trainer.step.credit import ColumnDtype
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
@@ -51,6 +53,7 @@ class TrainingRun(LearnerState):
     weights: WeightPublisher
     prompts: list[Prompt]
     val_prompts: list[Prompt]
+    val_suites: Sequence[Suite] = ()
     goal: TrainingGoal
     sampler: PromptSampler
     learn: LearnFunction

@@ -1,4 +1,4 @@
-"""Build the policy worker, and the `model` configuration sections of teachers and the critic."""
+"""Build the policy worker, and the `model` configuration sections of the other models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from alphaapollo.config.schema import Critic, Model, Teacher
+from alphaapollo.config.schema import Critic, Model, RewardModel, Teacher
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 from alphaapollo.weight_sync.transport import Transport, WeightSender, get_weights_folder
@@ -59,3 +59,10 @@ def make_teacher_model_sections(policy: Model, teacher: Teacher) -> dict[str, Mo
 def make_critic_model_section(policy: Model, critic: Critic) -> Model:
     """Return the critic's `model` section: the policy's section with the critic's LoRA keys and, if set, its path."""
     return policy.model_copy(update=dict(critic.model) | {"path": critic.model.path or policy.path})
+
+
+def make_reward_model_section(policy: Model, config: RewardModel) -> Model:
+    """Return the reward model's `model` section: its own path, the policy's dtype and attention."""
+    model = config.model
+    changes = {"path": model.path, "trust_remote_code": model.trust_remote_code, "enable_gradient_checkpointing": False}
+    return policy.model_copy(update=changes)

@@ -31,7 +31,6 @@ from alphaapollo.config.schema import Config, Data, Env  # noqa: E402
 from alphaapollo.controller.handles import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
-from alphaapollo.launch.session import BackgroundCheckpointWriter  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import (  # noqa: E402
@@ -40,9 +39,10 @@ from alphaapollo.rollout.episode import (  # noqa: E402
     run_group,
 )
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder  # noqa: E402
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter  # noqa: E402
+from alphaapollo.session.publish import WeightPublisher  # noqa: E402
 from alphaapollo.trainer import loop  # noqa: E402
 from alphaapollo.trainer.progress import Progress, TrainingGoal  # noqa: E402
-from alphaapollo.trainer.publish import WeightPublisher  # noqa: E402
 from alphaapollo.trainer.step.curriculum import PromptSampler  # noqa: E402
 from alphaapollo.trainer.step.learn import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightUpdate  # noqa: E402

@@ -14,19 +14,19 @@ import torch
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.placement import Machine
-from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.rollout_log import RolloutLog
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.plan import resolve_plan
+from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.lifecycle import tune_gc_and_huge_pages
 from alphaapollo.trainer.profile import StepProfiler
 from alphaapollo.trainer.progress import Progress, TrainingGoal
-from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.run_state import TrainingRun
-from alphaapollo.trainer.setup.plan import make_plan
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.types import Prompt
@@ -99,7 +99,7 @@ class Cluster:
         engines = [FakeRollout(latencies, self.clock) for _ in range(workers)]
         policy = PolicyGroup(SimulatedRanks("policy", self.network, policies))
         rollout = EngineGroup(SimulatedRanks("rollout", self.network, engines), IN_FLIGHT)
-        plan = make_plan(config, Machine(num_cores=64, num_gpus=2))
+        plan = resolve_plan(config, Machine(num_cores=64, num_gpus=2), [])
         prompts = [Prompt(i, "simulated", [{"role": "user", "content": f"{i}: {QUESTION}"}]) for i in range(20_000)]
         console = Console(Terminal(file=io.StringIO()))
         groups: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=rollout)

@@ -10,9 +10,9 @@ import torch
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Data, Model, Rollout
-from alphaapollo.launch.model_requirements import ModelUse, find_unsupported_features
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import describe_stateful_layers
+from alphaapollo.planning.model_requirements import ModelUse, find_unsupported_features
 from tests.architectures.models import MAX_LENGTH, Architecture
 
 ENGINE = "vLLM (CPU)"

@@ -17,7 +17,7 @@ from alphaapollo.batching.batch import Columns, MiniBatch
 from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
-from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage
+from alphaapollo.session.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.step import training_batch
 from alphaapollo.trainer.step.credit import assign_credit
 from alphaapollo.trainer.step.training_batch import TrainingBatch, build_batch, is_usable_for_training

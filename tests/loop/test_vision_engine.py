@@ -21,7 +21,7 @@ from alphaapollo.data.images import find_placeholder_ids, load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.lora import add_adapters, gather_scaled_adapter, get_lora_layers
-from alphaapollo.trainer.setup.inputs import make_probe
+from alphaapollo.session.publish import make_probe
 from alphaapollo.types import Completion, ImageInput, Message, Sampling
 from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, WeightSyncError, check_probe_log_probs
 from tests.loop.engine_kit import Session, start_engine

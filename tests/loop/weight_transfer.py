@@ -1,4 +1,4 @@
-"""Weight syncs into a running vLLM engine in the order of trainer/publish.py, with both verifications. tests/gpu runs
+"""Weight syncs into a running vLLM engine in the order of session/publish.py, with both verifications. tests/gpu runs
 them on GPUs; tests/loop runs the same steps on a CPU."""
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference
-from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.models import sharding
 from alphaapollo.models.export import gather_parameters
+from alphaapollo.planning.model_requirements import choose_kernels
 from alphaapollo.types import Row
 from alphaapollo.weight_sync import digest_kernel
 from alphaapollo.weight_sync.digest import compute_joint_digest

@@ -23,6 +23,7 @@ LAYERS = [
     ["rollout", "workers"],
     ["controller"],
     ["planning"],
+    ["session"],
     ["launch"],
     ["evaluation"],
     ["finetuning", "evolving", "viewer"],

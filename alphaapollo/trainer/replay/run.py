@@ -25,12 +25,14 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
-from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.models.load import load_config as load_model_config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
+from alphaapollo.planning.model_requirements import choose_kernels
 from alphaapollo.runs.resume import read_saved_config
+from alphaapollo.session.plan import Plan, resolve_plan
+from alphaapollo.session.specs import make_worker_specs
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import (
     Outcome,
@@ -41,7 +43,6 @@ from alphaapollo.trainer.replay.record import (
     read_recording,
 )
 from alphaapollo.trainer.run_state import LearnerState
-from alphaapollo.trainer.setup.plan import Plan, make_worker_specs, resolve_plan
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.utils.user_module import load_user_module
 

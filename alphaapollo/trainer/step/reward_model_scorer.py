@@ -6,21 +6,19 @@ import asyncio
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.batching.packing import build_batch_layout
-from alphaapollo.config.schema import Config, Model, RewardModel
+from alphaapollo.config.schema import Config, RewardModel
 from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.load import find_reward_model_class, load_config
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.registry import is_gradable
+from alphaapollo.session.plan import Plan
 from alphaapollo.types import Message, Prompt, Row, Score, StopReason, Trajectory, TrajectoryGroup
-
-if TYPE_CHECKING:
-    from alphaapollo.trainer.setup.plan import Plan
+from alphaapollo.workers.builders import make_reward_model_section
 
 COMPONENT = "reward_model"
 """Name of the reward component with the reward model's score."""
@@ -172,13 +170,6 @@ def uses_reward_function(config: Config, environment_uses_grader: bool, prompts:
     return False
 
 
-def make_reward_model_settings(config: RewardModel, policy: Model) -> Model:
-    """Return the settings for loading the reward model: its own path, the policy's dtype and attention."""
-    model = config.model
-    changes = {"path": model.path, "trust_remote_code": model.trust_remote_code, "enable_gradient_checkpointing": False}
-    return policy.model_copy(update=changes)
-
-
 def make_reward_model_tokenizer(
     config: Config, policy_renderer: Renderer, prompts: Sequence[Prompt]
 ) -> RewardModelTokenizer:
@@ -186,7 +177,7 @@ def make_reward_model_tokenizer(
 
     Raises ValueError if reward_model.model.path is not a reward model, or its chat template cannot render a prompt.
     """
-    model = make_reward_model_settings(config.reward_model, config.actor_rollout_ref.model)
+    model = make_reward_model_section(config.actor_rollout_ref.model, config.reward_model)
     loaded = load_config(model)
     find_reward_model_class(loaded, model.path)
     if policy_renderer.images is not None:

@@ -168,7 +168,7 @@ def test_losses_without_a_ratio_and_no_others_ignore_the_old_log_probs(name: str
 
 
 def test_only_the_owner_reads_these_fields():
-    """Otherwise a used key would be reported as without effect. trainer/setup/inputs.py reads adv_estimator."""
+    """Otherwise a used key would be reported as without effect. trainer/setup/preparation.py reads adv_estimator."""
     estimators, losses = map(get_estimator, estimator_names()), map(get_policy_loss, policy_loss_names())
     fields = {name for one in estimators for name in one.reads or ()}
     fields |= {name.rpartition(".")[2] for one in losses for name in one.reads or ()}

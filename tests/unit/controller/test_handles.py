@@ -8,7 +8,7 @@ import pytest
 
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
-from alphaapollo.trainer.publish import WeightPublisher
+from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.types import (
     Completion,
     GroupRequest,

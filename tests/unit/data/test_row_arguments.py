@@ -12,7 +12,7 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.environments.base import Services
 from alphaapollo.environments.memory import Step
 from alphaapollo.environments.single_turn import SingleTurnEnvironment
-from alphaapollo.planning.first_start import try_chats
+from alphaapollo.planning.template import try_chats
 from alphaapollo.rollout.worker import make_token_context_factory
 from tests.builders import write_rows
 from tests.unit.tool_templates import schema

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from alphaapollo.config.load import load_config
+from alphaapollo.config.load import NO_USER_SETTINGS, load_config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from tests.unit import tiny
@@ -32,7 +32,7 @@ class SmallRun:
         out = StringIO()
         console = Console(Terminal(file=out, width=200, highlight=False))
         config = load_config(self._schema, self._program, self.words(*overrides))
-        asyncio.run(self._module.run(self._module.prepare_run(config, console), console))
+        asyncio.run(self._module.run(self._module.prepare_run(config, NO_USER_SETTINGS, console)))
         return out.getvalue()
 
 

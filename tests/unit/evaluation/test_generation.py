@@ -155,7 +155,7 @@ def test_a_finished_run_starts_no_engine(command: Command, monkeypatch: pytest.M
     command.run()
     summary = command.summary()
     (command.folder / "summary.json").unlink()
-    monkeypatch.setattr(generation, "launch_engines", None)
+    monkeypatch.setattr(generation, "open_workers", None)
     assert "finished  6 prompts" in command.run()
     assert command.summary() == summary
 

@@ -15,8 +15,8 @@ from alphaapollo.data.examples import LoadedExamples
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.run import make_example_stream
 from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun, train
-from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from tests.unit.metric_names import undocumented
 
 

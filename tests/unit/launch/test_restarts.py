@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +19,8 @@ from alphaapollo.processes.watchdog import RUN, list_run_processes, new_run_id
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.resume import find_start_point
 from alphaapollo.runs.run_history import RunPlan
-from alphaapollo.trainer.lifecycle import PreparedRun
 from alphaapollo.trainer.progress import Progress
+from alphaapollo.trainer.setup.preparation import RlPreparation
 
 DIED = WorkerDied("the policy worker of rank 0 (pid 7) died: killed", "policy")
 
@@ -39,13 +38,13 @@ class FakeRun:
 
     def __init__(self, config: Config, *attempts: tuple[int, Exception] | None):
         self.attempts, self.began, self.configs = list(attempts), list[str](), list[Config]()
-        plan: Any = SimpleNamespace(folder=config.trainer.folder)
-        self.prepared = PreparedRun(config, plan, SimpleNamespace(), find_start_point(config))  # type: ignore[arg-type]
+        self.prepared = RlPreparation(config, Console())
+        self.prepared.start = find_start_point(config)
 
     def go(self) -> None:
         run_with_restarts(self.prepared, self.run, Console())
 
-    async def run(self, prepared: PreparedRun, progress: Progress, console: Console) -> None:
+    async def run(self, prepared: RlPreparation, progress: Progress) -> None:
         self.configs.append(prepared.config)
         start = prepared.start
         self.began.append(start.checkpoint.name if start.checkpoint else "scratch")

@@ -82,8 +82,10 @@ def test_the_folder_is_locked_and_has_a_status_only_while_a_command_runs(
 ) -> None:
     seen: list[tuple[bool, Path | None]] = []
 
-    def look(*arguments: Any) -> None:
-        seen.append(((tmp_path / "p/.run.lock").exists(), arguments[-1].status_folder))
+    def look(*arguments: Any) -> Any:
+        console = arguments[-1]  # `run` gets what `prepare_run` has returned
+        seen.append(((tmp_path / "p/.run.lock").exists(), console.status_folder))
+        return console
 
     assert run_command(prepare=look, run=look) == 0
     assert run_command("trainer.dry_run=true", prepare=look, run=look) == 0

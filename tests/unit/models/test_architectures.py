@@ -11,10 +11,10 @@ import torch
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Data, Model, Rollout
-from alphaapollo.launch.model_requirements import ModelUse, check_models, choose_kernels
 from alphaapollo.models.load import load_causal_lm, load_without_weights
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
+from alphaapollo.planning.model_requirements import ModelUse, check_models, choose_kernels
 from alphaapollo.workers.companion import SharedPromptCheck
 from scripts.models_page import RESULTS, ROOT, render_page
 from tests.architectures.engine import LIMITS

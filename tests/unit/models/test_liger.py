@@ -12,9 +12,9 @@ import pytest
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
-from alphaapollo.launch.model_requirements import choose_kernels
 from alphaapollo.models import load
 from alphaapollo.models.load import LIGER_ARCHITECTURES
+from alphaapollo.planning.model_requirements import choose_kernels
 from tests.unit.tiny import build_model, save_model
 
 KEY, COMPILED, REQUIRED = "model.use_liger", {"use_torch_compile": True}, {"use_liger": True}

@@ -15,8 +15,8 @@ from transformers import ViTConfig
 
 from alphaapollo.config.schema import Model, Rollout
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.launch.model_requirements import ModelUse, find_unsupported_features
 from alphaapollo.models.load import check_vocabulary_size, load_causal_lm
+from alphaapollo.planning.model_requirements import ModelUse, find_unsupported_features
 
 
 @pytest.fixture

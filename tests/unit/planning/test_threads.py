@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.config.schema import Config, SftConfig
 from alphaapollo.controller.placement import Machine
-from alphaapollo.planning.first_start import choose_cpu_threads
+from alphaapollo.planning.threads import choose_cpu_threads
 from alphaapollo.runs.checkpoint_folder import write_manifest, write_progress
 from alphaapollo.runs.resume import find_start_point
 from alphaapollo.runs.run_history import RunPlan

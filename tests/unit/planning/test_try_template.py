@@ -6,8 +6,8 @@ import pytest
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.chats import check_chat_is_shown
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.planning import first_start as module
-from alphaapollo.planning.first_start import fix_template_date, try_chats
+from alphaapollo.planning import template as module
+from alphaapollo.planning.template import fix_template_date, try_chats
 from alphaapollo.types import Message, Prompt
 from tests.unit.tiny import save_tokenizer
 

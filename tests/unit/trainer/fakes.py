@@ -70,6 +70,7 @@ def make_run_state(config: Config, prompts: Sequence[Any], workers: Any, **field
     defaults = {
         "plan": make_plan(),
         "val_prompts": prompts,
+        "val_suites": [],
         "sampler": PromptSampler(prompts, config.data),
         "goal": TrainingGoal(1),
         "progress": Progress(),

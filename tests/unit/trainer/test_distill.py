@@ -18,9 +18,10 @@ from alphaapollo.controller.worker_groups import LocalWorkerGroups
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
+from alphaapollo.session.plan import resolve_plan
+from alphaapollo.session.specs import make_worker_specs
 from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import LearnerState
-from alphaapollo.trainer.setup.plan import make_worker_specs, resolve_plan
 from alphaapollo.trainer.step.learn import learn
 from tests.unit.tiny import save_model
 from tests.unit.trainer.samples import group, trajectory

@@ -16,13 +16,14 @@ from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.config.schema import Config, Data
 from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
-from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.publish import WeightPublisher
+from alphaapollo.session.verbs import TrainingSession
 from alphaapollo.trainer.lifecycle import initialize_run
 from alphaapollo.trainer.loop import train, train_async
 from alphaapollo.trainer.progress import TrainingGoal
-from alphaapollo.trainer.publish import WeightPublisher
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
@@ -273,11 +274,17 @@ def test_an_iteration_with_critic_reward_model_and_reset(tmp_path: Path) -> None
 def test_gpu_phases_of_start_and_resume(tmp_path: Path, critic: bool) -> None:
     """The checkpoint is loaded while the engine sleeps."""
     fresh, resumed = Gpu(), Gpu()
-    asyncio.run(initialize_run(make_run(fresh, tmp_path, critic), None, Timer()))
+
+    def initialize(gpu: Gpu, checkpoint: Path | None) -> None:
+        run = make_run(gpu, tmp_path, critic)
+        session = TrainingSession(run.config, run.workers, run.console, run.tracker, run.checkpoint_writer)
+        asyncio.run(initialize_run(run, session, checkpoint, Timer()))
+
+    initialize(fresh, None)
     assert fresh.calls == ["engine.sleep", *PUBLISH, "engine.generate"]  # and the first validation
-    asyncio.run(initialize_run(make_run(resumed, tmp_path, critic), tmp_path, Timer()))
+    initialize(resumed, tmp_path)
     load = ["critic.load", "critic.rest"] if critic else []
-    assert resumed.calls == ["engine.sleep", *load, "policy.load", *PUBLISH]
+    assert resumed.calls == ["engine.sleep", *load, "policy.load", "policy.rest", *PUBLISH]
 
 
 def test_two_iterations_in_carry_mode(tmp_path: Path) -> None:

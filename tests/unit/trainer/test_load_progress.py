@@ -7,15 +7,22 @@ from typing import Any
 
 from alphaapollo.config.changes import ConfigChange
 from alphaapollo.config.schema import Config
+from alphaapollo.observability.console import Console
 from alphaapollo.runs.resume import StartPoint
-from alphaapollo.trainer.lifecycle import PreparedRun
 from alphaapollo.trainer.progress import CurriculumState, Progress
+from alphaapollo.trainer.setup.preparation import RlPreparation
+
+
+def read_progress(config: Config, start: StartPoint) -> Progress:
+    prepared = RlPreparation(config, Console())
+    prepared.start = start
+    return prepared.progress
 
 
 def test_only_an_adaptive_kl_controller_resumes_its_coefficient(tmp_path: Path) -> None:
     def progress(start: StartPoint, **kl: Any) -> Progress:
         config = Config.model_validate({"algorithm": {"kl_ctrl": {"kl_coef": 0.2, **kl}}})
-        return PreparedRun(config, None, None, start).progress  # type: ignore[arg-type]
+        return read_progress(config, start)
 
     assert progress(StartPoint(tmp_path)) == Progress(kl_coef=0.2)
     Progress(step=3, prompts_consumed=12, kl_coef=0.7).write(tmp_path)
@@ -34,5 +41,5 @@ def test_pass_rates_are_those_of_the_same_data_files(tmp_path: Path) -> None:
     restarted = CurriculumState(stage_start=9)
     cases = ((other_batch, state, [7]), (other_data, restarted, []), (moved, state, [7]))
     for change, expected, unfinished in cases:
-        prepared = PreparedRun(Config(), None, None, replace(resumed, config_changes=(change,)))  # type: ignore[arg-type]
-        assert (prepared.progress.curriculum, prepared.progress.unfinished) == (expected, unfinished)
+        progress = read_progress(Config(), replace(resumed, config_changes=(change,)))
+        assert (progress.curriculum, progress.unfinished) == (expected, unfinished)

@@ -12,15 +12,15 @@ import pytest
 
 from alphaapollo.config.schema import Config, ReferenceReset
 from alphaapollo.evaluation.validation import ValidationResult
-from alphaapollo.launch.session import BackgroundCheckpointWriter
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.loop import should_reset_reference
 from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import CollectedGroups
 from alphaapollo.trainer.step.learn import UpdateResult
 from tests.unit.metric_names import undocumented
-from tests.unit.trainer.fakes import Checkpoints, make_run_state
+from tests.unit.trainer.fakes import Checkpoints, do_nothing, make_run_state
 from tests.unit.trainer.samples import group, trajectory
 
 
@@ -67,7 +67,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         Config.model_validate({"trainer": {"save_freq": 2, "test_freq": -1}}),
         range(10),
         workers,
-        weights=SimpleNamespace(publish=publish),
+        weights=SimpleNamespace(publish=publish, hand_over=do_nothing),
         learn=learn,
         goal=TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4),
         checkpoint_writer=writer,

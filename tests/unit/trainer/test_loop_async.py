@@ -103,7 +103,7 @@ def make_run(
         config,
         prompts,
         workers,
-        weights=SimpleNamespace(publish=publish),
+        weights=SimpleNamespace(publish=publish, hand_over=engines.sleep),
         learn=learn,
         goal=TrainingGoal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
         trained={},
@@ -246,7 +246,7 @@ def test_groups_in_vain_end_the_run(reason: str, is_async: bool, good: int, caps
 
     run = make_run(steps=4, dynamic=reason == "no variance")
     run.workers.engines.generate_group = play
-    run.workers.engines.sleep = do_nothing
+    run.weights.hand_over = do_nothing
     loops = loop.train_async if is_async else loop.train
     if error:
         with pytest.raises(ValueError, match=f"none of the .* groups .*{error}"):

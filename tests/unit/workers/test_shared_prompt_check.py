@@ -18,10 +18,11 @@ from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
+from alphaapollo.session.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.lifecycle import can_use_shared_prompts
-from alphaapollo.trainer.setup.plan import can_skip_rows_without_advantage, make_plan
 from alphaapollo.workers.companion import SharedPromptCheck
 from tests.matrices import join, split
+from tests.unit.session.steps import prepare_plan
 from tests.unit.workers.training import Case, assert_close, make_batch, parameters
 
 KEY = "actor_rollout_ref.actor.use_prefix_grouper"
@@ -98,17 +99,17 @@ def test_a_model_that_cannot_share_prompts(asked: Any):
 
 
 def test_moe_features_need_the_plain_layout(model_folder):
-    def plan_of(actor: dict[str, Any], **model: Any) -> Any:
+    def prepare(actor: dict[str, Any], **model: Any) -> Any:
         model = {"path": str(model_folder("qwen3_moe")), **model}
         values = {"actor_rollout_ref": {"actor": actor, "model": model}, "data": {"train_files": __file__}}
-        return make_plan(Config.model_validate(values), Machine(num_cores=2, num_gpus=0))
+        return prepare_plan(Config.model_validate(values), Machine(num_cores=2, num_gpus=0))
 
-    plan = plan_of({}, router_aux_loss_coef=0.01)
-    assert not plan.uses_shared_prompts and plan_of({}).uses_shared_prompts
-    assert not plan_of({"use_prefix_grouper": False}).uses_shared_prompts
-    assert any(f"({KEY}=auto): model.router_aux_loss_coef" in notice for notice in plan.notices)
+    prepared = prepare({}, router_aux_loss_coef=0.01)
+    assert not prepared.plan.uses_shared_prompts and prepare({}).plan.uses_shared_prompts
+    assert not prepare({"use_prefix_grouper": False}).plan.uses_shared_prompts
+    assert any(f"({KEY}=auto): model.router_aux_loss_coef" in notice for notice in prepared.notices)
     with pytest.raises(ValueError, match=f"{KEY}=true .*: model.router_aux_loss_coef"):
-        plan_of({"use_prefix_grouper": True}, router_aux_loss_coef=0.01)
+        prepare({"use_prefix_grouper": True}, router_aux_loss_coef=0.01)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ from alphaapollo.config.keys import format_value
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.controller.placement import Machine
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.input_checks import collect_environment_notices
+from alphaapollo.session.inputs import collect_environment_notices
+from alphaapollo.session.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
-from alphaapollo.trainer.setup.plan import Plan, can_skip_rows_without_advantage, make_plan
+from alphaapollo.trainer.setup.preparation import RlPreparation
+from tests.unit.session.steps import prepare_plan
 
 ACTOR, ESTIMATOR = "actor_rollout_ref.actor", "algorithm.adv_estimator"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
@@ -244,32 +246,32 @@ def test_kl_requires_a_reference(values: dict[str, Any], reference: bool, column
     assert (given.needs_reference, given.needs_ref_log_probs) == (reference, columns)
 
 
-def plan(folder: Path, values: dict[str, Any]) -> Plan:
+def prepare(folder: Path, values: dict[str, Any]) -> RlPreparation:
     (folder / "train.jsonl").touch()
     needed = {"actor_rollout_ref.model.path": "some/model", "data.train_files": str(folder / "train.jsonl")}
-    return make_plan(config(needed | {"algorithm.adv_estimator": "grpo"} | values), Machine(num_cores=2, num_gpus=0))
+    return prepare_plan(config(needed | {"algorithm.adv_estimator": "grpo"} | values), Machine(num_cores=2, num_gpus=0))
 
 
 def test_a_plan_has_the_notices_of_its_checks(tmp_path: Path):
-    (notice,) = plan(tmp_path, {"algorithm.lam": 0.9}).notices
+    (notice,) = prepare(tmp_path, {"algorithm.lam": 0.9}).notices
     assert notice.startswith("algorithm.lam=0.9 has no effect")
     with pytest.raises(ValueError, match="the group size is 1"):
-        plan(tmp_path, {"env.rollout.n": 1})
+        prepare(tmp_path, {"env.rollout.n": 1})
 
 
 @pytest.mark.parametrize(
     ("values", "expected"), [({}, False), ({BYPASS: True}, True), ({LOSS: "dppo_tv"}, True), ({LOSS: "vespo"}, True)]
 )
 def test_old_log_probs_of_a_plan(tmp_path: Path, values: dict[str, Any], expected: bool):
-    assert plan(tmp_path, values).uses_rollout_logprobs == expected
+    assert prepare(tmp_path, values).plan.uses_rollout_logprobs == expected
 
 
 def test_keys_that_an_environment_does_not_use_are_noted(tmp_path: Path):
     scored = {"reward.components": {"format": 0.1}, "reward.required": ["format"]}
     scored |= {"custom_reward_function.path": __file__, "env.max_steps": 5, "env.tool_limits.timeout": 5}
     game = {"env.env_name": "openenv", "env.openenv.url": "http://localhost:1", "env.max_steps": 5}
-    assert plan(tmp_path, game).notices == []
-    lines = plan(tmp_path, game | scored).notices
+    assert prepare(tmp_path, game).notices == []
+    lines = prepare(tmp_path, game | scored).notices
     assert all("has no effect: env.env_name is openenv" in line for line in lines)
     assert [line.split(" ")[0] for line in lines] == [
         f"custom_reward_function.path={__file__}",
@@ -278,7 +280,7 @@ def test_keys_that_an_environment_does_not_use_are_noted(tmp_path: Path):
         "env.tool_limits.timeout=5.0",
     ]
     maths = scored | {"env.env_name": "informal_math", "env.tool_limits.timeout": 20}
-    assert plan(tmp_path, maths).notices == []
+    assert prepare(tmp_path, maths).notices == []
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
+from alphaapollo.runs.resume import StartPoint
 from alphaapollo.trainer.progress import TrainingGoal
-from alphaapollo.trainer.setup.inputs import TrainingInputs
-from alphaapollo.trainer.setup.plan import make_plan, make_run_plan
+from tests.unit.session.steps import prepare_plan
 
 
 @pytest.fixture
@@ -23,11 +23,13 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         config, user_settings = load_config_and_user_settings(
             Config, "ppo", [*needed, "data.val_files=rows.parquet", *argv]
         )
-        plan = make_plan(config, Machine(num_cores=8, num_gpus=0), user_settings)
-        goal = TrainingGoal.from_schedule(2, 1, 64, 32)
-        inputs = TrainingInputs([None] * 64, [None] * 8, goal, None, None, has_reward_function, [], [], {}, "</s>")  # type: ignore[list-item]
-        start = SimpleNamespace(step=0, describe=list)
-        return make_run_plan(plan, inputs, start, config).settings  # type: ignore[arg-type]
+        prepared: Any = prepare_plan(config, Machine(num_cores=8, num_gpus=0), user_settings)
+        prepared.prompts, prepared.val_prompts, prepared.sources = [None] * 64, [None] * 8, {}
+        prepared.goal = TrainingGoal.from_schedule(2, 1, 64, 32)
+        prepared.has_reward_function, prepared.start = has_reward_function, StartPoint(tmp_path)
+        prepared.renderer = SimpleNamespace(describe_stops=lambda: "</s>")
+        settings: dict[str, str] = prepared.describe().settings
+        return settings
 
     return rows
 

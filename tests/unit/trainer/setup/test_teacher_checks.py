@@ -13,8 +13,9 @@ import pytest
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, Model, Teacher
 from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.launch.model_requirements import check_models
-from alphaapollo.trainer.setup.inputs import check_teacher_vocabulary, check_teachers, list_model_uses
+from alphaapollo.planning.model_requirements import check_models
+from alphaapollo.session.policy import check_teacher_vocabulary, list_model_uses
+from alphaapollo.trainer.setup.teachers import check_teachers
 from alphaapollo.trainer.step.distillation import TeacherServerError
 from alphaapollo.types import Prompt
 from examples.quickstart.make_task import make_tokenizer

@@ -12,7 +12,7 @@ from alphaapollo.config.schema import Config, Data, Env, GenerationConfig, Model
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.launch.input_checks import (
+from alphaapollo.session.inputs import (
     collect_environment_notices,
     find_local_paths,
     make_renderer,

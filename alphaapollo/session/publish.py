@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from alphaapollo.controller.handles import EngineGroup, PolicyGroup
 from alphaapollo.controller.worker_groups import WorkerGroups
-from alphaapollo.types import Completion
+from alphaapollo.data.images import make_example_image
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.session.plan import Plan
+from alphaapollo.types import Completion, ImageInput, Message
 from alphaapollo.weight_sync.verification import (
     PROBE_TOLERANCE_BFLOAT16,
     PROBE_TOLERANCE_FLOAT32,
@@ -20,10 +22,27 @@ from alphaapollo.weight_sync.verification import (
     tighten_tolerance,
 )
 
+PROBE_TOKENS = 64
 
-def make_publisher(workers: WorkerGroups, dtypes: Set[str], probe: Probe, pauses_requests: bool) -> WeightPublisher:
-    """Make the publisher of started workers. dtypes: of the policy and of the engines."""
-    tolerance = PROBE_TOLERANCE_FLOAT32 if dtypes == {"float32"} else PROBE_TOLERANCE_BFLOAT16
+
+def make_probe(renderer: Renderer, content: list[Message] | str, max_tokens: int) -> Probe:
+    """Make a probe of at most `max_tokens` tokens: a generated image if the model has vision, and the start of the
+    text of a prompt. The image comes first, so that the log-probs of the text depend on it."""
+    text = renderer.encode_prompt(content)
+    images: tuple[ImageInput, ...] = ()
+    if renderer.images is not None:
+        text = [token for token in text if token != renderer.images.placeholder_id]
+        image = renderer.images.prepare(make_example_image())
+        images = (image,) * (len(image.token_ids) < max_tokens)  # if it does not fit, prompts have no images either
+    token_ids = [token for image in images for token in image.token_ids]
+    length = min(PROBE_TOKENS, max_tokens - len(token_ids))
+    return Probe(token_ids + (text * PROBE_TOKENS)[:length], images)  # a prompt may be a single token
+
+
+def make_publisher(workers: WorkerGroups, plan: Plan, probe: Probe, pauses_requests: bool) -> WeightPublisher:
+    """Make the publisher of started workers."""
+    is_exact = plan.model.dtype == plan.rollout.dtype == "float32"
+    tolerance = PROBE_TOLERANCE_FLOAT32 if is_exact else PROBE_TOLERANCE_BFLOAT16
     return WeightPublisher(workers.policy, workers.engines, probe, tolerance, pauses_requests)
 
 
@@ -36,7 +55,15 @@ class WeightPublisher:
     probe: Probe
     probe_tolerance: float  # largest accepted mean difference of the probe's log-probs, in nats
     pauses_requests: bool = False  # whether requests may be running; they are paused during a publish
+    version: int | None = field(default=None, init=False)  # of the last publish
+    engines_hold_weights: bool = field(default=False, init=False)  # False: they sleep until the next publish
     _last_logprobs: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
+
+    async def hand_over(self, pauses_requests: bool = False) -> None:
+        """Let the engines free their memory, so that trainers can use the GPUs that they share. pauses_requests: first
+        pause requests until the next publish."""
+        self.engines_hold_weights = False
+        await self.engines.sleep(pauses_requests)
 
     async def publish(self, version: int) -> dict[str, float]:
         """Send the weights as `version` and verify them. Shared GPUs pass from the policy to the engines.
@@ -49,6 +76,7 @@ class WeightPublisher:
                 few tokens differ from the policy's.
             FloatingPointError: the policy's weights are not finite. Nothing is sent.
         """
+        self.version = version
         expected = self.probe.select_text(await self.policy.compute_probe_log_probs(self.probe))
         check_probe_finite(expected, version)
         await self.engines.prepare_weight_sync(self.pauses_requests)  # no KV cache yet: the policy holds GPU memory
@@ -57,6 +85,7 @@ class WeightPublisher:
         check_weight_receipts(update, receipts)
         await self.policy.release_sent_weights()
         found = await self.engines.finish_weight_sync(self.probe, self.pauses_requests)
+        self.engines_hold_weights = True
         if not receipts:
             return {}
         last, self._last_logprobs = self._last_logprobs, expected

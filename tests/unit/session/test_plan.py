@@ -12,11 +12,19 @@ from alphaapollo.controller.placement import Machine
 from alphaapollo.planning import memory_fit
 from alphaapollo.planning.memory_fit import BUDGET, CHECKPOINTING, replace_values
 from alphaapollo.planning.plan_table import describe_sharding
-from alphaapollo.trainer.setup.plan import Plan, add_memory_plan, make_plan, make_worker_specs
+from alphaapollo.session.specs import make_worker_specs
+from alphaapollo.trainer.setup.preparation import RlPreparation
+from tests.unit.session.steps import prepare_plan
 from tests.unit.tiny import save_model
 
-PUBLISHED = Path(__file__).resolve().parents[4] / "scripts" / "published_models"
+PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 MACHINE = Machine(num_cores=64, num_gpus=8, gpu_memory=80 * 2**30, memory=2**40)
+
+
+def plan_memory(config: Config) -> RlPreparation:
+    prepared = prepare_plan(config, MACHINE)
+    prepared.plan_memory()
+    return prepared
 
 
 @pytest.fixture
@@ -38,10 +46,10 @@ def config(tmp_path: Path) -> Config:
 
 def test_auto_gradient_checkpointing_follows_the_memory_plan(config: Config):
     def chosen(**keys: object) -> tuple[bool | str, int, bool]:
-        one = replace_values(config, keys)
-        plan = add_memory_plan(make_plan(one, MACHINE), one, MACHINE)
-        assert plan.memory is not None and plan.memory.problem == ""
-        return plan.model.enable_gradient_checkpointing, plan.max_tokens, plan.memory.warning in plan.notices
+        prepared = plan_memory(replace_values(config, keys))
+        plan, memory = prepared.plan, prepared.memory
+        assert memory is not None and memory.problem == ""
+        return plan.model.enable_gradient_checkpointing, plan.max_tokens, memory.warning in prepared.notices
 
     assert chosen() == (False, 6656, False)  # the longest row
     assert chosen(**{BUDGET: 16_384}) == (True, 16_384, False)
@@ -50,7 +58,7 @@ def test_auto_gradient_checkpointing_follows_the_memory_plan(config: Config):
 
 def test_a_copy_on_each_node_reaches_plan_and_workers(config: Config):
     one = replace_values(config, {"trainer.nnodes": 2, "algorithm.adv_estimator": "gae"})
-    plan = add_memory_plan(make_plan(one, MACHINE), one, MACHINE)
+    plan = plan_memory(one).plan
     assert one.actor_rollout_ref.actor.fsdp_config.fsdp_size == -1
     assert plan.actor.fsdp_config.fsdp_size == plan.critic.fsdp_config.fsdp_size == 8
     builders = make_worker_specs(one, plan, "run", 1, True).rank_builders
@@ -64,7 +72,7 @@ def test_a_copy_on_each_node_reaches_plan_and_workers(config: Config):
 
 def test_token_budgets_add_up_over_sequence_parallel_ranks(config: Config):
     shared = {BUDGET: 5000, "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 4}
-    assert make_plan(replace_values(config, shared), MACHINE).max_tokens == 20_000
+    assert prepare_plan(replace_values(config, shared), MACHINE).plan.max_tokens == 20_000
 
 
 def test_unsupported_attention_is_refused(config: Config, tmp_path: Path):
@@ -73,10 +81,10 @@ def test_unsupported_attention_is_refused(config: Config, tmp_path: Path):
         config, {"actor_rollout_ref.model.path": model, "actor_rollout_ref.model.attention": "varlen"}
     )
     with pytest.raises(ValueError, match=r"softcap, .*model\.attention=varlen"):
-        add_memory_plan(make_plan(varlen, MACHINE), varlen, MACHINE)
+        plan_memory(varlen)
     sdpa = replace_values(varlen, {"actor_rollout_ref.model.attention": "sdpa"})
-    plan = add_memory_plan(make_plan(sdpa, MACHINE), sdpa, MACHINE)
-    assert plan.memory is not None and not plan.memory.problem
+    memory = plan_memory(sdpa).memory
+    assert memory is not None and not memory.problem
 
 
 def test_a_model_without_a_memory_plan_is_a_notice(config: Config, monkeypatch: pytest.MonkeyPatch):
@@ -84,6 +92,6 @@ def test_a_model_without_a_memory_plan_is_a_notice(config: Config, monkeypatch: 
         raise NotImplementedError("no data!\nmore")
 
     monkeypatch.setattr(memory_fit, "plan_memory", fail)
-    plan: Plan = add_memory_plan(make_plan(config, MACHINE), config, MACHINE)
-    assert plan.memory is None and plan.model.enable_gradient_checkpointing is False
-    assert "(NotImplementedError: no data)" in plan.notices[-1]
+    prepared = plan_memory(config)
+    assert prepared.memory is None and prepared.plan.model.enable_gradient_checkpointing is False
+    assert "(NotImplementedError: no data)" in prepared.notices[-1]

@@ -1,5 +1,4 @@
-"""Try the chat template on chats of the data, and choose what a run keeps from its first start: CPU threads, and the
-date that the template writes.
+"""Choose the CPU threads of each process of a run, which a resumed run keeps.
 
 Trainers and engines alternate, so each of them gets all cores, divided among its processes. With
 trainer.async_mode=separate they have separate cores. The number of threads affects rounding, because libraries split
@@ -9,22 +8,15 @@ few rows). A run therefore saves its thread counts in config.yaml and uses them 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import date
 from typing import TypeVar
 
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.resolve import count_engine_threads, count_engines, resolve_device
-from alphaapollo.config.schema import Config, GenerationConfig, Model, TuningConfig
+from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.placement import Machine, choose_threads_per_rank
-from alphaapollo.data.chats import check_chat_is_shown
-from alphaapollo.data.rendering import DATE, Renderer
-from alphaapollo.data.vocabulary import find_model_file
 from alphaapollo.runs.resume import read_earlier_config
-from alphaapollo.types import Prompt
 
-TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")  # one of them has the chat template
 TRAINER = "trainer.cpu_threads"
 ENGINE = "actor_rollout_ref.rollout.cpu_threads"
 PROCESSES = (
@@ -36,7 +28,6 @@ PROCESSES = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
 )
 """Keys that determine the number of processes. If one of them has changed, saved thread counts are not reused."""
-C = TypeVar("C", Config, TuningConfig, GenerationConfig)
 TrainingT = TypeVar("TrainingT", bound=Config | TuningConfig)
 
 
@@ -75,24 +66,3 @@ def _compute_threads_from_cores(config: Config | TuningConfig, machine: Machine)
         return threads
     has_own_cores = config.trainer.async_mode == "separate"
     return {ENGINE: count_engine_threads(rollout, machine.num_cores, trainer.nnodes, has_own_cores)} | threads
-
-
-def fix_template_date(config: C, model: Model) -> C:
-    """Fix the day that the chat template writes: that of the first start. Other days would give other prompts."""
-    key, given = f"data.apply_chat_template_kwargs.{DATE}", config.data.apply_chat_template_kwargs
-    files = (find_model_file(model.tokenizer_path or model.path, name) for name in TEMPLATE_FILES)
-    if DATE in given or not any(file and DATE in file.read_text("utf-8", errors="replace") for file in files):
-        return config
-    earlier = flatten_maps(read_earlier_config(config)).get(key)
-    return replace_value(config, "data.apply_chat_template_kwargs", {**given, DATE: earlier or str(date.today())})
-
-
-def try_chats(renderer: Renderer, prompts: Sequence[Prompt]) -> None:
-    """Render one chat of each kind. Raises ValueError if the chat template rejects it or drops a message."""
-    for prompt in prompts:
-        if not isinstance(prompt.content, list):
-            return
-        try:
-            check_chat_is_shown(prompt.content, renderer.with_arguments(prompt.template_arguments))
-        except ValueError as error:
-            raise ValueError(f"{prompt.location}: {error}") from error

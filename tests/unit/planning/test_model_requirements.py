@@ -12,7 +12,7 @@ import pytest
 from alphaapollo.config.schema import Data, EngineKwargs, Fsdp, Model, Rollout
 from alphaapollo.engines.sglang import settings as sglang
 from alphaapollo.engines.vllm import settings as vllm
-from alphaapollo.launch.model_requirements import ModelUse, check_models, find_unsupported_features
+from alphaapollo.planning.model_requirements import ModelUse, check_models, find_unsupported_features
 from tests.unit.tiny import build_model
 
 SHORT, LONG = (Data(max_prompt_length=size, max_response_length=28) for size in (100, 101))  # the context: 128 tokens

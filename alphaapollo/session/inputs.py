@@ -1,4 +1,4 @@
-"""Check the inputs of commands that generate or grade, before workers start."""
+"""Read and check what several commands need before workers start: machine, environment, tokenizer, prompts, rewards."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from alphaapollo.config.schema import (
     CustomRewardFunction,
     Data,
     Env,
+    EvolvingConfig,
     GenerationConfig,
     GenerationData,
     Model,
@@ -34,7 +35,7 @@ from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.planning.first_start import try_chats
+from alphaapollo.planning.template import try_chats
 from alphaapollo.planning.trials import try_ground_truths, try_reward_function
 from alphaapollo.rewards.components import check_component_names
 from alphaapollo.rewards.grader_processes.client import check_reward_function
@@ -44,20 +45,25 @@ from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.user_module import load_user_module
 
+RunConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
 
-def detect_node_resources(config: Config | TuningConfig | GenerationConfig) -> Machine:
+
+def detect_node_resources(config: RunConfig) -> Machine:
     """Return the cores, memory and GPUs of this machine. If RAY_ADDRESS is set, join that Ray cluster and return
     the resources of one of its nodes."""
-    if resolve_controller(config.trainer) == "ray" and os.environ.get("RAY_ADDRESS"):
+    if isinstance(config, EvolvingConfig) or not os.environ.get("RAY_ADDRESS"):
+        return detect_machine()
+    if resolve_controller(config.trainer) == "ray":
         from alphaapollo.controller.ray_cluster import join_cluster
 
         return join_cluster(config.trainer, config.actor_rollout_ref.rollout if isinstance(config, Config) else None)
     return detect_machine()
 
 
-def explain_missing_cluster(config: Config | TuningConfig) -> str:
+def explain_missing_cluster(config: RunConfig) -> str:
     """Return an error message if the run needs several nodes but RAY_ADDRESS is not set, else ""."""
-    nodes = config.trainer.nnodes + (config.actor_rollout_ref.rollout.nnodes if isinstance(config, Config) else 0)
+    nodes = getattr(config.trainer, "nnodes", 1)
+    nodes += config.actor_rollout_ref.rollout.nnodes if isinstance(config, Config) else 0
     if nodes == 1 or os.environ.get("RAY_ADDRESS"):
         return ""
     return (
@@ -113,25 +119,29 @@ def make_renderer(env: Env, model: Model, template_arguments: Mapping[str, objec
     Raises ValueError if the tokenizer, a tool, a search index or an MCP server is missing, or if env.action_format does
     not work with the chat template.
     """
-    from alphaapollo.models.load import check_vocabulary_size  # imports torch
-
-    path = model.tokenizer_path or model.path
-    tokenizer = load_tokenizer(path, model.trust_remote_code)
-    check_vocabulary_size(model, tokenizer, "model.path")
-    images = load_image_processor(model.path, tokenizer, model.trust_remote_code)
+    renderer = load_renderer(model, template_arguments)
     schemas = asyncio.run(_list_tool_schemas(env))
     if env.action_format == "tags":
-        renderer = Renderer(tokenizer, template_arguments, images, model.path)
         _check_template_keeps_history(env, renderer)
         return renderer
     if not schemas:
         raise ValueError(
             "env.action_format=chat_template needs tools. Set env.tools or env.mcp_servers, or env.action_format=tags."
         )
-    renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
-    renderer.check_template_shows_tools(in_append_context=env.context == "append")
-    _check_template_keeps_history(env, renderer)
-    return renderer
+    with_tools = ToolRenderer(renderer.tokenizer, schemas, template_arguments, renderer.images, model.path)
+    with_tools.check_template_shows_tools(in_append_context=env.context == "append")
+    _check_template_keeps_history(env, with_tools)
+    return with_tools
+
+
+def load_renderer(model: Model, template_arguments: Mapping[str, object]) -> Renderer:
+    """Return a renderer of chats without tools. Raises ValueError if the tokenizer does not fit the model."""
+    from alphaapollo.models.load import check_vocabulary_size  # imports torch
+
+    tokenizer = load_tokenizer(model.tokenizer_path or model.path, model.trust_remote_code)
+    check_vocabulary_size(model, tokenizer, "model.path")
+    images = load_image_processor(model.path, tokenizer, model.trust_remote_code)
+    return Renderer(tokenizer, template_arguments, images, model.path)
 
 
 async def _list_tool_schemas(env: Env) -> list[JsonObject]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.trainer.setup.inputs import make_probe
+from alphaapollo.session.publish import make_probe
 from alphaapollo.types import ImageInput
 from alphaapollo.weight_sync.verification import Probe
 

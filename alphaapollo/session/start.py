@@ -1,0 +1,87 @@
+"""Start the workers of a run with their monitors, and a training's folder, tracker and console."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
+
+from alphaapollo.config.resolve import resolve_controller
+from alphaapollo.config.schema import Config, GenerationConfig, TuningConfig
+from alphaapollo.controller.handles import TrainingWorkerGroup
+from alphaapollo.controller.launcher import launch_workers
+from alphaapollo.controller.stall_monitor import StallMonitor, monitor_processes
+from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.timing import Timer
+from alphaapollo.observability.trackers import Tracker
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.runs.resume import resume_hint
+from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.inputs import explain_missing_cluster, find_local_paths
+from alphaapollo.session.prepare import Preparation
+from alphaapollo.session.verbs import TrainingSession
+from alphaapollo.utils.disk import close_all
+from alphaapollo.utils.heartbeat import HEARTBEAT
+
+
+@asynccontextmanager
+async def open_workers(
+    config: Config | TuningConfig | GenerationConfig,
+    specs: WorkerSpecs,
+    console: Console,
+    make_hint: Callable[[], str],
+    timer: Timer | None = None,
+) -> AsyncIterator[WorkerGroups]:
+    """Context manager that starts and monitors the workers, and stops them. make_hint: returns what a message about a
+    death or a stall says about resuming."""
+    trainer, paths = config.trainer, find_local_paths(config)
+    paths |= {"trainer.output_dir": str(trainer.folder / "config.yaml")}
+    workers: WorkerGroups | None = None
+    try:
+        with (timer or Timer())("start"):
+            workers = await launch_workers(specs, resolve_controller(trainer), trainer.start_timeout, paths)
+        required, device = workers.required_service_processes, specs.placement.device
+        stalls = StallMonitor(workers.ranks, trainer, device, console.notify, make_hint, required)
+        async with monitor_processes(required, lambda event: console.notify(f"{event}; {make_hint()}")), stalls:
+            yield workers
+    finally:
+        with HEARTBEAT.record_call("stop"):
+            if workers:
+                await workers.close()
+
+
+def begin_run_folder(prepared: Preparation) -> None:
+    """Save configuration and plan in the run's folder. A previous run that this one replaces is moved aside."""
+    if reason := explain_missing_cluster(prepared.config):
+        raise ValueError(reason)
+    if moved := prepared.start.prepare_folder(prepared.config, prepared.describe()):
+        prepared.console.notify(f"the previous run of this name was moved to {moved}")
+
+
+def find_trained_groups(workers: WorkerGroups) -> dict[str, TrainingWorkerGroup[Any]]:
+    """Return the models that are trained, by their folder in a checkpoint."""
+    models = {"model": getattr(workers, "trainer", None), "policy": getattr(workers, "policy", None)}
+    return {name: group for name, group in {**models, "critic": workers.critic}.items() if group}
+
+
+@asynccontextmanager
+async def open_session(
+    prepared: Preparation, specs: WorkerSpecs, timer: Timer, keeps_all_checkpoints: bool = False
+) -> AsyncIterator[TrainingSession]:
+    """Context manager of a training: prepare the run's folder, start and monitor the workers, and stop them."""
+    config, console, folder = prepared.config, prepared.console, prepared.config.trainer.folder
+    begin_run_folder(prepared)
+    tracker = Tracker(config.model_dump(mode="json"), folder, console.resumed_step or 0, console.notify)
+    trainer, inputs = config.trainer, prepared.start.inputs
+    keep, keep_best = (None, None) if keeps_all_checkpoints else (trainer.max_ckpt_to_keep, trainer.keep_best)
+    checkpoints = CheckpointFolder(folder / "checkpoints", keep, keep_best, inputs)
+    try:
+        async with open_workers(config, specs, console, lambda: resume_hint(folder), timer) as workers:
+            copy_phase = workers.engines.release_kv_cache_temporarily if specs.engine_builder else nullcontext
+            writer = BackgroundCheckpointWriter[Any](
+                checkpoints, find_trained_groups(workers), console.notify, copy_phase
+            )
+            yield TrainingSession(config, workers, console, tracker, writer)
+    finally:
+        close_all(tracker.close)

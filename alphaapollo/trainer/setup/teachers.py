@@ -1,0 +1,67 @@
+"""Check the teachers of a training run against its prompts and the policy's tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from alphaapollo.config.schema import Config, TeacherModel
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.rollout.self_teacher import check_demonstrations
+from alphaapollo.session.policy import OTHER_TOKENIZER
+from alphaapollo.trainer.step.distillation import TeacherClient
+from alphaapollo.types import Prompt
+
+DECODED_TOKENS = 1000  # per request to a server
+CHECK_PATIENCE = 15.0  # seconds for which a failed request is sent again
+
+
+def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
+    """Check that each training prompt has a teacher, and that the servers of teachers have the policy's tokenizer.
+
+    Returns notices. Raises ValueError if a teacher cannot be used.
+    """
+    if config.teacher.self_teacher.context == "demonstration":
+        check_demonstrations(prompts, config.teacher.self_teacher.demonstration_key)
+    teacher, notices = config.teacher, []
+    sources = {prompt.data_source: prompt for prompt in prompts}
+    weights = {source: teacher.find_shares(source) for source in sources}
+    if missing := [source for source, one in weights.items() if not any(one)]:
+        raise ValueError(
+            f"no teacher for the data_source {missing[0]!r} of row {sources[missing[0]].id}. Add a pattern to "
+            "teacher.by_source, e.g. *, which matches all."
+        )
+    for index, key in enumerate(teacher.models_by_key):
+        if not any(one[index] for one in weights.values()):
+            notices.append(f"{key} is not used: teacher.by_source assigns no training prompt to it.")
+    if teacher.servers and any(_has_images(prompt) for prompt in prompts):
+        key = next(iter(teacher.servers))
+        raise ValueError(f"{key}.base_url: teachers behind servers do not support images. Set {key}.path instead.")
+    for key, model in teacher.servers.items():
+        asyncio.run(_check_server(key, model, teacher.top_k or 0, renderer, config.data.max_length))
+    return notices
+
+
+def _has_images(prompt: Prompt) -> bool:
+    return not isinstance(prompt.content, str) and any(message.get("images") for message in prompt.content)
+
+
+async def _check_server(key: str, model: TeacherModel, k: int, renderer: Renderer, max_length: int) -> None:
+    """Compare the server's decoding of every token id with the policy's tokenizer, then request the log-probs of a
+    sequence of maximum length. Raises ValueError or TeacherServerError."""
+    tokenizer, client = renderer.tokenizer, TeacherClient(key, model, CHECK_PATIENCE)
+    url = model.base_url.rstrip("/").removesuffix("/v1") + "/detokenize"
+
+    try:
+        for start in range(0, len(tokenizer), DECODED_TOKENS):
+            ids = [*range(start, min(start + DECODED_TOKENS, len(tokenizer)))]
+            reply = json.loads(await client.post(url, {"model": model.name, "tokens": ids}))
+            if reply["prompt"] != tokenizer.decode(ids):
+                raise ValueError(
+                    f"{key}.base_url={model.base_url}: the server has another tokenizer than the policy: it decodes "
+                    f"tokens {ids[0]} to {ids[-1]} differently. {OTHER_TOKENIZER}"
+                )
+        await client.score([number % len(tokenizer) for number in range(max_length)], k)
+    finally:
+        await client.close()
