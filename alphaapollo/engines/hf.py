@@ -73,6 +73,7 @@ class HFEngine(Engine):
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
+        self.check_has_weights()
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         future = asyncio.get_running_loop().create_future()
         request = _WaitingRequest(token_ids, sampling, decode=self._decode, answer=future)

@@ -98,12 +98,10 @@ class Engine:
         """Return the log-probs at temperature 1 of `token_ids[1:]`, each given the tokens before it."""
         raise NotImplementedError
 
-    def build_http_app(self, settings: HttpApiSettings) -> ASGIApp:
-        """Return an ASGI application that serves the model to agents. This one is vLLM's HTTP API, which gets its
-        answers from `generate`."""
-        from alphaapollo.engines.vllm.http_over_other_engine import OtherEngine  # imports vLLM
-
-        return OtherEngine(self.spec, self.generate).build_http_app(settings)
+    def build_http_app(self, settings: HttpApiSettings) -> ASGIApp | None:
+        """Return an ASGI application that serves the model to agents. None: it is vLLM's HTTP API, which gets its
+        answers from `generate` (vllm/http_over_other_engine.py)."""
+        return None
 
     def has_running_requests(self) -> bool:
         """Return whether requests are running or paused."""
