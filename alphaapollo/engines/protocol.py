@@ -99,9 +99,20 @@ class Engine:
         raise NotImplementedError
 
     def build_http_app(self, settings: HttpApiSettings) -> ASGIApp | None:
-        """Return an ASGI application that serves the model to agents. None: it is vLLM's HTTP API, which gets its
-        answers from `generate` (vllm/http_over_other_engine.py)."""
+        """Return an ASGI application that serves the model to agents and evaluation suites. None: it is vLLM's HTTP
+        API, which gets its answers from `answer_http` (vllm/http_over_other_engine.py)."""
         return None
+
+    async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
+        """Sample an answer to a request to the HTTP API over this engine. By default with `generate`, which has no
+        penalties and returns only the log-probs of sampled tokens. Raises ValueError if the request needs more."""
+        unsupported = [*request.penalties] + ["top_logprobs"] * bool(request.num_top)
+        unsupported += ["prompt_logprobs"] * request.scores_prompt
+        if unsupported:
+            raise ValueError(f"{', '.join(unsupported)}: this engine does not support these settings. Remove them.")
+        completion = await self.generate(token_ids, request.sampling, request_id)
+        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+        return HttpAnswer(completion, None, [{token: logprob} for token, logprob in pairs], [])
 
     def has_running_requests(self) -> bool:
         """Return whether requests are running or paused."""
@@ -115,8 +126,8 @@ class Engine:
         """Continue sampling with the latest weights and a recomputed KV cache."""
         raise NotImplementedError
 
-    # Weights. The trainer writes them to a folder. To vLLM on GPUs, it sends them in buckets instead
-    # (weight_sync/vllm_transfer.py): it calls init_weight_transfer_engine once, and for each weight sync
+    # Weights. The trainer writes them to a folder. To vLLM and SGLang on GPUs, it sends them in buckets instead
+    # (weight_sync/transfer.py): it calls init_weight_transfer_engine once, and for each weight sync
     # start_weight_update, update_weights for each bucket, and finish_weight_update.
 
     async def load_folder(self, folder: str) -> None:
@@ -257,6 +268,27 @@ class HttpApiSettings:
     reasoning_parser: str = ""  # vLLM's parser of reasoning; empty: reasoning is part of the text
     template_arguments: Mapping[str, object] = field(default_factory=dict)  # data.apply_chat_template_kwargs
     allow_image_urls: bool = False  # data.allow_image_urls
+
+
+@dataclass(frozen=True)
+class HttpSampling:
+    """Sampling settings of a request to the HTTP API, which may ask for more than a rollout."""
+
+    sampling: Sampling
+    penalties: Mapping[str, float] = field(default_factory=dict)  # with an effect, e.g. min_p, frequency_penalty
+    num_top: int = 0  # number of most probable tokens to return at each position
+    scores_prompt: bool = False  # whether to return the log-probs of the prompt
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """Answer to a request to the HTTP API. The log-probs of a position are those of its token, and then those of the
+    most probable tokens."""
+
+    completion: Completion
+    stop_string: str | None  # the stop string that ended the completion; empty: none; None: the API searches the text
+    logprobs: list[dict[int, float]]  # of the sampled tokens
+    prompt_logprobs: list[dict[int, float]]  # of the prompt's tokens after the first, if they were requested
 
 
 @dataclass(frozen=True)

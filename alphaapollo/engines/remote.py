@@ -36,7 +36,7 @@ ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "EngineDied": En
 # The code of this process comes last in the server's search path, because this environment may have other versions.
 SERVE = "import sys; sys.path.append(sys.argv[1]); from {module} import main; main(sys.argv[2])"
 FORWARDED = (
-    *("log_probs", "pause", "resume", "sleep", "release_cache", "wake_weights", "wake_cache"),
+    *("log_probs", "answer_http", "pause", "resume", "sleep", "release_cache", "wake_weights", "wake_cache"),
     *("receive_weights", "init_weight_transfer_engine", "start_weight_update", "update_weights"),
     *("finish_weight_update", "confirm_weights"),
 )

@@ -4,6 +4,7 @@ calls that the chat template renders. For env.action_format=tags see environment
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from collections.abc import Callable
@@ -18,14 +19,15 @@ Parse = Callable[[str], list[ToolCall]]
 
 def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallParser:
     """Build the tool-call parser: vLLM's parser with this name or, if the name is empty, a parser from the tokenizer's
-    response_template. Raises ValueError if it does not parse the calls that the chat template renders."""
+    response_template. Raises ValueError, with the parsers that work, if it does not parse the calls that the chat
+    template renders."""
     parse = _make_vllm_parser(parser_name, renderer) if parser_name else _make_tokenizer_parser(renderer)
     parse_calls = _make_strict_parser(parse, renderer)
     if mismatch := _describe_mismatch(parse_calls, renderer):
         parser = f"env.tool_parser={parser_name}" if parser_name else "the tokenizer's response_template"
         raise ValueError(
-            f"{parser} cannot parse the tool calls that the chat template renders: {mismatch}. Set env.tool_parser to "
-            "the parser of this model's family (vLLM's --tool-call-parser), or env.action_format=tags."
+            f"{parser} cannot parse the tool calls that the chat template renders: {mismatch}. "
+            f"{_suggest_parsers(renderer)}"
         )
     return parse_calls
 
@@ -63,8 +65,8 @@ def _describe_mismatch(parse_calls: ToolCallParser, renderer: ToolRenderer) -> s
 def _make_tokenizer_parser(renderer: ToolRenderer) -> Parse:
     if getattr(renderer.tokenizer, "response_template", None) is None:
         raise ValueError(
-            "env.action_format=chat_template: the tokenizer has no response_template. Set env.tool_parser to the "
-            "parser of this model's family (vLLM's --tool-call-parser), or env.action_format=tags."
+            "env.action_format=chat_template: the tokenizer has no response_template. Set env.tool_parser "
+            f"to a vLLM parser. {_suggest_parsers(renderer)}"
         )
     prefix = renderer.render_chat([QUESTION])  # the generation prompt may contain the beginning of the answer
 
@@ -92,3 +94,19 @@ def _make_vllm_parser(parser_name: str, renderer: ToolRenderer) -> Parse:
     from alphaapollo.engines.vllm.settings import make_vllm_tool_parser
 
     return make_vllm_tool_parser(parser_name, renderer)
+
+
+def _suggest_parsers(renderer: ToolRenderer) -> str:
+    """Return a sentence that lists the vLLM parsers that can parse the calls that the chat template renders."""
+    if importlib.util.find_spec("vllm") is None:
+        return "Parsers need vLLM, which is not installed. Run scripts/setup.sh."
+    from alphaapollo.engines.vllm.settings import list_tool_parsers
+
+    fitting = []
+    for name in list_tool_parsers():
+        with contextlib.suppress(ValueError):
+            if not _describe_mismatch(_make_strict_parser(_make_vllm_parser(name, renderer), renderer), renderer):
+                fitting.append(name)
+    if not fitting:
+        return "No vLLM parser works. Set env.action_format=tags."
+    return f"These parsers work: {', '.join(f'env.tool_parser={name}' for name in fitting)}."

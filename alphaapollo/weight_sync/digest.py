@@ -11,6 +11,7 @@ The digest does not detect two swapped elements; the log-prob probe does (weight
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ def _sum_tensor_hashes(tensor: torch.Tensor) -> torch.Tensor:
         from alphaapollo.weight_sync.digest_kernel import sum_hashes_on_gpu
 
         return sum_hashes_on_gpu(tensor.contiguous(), _MULTIPLIERS, _SHIFTS)
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        return _sum_hashes_of_16_bits(tensor)
     sums: list[torch.Tensor] = []
     for part in tensor.reshape(-1).split(_CHUNK):
         words = part.to(torch.float32).view(torch.int32)
@@ -49,6 +52,22 @@ def _sum_tensor_hashes(tensor: torch.Tensor) -> torch.Tensor:
             buffers = torch.empty(2, words.numel(), dtype=torch.int64, device=words.device)
         sums.append(_hash_and_sum_words(words, *buffers[:, : words.numel()]))
     return torch.stack(sums).sum()
+
+
+def _sum_hashes_of_16_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum the hashes of elements with 65,536 possible values, from the number of each value: twice as fast."""
+    counts = torch.zeros(1 << 16, dtype=torch.int64)
+    for part in tensor.reshape(-1).view(torch.uint16).split(_CHUNK):
+        counts += torch.bincount(part.to(torch.int32), minlength=1 << 16)  # unlike numpy's, without the GIL
+    return (counts * _hash_all_values(tensor.dtype)).sum()
+
+
+@cache
+def _hash_all_values(dtype: torch.dtype) -> torch.Tensor:
+    values = torch.arange(1 << 16).to(torch.uint16).view(dtype)
+    hashes = torch.empty(2, 1 << 16, dtype=torch.int64)
+    _hash_and_sum_words(values.to(torch.float32).view(torch.int32), *hashes)
+    return hashes[0]
 
 
 def select_rank_parts(layer: Any, parameter_name: str, tensor: torch.Tensor, tp_rank: int) -> Iterator[torch.Tensor]:

@@ -1,9 +1,9 @@
 """How weights are sent from the training ranks to the engines. Imports no torch, for the process of an engine.
 
-shared_memory   engines on CPUs, and every engine but vLLM: safetensors under /dev/shm
-ipc             vLLM engines on the training GPUs: CUDA IPC
-nccl            vLLM engines on separate GPUs: NCCL
-adapter         vLLM engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
+shared_memory   engines on CPUs, and engines in the trainer's process: safetensors under /dev/shm
+ipc             engines on the training GPUs: CUDA IPC
+nccl            engines on separate GPUs: NCCL
+adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
 
 All training ranks gather each full tensor (FSDP), so every node has all weights. With shared_memory and adapter, one
 rank per node then writes files for the engines on its node; engines on nodes without ranks copy the files of rank 0
@@ -58,13 +58,14 @@ class Transport:
     dtype: str  # dtype of the engine's weights: float32 | bfloat16
     shared_folder: str  # folder of the run under /dev/shm, with the same path on every node
     num_engine_ranks: int  # total number of GPUs (or CPU processes) of all engines
+    engine: str = "vllm"  # rollout.name
 
 
 def choose_transport(
     device: str, is_colocated: bool, receives_buckets: bool, serves_adapters: bool = False
 ) -> TransportKind:
-    """Choose how the engines receive weights. receives_buckets: whether they are vLLM engines of workers in other
-    processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters
+    """Choose how the engines receive weights. receives_buckets: whether they are vLLM or SGLang engines of workers in
+    other processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters
     (rollout.lora=adapter)."""
     if serves_adapters:
         return "adapter"

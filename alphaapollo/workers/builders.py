@@ -40,10 +40,14 @@ def make_weight_sender(transport: Transport, placement: RankPlacement, call_engi
         folder = get_weights_folder(transport.shared_folder, placement.engine_node or "")
         return sender(folder, dtype, is_writer=placement.engine_node is not None)
     master_address = str(urlsplit(placement.init_method).hostname)  # address of rank 0's node
+    arguments = (call_engines, dtype, placement.rank, transport.kind, master_address, transport.num_engine_ranks)
+    if transport.engine == "sglang":
+        from alphaapollo.weight_sync.sglang_transfer import SglangTransferSender
+
+        return SglangTransferSender(*arguments)
     from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 
-    num_ranks = transport.num_engine_ranks
-    return VllmTransferSender(call_engines, dtype, placement.rank, transport.kind, master_address, num_ranks)
+    return VllmTransferSender(*arguments)
 
 
 def make_teacher_model_sections(policy: Model, teacher: Teacher) -> dict[str, Model]:

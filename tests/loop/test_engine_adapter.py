@@ -12,7 +12,7 @@ import torch
 from alphaapollo.config.schema import Lora
 from alphaapollo.models.lora import add_adapters, gather_scaled_adapter, get_lora_layers
 from alphaapollo.types import Sampling
-from tests.loop.engine_kit import PROBE, logprobs_of, make_model, mean_abs_difference, start_engine
+from tests.loop.engine_kit import PROBE, logprobs_of, make_model, mean_abs_difference, needs_sglang, start_engine
 
 pytest.importorskip("peft")
 
@@ -33,6 +33,7 @@ def draw(model: Any, seed: int) -> None:
     [
         ("Qwen3", "all-linear", 4, "vllm"),
         ("Llama", ["q_proj", "v_proj", "down_proj"], 12, "vllm"),
+        pytest.param("Llama", ["q_proj", "v_proj", "down_proj"], 12, "sglang", marks=needs_sglang),
     ],
 )
 def test_adapters_are_loaded_and_used(kind: str, targets: Any, rank: int, tmp_path: Path, name: str) -> None:

@@ -20,9 +20,11 @@ from alphaapollo.engines.protocol import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.images import ImagePromptBuilder
 from alphaapollo.engines.vllm.settings import build_engine_arguments
-from alphaapollo.weight_sync import shared_memory, vllm_transfer
+from alphaapollo.weight_sync import shared_memory
+from alphaapollo.weight_sync import transfer as weight_transfer
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.vllm_transfer import SingleUpdateClient, VllmTransferSender
+from alphaapollo.weight_sync.transfer import SingleUpdateClient
+from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 from tests.loop.weight_transfer import TransferCase, transfer
 
 TENSORS = {"a": torch.randn(8, 8), "b": torch.randn(5), "c": torch.randn(16, 4)}
@@ -52,7 +54,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
         monkeypatch.setattr(module, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
-    monkeypatch.setattr(vllm_transfer, "prefetch_buckets", lambda parts: parts)
+    monkeypatch.setattr(weight_transfer, "prefetch_buckets", lambda parts: parts)
     monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how | {"device": "cpu"}))
     monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda tensor: (None, ("handle", tensor.numel())))
     assert ipc_engine.packed_ipc_producer is packed_tensor.packed_ipc_producer
@@ -141,12 +143,12 @@ def test_engine_failure_in_a_broadcast_does_not_block_rank_0(monkeypatch: pytest
             if fails and method == "update_weights":
                 raise EngineError("rollout engine 3: its core process died")
 
-    monkeypatch.setattr(vllm_transfer, "prefetch_buckets", lambda parts: parts)
-    monkeypatch.setattr(vllm_transfer, "TRANSFER_SECONDS", 30.0 if fails else 0.2)
+    monkeypatch.setattr(weight_transfer, "prefetch_buckets", lambda parts: parts)
+    monkeypatch.setattr(weight_transfer, "TRANSFER_SECONDS", 30.0 if fails else 0.2)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     sender, joined = VllmTransferSender(Failing(), torch.float32, rank=0, transport="nccl"), threading.Event()
-    sender.vllm_engine = FakeNcclEngine(sender.client, joined)
+    sender.connection = FakeNcclEngine(sender.client, joined)
     says = "engine 3: its core process died" if fails else r"did not join .* within 0 s\. See its log"
     with pytest.raises(EngineError if fails else TimeoutError, match=says):
         sender.send(TENSORS.items(), 1)

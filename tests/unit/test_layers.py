@@ -41,7 +41,7 @@ OWNERS = {
     "hydra": ["config.load", "trainer.main_*"],
     "peft": ["models.lora"],
     "transformers": ["models.*", "data.*", "engines.hf"],
-    "torch.distributed": ["models.*", "workers.*", "weight_sync.store"],
+    "torch.distributed": ["models.*", "workers.*", "weight_sync.sglang_transfer", "weight_sync.store"],
     **{tracker: ["observability.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
     "torch.utils.tensorboard": ["observability.*"],
 }

@@ -248,7 +248,7 @@ class Rollout(Section):
     the batch; slower."""
     lora: Annotated[
         LoraForm,
-        NEEDS_VLLM,
+        Requires(ActiveWhen("name", "vllm", "sglang")),
         NEEDS_NO_STALENESS,
         Requires(ActiveWhen("tensor_model_parallel_size", 1)),
         Requires(ActiveWhen("/actor_rollout_ref.model.lora_rank", *range(1, 513)), fix="a rank from 1 to 512"),

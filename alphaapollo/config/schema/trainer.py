@@ -137,7 +137,7 @@ class Trainer(Training):
     """Validate every so many iterations, and at the end; -1 = never."""
     val_before_train: Annotated[bool, ResumeRule("kept", "the run has begun")] = True
     """Validate before the first iteration."""
-    val_suites: Annotated[list[str], Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm"))] = []
+    val_suites: Annotated[list[str], Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm", "sglang"))] = []
     """Evaluation suites of every validation, run against the engine: lm-eval:TASK or inspect:FILE.py@TASK, each
     with options of the suite's own command, e.g. "lm-eval:gsm8k --limit 100" (docs/evaluation.md#evaluation-suites)."""
     suite_timeout: Annotated[PositiveFloat, ActiveWhen("val_suites")] = 3600.0

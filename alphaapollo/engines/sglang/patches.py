@@ -5,11 +5,15 @@ seed_requests       each request has its own seed, without SGLang's deterministi
 get_no_stop_tokens  only the stop tokens of a request end it, not those of the model's configuration
 exclude_tokens      the logits of tokens that must never be sampled
 compute_digest      digest of the weights, as answer to a check of the weights
+record_digest       digest of a LoRA adapter when it is loaded
+ignore_pinning      LoRA layers ask for pinned memory, which needs a GPU
 """
 
 from __future__ import annotations
 
+import base64
 import functools
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,13 +23,15 @@ import torch
 
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest, select_rank_parts
+from alphaapollo.weight_sync.sglang_transfer import open_handle, split_bucket
 from alphaapollo.weight_sync.shared_memory import read_safetensors
 from alphaapollo.weight_sync.store import make_store
 
 DIGEST = "alphaapollo_digest"  # action of SGLang's check_weights
+_adapter_digests: list[int] = []  # of the loaded LoRA adapters, in order
 
 
-def patch_sglang(excluded_ids: Sequence[int]) -> None:
+def patch_sglang(excluded_ids: Sequence[int], serves_adapters: bool, device: str) -> None:
     """Patch SGLang in this process. Call once, before the scheduler runs."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.layers.logits_processor import LogitsProcessor
@@ -36,13 +42,22 @@ def patch_sglang(excluded_ids: Sequence[int]) -> None:
     SamplingBatchInfo.from_schedule_batch = seed_requests(SamplingBatchInfo.from_schedule_batch)
     ModelConfig._get_hf_eos_token_id = get_no_stop_tokens
     WeightChecker.handle = compute_digest(WeightChecker.handle)
+    if serves_adapters:
+        from sglang.srt.lora.lora_manager import LoRAManager
+
+        LoRAManager.load_lora_weights = record_digest(LoRAManager.load_lora_weights)
+    if serves_adapters and device == "cpu":
+        for name in ("tensor", "empty", "zeros", "arange"):
+            setattr(torch, name, ignore_pinning(getattr(torch, name)))
+        tensor_class: Any = torch.Tensor
+        tensor_class.pin_memory = lambda tensor, *_: tensor
     if excluded_ids:
         LogitsProcessor._get_logits = exclude_tokens(LogitsProcessor._get_logits, excluded_ids)
 
 
-def run_patched(excluded_ids: Sequence[int], target: Callable[..., None], *arguments: Any) -> None:
-    """Run a process of SGLang that does not inherit the patches of its parent."""
-    patch_sglang(excluded_ids)
+def run_patched(patches: tuple[Any, ...], target: Callable[..., None], *arguments: Any) -> None:
+    """Run a process of SGLang that does not inherit the patches of its parent. patches: arguments of patch_sglang."""
+    patch_sglang(*patches)
     target(*arguments)
 
 
@@ -77,14 +92,18 @@ def exclude_tokens(get_logits: Callable[..., torch.Tensor], token_ids: Sequence[
 
 
 def compute_digest(handle: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap WeightChecker.handle to answer the action DIGEST with the digest of all parameters."""
+    """Wrap WeightChecker.handle to answer the action DIGEST with the digest of the last LoRA adapter, if any, or of all
+    parameters."""
 
     @functools.wraps(handle)
     def handle_or_compute_digest(checker: Any, action: str, *arguments: Any, role: str, **options: Any) -> Any:
         if action != DIGEST:
             return handle(checker, action, *arguments, role=role, **options)
         placement = checker._placement
-        total = compute_joint_digest(select_tensors_for_digest(checker._get_model(), placement["tp_rank"]))
+        if _adapter_digests:
+            total = _adapter_digests[-1]
+        else:
+            total = compute_joint_digest(select_tensors_for_digest(checker._get_model(), placement["tp_rank"]))
         ranks = {"role": role, "rank": placement["tp_rank"], "size": placement["tp_size"]}
         return {"checksums": {DIGEST: format_digest(total)}, "parallelism_info": placement | ranks}
 
@@ -101,7 +120,39 @@ def select_tensors_for_digest(model: torch.nn.Module, tp_rank: int) -> Iterator[
                 yield from select_rank_parts(layer, name, parameter, tp_rank)
 
 
+def record_digest(load: Callable[..., None]) -> Callable[..., None]:
+    """Wrap LoRAManager.load_lora_weights. SGLang stacks the tensors of fused layers, and adds zeros for layers without
+    adapter, which do not change the digest."""
+
+    @functools.wraps(load)
+    def load_and_record_digest(manager: Any, adapter: Any) -> None:
+        load(manager, adapter)
+        layers = manager.loras[adapter.lora_id].layers
+        _adapter_digests.append(compute_joint_digest(tensor for layer in layers for tensor in layer.weights.values()))
+
+    return load_and_record_digest
+
+
+def ignore_pinning(make_tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Wrap a function of torch to ignore its argument `pin_memory`."""
+
+    @functools.wraps(make_tensor)
+    def make_unpinned_tensor(*arguments: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return make_tensor(*arguments, **options)
+
+    return make_unpinned_tensor
+
+
 def load_shared_memory(model: Any, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Load weights, as SGLang's custom weight loader: the name of the only tensor is the folder of the weights."""
     ((folder, _),) = named_tensors
     model.load_weights(read_safetensors(Path(folder)))
+
+
+def load_cuda_bucket(model: Any, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Load a bucket of weights over CUDA IPC, as SGLang's custom weight loader: the name of the only tensor has its
+    description and handles (weight_sync/sglang_transfer.py)."""
+    ((encoded, _),) = named_tensors
+    info = pickle.loads(base64.b64decode(encoded))
+    model.load_weights(split_bucket(open_handle(info["handles"]), info))
+    torch.cuda.current_stream().synchronize()  # afterwards, the trainer frees the bucket

@@ -9,11 +9,13 @@ ends, and the owner's calls fail.
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import importlib
 import itertools
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import sys
@@ -24,18 +26,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from alphaapollo.engines.process import make_start_error, set_up_engine_process
-from alphaapollo.engines.protocol import (
-    Engine,
-    EngineError,
-    EngineSpec,
-    MemoryPart,
-)
+from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec, HttpAnswer, HttpSampling, MemoryPart
 from alphaapollo.engines.remote import decode, serve
 from alphaapollo.engines.sglang import cpu_kernels
 from alphaapollo.engines.sglang.settings import (
+    BUCKET_LOADER,
     USES_CPU,
     WEIGHT_LOADER,
     build_completion,
+    build_http_answer,
     build_server_arguments,
     make_sampling_params,
 )
@@ -44,6 +43,7 @@ from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.utils.imports import pause_gc
+from alphaapollo.weight_sync.transport import UpdateInfo
 
 OPERATORS: list[object] = []  # libraries of torch operators, which exist as long as they are referenced
 
@@ -54,6 +54,7 @@ class SglangEngine(Engine):
     def __init__(self, spec: EngineSpec):
         super().__init__(spec)
         self._engine: Any = None
+        self._adapter: str | None = None  # name of the LoRA adapter used by all requests, with transport=adapter
         self._io: Any = None  # SGLang's module of requests to the tokenizer manager
         self._numbers = itertools.count()
         self._finished_tokens = 0
@@ -69,12 +70,10 @@ class SglangEngine(Engine):
 
         os.umask(os.umask(0o077) | 0o077)  # of the sockets over which its processes send pickles
         spec, name = self.spec, f"SGLang cannot serve {self.spec.model_path}"
-        excluded_ids = spec.find_excluded_ids() if spec.tokenizer_path else ()
-        patch_sglang(excluded_ids)
+        patches = spec.find_excluded_ids() if spec.tokenizer_path else (), spec.transport == "adapter", spec.device
+        patch_sglang(*patches)
         # A forked process cannot use CUDA.
-        module.mp = (
-            make_forking_multiprocessing() if spec.device == "cpu" else make_spawning_multiprocessing(excluded_ids)
-        )
+        module.mp = make_forking_multiprocessing() if spec.device == "cpu" else make_spawning_multiprocessing(patches)
         try:
             model = ModelConfig(spec.model_path, trust_remote_code=spec.trust_remote_code, dtype=spec.dtype)
             elements = model.num_hidden_layers * model.get_num_kv_heads(1) * (model.head_dim + model.v_head_dim)
@@ -83,8 +82,17 @@ class SglangEngine(Engine):
         except (ValueError, OSError, TypeError, AttributeError) as error:  # TypeError: an unknown argument
             raise ValueError(f"{name}: {error}") from error
 
+        class EngineWithoutDetokenizer(module.Engine):
+            """Answers are token ids. SGLang would start the process in any case."""
+
+            @classmethod
+            def _launch_detokenizer_subprocesses(cls, *arguments: Any, **options: Any) -> Any:
+                if server.skip_tokenizer_init:
+                    return [], []
+                return super()._launch_detokenizer_subprocesses(*arguments, **options)
+
         try:
-            self._engine = module.Engine(server_args=server)
+            self._engine = EngineWithoutDetokenizer(server_args=server)
         except (RuntimeError, ValueError, OSError) as error:
             is_killed = bool(re.search(r"exit code: -\d+", str(error)))
             raise make_start_error(spec, f"SGLang's error: {error}", is_killed) from error
@@ -104,6 +112,13 @@ class SglangEngine(Engine):
         self.check_has_weights()
         return build_completion(await self._run_request(token_ids, make_sampling_params(sampling), request_id))
 
+    async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
+        self.check_has_weights()
+        params = make_sampling_params(request.sampling) | dict(request.penalties)
+        options = {"top_logprobs_num": request.num_top}
+        options |= {"logprob_start_len": 0} if request.scores_prompt else {}
+        return build_http_answer(await self._run_request(token_ids, params, request_id, **options))
+
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         params: dict[str, object] = {"max_new_tokens": 0, "temperature": 1.0}
         answer = await self._run_request(token_ids, params, "log_probs", logprob_start_len=0)
@@ -117,6 +132,7 @@ class SglangEngine(Engine):
             input_ids=token_ids,
             sampling_params=params,
             return_logprob=True,
+            lora_path=self._adapter,
             **options,
         )
         async with aclosing(self._manager.generate_request(request)) as answers:  # SGLang aborts a closed request
@@ -139,19 +155,48 @@ class SglangEngine(Engine):
         await self._manager.continue_generation(self._io.ContinueGenerationReqInput())
 
     async def load_folder(self, folder: str) -> None:
-        """Run WEIGHT_LOADER in the scheduler of each rank."""
+        await self._run_weight_loader(WEIGHT_LOADER, folder)
+
+    async def _run_weight_loader(self, loader: str, argument: str) -> None:
+        """Run a function of patches.py in the scheduler of each rank."""
         import torch
         from sglang.srt.utils import MultiprocessingSerializer
 
-        tensors = MultiprocessingSerializer.serialize([(folder, torch.zeros(1))])
+        tensors = MultiprocessingSerializer.serialize([(argument, torch.zeros(1))])
         num_ranks = self.spec.rollout.tensor_model_parallel_size
         update = self._io.UpdateWeightsFromTensorReqInput(
-            serialized_named_tensors=[tensors] * num_ranks, load_format=WEIGHT_LOADER, flush_cache=False
+            serialized_named_tensors=[tensors] * num_ranks, load_format=loader, flush_cache=False
         )
         self._check(await self._manager.update_weights_from_tensor(update))
 
+    async def load_adapter(self, folder: str) -> None:
+        last, self._adapter = self._adapter, f"adapter_{next(self._numbers)}"
+        if last is not None:
+            unload = self._io.UnloadLoRAAdapterReqInput(lora_name=last)
+            result = await self._manager.unload_lora_adapter(unload)
+            self._check((result.success, result.error_message))
+        load = self._io.LoadLoRAAdapterReqInput(lora_name=self._adapter, lora_path=folder)
+        result = await self._manager.load_lora_adapter(load)
+        self._check((result.success, result.error_message))
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Join a process group with the trainer."""
+        offset = init_info["rank_offset"] + self.spec.index * self.spec.rollout.tensor_model_parallel_size
+        join = self._io.InitWeightsUpdateGroupReqInput(**init_info | {"rank_offset": offset})
+        self._check(await self._manager.init_weights_update_group(join))
+
     async def begin_loading(self) -> None:
         self._check(await self._manager.begin_weight_update(self._io.BeginWeightUpdateReqInput(), None))
+
+    async def load_bucket(self, update_info: UpdateInfo) -> None:
+        assert isinstance(update_info, dict)
+        if "handles" in update_info:
+            await self._run_weight_loader(BUCKET_LOADER, base64.b64encode(pickle.dumps(update_info)).decode())
+            return
+        update = self._io.UpdateWeightsFromDistributedReqInput(
+            **update_info, load_format="flattened_bucket", flush_cache=False
+        )
+        self._check(await self._manager.update_weights_from_distributed(update))
 
     async def end_loading(self) -> None:
         self._check(await self._manager.end_weight_update(self._io.EndWeightUpdateReqInput(), None))
@@ -205,14 +250,17 @@ def make_forking_multiprocessing() -> Any:
     return SimpleNamespace(Process=context.Process, Pipe=context.Pipe, set_start_method=lambda *_, **__: None)
 
 
-def make_spawning_multiprocessing(excluded_ids: Sequence[int]) -> Any:
-    """Return the part of `multiprocessing` that SGLang's engine uses. Its processes are patched before they run."""
+def make_spawning_multiprocessing(patches: tuple[Any, ...]) -> Any:
+    """Return the part of `multiprocessing` that SGLang's engine uses. Its processes are patched before they run.
+
+    patches: arguments of patch_sglang.
+    """
     from alphaapollo.engines.sglang.patches import run_patched
 
     context = multiprocessing.get_context("spawn")
 
     def make_process(target: Any, args: tuple[Any, ...] = (), **options: Any) -> Any:
-        return context.Process(target=run_patched, args=(excluded_ids, target, *args), **options)
+        return context.Process(target=run_patched, args=(patches, target, *args), **options)
 
     return SimpleNamespace(Process=make_process, Pipe=context.Pipe, set_start_method=lambda *_, **__: None)
 

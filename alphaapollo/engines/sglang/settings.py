@@ -4,20 +4,22 @@ SGLang's outputs to completions."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.resolve import get_resolved
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec, HttpAnswer
 from alphaapollo.engines.remote import RemoteEngine
 from alphaapollo.types import Completion, Sampling, StopReason
 
 SERVER_MODULE = "alphaapollo.engines.sglang.server"
 WEIGHT_LOADER = "alphaapollo.engines.sglang.patches.load_shared_memory"
+BUCKET_LOADER = "alphaapollo.engines.sglang.patches.load_cuda_bucket"
 USES_CPU = "SGLANG_USE_CPU_ENGINE"  # environment variable
 SPARE_TOKENS = 8  # SGLang refuses prompts of almost the context length, and stops an answer one token before it
 DAY = 86400.0
+LORA_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _RESERVED = """
     base_gpu_id chunked_prefill_size context_length custom_weight_loader device disable_radix_cache dp_size dtype
     enable_deterministic_inference enable_lora enable_memory_saver enable_return_routed_experts
@@ -77,12 +79,20 @@ def build_server_arguments(spec: EngineSpec, kv_token_bytes: int) -> dict[str, A
         "context_length": spec.max_model_len + SPARE_TOKENS,
         "max_running_requests": get_resolved(rollout.max_num_seqs),
         "disable_radix_cache": not rollout.enable_prefix_caching,
-        "custom_weight_loader": [WEIGHT_LOADER],
+        "custom_weight_loader": [WEIGHT_LOADER, BUCKET_LOADER],
         "weight_version": "0",
         "random_seed": 0,  # every request has its own seed
         "log_level": "info",
         "watchdog_timeout": DAY,  # a step may be slow on a busy CPU; the run has its own detection of stalls
     }
+    if spec.transport == "adapter":
+        arguments |= {
+            "enable_lora": True,
+            "lora_backend": "torch_native" if spec.device == "cpu" else "triton",
+            "lora_target_modules": LORA_LAYERS,
+            "max_lora_rank": spec.lora_rank,
+            "max_loras_per_batch": 2,  # the adapter, and none before the first weight sync
+        }
     build = _build_cpu_arguments if spec.device == "cpu" else _build_gpu_arguments
     return arguments | build(spec, kv_token_bytes) | rollout.engine_kwargs.sglang
 
@@ -114,6 +124,8 @@ def _build_gpu_arguments(spec: EngineSpec, _: int) -> dict[str, Any]:
         "mem_fraction_static": get_resolved(rollout.gpu_memory_utilization),
         "chunked_prefill_size": rollout.max_num_batched_tokens,
         "enable_memory_saver": spec.is_colocated,
+        # An engine of LoRA adapters never receives its base model again.
+        "enable_weights_cpu_backup": spec.is_colocated and spec.transport == "adapter",
     }
 
 
@@ -146,3 +158,26 @@ def build_completion(answer: Mapping[str, Any]) -> Completion:
         num_cached_tokens=meta["cached_tokens"],
         earlier_version_token_counts=tuple(earlier),
     )
+
+
+def build_http_answer(answer: Mapping[str, Any]) -> HttpAnswer:
+    """Build the answer to a request to the HTTP API from SGLang's output."""
+    meta = answer["meta_info"]
+    matched = meta["finish_reason"].get("matched")
+    return HttpAnswer(
+        build_completion(answer),
+        stop_string=matched if isinstance(matched, str) else "",
+        logprobs=_merge_logprobs(meta["output_token_logprobs"], meta.get("output_top_logprobs")),
+        prompt_logprobs=_merge_logprobs(meta["input_token_logprobs"], meta.get("input_top_logprobs"))[1:],
+    )
+
+
+def _merge_logprobs(
+    chosen: Sequence[tuple[float, int, Any]], top: Sequence[Sequence[tuple[float, int, Any]] | None] | None
+) -> list[dict[int, float]]:
+    """Return {token: log-prob} of each position: the chosen token, and the most probable ones."""
+    others = [ranked or () for ranked in top or [None] * len(chosen)]
+    return [
+        {token: logprob for logprob, token, _ in (sampled, *ranked)}
+        for sampled, ranked in zip(chosen, others, strict=True)
+    ]

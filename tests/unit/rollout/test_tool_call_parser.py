@@ -91,14 +91,23 @@ def test_a_response_template_that_does_not_fit_the_template():
         make_tool_call_parser("", ToolRenderer(tokenizer, [ADD]))
 
 
-def test_an_unsuitable_parser_is_refused_before_the_run():
+def test_unsuitable_parser_error_names_suitable_ones():
     pytest.importorskip("vllm")
     for parser, facts in (
         ("hermess", r"hermess.*qwen3_xml"),
         ("mistral", r"mistral.*token"),
-        ("pythonic", r"pythonic .*action_format=tags"),
+        ("pythonic", r"pythonic .*tool_parser=hermes"),
     ):
         with pytest.raises(ValueError, match=facts):
             reader(parser)
-    with pytest.raises(ValueError, match=r"response_template.*env\.tool_parser"):
+    with pytest.raises(ValueError, match=r"response_template.*tool_parser=hermes"):
         make_tool_call_parser("", ToolRenderer(tokenizer_of(), [ADD]))
+
+
+def test_special_tokens_of_a_format_reach_its_parser():
+    pytest.importorskip("vllm")
+    renderer = ToolRenderer(tokenizer_of(MISTRAL, MISTRAL_TOKENS), [ADD])
+    read = make_tool_call_parser("mistral", renderer)
+    text = renderer.decode(renderer.encode([renderer.render_call("add", {"a": 5, "note": "y"})])[0])
+    assert text.startswith("[TOOL_CALLS]")
+    assert arguments(read(text)) == [("add", {"a": 5, "note": "y"})]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from alphaapollo.weight_sync.vllm_transfer import make_weight_source, without_expandable_segments
+from alphaapollo.weight_sync.transfer import without_expandable_segments
+from alphaapollo.weight_sync.vllm_transfer import make_weight_source
 
 BUCKET = {"a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import pickle
 import subprocess
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from alphaapollo.engines.sglang import patches, settings
 from alphaapollo.engines.sglang.cpu_kernels import hash_murmur3
 from alphaapollo.types import Sampling, StopReason
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
+from alphaapollo.weight_sync.sglang_transfer import describe_bucket, flatten_bucket
 from tests.unit.engines.specs import check_items, make_spec
 
 KV_TOKEN_BYTES = 2**20
@@ -30,8 +33,8 @@ def spec(**keys: Any) -> EngineSpec:
     return make_spec(**{"name": "sglang", "kv_cache_gib": 1.0, "tokenizer_path": "org/tok"} | keys)
 
 
-def gpu_spec(**keys: Any) -> EngineSpec:
-    return make_spec("cuda", **{"name": "sglang"} | keys)
+def gpu_spec(transport: Any = "ipc", **keys: Any) -> EngineSpec:
+    return make_spec("cuda", **{"name": "sglang", "transport": transport, "lora_rank": 8} | keys)
 
 
 FCFS = EngineKwargs(sglang={"schedule_policy": "fcfs"})
@@ -41,13 +44,15 @@ FA3 = EngineKwargs(sglang={"attention_backend": "fa3"})
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        (spec(), {"max_total_tokens": 1024, "max_running_requests": 256, "context_length": 308}),
+        (spec(), {"max_total_tokens": 1024, "max_running_requests": 256, "context_length": 308, "enable_lora": ...}),
         (spec(), {"skip_tokenizer_init": True, "sampling_backend": "pytorch"}),
         (spec(enable_prefix_caching=False), {"disable_radix_cache": True}),
         (spec(stop="\n"), {"tokenizer_path": "org/tok", "skip_tokenizer_init": False}),
         (spec(engine_kwargs=FCFS), {"schedule_policy": "fcfs"}),
+        (spec(transport="adapter", lora_rank=12), {"enable_lora": True, "max_lora_rank": 12}),
         (gpu_spec(tensor_model_parallel_size=2), {"tp_size": 2, "mem_fraction_static": 0.5}),
-        (gpu_spec(), {"enable_memory_saver": True}),
+        (gpu_spec(), {"enable_memory_saver": True, "enable_weights_cpu_backup": False}),
+        (gpu_spec("adapter"), {"enable_weights_cpu_backup": True, "lora_backend": "triton"}),
         (gpu_spec(colocate=False), {"enable_memory_saver": False}),
         (gpu_spec(engine_kwargs=FA3), {"attention_backend": "fa3"}),
     ],
@@ -77,13 +82,13 @@ def test_environment_variables() -> None:
 
 @needs_sglang
 def test_sglang_accepts_the_arguments_of_gpus() -> None:
-    built = settings.build_server_arguments(gpu_spec(), 1)
+    built = [settings.build_server_arguments(gpu_spec(kind), 1) for kind in ("ipc", "adapter")]
     code = "import json, sys; from sglang.srt.server_args import ServerArgs\n"
-    code += "print(ServerArgs(**json.loads(sys.argv[1])).mem_fraction_static)"
+    code += "for arguments in json.loads(sys.argv[1]): print(ServerArgs(**arguments).mem_fraction_static)"
     environment = {**os.environ, **settings.build_environment(spec())}  # without a GPU
     words = [str(settings.find_python()), "-c", code, json.dumps(built)]
     done = subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
-    assert done.stdout.split() == ["0.5"]
+    assert done.stdout.split() == ["0.5", "0.5"]
 
 
 def test_sampling_settings() -> None:
@@ -141,7 +146,8 @@ def test_requests_keep_their_seeds() -> None:
     assert info.sampling_seed.tolist() == [5, 0] and info.size == 10
 
 
-def test_digest_of_the_weights() -> None:
+def test_digest_of_the_weights_and_of_a_loaded_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "_adapter_digests", [])
     model = torch.nn.Linear(3, 2)
     handle = patches.compute_digest(lambda checker, action, *, role: action)
     checker = SimpleNamespace(_placement={"tp_rank": 0, "tp_size": 1}, _get_model=lambda: model)
@@ -149,11 +155,53 @@ def test_digest_of_the_weights() -> None:
     answer = handle(checker, patches.DIGEST, role="target")
     assert answer["checksums"] == {patches.DIGEST: format_digest(compute_joint_digest(model.parameters()))}
     assert answer["parallelism_info"] == {"role": "target", "tp_rank": 0, "tp_size": 1, "rank": 0, "size": 1}
+    first, second = torch.ones(2, 2), torch.zeros(1, 2)  # zeros of layers without adapter
+    layers = [SimpleNamespace(weights={"a": first, "b": second})]
+    manager = SimpleNamespace(loras={"id": SimpleNamespace(layers=layers)})
+    patches.record_digest(lambda manager, adapter: None)(manager, SimpleNamespace(lora_id="id"))
+    answer = handle(checker, patches.DIGEST, role="target")
+    assert answer["checksums"] == {patches.DIGEST: format_digest(compute_joint_digest([first]))}
+
+
+def test_pinned_memory_is_ignored() -> None:
+    assert patches.ignore_pinning(torch.zeros)(2, pin_memory=True, dtype=torch.int32).tolist() == [0, 0]
 
 
 def test_excluded_tokens_have_no_probability() -> None:
     logits = patches.exclude_tokens(lambda: torch.zeros(2, 4), [1, 3])()
     assert logits.tolist() == [[0.0, EXCLUDED_LOGIT, 0.0, EXCLUDED_LOGIT]] * 2
+
+
+def test_http_answers() -> None:
+    top = {"output_top_logprobs": [[(-0.1, 9, None)], None, [(-2.5, 6, None)]]}
+    prompt = {
+        "input_token_logprobs": [(None, 1, None), (-0.3, 2, None)],
+        "input_top_logprobs": [None, [(-0.2, 8, None)]],
+    }
+    one = settings.build_http_answer(answer("stop", **top, **prompt))
+    assert one.logprobs == [{4: -0.5, 9: -0.1}, {5: -1.5}, {6: -2.5}] and one.stop_string == ""
+    assert one.prompt_logprobs == [{2: -0.3, 8: -0.2}]
+    ended = answer("stop", input_token_logprobs=[])
+    ended["meta_info"]["finish_reason"]["matched"] = "#"
+    one = settings.build_http_answer(ended)
+    assert one.stop_string == "#" and one.logprobs == [{4: -0.5}, {5: -1.5}, {6: -2.5}]
+
+
+def test_buckets_over_cuda_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine process opens the handle of its own GPU. The tensors are on a CPU here."""
+    bucket = {"a": torch.randn(3, 2, dtype=torch.bfloat16), "b": torch.randn(5, dtype=torch.bfloat16)}
+    memory = {("handle", gpu): flatten_bucket(bucket) + gpu for gpu in (0, 1)}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-b"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    rebuild = "torch.multiprocessing.reductions.rebuild_cuda_tensor"
+    monkeypatch.setattr(rebuild, lambda *arguments: memory[arguments[0]] if arguments[6] == 0 else None)
+    handles = {"GPU-a": (("handle", 1), *range(6)), "GPU-b": (("handle", 0), *range(6))}
+    loaded: dict[str, torch.Tensor] = {}
+    encoded = base64.b64encode(pickle.dumps({**describe_bucket(bucket), "handles": handles})).decode()
+    model = SimpleNamespace(load_weights=lambda tensors: loaded.update(tensors))
+    patches.load_cuda_bucket(model, [(encoded, torch.zeros(1))])
+    assert loaded.keys() == bucket.keys() and all(torch.equal(loaded[name], bucket[name]) for name in bucket)
 
 
 class ColumnParallelLinear(torch.nn.Linear):
@@ -185,5 +233,5 @@ def test_tensor_parallel_ranks_share_the_digest() -> None:
 def test_spawned_processes_are_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(patches, "patch_sglang", lambda *arguments: calls.append(arguments))
-    patches.run_patched((5,), lambda *arguments: calls.append(arguments), "scheduler", 1)
-    assert calls == [((5,),), ("scheduler", 1)]
+    patches.run_patched(((5,), True, "cuda"), lambda *arguments: calls.append(arguments), "scheduler", 1)
+    assert calls == [((5,), True, "cuda"), ("scheduler", 1)]
