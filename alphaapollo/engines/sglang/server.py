@@ -36,6 +36,7 @@ from alphaapollo.engines.sglang.settings import (
     build_completion,
     build_http_answer,
     build_server_arguments,
+    make_http_params,
     make_sampling_params,
 )
 from alphaapollo.processes.allocator import keep_freed_memory
@@ -114,7 +115,7 @@ class SglangEngine(Engine):
 
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
         self.check_has_weights()
-        params = make_sampling_params(request.sampling) | dict(request.penalties)
+        params = make_http_params(request)
         options = {"top_logprobs_num": request.num_top}
         options |= {"logprob_start_len": 0} if request.scores_prompt else {}
         return build_http_answer(await self._run_request(token_ids, params, request_id, **options))

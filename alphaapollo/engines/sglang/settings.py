@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.resolve import get_resolved
-from alphaapollo.engines.protocol import EngineSpec, HttpAnswer
+from alphaapollo.engines.protocol import EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.engines.remote import RemoteEngine
 from alphaapollo.types import Completion, Sampling, StopReason
 
@@ -140,6 +140,14 @@ def make_sampling_params(sampling: Sampling) -> dict[str, object]:
         "stop_token_ids": list(sampling.stop_token_ids),
         "stop": list(sampling.stop),
     }
+
+
+def make_http_params(request: HttpSampling) -> dict[str, Any]:
+    """Return SGLang's sampling parameters of a request to the HTTP API. Raises ValueError for min_p, which would end
+    the scheduler: SGLang has no min_p for requests with a seed."""
+    if "min_p" in request.penalties:
+        raise ValueError("min_p: SGLang does not support this setting with seeds. Remove it, or use rollout.name=vllm.")
+    return make_sampling_params(request.sampling) | dict(request.penalties)
 
 
 def build_completion(answer: Mapping[str, Any]) -> Completion:

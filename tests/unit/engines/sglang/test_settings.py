@@ -15,7 +15,7 @@ import torch
 
 from alphaapollo.config.schema import EngineKwargs
 from alphaapollo.data.images import EXCLUDED_LOGIT
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.protocol import EngineSpec, HttpSampling
 from alphaapollo.engines.sglang import patches, settings
 from alphaapollo.engines.sglang.cpu_kernels import hash_murmur3
 from alphaapollo.types import Sampling, StopReason
@@ -171,6 +171,13 @@ def test_pinned_memory_is_ignored() -> None:
 def test_excluded_tokens_have_no_probability() -> None:
     logits = patches.exclude_tokens(lambda: torch.zeros(2, 4), [1, 3])()
     assert logits.tolist() == [[0.0, EXCLUDED_LOGIT, 0.0, EXCLUDED_LOGIT]] * 2
+
+
+def test_http_requests() -> None:
+    params = settings.make_http_params(HttpSampling(Sampling(4, seed=2), {"frequency_penalty": 0.5}))
+    check_items(params, {"max_new_tokens": 4, "frequency_penalty": 0.5})
+    with pytest.raises(ValueError, match="min_p: SGLang"):
+        settings.make_http_params(HttpSampling(Sampling(4), {"min_p": 0.1}))
 
 
 def test_http_answers() -> None:
