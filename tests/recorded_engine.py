@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.config.schema import Model
-from alphaapollo.engines.vllm.front_end import FrontEnd
+from alphaapollo.engines.vllm.http_over_other_engine import FrontEnd
 from alphaapollo.types import ImageInput
 
 if TYPE_CHECKING:

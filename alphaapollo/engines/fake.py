@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.protocol import Engine, EngineSpec
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
 
 AnswerScript = Callable[[list[int], Sampling], list[int]]
 """(context, sampling) -> token ids of the answer, before truncation to max_tokens."""
 LOGPROB = -1.0  # log-prob of every token
+
+
+def make_engine(spec: EngineSpec) -> FakeEngine:
+    """Build the fake engine of a run, which samples token ids of the model."""
+    config = Path(spec.model_path) / "config.json"
+    if not config.is_file():
+        raise ValueError(f"model.path={spec.model_path} has no config.json. Set it to a local model folder.")
+    return FakeEngine(vocab_size=int(json.loads(config.read_text())["vocab_size"]))
 
 
 @dataclass(eq=False)
@@ -39,19 +49,19 @@ class FakeEngine(Engine):
         stop_reason = StopReason.STOP if stopped else StopReason.LENGTH
         return Completion(kept, [LOGPROB] * len(kept), stop_reason, self._version)
 
-    async def pause(self) -> None:
+    async def hold_requests(self) -> None:
         self._unpaused.clear()
 
-    async def resume(self) -> None:
+    async def continue_requests(self) -> None:
         self._unpaused.set()
 
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         return [LOGPROB] * (len(token_ids) - 1)
 
-    async def receive_weights(self, folder: str) -> None:
+    async def load_folder(self, folder: str) -> None:
         pass
 
-    async def confirm_weights(self, version: int) -> None:
+    async def apply_weights(self, version: int) -> None:
         self._version = version
 
     def _make_random_answer(self, token_ids: list[int], sampling: Sampling) -> list[int]:

@@ -19,7 +19,7 @@ from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch, nex
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec
+from alphaapollo.engines.protocol import WEIGHTS, Engine, EngineError, EngineSpec, MemoryPart
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.shared_memory import read_safetensors
@@ -39,18 +39,18 @@ class _WaitingRequest(PendingCompletion):
 class HFEngine(Engine):
     """Engine with one transformers model, which a thread of this process samples from.
 
-    A weight sync replaces the model, and a KV cache exists only during a batch. The wake methods therefore do nothing.
+    A weight sync replaces the model, and a KV cache exists only during a batch, so waking allocates nothing.
     """
 
     def __init__(self, spec: EngineSpec):
-        self.spec = spec
+        super().__init__(spec)
         self.version = 0
         self._model: Any = None
         self._decode: Callable[[list[int]], str] | None = None  # for stop strings
         self._excluded_ids: list[int] = []
         self._waiting: list[_WaitingRequest] = []
         self._serving: asyncio.Task[None] | None = None
-        self._paused = False
+        self._is_held = False
 
     async def preload_libraries(self) -> None:
         await asyncio.to_thread(importlib.import_module, "transformers")
@@ -73,6 +73,7 @@ class HFEngine(Engine):
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
+        self.check_has_weights()
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         future = asyncio.get_running_loop().create_future()
         request = _WaitingRequest(token_ids, sampling, decode=self._decode, answer=future)
@@ -81,11 +82,11 @@ class HFEngine(Engine):
         return await request.answer
 
     def _start_serving(self) -> None:
-        if not self._paused and (self._serving is None or self._serving.done()):
+        if not self._is_held and (self._serving is None or self._serving.done()):
             self._serving = asyncio.ensure_future(self._serve_waiting_requests())
 
     async def _serve_waiting_requests(self) -> None:
-        while self._waiting and not self._paused:
+        while self._waiting and not self._is_held:
             await asyncio.sleep(0)  # collect requests that arrive at the same time
             size = get_resolved(self.spec.rollout.max_num_seqs)
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
@@ -103,19 +104,19 @@ class HFEngine(Engine):
             unfinished = [request for request in batch if not (request.is_done or request.answer.cancelled())]
             self._waiting = unfinished + self._waiting
 
-    async def pause(self) -> None:
-        self._paused = True  # sampling stops after the current token
+    async def hold_requests(self) -> None:
+        self._is_held = True  # sampling stops after the current token
         if self._serving is not None:
             await asyncio.wait((self._serving,))
 
-    async def resume(self) -> None:
-        self._paused = False
+    async def continue_requests(self) -> None:
+        self._is_held = False
         if self._waiting:
             self._start_serving()
 
     @torch.inference_mode()
     def _sample_batch(self, batch: list[_WaitingRequest]) -> None:
-        decode_batch(self._compute_next_logits, batch, self._model.device, lambda done: done or self._paused)
+        decode_batch(self._compute_next_logits, batch, self._model.device, lambda done: done or self._is_held)
 
     def _compute_next_logits(self, *arguments: Any) -> tuple[torch.Tensor, Any]:
         logits, cache = next_logits(self._model, *arguments)
@@ -133,10 +134,10 @@ class HFEngine(Engine):
         logprobs = logits.log_softmax(dim=-1)
         return logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
 
-    async def receive_weights(self, folder: str) -> None:
+    async def load_folder(self, folder: str) -> None:
         await asyncio.to_thread(self._load_weights, Path(folder))
 
-    async def confirm_weights(self, version: int) -> WeightReceipt:
+    async def apply_weights(self, version: int) -> WeightReceipt:
         self.version = version
         return WeightReceipt(version, format_digest(compute_joint_digest(self._model.parameters())))
 
@@ -145,9 +146,9 @@ class HFEngine(Engine):
         model = type(self._model).from_pretrained(None, config=self._model.config, state_dict=tensors, dtype=dtype)
         self._model = model.to(self.spec.device).eval()
 
-    async def sleep(self) -> None:
-        if self.spec.is_colocated:
-            self._model = self._model.to("meta")  # receive_weights needs only the shapes
+    async def free_memory(self, parts: frozenset[MemoryPart]) -> None:
+        if WEIGHTS in parts:
+            self._model = self._model.to("meta")  # load_folder needs only the shapes
             torch.cuda.empty_cache()
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.engines.protocol import EngineDied, EngineSpec
+from alphaapollo.engines.protocol import EngineDied, EngineError, EngineSpec
 from alphaapollo.processes.watchdog import exit_when_process_ends
 
 PARENT = "ALPHAAPOLLO_ENGINE_PARENT"  # pid of the process that owns the engine
@@ -74,3 +74,10 @@ def make_death_error(spec: EngineSpec) -> EngineDied:
     """Return the error of an engine whose core process died, with the last error in its log."""
     last = find_last_error(spec.log_path)
     return EngineDied(f"{spec.name}: its core process died{last}. See its log: {spec.log_path}")
+
+
+def make_start_error(spec: EngineSpec, details: str = "", is_killed: bool = False) -> EngineError:
+    """Return the error of an engine that does not start, with the last error in its log. is_killed: by a signal, so
+    that a restart may help."""
+    message = f"{spec.name} did not start{find_last_error(spec.log_path)}. See its log {spec.log_path}. {details}"
+    return (EngineDied if is_killed else EngineError)(message.strip())

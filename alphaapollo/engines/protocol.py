@@ -6,17 +6,18 @@ fake.py without a model for tests.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.data.vocabulary import find_excluded_ids
-from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from alphaapollo.weight_sync.transport import TransportKind, UpdateInfo
 
 
@@ -25,6 +26,13 @@ CHANGES_SAMPLES = (
     *("logits_processors", "override_generation_config", "reasoning_config", "watermark_config", "diffusion_config"),
 )
 """Patterns of arguments of engines with which tokens are sampled from another distribution than the trainer's."""
+
+
+MODEL_NAME = "policy"  # name of the policy in requests to the HTTP API
+MemoryPart = Literal["weights", "kv_cache"]
+WEIGHTS: MemoryPart = "weights"
+KV_CACHE: MemoryPart = "kv_cache"
+MEMORY_PARTS: frozenset[MemoryPart] = frozenset({WEIGHTS, KV_CACHE})
 
 
 class EngineError(RuntimeError):
@@ -36,13 +44,45 @@ class EngineDied(EngineError):
 
 
 class Engine:
-    """Interface of one engine replica, called from one event loop. Calls of generate and log_probs may overlap."""
+    """Interface of one engine replica, called from one event loop. Calls of generate and log_probs may overlap.
+
+    An engine implements the first part. The second part calls the first one, and checks the order of its calls.
+    """
+
+    name = "engine"  # in errors
+    is_colocated = False  # whether it frees its GPU memory between generation phases
+    serves_adapter = False  # whether it has its own base weights, and receives LoRA adapters
+
+    is_paused = False
+    asleep: frozenset[MemoryPart] = frozenset()  # parts without allocated memory
+    is_stale = False  # its weights were freed, and new ones were not confirmed yet
+    is_loading = False  # between start_weight_update and finish_weight_update
+
+    def __init__(self, spec: EngineSpec):
+        self.spec = spec
+        self.name, self.is_colocated = spec.name, spec.is_colocated
+        self.serves_adapter = spec.transport == "adapter"
+
+    # Start and end.
 
     async def preload_libraries(self) -> None:
         """Do the part of `start` that needs no GPU, such as imports, while other processes use the GPU."""
 
     async def start(self) -> None:
         """Load the model. Raises ValueError if the model cannot be served, EngineError if the start fails."""
+
+    async def close(self) -> None:
+        """Stop the engine and its processes. Idempotent."""
+
+    def list_pids(self) -> list[int]:
+        """Return the pids of the engine's separate processes, the engine core first."""
+        return []
+
+    def get_progress_counter(self) -> int:
+        """Return a number that changes while running requests make progress, e.g. the number of sampled tokens."""
+        return 0
+
+    # Requests.
 
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
@@ -58,74 +98,176 @@ class Engine:
         """Return the log-probs at temperature 1 of `token_ids[1:]`, each given the tokens before it."""
         raise NotImplementedError
 
-    def build_http_app(self, settings: HttpApiSettings) -> Callable[..., Awaitable[None]]:
-        """Return an ASGI application that serves the model to agents (http_api.py)."""
-        raise NotImplementedError
+    def build_http_app(self, settings: HttpApiSettings) -> ASGIApp | None:
+        """Return an ASGI application that serves the model to agents and evaluation suites. None: it is vLLM's HTTP
+        API, which gets its answers from `answer_http` (vllm/http_over_other_engine.py)."""
+        return None
 
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
-        """Sample an answer to a request to the HTTP API, if the API runs in another process than the engine."""
+        """Sample an answer to a request to the HTTP API over this engine. By default with `generate`, which has no
+        penalties and returns only the log-probs of sampled tokens. Raises ValueError if the request needs more."""
+        unsupported = [*request.penalties] + ["top_logprobs"] * bool(request.num_top)
+        unsupported += ["prompt_logprobs"] * request.scores_prompt
+        if unsupported:
+            raise ValueError(f"{', '.join(unsupported)}: this engine does not support these settings. Remove them.")
+        completion = await self.generate(token_ids, request.sampling, request_id)
+        pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+        return HttpAnswer(completion, None, [{token: logprob} for token, logprob in pairs], [])
+
+    def has_running_requests(self) -> bool:
+        """Return whether requests are running or paused."""
+        return False
+
+    async def hold_requests(self) -> None:
+        """Stop sampling after the current token. Running requests keep their tokens, and new requests wait."""
         raise NotImplementedError
 
-    async def pause(self) -> None:
-        """Pause generation between two tokens. Idempotent. Running requests keep their tokens and continue after
-        `resume` with the latest weights and a recomputed KV cache. New requests wait."""
+    async def continue_requests(self) -> None:
+        """Continue sampling with the latest weights and a recomputed KV cache."""
         raise NotImplementedError
 
-    async def resume(self) -> None:
-        """Continue generation after `pause`."""
+    # Weights. The trainer writes them to a folder. To vLLM and SGLang on GPUs, it sends them in buckets instead
+    # (weight_sync/transfer.py): it calls init_weight_transfer_engine once, and for each weight sync
+    # start_weight_update, update_weights for each bucket, and finish_weight_update.
+
+    async def load_folder(self, folder: str) -> None:
+        """Load the weights that the trainer wrote to a shared-memory folder, as *.safetensors files of a checkpoint."""
         raise NotImplementedError
 
-    async def sleep(self) -> None:
-        """Free the GPU memory of weights and KV cache, if the engine shares its GPU with the trainer. To continue, call
-        wake_weights, receive_weights, confirm_weights and wake_cache in this order."""
-
-    async def wake_weights(self) -> None:
-        """Allocate GPU memory for the weights after `sleep`. Their values are undefined until receive_weights."""
-
-    async def receive_weights(self, folder: str) -> None:
-        """Load the weights that the trainer wrote to a shared-memory folder. Not used on GPUs."""
+    async def load_adapter(self, folder: str) -> None:
+        """Replace the LoRA adapter by the one that the trainer wrote to a shared-memory folder, in peft's format."""
         raise NotImplementedError
-
-    # Weight sync on GPUs (weight_sync/transfer.py). The trainer calls these methods by their names.
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Connect the engine's workers to the trainer, once. `rank_offset`, if any: rank of the first engine's first
         worker."""
         raise NotImplementedError
 
-    async def start_weight_update(self) -> None:
-        """Begin to load new weights. Running requests must be paused."""
-        raise NotImplementedError
+    async def begin_loading(self) -> None:
+        """Prepare for new weights, from a folder or in buckets."""
 
-    async def update_weights(self, update_info: UpdateInfo) -> None:
+    async def load_bucket(self, update_info: UpdateInfo) -> None:
         """Load a bucket of tensors: from the trainer's GPU memory, or from a broadcast."""
         raise NotImplementedError
 
-    async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Finish loading after the last bucket."""
+    async def end_loading(self) -> None:
+        """Finish loading after the last tensor."""
+
+    async def apply_weights(self, version: int) -> WeightReceipt | None:
+        """Clear caches computed with old weights, and return the digest of the new weights (weight_sync/digest.py).
+        None: the engine has no weights, and they are not verified."""
         raise NotImplementedError
 
-    async def confirm_weights(self, version: int) -> WeightReceipt | None:
-        """Finish a weight sync: clear caches computed with old weights, and return the digest of the new weights, or
-        None if the engine has no weights. Running requests must be paused."""
-        raise NotImplementedError
+    # GPU memory shared with the trainer. An engine without a GPU needs none of this.
+
+    async def free_memory(self, parts: frozenset[MemoryPart]) -> None:
+        """Free the memory of these parts, without ending requests. An engine that serves adapters keeps its weights in
+        host memory."""
+
+    async def allocate_memory(self, part: MemoryPart) -> None:
+        """Allocate the memory of a part again. The values of weights are undefined until new ones are loaded."""
+
+    # Calls in a checked order. Engines do not replace them.
+
+    def check_has_weights(self) -> None:
+        """Raise EngineError if a new request would be sampled with freed weights. For `generate`."""
+        if self.is_stale and not self.is_paused:
+            raise EngineError(f"{self.name} cannot generate: sleep() freed its weights. Send weights first.")
+
+    async def pause(self) -> None:
+        """Pause generation between two tokens. Idempotent."""
+        if not self.is_paused:
+            await self.hold_requests()
+            self.is_paused = True
+
+    async def resume(self) -> None:
+        """Continue generation after `pause`. Idempotent."""
+        if self.is_paused:
+            await self.continue_requests()
+            self.is_paused = False
+
+    async def sleep(self) -> None:
+        """Free the GPU memory of weights and KV cache, if the engine shares its GPU with the trainer. To continue, call
+        wake_weights, receive_weights or the calls of a weight transfer, confirm_weights and wake_cache."""
+        if self.is_colocated and WEIGHTS not in self.asleep:
+            await self.free_memory(MEMORY_PARTS - self.asleep)
+            self.asleep, self.is_stale = MEMORY_PARTS, True
 
     async def release_cache(self) -> None:
-        """Free the GPU memory of the KV cache. Running requests are paused until wake_cache."""
+        """Free the GPU memory of the KV cache alone. Running requests are paused until wake_cache."""
+        if self.is_colocated and not self.asleep:
+            await self.free_memory(frozenset({KV_CACHE}))
+            self.asleep = frozenset({KV_CACHE})
+
+    async def wake_weights(self) -> None:
+        """Allocate the memory of the weights after `sleep`."""
+        await self._wake(WEIGHTS)
 
     async def wake_cache(self) -> None:
-        """Allocate GPU memory for the KV cache after `sleep` or release_cache."""
+        """Allocate the memory of the KV cache after `sleep` or `release_cache`."""
+        self._check_has_memory()
+        await self._wake(KV_CACHE)
 
-    def list_pids(self) -> list[int]:
-        """Return the pids of the engine's separate processes, the engine core first."""
-        return []
+    async def _wake(self, part: MemoryPart) -> None:
+        if part in self.asleep:
+            await self.allocate_memory(part)
+            self.asleep -= {part}
 
-    def get_progress_counter(self) -> int:
-        """Return a number that changes while running requests make progress, e.g. the number of sampled tokens."""
-        return 0
+    async def receive_weights(self, folder: str) -> None:
+        """Load the weights, or the LoRA adapter, that the trainer wrote to a shared-memory folder."""
+        if self.serves_adapter:
+            if self.has_running_requests():  # a running request keeps its adapter
+                raise EngineError(
+                    f"{self.name} cannot replace its LoRA adapter while requests run. Wait for their end."
+                )
+            await self.load_adapter(folder)
+            return
+        await self.start_weight_update()
+        await self.load_folder(folder)
+        await self.finish_weight_update()
 
-    async def close(self) -> None:
-        """Stop the engine and its processes. Idempotent."""
+    async def start_weight_update(self) -> None:
+        """Begin to load new weights."""
+        self._check_no_request_runs("load weights")  # it would mix old and new weights
+        self._check_has_memory()
+        await self.begin_loading()
+        self.is_loading = True
+
+    async def update_weights(self, update_info: UpdateInfo) -> None:
+        """Load a bucket of tensors."""
+        if not self.is_loading:
+            raise EngineError(f"{self.name} cannot load a bucket of weights. Call start_weight_update() first.")
+        await self.load_bucket(update_info)
+
+    async def finish_weight_update(self) -> None:
+        """Finish loading new weights."""
+        await self.end_loading()
+        self.is_loading = False
+
+    async def confirm_weights(self, version: int) -> WeightReceipt | None:
+        """Finish a weight sync, and return what `apply_weights` returns."""
+        self._check_no_request_runs("confirm weights")
+        if self.is_loading:
+            raise EngineError(f"{self.name} cannot confirm weights. Call finish_weight_update() first.")
+        receipt = await self.apply_weights(version)
+        self.is_stale = False
+        return receipt
+
+    def _check_no_request_runs(self, action: str) -> None:
+        if self.has_running_requests() and not self.is_paused:
+            raise EngineError(f"{self.name} cannot {action} while requests are running. Call pause() first.")
+
+    def _check_has_memory(self) -> None:
+        if WEIGHTS in self.asleep:
+            raise EngineError(f"{self.name} has no memory for its weights. Call wake_weights() first.")
+
+
+@dataclass(frozen=True)
+class HttpApiSettings:
+    tool_parser: str = ""  # vLLM's parser of tool calls; empty: answers have no tool calls
+    reasoning_parser: str = ""  # vLLM's parser of reasoning; empty: reasoning is part of the text
+    template_arguments: Mapping[str, object] = field(default_factory=dict)  # data.apply_chat_template_kwargs
+    allow_image_urls: bool = False  # data.allow_image_urls
 
 
 @dataclass(frozen=True)
@@ -133,7 +275,7 @@ class HttpSampling:
     """Sampling settings of a request to the HTTP API, which may ask for more than a rollout."""
 
     sampling: Sampling
-    penalties: Mapping[str, float] = field(default_factory=dict)  # e.g. min_p, frequency_penalty
+    penalties: Mapping[str, float] = field(default_factory=dict)  # with an effect, e.g. min_p, frequency_penalty
     num_top: int = 0  # number of most probable tokens to return at each position
     scores_prompt: bool = False  # whether to return the log-probs of the prompt
 
@@ -144,7 +286,7 @@ class HttpAnswer:
     most probable tokens."""
 
     completion: Completion
-    stop_string: str  # the stop string that ended the completion, or an empty text
+    stop_string: str | None  # the stop string that ended the completion; empty: none; None: the API searches the text
     logprobs: list[dict[int, float]]  # of the sampled tokens
     prompt_logprobs: list[dict[int, float]]  # of the prompt's tokens after the first, if they were requested
 

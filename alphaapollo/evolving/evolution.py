@@ -22,7 +22,7 @@ from typing import Never, TypeVar
 import msgspec
 
 from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.engines.http_api import AgentSession, Request, list_new_messages
+from alphaapollo.engines.agent_sessions import AgentSession, Request, list_new_messages
 from alphaapollo.engines.protocol import EngineError
 from alphaapollo.environments.base import Environment, ScoreFn
 from alphaapollo.environments.informal_math import get_problem

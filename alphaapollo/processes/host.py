@@ -1,12 +1,13 @@
 """Child process that answers requests: start, request, reply, time limit, kill and death in one place.
 
-    host = await ProcessHost.start("alphaapollo.rewards.grader_processes.worker", settings, environ)
-    report = await host.read_first_reply(timeout)       python -m MODULE PARENT_PID SETTINGS starts, and replies 0
+    host = await ProcessHost.start(command, environ)
+    report = await host.read_first_reply(timeout)       reply 0, of a process that has one
     reply = await host.request(payload, timeout)        request: a line with its number, and the payload
 
-A reply is a line with the number of its request and JSON, because the host does not unpickle what a process that
-handles untrusted data has written. Requests may overlap, if the process serves them so. The process and what it started
-in its process group die with this process, after a timeout, and with `kill`.
+A reply is a line with the number of its request, and text that the owner decodes: JSON if the process handles untrusted
+data. Requests may overlap, if the process serves them so. The process and what it started in its process group die with
+this process, after a timeout, and with `kill`. It serves graders (rewards/grader_processes/), agents' programs
+(rollout/agents/programs.py) and engines in processes of their own (engines/remote.py).
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BufferedReader
 from typing import BinaryIO
-
-from alphaapollo.processes.python_command import make_module_command
 
 EXIT_GRACE = 1.0  # seconds between the end of a process's output and its exit
 READ_GRACE = 0.05  # seconds to read a reply that arrived while the event loop was blocked
@@ -49,13 +48,17 @@ class ProcessHost:
         self._reading = asyncio.create_task(self._read_replies())
 
     @classmethod
-    async def start(cls, module: str, settings: str, environ: Mapping[str, str]) -> ProcessHost:
-        """Start `python -m module PARENT_PID settings`. Call `read_first_reply` next."""
+    async def start(
+        cls, command: Sequence[str], environ: Mapping[str, str], stderr: BinaryIO | None = None
+    ) -> ProcessHost:
+        """Start a process that calls reserve_stdin_and_stdout. stderr: file for its output; None: that of this
+        process. Raises OSError."""
         handle = await asyncio.create_subprocess_exec(
-            *make_module_command(module, os.getpid(), settings),
+            *command,
             env=environ,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
             limit=MAX_REPLY,
             start_new_session=True,  # Ctrl-C goes to the driver alone, and killpg reaches the children
         )
@@ -110,6 +113,15 @@ class ProcessHost:
         self._waiting.clear()
 
     @property
+    def pid(self) -> int:
+        return self._handle.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, negative for a signal; None if the process is running."""
+        return self._handle.returncode
+
+    @property
     def is_running(self) -> bool:
         return self._handle.returncode is None
 
@@ -133,6 +145,13 @@ class ProcessHost:
             self.kill()
         code = await self._handle.wait()
         return f"exit code {code}" if code >= 0 else format_signal(-code)
+
+    async def finish(self, timeout: float) -> None:
+        """Close the pipe of requests, at which the process ends. It is killed after `timeout` seconds."""
+        assert self._handle.stdin is not None
+        self._handle.stdin.close()
+        await self.end_and_describe_exit(timeout)
+        await self.close()
 
     async def close(self, timeout: float = EXIT_GRACE) -> None:
         """Kill the process, and wait until no process is left that could reply, at most `timeout` seconds."""

@@ -138,12 +138,12 @@ def start_reaper(run_id: str, cleanup_paths: Iterable[str | Path]) -> None:
 
 def list_run_processes(run_id: str) -> list[int]:
     """Return the pids of the run's processes on this machine: those with its id in the environment variable `RUN`."""
-    found = []
+    pids = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # the process has ended, or belongs to another user
             if process.environ().get(RUN) == run_id:
-                found.append(process.pid)
-    return found
+                pids.append(process.pid)
+    return pids
 
 
 def kill_run_processes(run_id: str) -> None:

@@ -72,7 +72,7 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: in
     versions = [(version, sum(count for _, count in same)) for version, same in runs]
     # The engine never computes the last token. Training does not use what it gets here.
     columns = {
-        name: np.concatenate([*found, found[-1][-1:]]) for name, found in parts.items() if len(found) == len(turns)
+        name: np.concatenate([*values, values[-1][-1:]]) for name, values in parts.items() if len(values) == len(turns)
     }
     images = tuple(image for turn in turns for image in turn.context_images)
     return Row(token_ids, action_mask, logprobs, ends, first_turn, versions, images, columns, num_earlier_tokens)
@@ -196,9 +196,6 @@ def check_rows_match_turns(
         assert sum(n for _, n in row.weight_versions) == sum(row.action_mask), "a sampled token has no weight version"
 
 
-CACHE_SIZE = 256  # rendered prompts
-
-
 class PromptTooLong(EnvironmentFailure):
     """Error: a prompt is longer than data.max_prompt_length, and may not be truncated."""
 
@@ -233,7 +230,9 @@ class PromptRenderer:
 
     def _render_cached(self, content: list[Message] | str) -> list[int]:
         texts = (
-            content if isinstance(content, str) else [{**one, "images": len(one.get("images", ()))} for one in content]
+            content
+            if isinstance(content, str)
+            else [{**message, "images": len(message.get("images", ()))} for message in content]
         )
         key = repr(texts), tuple(collect_images(content))  # fast for large images: Python keeps the hash of bytes
         token_ids = self._rendered.get(key)
@@ -306,7 +305,7 @@ def _check_type(value: object, expected: type[T], field_name: str, expected_text
 
 def _check_number(value: object, field_name: str) -> None:
     if not isinstance(value, Real) or not abs(value) <= MAX_REWARD:  # type: ignore[operator]  # also rejects NaN
-        found = str(value)[:30] if isinstance(value, Real) else type(value).__name__
+        shown = str(value)[:30] if isinstance(value, Real) else type(value).__name__
         raise EnvironmentFailure(
-            f"step: {field_name} is {found}. Return a number from -{MAX_REWARD:g} to {MAX_REWARD:g}."
+            f"step: {field_name} is {shown}. Return a number from -{MAX_REWARD:g} to {MAX_REWARD:g}."
         )

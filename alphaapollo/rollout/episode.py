@@ -302,12 +302,6 @@ def make_failure_score(reason: str) -> Score:
     return Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=reason)
 
 
-logger = logging.getLogger(__name__)
-
-CLOSE_SECONDS = 30.0  # timeout of close()
-MAX_THREADS = 64  # sync calls at a time
-
-
 async def run_group(
     request: GroupRequest,
     run_episode: Callable[[EpisodeTask], Awaitable[Trajectory]],
@@ -336,8 +330,9 @@ async def run_group(
         episodes.append(asyncio.ensure_future(run_episode(tasks[-1])))
     try:
         trajectories = await asyncio.gather(*episodes)
-        for task, row in ((task, row) for task, one in zip(tasks, trajectories, strict=True) for row in one.rows):
-            row.temperature = task.sampling.temperature
+        for task, trajectory in zip(tasks, trajectories, strict=True):
+            for row in trajectory.rows:
+                row.temperature = task.sampling.temperature
         baseline = trajectories.pop() if request.greedy_baseline else None
         untrained = [*(trajectories if request.validate else []), *([baseline] if baseline else [])]
         for row in [row for trajectory in untrained for row in trajectory.rows]:

@@ -93,8 +93,8 @@ def make_lm_eval_check(suite: Suite) -> list[str]:
 
 
 def read_lm_eval_scores(folder: Path) -> Iterator[SuiteScore]:
-    found = _read_only_file(folder, "results_*.json")
-    for task, values in found["results"].items():  # tasks and groups
+    results = _read_only_file(folder, "results_*.json")
+    for task, values in results["results"].items():  # tasks and groups
         for key, value in values.items():
             metric, _, filter_name = key.partition(",")
             if filter_name and not metric.endswith("_stderr"):
@@ -125,7 +125,7 @@ def read_inspect_scores(folder: Path) -> Iterator[SuiteScore]:
         raise ValueError(log["error"]["message"] if log.get("error") else f"its status is {log['status']}")
     scores = log["results"]["scores"]
     for score in scores:
-        values = {name: one["value"] for name, one in score["metrics"].items()}
+        values = {name: metric["value"] for name, metric in score["metrics"].items()}
         stderr = values.pop("stderr", None)
         for name, value in values.items():
             label = name if len(scores) == 1 else f"{score['name']}/{name}"
@@ -183,8 +183,8 @@ class Suite:
 
     @property
     def interpreter(self) -> str:
-        own = Path(sys.prefix, "suites", "bin", "python")
-        return self.python or str(own if own.is_file() else sys.executable)
+        separate = Path(sys.prefix, "suites", "bin", "python")
+        return self.python or str(separate if separate.is_file() else sys.executable)
 
 
 def check_suites(suites: Sequence[Suite]) -> None:

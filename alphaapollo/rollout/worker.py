@@ -29,8 +29,7 @@ from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.factory import make_engine
-from alphaapollo.engines.http_api import MODEL_NAME
-from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec
+from alphaapollo.engines.protocol import MODEL_NAME, Engine, EngineError, EngineSpec
 from alphaapollo.environments.base import Environment, EnvironmentFactory, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.timing import read_peak_memory_gib
@@ -202,7 +201,7 @@ class RolloutWorker:
         with HEARTBEAT.use_track(f"rollout {self._index}"):
             given = pickle.loads(request.environment) if request.environment else self._environment.factory
             group = await run_group(request, self._runner.run, partial(self._make_environment, given))
-        if not math.isfinite(sum(sum(row.logprobs) for one in group.trajectories for row in one.rows)):
+        if not math.isfinite(sum(sum(row.logprobs) for trajectory in group.trajectories for row in trajectory.rows)):
             raise EngineError(
                 f"rollout engine {self._index} sampled a token with a non-finite log-prob for prompt "
                 f"{request.prompt.id}. Check rollout.engine_kwargs and the engine's log."
@@ -270,12 +269,12 @@ def make_token_context_factory(
     cached = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
 
     def make_token_context(environment: Environment, prompt: Prompt) -> AppendContext:
-        own, prompts = renderer.with_arguments(prompt.template_arguments), cached
-        if own is not renderer:
-            prompts = PromptRenderer(own.encode_prompt, data.max_prompt_length, data.truncation)
+        rendering, prompts = renderer.with_arguments(prompt.template_arguments), cached
+        if rendering is not renderer:
+            prompts = PromptRenderer(rendering.encode_prompt, data.max_prompt_length, data.truncation)
         if env.context == "append":
-            return AppendContext(prompts, own.encode_observation, own.prepare_images)
-        return MemoryContext(environment, prompts, own.prepare_images, env.history_length, env.memory_type)
+            return AppendContext(prompts, rendering.encode_observation, rendering.prepare_images)
+        return MemoryContext(environment, prompts, rendering.prepare_images, env.history_length, env.memory_type)
 
     return make_token_context
 

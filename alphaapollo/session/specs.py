@@ -70,10 +70,10 @@ def make_worker_specs(
     chosen = {"model": plan.model, "rollout": plan.rollout, "actor": plan.actor}
     role = config.actor_rollout_ref.model_copy(update=chosen)
     has_processes = has_worker_processes(config.trainer, placement.num_engines)
-    has_remote_engines = role.rollout.has_engine_process and has_processes
+    receives_buckets = role.rollout.has_engine_process and has_processes
     serves_adapters = role.rollout.lora == "adapter"
     transport = Transport(
-        kind=choose_transport(placement.device, placement.colocate, has_remote_engines, serves_adapters),
+        kind=choose_transport(placement.device, placement.colocate, receives_buckets, serves_adapters),
         dtype=role.rollout.dtype,
         shared_folder=f"/dev/shm/alphaapollo-{run_id}",
         num_engine_ranks=placement.num_engines * placement.tensor_parallel,

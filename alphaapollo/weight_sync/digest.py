@@ -10,8 +10,9 @@ The digest does not detect two swapped elements; the log-prob probe does (weight
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -67,6 +68,21 @@ def _hash_all_values(dtype: torch.dtype) -> torch.Tensor:
     hashes = torch.empty(2, 1 << 16, dtype=torch.int64)
     _hash_and_sum_words(values.to(torch.float32).view(torch.int32), *hashes)
     return hashes[0]
+
+
+def select_rank_parts(layer: Any, parameter_name: str, tensor: torch.Tensor, tp_rank: int) -> Iterator[torch.Tensor]:
+    """Yield the part of a parameter of an engine's layer that this tensor-parallel rank adds to the digest, so that no
+    element counts twice: the rank's shard of a sharded parameter, and a replicated parameter on rank 0 only. The
+    layers of vLLM and SGLang have the same names."""
+    classes = {kind.__name__ for kind in type(layer).__mro__}
+    sharded = getattr(layer, "tp_size", 1) > 1 and (
+        bool(classes & {"ColumnParallelLinear", "VocabParallelEmbedding"})
+        or ("RowParallelLinear" in classes and parameter_name == "weight")
+    )
+    if "QKVParallelLinear" in classes and sharded and layer.tp_rank % layer.num_kv_head_replicas:
+        yield tensor[: layer.num_heads * layer.head_size]  # another rank counts the replicated key and value heads
+    elif sharded or classes & {"RoutedExperts", "FusedMoE"} or tp_rank == 0:
+        yield tensor
 
 
 def format_digest(digest: int) -> str:

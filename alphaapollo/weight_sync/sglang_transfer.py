@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ DEVICE_ARGUMENT = 6  # index of the device among the arguments of torch's rebuil
 class SglangTransferSender(TransferSender):
     """Weight sender of a training rank to SGLang engines."""
 
-    def _connect_to_engines(self) -> Any:
+    def _connect(self) -> Any:
         """Return the process group of rank 0 and the engines (nccl). CUDA IPC needs no connection."""
         if self.transport == "ipc" or self.rank > 0:
             return ()
@@ -32,24 +33,21 @@ class SglangTransferSender(TransferSender):
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         info = {"master_address": self.master_address, "master_port": port, "rank_offset": 1, "world_size": size}
         info |= {"group_name": GROUP, "backend": backend}
-        return self._run_beside_engines(
-            lambda: self._update_client.init_weight_transfer_engine(info),
-            lambda: join_group(backend, self.master_address, port, size),
-        )
+        call = partial(self.client.init_weight_transfer_engine, info)
+        join = partial(join_group, backend, self.master_address, port, size)
+        return self._call_with_failure_detection(partial(run_beside_engines, call, join))
 
-    def _send_bucket(self, connection: Any, bucket: Bucket) -> None:
+    def _send_bucket(self, bucket: Bucket) -> None:
         info, flat = describe_bucket(bucket), flatten_bucket(bucket)
         if self.transport == "ipc":
             handles = self._gather_handles(flat)
             if self.rank == 0:
-                self._update_client.update_weights({**info, "handles": handles})
+                self.client.update_weights({**info, "handles": handles})
             if torch.distributed.is_initialized():
                 torch.distributed.barrier()  # the engines have copied the tensor of every rank
         elif self.rank == 0:
-            self._run_beside_engines(
-                lambda: self._update_client.update_weights({**info, "group_name": GROUP}),
-                lambda: torch.distributed.broadcast(flat, 0, group=connection),
-            )
+            call = partial(self.client.update_weights, {**info, "group_name": GROUP})
+            run_beside_engines(call, partial(torch.distributed.broadcast, flat, 0, group=self.connection))
 
     def _gather_handles(self, flat: torch.Tensor) -> dict[str, tuple[Any, ...]]:
         """Return the IPC handles of all ranks' tensors by the UUID of their GPU."""
@@ -62,18 +60,15 @@ class SglangTransferSender(TransferSender):
         torch.distributed.all_gather_object(ranks, own)
         return {uuid: handle for rank in ranks for uuid, handle in rank.items()}
 
-    def _run_beside_engines(self, call_engines: Callable[[], None], run: Callable[[], Any]) -> Any:
-        """Return the result of `run`, a collective with the engines, which `call_engines` makes take part."""
 
-        def run_both() -> Any:
-            calls = ThreadPoolExecutor(1)
-            call = calls.submit(call_engines)
-            calls.shutdown(wait=False)
-            result = run()
-            call.result()
-            return result
-
-        return self._call_with_failure_detection(run_both)
+def run_beside_engines(call_engines: Callable[[], None], run: Callable[[], Any]) -> Any:
+    """Return the result of `run`, a collective with the engines, in which they take part during `call_engines`."""
+    calls = ThreadPoolExecutor(1)
+    call = calls.submit(call_engines)
+    calls.shutdown(wait=False)
+    result = run()
+    call.result()
+    return result
 
 
 def describe_bucket(bucket: Bucket) -> dict[str, object]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ import torch
 from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, format_digest
 from alphaapollo.weight_sync.shared_memory import Bucket, make_buckets, prefetch_buckets
-from alphaapollo.weight_sync.transport import UpdateInfo
+from alphaapollo.weight_sync.transport import CallEngines, TransferMethod, UpdateInfo
 
 EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)true", re.IGNORECASE)  # in settings of torch's allocator
 TRANSFER_SECONDS = 300.0  # timeout of the handshake and of each bucket over NCCL
@@ -33,21 +34,21 @@ T = TypeVar("T")
 class TransferSender:
     """Weight sender of a training rank. Rank 0 also makes the calls to the engines."""
 
-    call_engines: Callable[..., None]  # `call_engines(method, *arguments)` on all engines, and waits for them
+    call_engines: CallEngines
     dtype: torch.dtype
     rank: int
     transport: Literal["ipc", "nccl"]  # ipc if the engines share the training GPUs, nccl if they have separate GPUs
     master_address: str = ""  # address of rank 0 (nccl)
     num_engine_ranks: int = 0  # number of GPUs of all engines (nccl)
-    _connection: Any = field(default=None, init=False)  # to the engines; None: not connected
+    connection: Any = field(default=None, init=False)  # to the engines; None: not connected
 
     def __post_init__(self) -> None:
-        self._update_client = SingleUpdateWeightSyncClient(self.call_engines)
+        self.client = SingleUpdateClient(self.call_engines)
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Send (Hugging Face name, full tensor on the GPU) pairs to the engines; see WeightSender."""
-        if self._connection is None:
-            self._connection = self._connect_to_engines()
+        if self.connection is None:
+            self.connection = self._connect()
         digest = 0
         if self.rank == 0:
             self.call_engines("start_weight_update")
@@ -55,11 +56,11 @@ class TransferSender:
             for bucket in prefetch_buckets(make_buckets(tensors, self.dtype)):
                 if self.rank == 0:
                     digest += compute_joint_digest(bucket.values())
-                self._send_bucket(self._connection, bucket)
+                self._call_with_failure_detection(partial(self._send_bucket, bucket))
                 del bucket  # free its memory before another gather starts
         if self.rank > 0:
             return None
-        self.call_engines("finish_weight_update", None)
+        self.call_engines("finish_weight_update")
         return WeightUpdate(version, format_digest(digest % MODULUS))
 
     def release_sent_weights(self) -> None:
@@ -67,11 +68,12 @@ class TransferSender:
         if self.transport == "ipc":
             torch.cuda.ipc_collect()
 
-    def _connect_to_engines(self) -> Any:
+    def _connect(self) -> Any:
         """Exchange settings with the engines (ipc), or create a joint process group (nccl). Returns the connection."""
         raise NotImplementedError
 
-    def _send_bucket(self, connection: Any, bucket: Bucket) -> None:
+    def _send_bucket(self, bucket: Bucket) -> None:
+        """Send a bucket of tensors to all engines, and call their update_weights."""
         raise NotImplementedError
 
     def _call_with_failure_detection(self, call: Callable[[], T]) -> T:
@@ -83,10 +85,10 @@ class TransferSender:
         thread = ThreadPoolExecutor(1, initializer=torch.accelerator.set_device_index, initargs=(device,))
         sending = thread.submit(call)
         thread.shutdown(wait=False)
-        ends: list[Future[Any]] = [sending, self._update_client.failed]
+        ends: list[Future[Any]] = [sending, self.client.failed]
         wait(ends, TRANSFER_SECONDS, return_when=FIRST_COMPLETED)
-        if self._update_client.failed.done():
-            self._update_client.failed.result()
+        if self.client.failed.done():
+            self.client.failed.result()
         if not sending.done():
             raise TimeoutError(
                 f"an engine did not join the weight transfer within {TRANSFER_SECONDS:.0f} s. See its log in the run's "
@@ -116,14 +118,13 @@ def without_expandable_segments() -> Iterator[None]:
         torch.cuda.memory._set_allocator_settings(configured)
 
 
-class SingleUpdateWeightSyncClient:
-    """Calls to the engines, as vLLM's `VLLMWeightSyncClient`. vLLM would start and finish a weight update for each
-    bucket; here these two calls do nothing, so all buckets are one update. `failed` is a future with the first engine
-    error."""
+@dataclass
+class SingleUpdateClient:
+    """Calls to the engines, as vLLM's VLLMWeightSyncClient. vLLM starts and finishes a weight update for each bucket;
+    here these two calls do nothing, so all buckets are one update."""
 
-    def __init__(self, call_engines: Callable[..., None]):
-        self._call_engines = call_engines
-        self.failed: Future[None] = Future()
+    call_engines: CallEngines
+    failed: Future[None] = field(default_factory=Future)  # the first error of an engine
 
     def init_weight_transfer_engine(self, init_info: dict[str, object]) -> None:
         self._call_and_record_error("init_weight_transfer_engine", init_info)
@@ -137,9 +138,9 @@ class SingleUpdateWeightSyncClient:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         pass
 
-    def _call_and_record_error(self, method: str, argument: object) -> None:
+    def _call_and_record_error(self, method: TransferMethod, argument: object) -> None:
         try:
-            self._call_engines(method, argument)
+            self.call_engines(method, argument)
         except Exception as error:
             self.failed.set_exception(error)
             raise

@@ -1,6 +1,6 @@
 """How weights are sent from the training ranks to the engines. Imports no torch, for the process of an engine.
 
-shared_memory   CPU engines: safetensors under /dev/shm
+shared_memory   engines on CPUs, and engines in the trainer's process: safetensors under /dev/shm
 ipc             engines on the training GPUs: CUDA IPC
 nccl            engines on separate GPUs: NCCL
 adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 TransportKind = Literal["shared_memory", "ipc", "nccl", "adapter"]
 UpdateInfo = dict[str, object] | list[dict[str, object]]
 """Description of a bucket of tensors of ipc or nccl, for the engines."""
+TransferMethod = Literal["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
+
+
+class CallEngines(Protocol):
+    """Calls a method of the weight transfer of all engines (engines/protocol.py), and waits for them."""
+
+    def __call__(self, method: TransferMethod, *arguments: object) -> None: ...
 
 
 class WeightSender(Protocol):
@@ -55,14 +62,14 @@ class Transport:
 
 
 def choose_transport(
-    device: str, is_colocated: bool, has_remote_engines: bool, serves_adapters: bool = False
+    device: str, is_colocated: bool, receives_buckets: bool, serves_adapters: bool = False
 ) -> TransportKind:
-    """Choose how the engines receive weights. has_remote_engines: whether they are vLLM or SGLang engines of workers in
+    """Choose how the engines receive weights. receives_buckets: whether they are vLLM or SGLang engines of workers in
     other processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters
     (rollout.lora=adapter)."""
     if serves_adapters:
         return "adapter"
-    if device == "cpu" or not has_remote_engines:
+    if device == "cpu" or not receives_buckets:
         return "shared_memory"
     return "ipc" if is_colocated else "nccl"
 

@@ -3,30 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, sum_hashes
-
-
-def select_tensor_parts_for_digest(layer: Any, parameter_name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the part of a parameter that this tensor-parallel rank adds to the digest, so that no element counts twice:
-    the rank's shard of a sharded parameter, and a replicated parameter on rank 0 only."""
-    from vllm.distributed import get_tensor_model_parallel_rank
-    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-    from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-
-    sharded = getattr(layer, "tp_size", 1) > 1 and (
-        isinstance(layer, ColumnParallelLinear | VocabParallelEmbedding)
-        or (isinstance(layer, RowParallelLinear) and parameter_name == "weight")
-    )
-    if isinstance(layer, QKVParallelLinear) and sharded and layer.tp_rank % layer.num_kv_head_replicas:
-        yield tensor[: layer.num_heads * layer.head_size]  # another rank counts the replicated key and value heads
-    elif sharded or isinstance(layer, RoutedExperts) or get_tensor_model_parallel_rank() == 0:
-        yield tensor
+from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, select_rank_parts, sum_hashes
 
 
 def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -> int:
@@ -35,12 +15,15 @@ def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -
     packed_digest_attribute: layer attribute with a future of the weight's digest, computed before vLLM packed the
     weight. If a layer also keeps the unpacked weight (tied embeddings), the result changes if their digests differ.
     """
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    tp_rank = get_tensor_model_parallel_rank()
     packed = 0  # difference that packed copies make
     live: dict[int, torch.Tensor] = {}  # summed hashes by parameter id; layers may share a parameter
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if id(parameter) not in live:
-                parts = select_tensor_parts_for_digest(layer, name, parameter)
+                parts = select_rank_parts(layer, name, parameter, tp_rank)
                 live[id(parameter)] = sum_hashes(parts if parameter.numel() else ()).to(parameter.device)
             if name == "weight" and hasattr(layer, packed_digest_attribute):
                 packed += getattr(layer, packed_digest_attribute).result() - int(live[id(parameter)])

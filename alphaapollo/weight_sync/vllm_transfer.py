@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class VllmTransferSender(TransferSender):
     """Weight sender of a training rank that uses vLLM's weight transfer."""
 
-    def _send_bucket(self, engine: Any, bucket: Bucket) -> None:
-        engine.source = make_weight_source(bucket)
+    def _send_bucket(self, bucket: Bucket) -> None:
+        self.connection.source = make_weight_source(bucket)
         if self.transport == "ipc":
-            engine.packed_buffer_size_bytes = count_bytes(bucket)
-        self._call_with_failure_detection(engine.send_weights)
-        engine.source = make_weight_source({})  # vLLM keeps the source until the next publish
+            self.connection.packed_buffer_size_bytes = count_bytes(bucket)
+        self.connection.send_weights()
+        self.connection.source = make_weight_source({})  # vLLM keeps the source until the next publish
 
-    def _connect_to_engines(self) -> TrainerWeightTransferEngine[Any]:
+    def _connect(self) -> TrainerWeightTransferEngine[Any]:
         import_vllm()
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
@@ -44,9 +44,7 @@ class VllmTransferSender(TransferSender):
                 rank=self.rank,
             )
         join = WeightTransferTrainerFactory.trainer_init
-        return self._call_with_failure_detection(
-            lambda: join(info, client=self._update_client, source=make_weight_source({}))
-        )
+        return self._call_with_failure_detection(lambda: join(info, client=self.client, source=make_weight_source({})))
 
 
 def make_weight_source(bucket: Bucket) -> WeightSource:

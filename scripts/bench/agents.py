@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from alphaapollo.config.schema import Env, Rollout  # noqa: E402
+from alphaapollo.engines.agent_sessions import AgentSession, SessionLimits  # noqa: E402
 from alphaapollo.engines.factory import make_engine  # noqa: E402
-from alphaapollo.engines.http_api import AgentSession, SessionLimits  # noqa: E402
 from alphaapollo.engines.protocol import Engine, EngineSpec  # noqa: E402
 from alphaapollo.processes.time_limit import TimeLimit  # noqa: E402
 from alphaapollo.rollout.agents.endpoint import open_endpoint  # noqa: E402

@@ -8,8 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from alphaapollo.engines.protocol import HttpSampling
 from alphaapollo.types import Completion, Sampling, StopReason
-from tests.loop.engine_kit import ENGINES, PROBE, Session, logprobs_of, make_model, mean_abs_difference, start_engine
+from tests.loop.engine_kit import (
+    ENGINES,
+    PROBE,
+    Session,
+    logprobs_of,
+    make_model,
+    mean_abs_difference,
+    needs_sglang,
+    start_engine,
+)
 
 # Products of depth 3072 are where oneDNN's single float32 row differs from the same row among others.
 MODEL = make_model("Qwen3", seed=0, intermediate_size=3072)
@@ -67,6 +77,24 @@ def test_stop_token_is_part_of_the_completion(session: Session) -> None:
 
 def test_score_equals_model_logprobs(session: Session) -> None:
     assert mean_abs_difference(session.run(session.engine.log_probs(PROBE)), logprobs_of(MODEL, PROBE)) < 1e-5
+
+
+@pytest.mark.parametrize("session", [pytest.param("sglang", marks=needs_sglang)], indirect=True)
+def test_answers_for_the_http_api_have_what_a_client_requests(session: Session) -> None:
+    sampling, answer_http = Sampling(6, seed=1), session.engine.answer_http
+    answer = session.run(answer_http(PROMPT, HttpSampling(sampling, num_top=2, scores_prompt=True), "http"))
+    (expected,) = session.generate((PROMPT, sampling))
+    assert [*answer.completion.token_ids] == expected.token_ids
+    for token, logprob, position in zip(expected.token_ids, expected.logprobs, answer.logprobs, strict=True):
+        assert position[token] == pytest.approx(logprob, abs=1e-5) and len(position) in (2, 3)
+    prompt = [position[token] for token, position in zip(PROMPT[1:], answer.prompt_logprobs, strict=True)]
+    assert mean_abs_difference(prompt, logprobs_of(MODEL, PROMPT)) < 1e-5
+    rewarded = HttpSampling(Sampling(24, temperature=0.0), {"frequency_penalty": -2.0})
+    repeated = session.run(answer_http(PROMPT, rewarded, "http")).completion.token_ids
+    (greedy,) = session.generate((PROMPT, rewarded.sampling))
+    assert len({*repeated}) < len({*greedy.token_ids}) / 2
+    with pytest.raises(ValueError, match="min_p"):
+        session.run(answer_http(PROMPT, HttpSampling(sampling, {"min_p": 0.1}), "http"))
 
 
 def test_samples_share_prompt_prefill(session: Session) -> None:

@@ -23,7 +23,7 @@ from alphaapollo.engines.vllm.settings import build_engine_arguments
 from alphaapollo.weight_sync import shared_memory
 from alphaapollo.weight_sync import transfer as weight_transfer
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.transfer import SingleUpdateWeightSyncClient
+from alphaapollo.weight_sync.transfer import SingleUpdateClient
 from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 from tests.loop.weight_transfer import TransferCase, transfer
 
@@ -101,9 +101,9 @@ def test_called_vllm_functions_exist() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.worker.gpu_worker import Worker
 
-    assert isinstance(SingleUpdateWeightSyncClient(Client()), VLLMWeightSyncClient)
+    assert issubclass(SingleUpdateClient, VLLMWeightSyncClient)
     for method in ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"):
-        ours = inspect.signature(getattr(SingleUpdateWeightSyncClient, method))
+        ours = inspect.signature(getattr(SingleUpdateClient, method))
         assert list(ours.parameters) == list(inspect.signature(getattr(VLLMWeightSyncClient, method)).parameters)
         assert callable(getattr(Worker, method)) and callable(getattr(VllmEngine, method))
     assert {"packed", "rank"} <= {field.name for field in dataclasses.fields(IPCTrainerInitInfo)}
@@ -148,7 +148,7 @@ def test_engine_failure_in_a_broadcast_does_not_block_rank_0(monkeypatch: pytest
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
     sender, joined = VllmTransferSender(Failing(), torch.float32, rank=0, transport="nccl"), threading.Event()
-    sender._connection = FakeNcclEngine(sender._update_client, joined)
+    sender.connection = FakeNcclEngine(sender.client, joined)
     says = "engine 3: its core process died" if fails else r"did not join .* within 0 s\. See its log"
     with pytest.raises(EngineError if fails else TimeoutError, match=says):
         sender.send(TENSORS.items(), 1)
@@ -198,7 +198,7 @@ async def publish_and_sleep(device: Device, has_vision: bool = False, **rollout:
     await engine.wake_cache()
     await engine.release_cache()
     await engine.wake_cache()
-    assert not engine._stale
+    assert not engine.is_stale
     engine._engine = None
     return [call for call in llm.calls if not call.startswith("update_weight_version")]
 

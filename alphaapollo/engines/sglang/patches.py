@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from alphaapollo.data.images import EXCLUDED_LOGIT
-from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
+from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest, select_rank_parts
 from alphaapollo.weight_sync.sglang_transfer import open_handle, split_bucket
 from alphaapollo.weight_sync.shared_memory import read_safetensors
 from alphaapollo.weight_sync.store import make_store
@@ -111,26 +111,13 @@ def compute_digest(handle: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def select_tensors_for_digest(model: torch.nn.Module, tp_rank: int) -> Iterator[torch.Tensor]:
-    """Yield the parts of the parameters that a tensor-parallel rank adds to the digest, so that no element counts
-    twice: its shards, and on rank 0 the replicated parameters."""
+    """Yield the parts of the parameters that a tensor-parallel rank adds to the digest."""
     seen: set[int] = set()  # layers may share a parameter
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield from _select_parts(layer, name, parameter, tp_rank)
-
-
-def _select_parts(layer: Any, name: str, parameter: torch.Tensor, tp_rank: int) -> Iterator[torch.Tensor]:
-    classes = {kind.__name__ for kind in type(layer).__mro__}
-    sharded = getattr(layer, "tp_size", 1) > 1 and (
-        bool(classes & {"ColumnParallelLinear", "VocabParallelEmbedding", "FusedMoE"})
-        or ("RowParallelLinear" in classes and name == "weight")
-    )
-    if sharded and "QKVParallelLinear" in classes and layer.tp_rank % layer.num_kv_head_replicas:
-        yield parameter[: layer.num_heads * layer.head_size]  # another rank counts the replicated key and value heads
-    elif sharded or tp_rank == 0:
-        yield parameter
+                yield from select_rank_parts(layer, name, parameter, tp_rank)
 
 
 def record_digest(load: Callable[..., None]) -> Callable[..., None]:

@@ -25,9 +25,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from alphaapollo.engines.process import find_last_error, set_up_engine_process
-from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec, HttpAnswer, HttpSampling
-from alphaapollo.engines.remote import receive_spec, serve
+from alphaapollo.engines.process import make_start_error, set_up_engine_process
+from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec, HttpAnswer, HttpSampling, MemoryPart
+from alphaapollo.engines.remote import decode, serve
 from alphaapollo.engines.sglang import cpu_kernels
 from alphaapollo.engines.sglang.settings import (
     BUCKET_LOADER,
@@ -36,9 +36,11 @@ from alphaapollo.engines.sglang.settings import (
     build_completion,
     build_http_answer,
     build_server_arguments,
+    make_http_params,
     make_sampling_params,
 )
 from alphaapollo.processes.allocator import keep_freed_memory
+from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.utils.imports import pause_gc
@@ -51,11 +53,10 @@ class SglangEngine(Engine):
     """Engine with one SGLang replica, in the server process."""
 
     def __init__(self, spec: EngineSpec):
-        self.spec = spec
+        super().__init__(spec)
         self._engine: Any = None
-        self._paused = False
-        self._asleep: set[str] = set()  # parts without allocated memory: weights, kv_cache
         self._adapter: str | None = None  # name of the LoRA adapter used by all requests, with transport=adapter
+        self._io: Any = None  # SGLang's module of requests to the tokenizer manager
         self._numbers = itertools.count()
         self._finished_tokens = 0
 
@@ -63,6 +64,7 @@ class SglangEngine(Engine):
         """Start the scheduler, and load the model. Blocks the event loop: SGLang needs the main thread."""
         from sglang.srt.configs.model_config import ModelConfig
         from sglang.srt.entrypoints import engine as module
+        from sglang.srt.managers import io_struct
         from sglang.srt.managers.load_snapshot import shm_path_for
 
         from alphaapollo.engines.sglang.patches import patch_sglang
@@ -93,12 +95,10 @@ class SglangEngine(Engine):
         try:
             self._engine = EngineWithoutDetokenizer(server_args=server)
         except (RuntimeError, ValueError, OSError) as error:
-            kind = EngineDied if re.search(r"exit code: -\d+", str(error)) else EngineError
-            last = find_last_error(spec.log_path)
-            raise kind(
-                f"{spec.name} did not start{last}. See its log {spec.log_path}. SGLang's error: {error}"
-            ) from error
+            is_killed = bool(re.search(r"exit code: -\d+", str(error)))
+            raise make_start_error(spec, f"SGLang's error: {error}", is_killed) from error
         remove_paths([Path(shm_path_for(self._engine.port_args.instance_id))])  # SGLang never removes it
+        self._io = io_struct
         self._manager.signal_handler_class = ExitAtSignals
         self._manager.auto_create_handle_loop()
 
@@ -110,11 +110,12 @@ class SglangEngine(Engine):
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
+        self.check_has_weights()
         return build_completion(await self._run_request(token_ids, make_sampling_params(sampling), request_id))
 
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
-        """Sample an answer to a request to the HTTP API, which runs in the owner's process."""
-        params = make_sampling_params(request.sampling) | dict(request.penalties)
+        self.check_has_weights()
+        params = make_http_params(request)
         options = {"top_logprobs_num": request.num_top}
         options |= {"logprob_start_len": 0} if request.scores_prompt else {}
         return build_http_answer(await self._run_request(token_ids, params, request_id, **options))
@@ -127,9 +128,7 @@ class SglangEngine(Engine):
     async def _run_request(
         self, token_ids: list[int], params: dict[str, object], request_id: str, **options: Any
     ) -> dict[str, Any]:
-        from sglang.srt.managers.io_struct import GenerateReqInput
-
-        request = GenerateReqInput(
+        request = self._io.GenerateReqInput(
             rid=f"{request_id}-{next(self._numbers)}",  # two requests may have one id
             input_ids=token_ids,
             sampling_params=params,
@@ -145,137 +144,85 @@ class SglangEngine(Engine):
         self._finished_tokens += len(answer["output_ids"])
         return answer
 
+    def has_running_requests(self) -> bool:
+        return bool(self._manager.rid_to_state)
+
     # In-flight weight updates: a pause returns running requests to the queue with their tokens.
 
-    async def pause(self) -> None:
-        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+    async def hold_requests(self) -> None:
+        await self._manager.pause_generation(self._io.PauseGenerationReqInput(mode="retract"))
 
-        if not self._paused:
-            await self._manager.pause_generation(PauseGenerationReqInput(mode="retract"))
-            self._paused = True
+    async def continue_requests(self) -> None:
+        await self._manager.continue_generation(self._io.ContinueGenerationReqInput())
 
-    async def resume(self) -> None:
-        from sglang.srt.managers.io_struct import ContinueGenerationReqInput
-
-        if self._paused:
-            await self._manager.continue_generation(ContinueGenerationReqInput())
-            self._paused = False
-
-    async def receive_weights(self, folder: str) -> None:
-        if self.spec.transport == "adapter":
-            await self._replace_adapter(folder)
-            return
-        await self.start_weight_update()
+    async def load_folder(self, folder: str) -> None:
         await self._run_weight_loader(WEIGHT_LOADER, folder)
-        await self.finish_weight_update()
 
     async def _run_weight_loader(self, loader: str, argument: str) -> None:
         """Run a function of patches.py in the scheduler of each rank."""
         import torch
-        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
         from sglang.srt.utils import MultiprocessingSerializer
 
         tensors = MultiprocessingSerializer.serialize([(argument, torch.zeros(1))])
         num_ranks = self.spec.rollout.tensor_model_parallel_size
-        update = UpdateWeightsFromTensorReqInput(
+        update = self._io.UpdateWeightsFromTensorReqInput(
             serialized_named_tensors=[tensors] * num_ranks, load_format=loader, flush_cache=False
         )
         self._check(await self._manager.update_weights_from_tensor(update))
 
-    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Join a process group with the trainer. rank_offset: rank of the first engine's first process."""
-        from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
-
-        offset = init_info["rank_offset"] + self.spec.index * self.spec.rollout.tensor_model_parallel_size
-        join = InitWeightsUpdateGroupReqInput(**init_info | {"rank_offset": offset})
-        self._check(await self._manager.init_weights_update_group(join))
-
-    async def start_weight_update(self) -> None:
-        from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
-
-        if self._manager.rid_to_state and not self._paused:  # would mix old and new weights
-            raise EngineError(f"{self.spec.name} cannot load weights while requests are running. Call pause() first.")
-        assert "weights" not in self._asleep, "call wake_weights first: a weight update needs allocated memory"
-        self._check(await self._manager.begin_weight_update(BeginWeightUpdateReqInput(), None))
-
-    async def update_weights(self, update_info: UpdateInfo) -> None:
-        """Load a bucket: from the GPU memory of the trainer, or from a broadcast in the process group."""
-        assert isinstance(update_info, dict)
-        from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
-
-        if "handles" in update_info:
-            await self._run_weight_loader(BUCKET_LOADER, base64.b64encode(pickle.dumps(update_info)).decode())
-            return
-        update = UpdateWeightsFromDistributedReqInput(**update_info, load_format="flattened_bucket", flush_cache=False)
-        self._check(await self._manager.update_weights_from_distributed(update))
-
-    async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        from sglang.srt.managers.io_struct import EndWeightUpdateReqInput
-
-        self._check(await self._manager.end_weight_update(EndWeightUpdateReqInput(), None))
-
-    # GPU memory shared with the trainer. Paused requests are in the queue, without a KV cache.
-
-    async def sleep(self) -> None:
-        if self.spec.is_colocated and "weights" not in self._asleep:
-            await self._release_memory([part for part in ("kv_cache", "weights") if part not in self._asleep])
-
-    async def release_cache(self) -> None:
-        if self.spec.is_colocated and not self._asleep:
-            await self._release_memory(["kv_cache"])
-
-    async def _release_memory(self, parts: list[str]) -> None:
-        from sglang.srt.managers.io_struct import PauseGenerationReqInput, ReleaseMemoryOccupationReqInput
-
-        if not self._paused and not self._asleep:
-            await self._manager.pause_generation(PauseGenerationReqInput(mode="retract"))
-        await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=parts))
-        self._asleep.update(parts)
-
-    async def wake_weights(self) -> None:
-        await self._resume_memory("weights")
-
-    async def wake_cache(self) -> None:
-        assert "weights" not in self._asleep, "call wake_weights first"
-        await self._resume_memory("kv_cache")
-
-    async def _resume_memory(self, part: str) -> None:
-        from sglang.srt.managers.io_struct import ContinueGenerationReqInput, ResumeMemoryOccupationReqInput
-
-        if part not in self._asleep:
-            return
-        await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=[part]))
-        self._asleep.remove(part)
-        if not self._asleep and not self._paused:
-            await self._manager.continue_generation(ContinueGenerationReqInput())
-
-    async def _replace_adapter(self, folder: str) -> None:
-        """Replace the LoRA adapter by the one in `folder`."""
-        from sglang.srt.managers.io_struct import LoadLoRAAdapterReqInput, UnloadLoRAAdapterReqInput
-
-        if self._manager.rid_to_state:  # a running request keeps its adapter
-            raise EngineError(
-                f"{self.spec.name} cannot replace its LoRA adapter while requests run. Wait until they end."
-            )
+    async def load_adapter(self, folder: str) -> None:
         last, self._adapter = self._adapter, f"adapter_{next(self._numbers)}"
         if last is not None:
-            result = await self._manager.unload_lora_adapter(UnloadLoRAAdapterReqInput(lora_name=last))
+            unload = self._io.UnloadLoRAAdapterReqInput(lora_name=last)
+            result = await self._manager.unload_lora_adapter(unload)
             self._check((result.success, result.error_message))
-        load = LoadLoRAAdapterReqInput(lora_name=self._adapter, lora_path=folder)
+        load = self._io.LoadLoRAAdapterReqInput(lora_name=self._adapter, lora_path=folder)
         result = await self._manager.load_lora_adapter(load)
         self._check((result.success, result.error_message))
 
-    async def confirm_weights(self, version: int) -> WeightReceipt:
-        from sglang.srt.managers import io_struct
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Join a process group with the trainer."""
+        offset = init_info["rank_offset"] + self.spec.index * self.spec.rollout.tensor_model_parallel_size
+        join = self._io.InitWeightsUpdateGroupReqInput(**init_info | {"rank_offset": offset})
+        self._check(await self._manager.init_weights_update_group(join))
 
+    async def begin_loading(self) -> None:
+        self._check(await self._manager.begin_weight_update(self._io.BeginWeightUpdateReqInput(), None))
+
+    async def load_bucket(self, update_info: UpdateInfo) -> None:
+        assert isinstance(update_info, dict)
+        if "handles" in update_info:
+            await self._run_weight_loader(BUCKET_LOADER, base64.b64encode(pickle.dumps(update_info)).decode())
+            return
+        update = self._io.UpdateWeightsFromDistributedReqInput(
+            **update_info, load_format="flattened_bucket", flush_cache=False
+        )
+        self._check(await self._manager.update_weights_from_distributed(update))
+
+    async def end_loading(self) -> None:
+        self._check(await self._manager.end_weight_update(self._io.EndWeightUpdateReqInput(), None))
+
+    # GPU memory shared with the trainer. Paused requests are in the queue, without a KV cache.
+
+    async def free_memory(self, parts: frozenset[MemoryPart]) -> None:
+        if not self.is_paused and not self.asleep:
+            await self._manager.pause_generation(self._io.PauseGenerationReqInput(mode="retract"))
+        await self._manager.release_memory_occupation(self._io.ReleaseMemoryOccupationReqInput(tags=sorted(parts)))
+
+    async def allocate_memory(self, part: MemoryPart) -> None:
+        await self._manager.resume_memory_occupation(self._io.ResumeMemoryOccupationReqInput(tags=[part]))
+        if self.asleep == {part} and not self.is_paused:
+            await self._manager.continue_generation(self._io.ContinueGenerationReqInput())
+
+    async def apply_weights(self, version: int) -> WeightReceipt:
         from alphaapollo.engines.sglang.patches import DIGEST
         from alphaapollo.weight_sync.digest import format_digest
 
-        success, message, ranks, _ = await self._manager.check_weights(io_struct.CheckWeightsReqInput(action=DIGEST))
+        success, message, ranks, _ = await self._manager.check_weights(self._io.CheckWeightsReqInput(action=DIGEST))
         self._check((success, message))
         if not (await self._manager.flush_cache()).success:
-            raise EngineError(f"{self.spec.name} cannot reset its prefix cache while requests run. Call pause() first.")
-        new_version = io_struct.UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
+            raise EngineError(f"{self.name} did not reset its prefix cache. See its log {self.spec.log_path}.")
+        new_version = self._io.UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
         await self._manager.update_weight_version(new_version)
         parts = [int(rank["checksums"][DIGEST], 16) for rank in ranks]  # of the tensor-parallel ranks
         return WeightReceipt(version, format_digest(sum(parts)))
@@ -336,13 +283,9 @@ class ExitAtSignals:
         os._exit(1)
 
 
-async def run_server(fd: int) -> None:
-    spec, reader, writer = await receive_spec(fd)
-    await serve(SglangEngine(spec), reader, writer)
-
-
-def main(fd: int) -> None:
-    """Import SGLang, and serve the engine to the owner, at the other end of the socket `fd`."""
+def main(settings: str) -> None:
+    """Import SGLang, and serve the engine to the owner. settings: the encoded EngineSpec."""
+    pipes = reserve_stdin_and_stdout()
     set_up_engine_process()
     keep_freed_memory()
     signal.signal(signal.SIGQUIT, ignore_signal)
@@ -352,5 +295,5 @@ def main(fd: int) -> None:
     with pause_gc():
         importlib.import_module("sglang.srt.entrypoints.engine")
     gc.freeze()  # a collection over these objects takes half a second in the scheduler, and would copy their memory
-    asyncio.run(run_server(fd))
+    asyncio.run(serve(SglangEngine(decode(settings)), *pipes))
     os._exit(0)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.resolve import get_resolved
-from alphaapollo.engines.protocol import EngineSpec, HttpAnswer
+from alphaapollo.engines.protocol import EngineSpec, HttpAnswer, HttpSampling
+from alphaapollo.engines.remote import RemoteEngine
 from alphaapollo.types import Completion, Sampling, StopReason
 
 SERVER_MODULE = "alphaapollo.engines.sglang.server"
@@ -31,6 +32,11 @@ _RESERVED = """
 ARGUMENT_FILES = "sglang/lib/*/site-packages/sglang/srt/arg_groups/fields/*.py"  # see vLLM's settings
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 """Arguments of SGLang that follow from other keys, or that are not supported."""
+
+
+def make_engine(spec: EngineSpec) -> RemoteEngine:
+    """Build the engine of a run, whose server runs in SGLang's environment."""
+    return RemoteEngine(spec, find_python(), SERVER_MODULE, build_environment(spec))
 
 
 def find_python() -> Path:
@@ -136,6 +142,14 @@ def make_sampling_params(sampling: Sampling) -> dict[str, object]:
     }
 
 
+def make_http_params(request: HttpSampling) -> dict[str, Any]:
+    """Return SGLang's sampling parameters of a request to the HTTP API. Raises ValueError for min_p, which would end
+    the scheduler: SGLang has no min_p for requests with a seed."""
+    if "min_p" in request.penalties:
+        raise ValueError("min_p: SGLang does not support this setting with seeds. Remove it, or use rollout.name=vllm.")
+    return make_sampling_params(request.sampling) | dict(request.penalties)
+
+
 def build_completion(answer: Mapping[str, Any]) -> Completion:
     """Build the completion of a finished request from SGLang's output: `output_ids` and `meta_info`, whose log-probs
     are (log-prob, token, text)."""
@@ -172,5 +186,6 @@ def _merge_logprobs(
     """Return {token: log-prob} of each position: the chosen token, and the most probable ones."""
     others = [ranked or () for ranked in top or [None] * len(chosen)]
     return [
-        {token: logprob for logprob, token, _ in (own, *ranked)} for own, ranked in zip(chosen, others, strict=True)
+        {token: logprob for logprob, token, _ in (sampled, *ranked)}
+        for sampled, ranked in zip(chosen, others, strict=True)
     ]

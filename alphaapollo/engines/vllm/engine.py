@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.process import (
     build_process_environment,
-    find_last_error,
     log_library_to_file,
     make_death_error,
+    make_start_error,
 )
-from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.protocol import (
+    WEIGHTS,
+    Engine,
+    EngineError,
+    EngineSpec,
+    HttpApiSettings,
+    MemoryPart,
+)
 from alphaapollo.engines.vllm.process import EngineContext, start_engine_fork_server
 from alphaapollo.engines.vllm.settings import (
     build_completion,
@@ -55,16 +61,13 @@ class VllmEngine(Engine):
     """Engine with one vLLM replica. vLLM's processes exit with this process and write to `spec.log_path`."""
 
     def __init__(self, spec: EngineSpec):
-        self.spec = spec
+        super().__init__(spec)
         self.version = 0
         self._engine: AsyncLLM | None = None
         self._image_prompts: ImagePromptBuilder | None = None  # None: a text model
         self._core_death: asyncio.Future[None] | None = None
         self._context: EngineContext | None = None  # multiprocessing context that starts the core on a CPU
         self._prepared = False
-        self._asleep: set[str] = set()  # parts without allocated memory: weights, kv_cache
-        self._stale = False  # weights were freed and new ones were not received yet
-        self._paused = False
         self._adapter: LoRARequest | None = None  # LoRA adapter used by all requests, with transport=adapter
 
     # Start and shutdown.
@@ -121,11 +124,8 @@ class VllmEngine(Engine):
         try:
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except (RuntimeError, ValueError, TimeoutError, OSError) as error:
-            is_killed = re.search(r"core proc\(s\): \{.*: -\d+", str(error))  # by a signal, e.g. {'EngineCore': -9}
-            kind = EngineDied if is_killed else EngineError
-            last = find_last_error(self.spec.log_path)
-            message = f"{self.spec.name} did not start{last}. See its log {self.spec.log_path}. vLLM's error: {error}"
-            raise kind(message) from error
+            is_killed = bool(re.search(r"core proc\(s\): \{.*: -\d+", str(error)))  # e.g. {'EngineCore': -9}
+            raise make_start_error(self.spec, f"vLLM's error: {error}", is_killed) from error
         if is_vision_model:
             from alphaapollo.engines.vllm.images import ImagePromptBuilder  # imports torch
 
@@ -136,11 +136,11 @@ class VllmEngine(Engine):
         """Raise ValueError if vLLM's attention on a CPU does not support the model's head size."""
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-        size, known = model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
-        if not model_config.use_mla and size not in known:
+        size, supported = model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
+        if not model_config.use_mla and size not in supported:
             raise ValueError(
                 f"vLLM cannot serve {self.spec.model_path} on a CPU: its heads have the size {size}, but only "
-                f"{', '.join(map(str, known))} are supported. Use a GPU, another model, or rollout.name=hf."
+                f"{', '.join(map(str, supported))} are supported. Use a GPU, another model, or rollout.name=hf."
             )
 
     async def close(self) -> None:
@@ -250,8 +250,8 @@ class VllmEngine(Engine):
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        if self._stale and not self._paused and not is_probe:
-            raise EngineError(f"{self.spec.name} cannot generate: sleep() freed its weights. Send weights first.")
+        if not is_probe:
+            self.check_has_weights()
         params.skip_clone = True
         try:
             prompt = self._build_prompt(token_ids, images)
@@ -285,36 +285,26 @@ class VllmEngine(Engine):
 
     # Weight sync.
 
-    async def receive_weights(self, folder: str) -> None:
-        if self.spec.transport == "adapter":
-            await self._receive_adapter(folder)
-            return
-        await self.start_weight_update()
-        await self.update_weights({"folder": folder})
-        await self.finish_weight_update()
+    async def load_folder(self, folder: str) -> None:
+        await self.load_bucket({"folder": folder})
 
-    async def confirm_weights(self, version: int) -> WeightReceipt:
+    async def apply_weights(self, version: int) -> WeightReceipt:
         from alphaapollo.weight_sync.digest import format_digest  # imports torch, so not at the top
 
-        what = "adapter_digest" if self.spec.transport == "adapter" else "weight_digest"
+        what = "adapter_digest" if self.serves_adapter else "weight_digest"
         parts = await self._call_workers(f"alphaapollo_compute_{what}")
         if not await self._await_core(self._running_llm.reset_prefix_cache()):
-            raise EngineError(f"{self.spec.name} cannot reset its prefix cache while requests run. Call pause() first.")
+            raise EngineError(f"{self.name} did not reset its prefix cache. See its log {self.spec.log_path}.")
         if self._image_prompts is not None:
             await self._await_core(self._running_llm.reset_encoder_cache())  # features computed with old weights
         await self._await_core(self._running_llm.update_weight_version(str(version)))
-        self._stale = False
         self.version = version
         return WeightReceipt(version, format_digest(sum(parts)))
 
-    async def _receive_adapter(self, folder: str) -> None:
-        """Replace the LoRA adapter by the one in `folder`. Its new id invalidates prefixes cached with the old one."""
+    async def load_adapter(self, folder: str) -> None:
+        """Replace the LoRA adapter. Its new id invalidates prefixes cached with the old one."""
         from vllm.lora.request import LoRARequest
 
-        if self._running_llm.get_num_unfinished_requests():  # a running request keeps its adapter
-            raise EngineError(
-                f"{self.spec.name} cannot replace its LoRA adapter while requests run. Wait until they end."
-            )
         number = 1
         if self._adapter is not None:
             number += self._adapter.lora_int_id
@@ -326,61 +316,41 @@ class VllmEngine(Engine):
         self._adapter = adapter
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Connect vLLM's workers to the trainer. With CUDA IPC and NCCL, the trainer calls this and the next three
-        methods. Otherwise, receive_weights calls the next three."""
         if "rank_offset" in init_info:  # the offset of the first engine
             ranks_before = self.spec.index * self.spec.rollout.tensor_model_parallel_size
             init_info = init_info | {"rank_offset": init_info["rank_offset"] + ranks_before}
         await self._call_workers("init_weight_transfer_engine", init_info)
 
-    async def start_weight_update(self) -> None:
-        if self._running_llm.get_num_unfinished_requests() and not self._paused:  # would mix old and new weights
-            raise EngineError(f"{self.spec.name} cannot load weights while requests are running. Call pause() first.")
-        assert "weights" not in self._asleep, "call wake_weights first: update_weights needs allocated memory"
+    async def begin_loading(self) -> None:
         await self._call_workers("start_weight_update")
 
-    async def update_weights(self, update_info: UpdateInfo) -> None:
+    async def load_bucket(self, update_info: UpdateInfo) -> None:
         await self._call_workers("update_weights", update_info)
 
-    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+    async def end_loading(self) -> None:
         await self._call_workers("finish_weight_update")
 
     # In-flight weight updates: during a pause vLLM keeps running requests and their tokens in its queue.
 
-    async def pause(self) -> None:
-        if not self._paused:
-            await self._await_core(self._running_llm.pause_generation(mode="keep", clear_cache=True))
-            self._paused = True
+    def has_running_requests(self) -> bool:
+        return bool(self._running_llm.get_num_unfinished_requests())
 
-    async def resume(self) -> None:
-        if self._paused:
-            await self._await_core(self._running_llm.resume_generation())
-            self._paused = False
+    async def hold_requests(self) -> None:
+        await self._await_core(self._running_llm.pause_generation(mode="keep", clear_cache=True))
+
+    async def continue_requests(self) -> None:
+        await self._await_core(self._running_llm.resume_generation())
 
     # GPU memory shared with the trainer: running requests continue later with a recomputed KV cache.
 
-    async def sleep(self) -> None:
-        if self.spec.is_colocated and "weights" not in self._asleep:
-            keeps_weights = self.spec.transport == "adapter"  # level 1 moves the base model to host memory
-            await self._await_core(self._running_llm.sleep(level=1 if keeps_weights else 2, mode="keep"))
-            self._asleep, self._stale = {"weights", "kv_cache"}, True
-
-    async def wake_weights(self) -> None:
-        await self._wake_memory("weights")
-
-    async def release_cache(self) -> None:
-        if self.spec.is_colocated and not self._asleep:
+    async def free_memory(self, parts: frozenset[MemoryPart]) -> None:
+        if WEIGHTS in parts:  # level 1 moves the base model to host memory
+            await self._await_core(self._running_llm.sleep(level=1 if self.serves_adapter else 2, mode="keep"))
+        else:
             await self._await_core(self._running_llm.pause_generation(mode="keep"))
             await self._await_core(self._running_llm.release_kv_cache_memory())
-            self._asleep = {"kv_cache"}
 
-    async def wake_cache(self) -> None:
-        assert "weights" not in self._asleep, "call wake_weights first"
-        await self._wake_memory("kv_cache")
-
-    async def _wake_memory(self, tag: str) -> None:
-        if tag in self._asleep:
-            await self._await_core(self._running_llm.wake_up([tag]))
-            if tag == "weights" and self._image_prompts is not None:
-                await self._call_workers("alphaapollo_clear_deepstack_features")
-            self._asleep.remove(tag)
+    async def allocate_memory(self, part: MemoryPart) -> None:
+        await self._await_core(self._running_llm.wake_up([part]))
+        if part == WEIGHTS and self._image_prompts is not None:
+            await self._call_workers("alphaapollo_clear_deepstack_features")

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from alphaapollo.engines.process import set_up_engine_process
-from alphaapollo.engines.vllm.images import clear_deepstack_features, exclude_from_logits
+from alphaapollo.engines.vllm.excluded_tokens import exclude_from_logits
+from alphaapollo.engines.vllm.images import clear_deepstack_features
 from alphaapollo.engines.vllm.patches import PACKED_DIGEST, patch_vllm
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY
 from alphaapollo.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers

@@ -39,8 +39,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.engines.http_api import CURRENT_REQUEST, MODEL_NAME, Answer, HttpApiSettings, Request
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.agent_sessions import CURRENT_REQUEST, Answer, Request
+from alphaapollo.engines.protocol import MODEL_NAME, EngineError, HttpApiSettings
 from alphaapollo.engines.vllm.images import ChatImageReader
 from alphaapollo.engines.vllm.settings import build_completion, make_sampling_params
 from alphaapollo.types import ImageInput, JsonObject, Sampling
@@ -72,7 +72,7 @@ class AnthropicApi(AnthropicServingMessages):
 
 def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings) -> FastAPI:
     """Build the ASGI application. Requests of sessions must set CURRENT_REQUEST. engine: vLLM's AsyncLLM, or a
-    RecordedEngine. Raises ValueError if vLLM has no parser of this name."""
+    FrontEnd. Raises ValueError if vLLM has no parser of this name."""
     app = FastAPI(openapi_url=None)
     for attach in (attach_chat, attach_completions, attach_responses, attach_anthropic, attach_models):
         attach(app)
@@ -181,7 +181,7 @@ class PolicyClient:
 
     def _extend(
         self,
-        known: list[int],
+        known_ids: list[int],
         span: tuple[int, int],
         conversation: list[Any],
         images: list[tuple[ImageInput, ...]],
@@ -205,7 +205,7 @@ class PolicyClient:
         if not after or SENTINEL in after:
             return []
         following = self._images.expand_placeholders(self._turns.find_turn_end(self._encode(after)), images[end:])
-        return [*known, *self._turns.skip_turn_end(following, known[-1])] if following else []
+        return [*known_ids, *self._turns.skip_turn_end(following, known_ids[-1])] if following else []
 
     def _encode(self, text: str) -> list[int]:
         return self._turns.encode([text])[0]

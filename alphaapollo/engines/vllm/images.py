@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from alphaapollo.data.image_messages import IMAGE_PART, ImageReader
-from alphaapollo.data.images import CACHE_SIZE, EXCLUDED_LOGIT, ImageProcessor, find_placeholders, read_image_size
+from alphaapollo.data.images import CACHE_SIZE, ImageProcessor, find_placeholders, read_image_size
 from alphaapollo.types import EncodedImage, ImageInput
 
 if TYPE_CHECKING:
@@ -69,20 +69,6 @@ def find_placeholder_ranges(token_ids: Sequence[int], images: Sequence[ImageInpu
     return ranges
 
 
-def exclude_from_logits(model: Any, token_ids: Sequence[int], device: torch.device) -> None:
-    """Make a loaded vLLM model return EXCLUDED_LOGIT as logit of `token_ids`, so that they are never sampled."""
-    ids = torch.tensor(token_ids, dtype=torch.long, device=device)
-    compute_logits = model.compute_logits
-
-    def compute_logits_without_excluded(*arguments: object, **options: object) -> torch.Tensor | None:
-        logits = compute_logits(*arguments, **options)
-        if logits is not None:  # other tensor-parallel ranks
-            logits.index_fill_(1, ids, EXCLUDED_LOGIT)
-        return logits
-
-    model.compute_logits = compute_logits_without_excluded
-
-
 def clear_deepstack_features(model: Any) -> None:
     """Set Qwen3-VL's buffers of image features for its first layers to zeros, which vLLM assumes for prompts without
     images. Sleep frees them, and waking does not restore them."""
@@ -122,18 +108,18 @@ class ChatImageReader:
         contents = [message.get("content") if isinstance(message, dict) else None for message in messages]
         replaced, images, sent = list(messages), list[tuple[ImageInput, ...]](), dict[str, EncodedImage]()
         for index, content in enumerate(contents):
-            found: list[ImageInput] = []
+            prepared: list[ImageInput] = []
             parts: list[Any] = []
             for part in content if isinstance(content, list) else ():
                 if isinstance(part, dict) and IMAGE_URL in part:
                     encoded_image, image = await asyncio.to_thread(self._prepare, part[IMAGE_URL])
-                    found.append(image)
+                    prepared.append(image)
                     sent[image.digest] = encoded_image
                     part = {"type": IMAGE_PART, IMAGE_PART: None, "uuid": image.digest}
                 parts.append(part)
-            if found:
+            if prepared:
                 replaced[index] = {**messages[index], "content": parts}
-            images.append(tuple(found))
+            images.append(tuple(prepared))
         return ChatImages(replaced, images, sent)
 
     def _prepare(self, value: object) -> tuple[EncodedImage, ImageInput]:

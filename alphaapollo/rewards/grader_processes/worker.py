@@ -159,7 +159,8 @@ class GraderWorker:
         if self._custom_function:
             return self._custom_function.grade_all(prompt, [episode for episode in episodes if episode])
         return [
-            one.get(TASK) or self._compute_task_reward(prompt, each) for one, each in zip(judged, episodes, strict=True)
+            scores.get(TASK) or self._compute_task_reward(prompt, episode)
+            for scores, episode in zip(judged, episodes, strict=True)
         ]
 
     def _compute_task_reward(self, prompt: Prompt, episode: Episode | None) -> object:

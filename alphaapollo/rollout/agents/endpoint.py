@@ -16,11 +16,11 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Env
-from alphaapollo.engines.http_api import CURRENT_REQUEST, AgentSession, HttpApiSettings, Request
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.agent_sessions import CURRENT_REQUEST, AgentSession, Request
+from alphaapollo.engines.protocol import Engine, EngineError, HttpApiSettings
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import JsonObject
 
@@ -158,15 +158,9 @@ class SessionGate:
                 request.finish(is_delivered=False)
 
 
-class HttpEngine(Protocol):
-    """Engine with an HTTP API."""
-
-    def build_http_app(self, settings: HttpApiSettings) -> ASGIApp: ...
-
-
 @contextlib.asynccontextmanager
 async def open_endpoint(
-    engine: HttpEngine,
+    engine: Engine,
     env: Env,
     template_arguments: Mapping[str, object],
     allow_image_urls: bool = False,
@@ -175,9 +169,19 @@ async def open_endpoint(
     """Context manager that serves an engine over HTTP. Raises ValueError if a parser does not exist."""
     agent = env.agent
     settings = HttpApiSettings(env.tool_parser, agent.reasoning_parser, template_arguments, allow_image_urls)
-    gate = SessionGate(await asyncio.to_thread(engine.build_http_app, settings), around)
+    gate = SessionGate(await asyncio.to_thread(build_http_app, engine, settings), around)
     async with serve_gate(gate):
         yield gate
+
+
+def build_http_app(engine: Engine, settings: HttpApiSettings) -> ASGIApp:
+    """Return the HTTP API of an engine, or vLLM's over an engine without one."""
+    if app := engine.build_http_app(settings):
+        return app
+    from alphaapollo.engines.vllm.http_over_other_engine import OtherEngine  # imports vLLM
+
+    other: ASGIApp = OtherEngine(engine.spec, engine.answer_http).build_http_app(settings)
+    return other
 
 
 @contextlib.asynccontextmanager
@@ -265,8 +269,8 @@ def _read_fields(body: bytes) -> JsonObject:
 
 def _warn_of_overridden_sampling(session: AgentSession, fields: JsonObject) -> None:
     """Warn once of each sampling setting of clients that differs from the policy's, which is used instead."""
-    own = session.sampling
-    policy = {"temperature": own.temperature, "top_p": own.top_p, "top_k": own.top_k, **NEUTRAL_SAMPLING}
+    sampling = session.sampling
+    policy = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, **NEUTRAL_SAMPLING}
     if fields.get("tools"):
         policy["parallel_tool_calls"] = True
     for key, value in policy.items():

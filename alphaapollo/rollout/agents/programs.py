@@ -42,7 +42,7 @@ from alphaapollo.processes.host import (
     format_signal,
     reserve_stdin_and_stdout,
 )
-from alphaapollo.processes.python_command import make_subprocess_environ
+from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
 from alphaapollo.processes.watchdog import exit_with_parent, list_child_pids
 from alphaapollo.utils.json_types import JsonObject, to_json_value
 from alphaapollo.utils.user_module import load_user_object
@@ -95,7 +95,7 @@ class ProgramRunner:
             raise ValueError(f"env.agent.environment: {missing[0]} is not set. Set it, or remove it from the list.")
         environ = {name: environ[name] for name in {*INHERITED, *self._agent.environment} & environ.keys()}
         settings = json.dumps([self._agent.path, self._agent.command])
-        self._host = await ProcessHost.start(__name__, settings, environ)
+        self._host = await ProcessHost.start(make_module_command(__name__, os.getpid(), settings), environ)
         try:
             error = json.loads(await self._host.read_first_reply(START_TIMEOUT))
         except ProcessError:
@@ -320,7 +320,7 @@ def _end_descendants(signal_number: int = 0, frame: FrameType | None = None) -> 
 
 
 def _list_descendants(pid: int) -> list[int]:
-    return [one for child in list_child_pids(pid) for one in [*_list_descendants(child), child]]
+    return [below for child in list_child_pids(pid) for below in [*_list_descendants(child), child]]
 
 
 if __name__ == "__main__":

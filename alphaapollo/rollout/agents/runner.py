@@ -2,8 +2,8 @@
 
     task -> program <-> endpoint <-> engine -> reward of the program, and graded text -> Trajectory
 
-A path of the session's forest (engines/http_api.py) is one token sequence. The longest path from a root is one row.
-Each remaining branch is a row of its own, in which the tokens that it shares with another row are context. So each
+A path of the session's forest (engines/agent_sessions.py) is one token sequence. The longest path from a root is one
+row. Each remaining branch is a row of its own, in which the tokens that it shares with another row are context. So each
 sampled token is trained on once, after exactly the tokens that the engine received.
 """
 
@@ -19,11 +19,12 @@ from functools import partial
 from typing import Literal
 
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData
-from alphaapollo.engines.http_api import MODEL_NAME, AgentSession, Answer, SessionLimits, list_new_messages
+from alphaapollo.engines.agent_sessions import AgentSession, Answer, SessionLimits, list_new_messages
+from alphaapollo.engines.protocol import MODEL_NAME, Engine
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.base import convert_to_float, convert_to_score
 from alphaapollo.rewards.openai_connection import make_openai_message
-from alphaapollo.rollout.agents.endpoint import AroundRequest, HttpEngine, SessionGate, answer_request, open_endpoint
+from alphaapollo.rollout.agents.endpoint import AroundRequest, SessionGate, answer_request, open_endpoint
 from alphaapollo.rollout.agents.programs import ProgramResult, ProgramRunner
 from alphaapollo.rollout.context import build_row, check_rows_match_turns
 from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score, score_limit
@@ -157,7 +158,7 @@ class AgentRunner:
 
 @asynccontextmanager
 async def open_agent_runner(
-    engine: HttpEngine,
+    engine: Engine,
     env: Env,
     data: Data | GenerationData,
     grade: Grade | None = None,
@@ -203,7 +204,7 @@ def build_turns_and_rows(
         branches = branches[:1]
     elif trained_rows == "last":
         branches = [branch for branch in branches if session.answers[-1] in branch]
-    chosen = [[one for one in branch if one.request.role not in untrained_roles] for branch in branches]
+    chosen = [[answer for answer in branch if answer.request.role not in untrained_roles] for branch in branches]
     turns: list[Turn] = []
     rows: list[Row] = []
     prompts: list[list[int]] = []
@@ -246,8 +247,8 @@ def find_branches(answers: Sequence[Answer]) -> list[list[Answer]]:
     while waiting:
         branch, options = [], [waiting.pop(0)]
         while options:
-            longest = max(options, key=lambda one: depth[one])  # the first one of several
-            waiting += [one for one in options if one is not longest]
+            longest = max(options, key=lambda answer: depth[answer])  # the first one of several
+            waiting += [answer for answer in options if answer is not longest]
             branch.append(longest)
             options = children[longest]
         branches.append(branch)

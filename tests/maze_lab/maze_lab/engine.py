@@ -11,6 +11,7 @@ class WalkEngine(Engine):
     """Engine without a model, whose token ids go up by `stride`."""
 
     def __init__(self, spec: EngineSpec):
+        super().__init__(spec)
         self.stride = spec.rollout.plugins["walk"].stride
         self.vocab_size = json.loads((Path(spec.model_path) / "config.json").read_text())["vocab_size"]
         self.version = 0
@@ -27,14 +28,14 @@ class WalkEngine(Engine):
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         return [-1.0] * (len(token_ids) - 1)
 
-    async def pause(self) -> None:
+    async def hold_requests(self) -> None:
         self.unpaused.clear()
 
-    async def resume(self) -> None:
+    async def continue_requests(self) -> None:
         self.unpaused.set()
 
-    async def receive_weights(self, folder: str) -> None:
+    async def load_folder(self, folder: str) -> None:
         """Ignore the weights that the trainer wrote to `folder`."""
 
-    async def confirm_weights(self, version: int) -> None:
+    async def apply_weights(self, version: int) -> None:
         self.version = version

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from alphaapollo.engines.process import set_up_engine_process
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError
-from alphaapollo.engines.remote import receive_spec, serve
+from alphaapollo.engines.remote import decode, serve
+from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason, WeightReceipt
 
 FAILURES = {1: ValueError("wrong"), 2: EngineError("broken"), 3: EngineDied("dead"), 4: KeyError("unexpected")}
@@ -45,11 +46,7 @@ class EchoEngine(Engine):
         return 42
 
 
-async def run(fd: int) -> None:
-    _, reader, writer = await receive_spec(fd)
-    await serve(EchoEngine(), reader, writer)
-
-
-def main(fd: int) -> None:
+def main(settings: str) -> None:
+    pipes = reserve_stdin_and_stdout()
     set_up_engine_process()
-    asyncio.run(run(fd))
+    asyncio.run(serve(EchoEngine(decode(settings)), *pipes))

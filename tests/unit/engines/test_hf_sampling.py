@@ -9,7 +9,6 @@ import torch
 
 from alphaapollo.algorithms.sampling import sample_token
 from alphaapollo.engines.hf import HFEngine
-from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.types import Completion, Sampling, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedMemorySender
 from tests.unit.engines.specs import make_spec
@@ -64,10 +63,8 @@ def send_changed_weights(folder: Path) -> WeightUpdate:
     return update
 
 
-def test_sleeping_engine_frees_weights_and_receives_new_ones(
-    engine: HFEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(EngineSpec, "is_colocated", True)
+def test_sleeping_engine_frees_weights_and_receives_new_ones(engine: HFEngine, tmp_path: Path):
+    engine.is_colocated = True
     update = send_changed_weights(tmp_path / "weights")
 
     async def publish_and_sleep() -> tuple[bool, str, list[float]]:

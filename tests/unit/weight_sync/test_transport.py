@@ -6,13 +6,13 @@ from alphaapollo.workers.process_group import RankPlacement
 
 
 def test_transport_depends_on_where_the_engines_run():
-    assert choose_transport("cpu", is_colocated=True, has_remote_engines=True) == "shared_memory"
-    assert choose_transport("cuda", is_colocated=True, has_remote_engines=True) == "ipc"
-    assert choose_transport("cuda", is_colocated=False, has_remote_engines=True) == "nccl"
+    assert choose_transport("cpu", is_colocated=True, receives_buckets=True) == "shared_memory"
+    assert choose_transport("cuda", is_colocated=True, receives_buckets=True) == "ipc"
+    assert choose_transport("cuda", is_colocated=False, receives_buckets=True) == "nccl"
     assert (
-        choose_transport("cuda", is_colocated=True, has_remote_engines=False) == "shared_memory"
-    )  # hf, or one process
-    assert choose_transport("cuda", is_colocated=True, has_remote_engines=True, serves_adapters=True) == "adapter"
+        choose_transport("cuda", is_colocated=True, receives_buckets=False) == "shared_memory"
+    )  # every other engine, or one process
+    assert choose_transport("cuda", is_colocated=True, receives_buckets=True, serves_adapters=True) == "adapter"
 
 
 def test_one_rank_of_each_node_with_engines_writes_for_them():

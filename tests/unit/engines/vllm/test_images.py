@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("vllm")
 import torch
 
+from alphaapollo.engines.vllm.excluded_tokens import exclude_from_logits
 from alphaapollo.engines.vllm.images import (
     clear_deepstack_features,
-    exclude_from_logits,
     find_placeholder_ranges,
 )
 from alphaapollo.types import ImageInput

@@ -9,7 +9,8 @@ from typing import Any
 import openai
 
 from alphaapollo.config.schema import Model
-from alphaapollo.engines.http_api import AgentSession, HttpApiSettings, SessionLimits
+from alphaapollo.engines.agent_sessions import AgentSession, SessionLimits
+from alphaapollo.engines.protocol import HttpApiSettings
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.agents.endpoint import SessionGate, serve_gate
 from alphaapollo.rollout.agents.runner import build_turns_and_rows

@@ -8,7 +8,7 @@ pytest.importorskip("vllm")
 anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")
 
-from alphaapollo.engines.http_api import list_new_messages  # noqa: E402
+from alphaapollo.engines.agent_sessions import list_new_messages  # noqa: E402
 from tests.unit.rollout.agents.agents_kit import Server  # noqa: E402
 from tests.unit.rollout.test_images import draw, encode  # noqa: E402
 from tests.vision.models import make  # noqa: E402

@@ -5,8 +5,8 @@ from itertools import compress
 import numpy as np
 import pytest
 
-from alphaapollo.engines import http_api
-from alphaapollo.engines.http_api import AgentSession, Answer, Request, SessionLimits
+from alphaapollo.engines import agent_sessions
+from alphaapollo.engines.agent_sessions import AgentSession, Answer, Request, SessionLimits
 from alphaapollo.evaluation.metrics import convert_to_sample_result, read_sample_result
 from alphaapollo.rollout.agents.runner import build_turns_and_rows, find_branches
 from alphaapollo.rollout.context import check_rows_match_turns
@@ -32,13 +32,13 @@ def call(name, arguments):
     ],
 )
 def test_identity_of_an_answer(message, is_same):
-    (key,), _ = http_api.make_message_keys([{"role": "assistant", **message}])
-    assert (key == http_api.make_answer_key("4", [])) is is_same
+    (key,), _ = agent_sessions.make_message_keys([{"role": "assistant", **message}])
+    assert (key == agent_sessions.make_answer_key("4", [])) is is_same
 
 
 def test_identity_of_tool_calls():
     def key(arguments):
-        return http_api.make_message_keys(
+        return agent_sessions.make_message_keys(
             [{"role": "assistant", "content": None, "tool_calls": [call("add", arguments)]}]
         )[0][0]
 
@@ -53,8 +53,8 @@ def test_items_of_one_answer_are_joined():
         {"role": "assistant", "content": "", "tool_calls": [call("add", "{}")]},
         {"role": "tool", "content": "2"},
     ]
-    keys, ends = http_api.make_message_keys(items)
-    assert keys[1] == http_api.make_answer_key("let me", [("add", "{}")]) and ends == [1, 3, 4]
+    keys, ends = agent_sessions.make_message_keys(items)
+    assert keys[1] == agent_sessions.make_answer_key("let me", [("add", "{}")]) and ends == [1, 3, 4]
 
 
 def make_chat(*texts):

@@ -1,7 +1,9 @@
-"""Tokens that `alphaapollo serve` never samples: those of the embeddings that the tokenizer lacks, as in an engine."""
+"""Tokens that are never sampled: those of the embeddings that the tokenizer lacks, and placeholders of images. In a
+rollout engine, and in the server of `alphaapollo serve`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +11,20 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.data.vocabulary import find_excluded_ids
+
+
+def exclude_from_logits(model: Any, token_ids: Sequence[int], device: torch.device) -> None:
+    """Make a loaded vLLM model return EXCLUDED_LOGIT as logit of `token_ids`, so that they are never sampled."""
+    ids = torch.tensor(token_ids, dtype=torch.long, device=device)
+    compute_logits = model.compute_logits
+
+    def compute_logits_without_excluded(*arguments: object, **options: object) -> torch.Tensor | None:
+        logits = compute_logits(*arguments, **options)
+        if logits is not None:  # other tensor-parallel ranks
+            logits.index_fill_(1, ids, EXCLUDED_LOGIT)
+        return logits
+
+    model.compute_logits = compute_logits_without_excluded
 
 
 class ExcludedTokens(LogitsProcessor):

@@ -10,22 +10,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.engines.http_api import HttpApiSettings
 from alphaapollo.engines.process import log_library_to_file
-from alphaapollo.engines.protocol import EngineSpec, HttpAnswer, HttpSampling
+from alphaapollo.engines.protocol import EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
 from alphaapollo.engines.vllm.settings import MAX_LOGPROBS, build_vllm_environment
 from alphaapollo.types import ImageInput, Sampling, StopReason
+from alphaapollo.utils.text import cut_at_stop
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.sampling_params import SamplingParams
 
-PENALTIES = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+NEUTRAL_PENALTIES = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 UNSUPPORTED = ("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens")
 
 AnswerFunction = Callable[[list[int], HttpSampling, str], Awaitable[HttpAnswer]]
-"""`answer(token_ids, request, request_id)`: sample one answer to a prompt."""
+"""Engine.answer_http."""
 
 
 class FrontEnd:
@@ -66,8 +66,8 @@ class FrontEnd:
         raise NotImplementedError
 
 
-class RemoteFrontEnd(FrontEnd):
-    """Front end of an engine in a process of its own. Streamed answers arrive in one piece."""
+class OtherEngine(FrontEnd):
+    """Front end of an engine with `answer_http`. Streamed answers arrive in one piece."""
 
     def __init__(self, spec: EngineSpec, answer: AnswerFunction):
         os.environ.update(build_vllm_environment(spec))
@@ -98,34 +98,39 @@ class RemoteFrontEnd(FrontEnd):
         from vllm.logprobs import FlatLogprobs
         from vllm.outputs import CompletionOutput, WeightVersionSpan
 
-        done, tokenizer = answer.completion, self.renderer.tokenizer
-        is_ended_by_token = done.stop_reason is StopReason.STOP and not answer.stop_string
-        ids = list(done.token_ids[: len(done.token_ids) - is_ended_by_token])
-        text: str = tokenizer.decode(ids, skip_special_tokens=params.skip_special_tokens)
-        if answer.stop_string:
-            before, _, _ = text.partition(answer.stop_string)
-            text = before + answer.stop_string * params.include_stop_str_in_output
+        completion, ids = answer.completion, list(answer.completion.token_ids)
+        text, stop = self._decode_answer(answer, ids, params)
         logprobs: Any = FlatLogprobs() if params.flat_logprobs else []
         for position in answer.logprobs:
             logprobs.append(self._make_logprobs(position))
         spans, end = [], 0
-        current = (
-            done.weight_version,
-            len(done.token_ids) - sum(count for _, count in done.earlier_version_token_counts),
-        )
-        for version, count in (*done.earlier_version_token_counts, current):
+        for version, count in completion.weight_versions:
             spans.append(WeightVersionSpan(start=end, end=end + count, version=str(version)))
             end += count
         return CompletionOutput(
             index,
             text,
-            list(done.token_ids),
-            cumulative_logprob=sum(done.logprobs),
+            ids,
+            cumulative_logprob=sum(completion.logprobs),
             logprobs=logprobs,
-            finish_reason=str(done.stop_reason),
-            stop_reason=answer.stop_string or None,
+            finish_reason=str(completion.stop_reason),
+            stop_reason=stop or None,
             weight_versions=spans,
         )
+
+    def _decode_answer(self, answer: HttpAnswer, token_ids: list[int], params: SamplingParams) -> tuple[str, str]:
+        """Return the text of an answer, and the stop string that ended it, or an empty text."""
+        stops = [answer.stop_string] if answer.stop_string else []
+        is_ended_by_token = answer.completion.stop_reason is StopReason.STOP and not stops
+        if answer.stop_string is None:
+            is_ended_by_token = token_ids[-1] in params.all_stop_token_ids
+        shown = token_ids[: len(token_ids) - is_ended_by_token]
+        text: str = self.renderer.tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens)
+        if answer.stop_string is None and not is_ended_by_token:
+            stops = [stop for stop in read_stop_strings(params) if stop in text]
+        if stops:
+            text = cut_at_stop(text, stops, params.include_stop_str_in_output)
+        return text, stops[0] if stops else ""
 
     def _make_logprobs(self, position: dict[int, float]) -> dict[int, Any]:
         from vllm.logprobs import Logprob
@@ -136,9 +141,9 @@ class RemoteFrontEnd(FrontEnd):
 
 def read_sampling_params(params: SamplingParams) -> HttpSampling:
     """Convert vLLM's sampling settings. Raises ValueError for settings that only vLLM's engine supports."""
-    found = [name for name in UNSUPPORTED if getattr(params, name)]
-    if found:
-        raise ValueError(f"{', '.join(found)}: this engine does not support these settings. Remove them.")
+    unsupported = [name for name in UNSUPPORTED if getattr(params, name)]
+    if unsupported:
+        raise ValueError(f"{', '.join(unsupported)}: this engine does not support these settings. Remove them.")
     sampling = Sampling(
         max_tokens=params.max_tokens or 1,
         temperature=params.temperature,
@@ -146,9 +151,18 @@ def read_sampling_params(params: SamplingParams) -> HttpSampling:
         top_k=params.top_k,
         seed=random.getrandbits(31) if params.seed is None else params.seed,
         stop_token_ids=tuple(params.all_stop_token_ids),
-        stop=tuple([params.stop] if isinstance(params.stop, str) else params.stop or ()),
+        stop=read_stop_strings(params),
         includes_stop=params.include_stop_str_in_output,
     )
-    penalties = {name: getattr(params, name) for name in PENALTIES}
+    penalties = {name: getattr(params, name) for name in NEUTRAL_PENALTIES}
     num_top = max(params.logprobs or 0, params.prompt_logprobs or 0)
-    return HttpSampling(sampling, penalties, num_top, params.prompt_logprobs is not None)
+    return HttpSampling(
+        sampling,
+        {name: penalty for name, penalty in penalties.items() if penalty != NEUTRAL_PENALTIES[name]},
+        num_top,
+        params.prompt_logprobs is not None,
+    )
+
+
+def read_stop_strings(params: SamplingParams) -> tuple[str, ...]:
+    return tuple([params.stop] if isinstance(params.stop, str) else params.stop or ())

@@ -13,23 +13,22 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from alphaapollo.engines.http_api import MODEL_NAME, HttpApiSettings
-from alphaapollo.engines.protocol import HttpAnswer, HttpSampling
-from alphaapollo.engines.vllm.front_end import RemoteFrontEnd
+from alphaapollo.engines.protocol import MODEL_NAME, Engine, HttpAnswer, HttpApiSettings, HttpSampling
+from alphaapollo.engines.vllm.http_over_other_engine import OtherEngine
 from alphaapollo.engines.vllm.middleware import drop_empty_tools
-from alphaapollo.types import Completion, StopReason
+from alphaapollo.types import Completion, Sampling, StopReason
 from tests.unit.engines.specs import make_spec
 from tests.unit.rollout.agents.agents_kit import write_model
 
 
-class Engine:
-    """Remote engine that answers with the text "ab#c" at most, and records the requests."""
+class Api:
+    """HTTP API over an engine that answers with the text "ab#c" at most, and records the requests."""
 
     def __init__(self, folder: Path):
         own = {"model_path": str(folder), "chat_tokenizer": str(folder), "log_path": str(folder / "log")}
         spec = make_spec(name="sglang", max_model_len=512, **own)
         self.requests: list[HttpSampling] = []
-        self.front_end = RemoteFrontEnd(spec, self.answer)
+        self.front_end = OtherEngine(spec, self.answer)
         self.app = self.front_end.build_http_app(HttpApiSettings())
 
     async def answer(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
@@ -53,9 +52,9 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     before = dict(os.environ)
-    yield Engine(write_model(tmp_path_factory.mktemp("model")))
+    yield Api(write_model(tmp_path_factory.mktemp("model")))
     os.environ.clear()
     os.environ.update(before)
 
@@ -63,35 +62,35 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 CHAT = [{"role": "user", "content": "1"}]
 
 
-def test_answers_of_a_chat(engine: Engine) -> None:
-    engine.requests.clear()
-    found = engine.post("/v1/chat/completions", messages=CHAT, n=2, seed=5, max_tokens=9, temperature=0.5, min_p=0.1)
+def test_answers_of_a_chat(api: Api) -> None:
+    api.requests.clear()
+    found = api.post("/v1/chat/completions", messages=CHAT, n=2, seed=5, max_tokens=9, temperature=0.5, min_p=0.1)
     assert [choice["message"]["content"] for choice in found["choices"]] == ["ab#c"] * 2
-    assert [request.sampling.seed for request in engine.requests] == [5, 6]
-    sampling = engine.requests[0].sampling
+    assert [request.sampling.seed for request in api.requests] == [5, 6]
+    sampling = api.requests[0].sampling
     assert (sampling.max_tokens, sampling.temperature) == (9, 0.5)
-    assert engine.front_end.renderer.tokenizer.eos_token_id in sampling.stop_token_ids
-    assert engine.requests[0].penalties["min_p"] == 0.1
+    assert api.front_end.renderer.tokenizer.eos_token_id in sampling.stop_token_ids
+    assert api.requests[0].penalties["min_p"] == 0.1
 
 
-def test_stop_strings_and_log_probs(engine: Engine) -> None:
-    found = engine.post("/v1/chat/completions", messages=CHAT, stop=["#"], logprobs=True, top_logprobs=2)
+def test_stop_strings_and_log_probs(api: Api) -> None:
+    found = api.post("/v1/chat/completions", messages=CHAT, stop=["#"], logprobs=True, top_logprobs=2)
     (choice,) = found["choices"]
     assert choice["message"]["content"] == "ab" and choice["stop_reason"] == "#"
     first, *_ = choice["logprobs"]["content"]
-    assert first["token"] == "a" and first["logprob"] == -1.0 and engine.requests[-1].num_top == 2
+    assert first["token"] == "a" and first["logprob"] == -1.0 and api.requests[-1].num_top == 2
 
 
-def test_log_probs_of_a_prompt(engine: Engine) -> None:
+def test_log_probs_of_a_prompt(api: Api) -> None:
     """As lm-eval requests them."""
-    found = engine.post("/v1/completions", prompt=[5, 6, 7], max_tokens=1, logprobs=1, echo=True)
-    assert engine.requests[-1].scores_prompt
+    found = api.post("/v1/completions", prompt=[5, 6, 7], max_tokens=1, logprobs=1, echo=True)
+    assert api.requests[-1].scores_prompt
     assert found["choices"][0]["logprobs"]["token_logprobs"][:3] == [None, -0.5, -0.5]
 
 
-def test_an_empty_list_of_tools_needs_no_parser(engine: Engine) -> None:
+def test_an_empty_list_of_tools_needs_no_parser(api: Api) -> None:
     """As inspect-ai requests Anthropic's API, of agents and of `alphaapollo serve`."""
-    found = engine.post("/v1/messages", messages=CHAT, max_tokens=9, tools=[])
+    found = api.post("/v1/messages", messages=CHAT, max_tokens=9, tools=[])
     assert found["status"] == 200 and found["content"][0]["text"] == "ab#c", found
     app = FastAPI()
     app.middleware("http")(drop_empty_tools)
@@ -105,6 +104,24 @@ def test_an_empty_list_of_tools_needs_no_parser(engine: Engine) -> None:
         assert client.post("/v1/messages", json={"tools": tools}).json() == ({"tools": tools} if tools else {})
 
 
-def test_settings_of_vllm_alone_are_refused(engine: Engine) -> None:
-    found = engine.post("/v1/chat/completions", messages=CHAT, logit_bias={"5": 1.0})
+def test_settings_of_vllm_alone_are_refused(api: Api) -> None:
+    found = api.post("/v1/chat/completions", messages=CHAT, logit_bias={"5": 1.0})
     assert found["status"] == 400 and "logit_bias" in found["error"]["message"]
+
+
+def test_an_engine_with_generate_alone(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SmallEngine(Engine):
+        async def generate(self, token_ids: list[int], sampling: Sampling, *_: Any) -> Completion:
+            http = await api.answer(token_ids, HttpSampling(sampling), "")
+            return http.completion
+
+    monkeypatch.setattr(api.front_end, "_answer", SmallEngine(make_spec()).answer_http)
+    (choice,) = api.post("/v1/chat/completions", messages=CHAT, logprobs=True)["choices"]
+    assert choice["message"]["content"] == "ab#c" and choice["logprobs"]["content"][0]["logprob"] == -1.0
+    (choice,) = api.post("/v1/chat/completions", messages=CHAT, stop=["#"])["choices"]
+    assert choice["message"]["content"] == "ab" and choice["stop_reason"] == "#"
+    for name, setting in (("top_logprobs", {"logprobs": True, "top_logprobs": 2}), ("min_p", {"min_p": 0.1})):
+        found = api.post("/v1/chat/completions", messages=CHAT, **setting)
+        assert found["status"] == 400 and name in found["error"]["message"]
+    found = api.post("/v1/completions", prompt=[5, 6, 7], max_tokens=1, logprobs=0, echo=True)
+    assert found["status"] == 400 and "prompt_logprobs" in found["error"]["message"]

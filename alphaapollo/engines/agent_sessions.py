@@ -16,9 +16,11 @@ import json
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from operator import eq
 from typing import Any, NamedTuple
 
 from alphaapollo.data.image_messages import IMAGE_PART
@@ -34,16 +36,7 @@ from alphaapollo.types import (
     StopReason,
 )
 
-MODEL_NAME = "policy"  # name of the policy in requests
 SHOWN_CHARS = 60  # characters of a message in a description
-
-
-@dataclass(frozen=True)
-class HttpApiSettings:
-    tool_parser: str = ""  # vLLM's parser of tool calls; empty: answers have no tool calls
-    reasoning_parser: str = ""  # vLLM's parser of reasoning; empty: reasoning is part of the text
-    template_arguments: Mapping[str, object] = field(default_factory=dict)  # data.apply_chat_template_kwargs
-    allow_image_urls: bool = False  # data.allow_image_urls
 
 
 class MessageKey(NamedTuple):
@@ -152,11 +145,11 @@ class AgentSession:
 
     def give_reward(self, request_id: str, reward: float) -> None:
         """Add a reward for a request, in equal parts for its answers. Raises ValueError if there is no such request."""
-        found = [request for request in self.requests if request.id == request_id]
-        if not found:
+        rewarded = next((request for request in self.requests if request.id == request_id), None)
+        if rewarded is None:
             raise ValueError(f"request_id={request_id}: this session has no such request.")
-        for answer in found[0].answers:
-            answer.add_reward(reward / len(found[0].answers))
+        for answer in rewarded.answers:
+            answer.add_reward(reward / len(rewarded.answers))
 
     def give_turn_rewards(self, rewards: object) -> None:
         """Add one reward for each answer, in order. Raises TypeError for a value that is no list of numbers, ValueError
@@ -175,30 +168,25 @@ class AgentSession:
         """Return the last answer in a chat that this session sampled, and the number of keys up to and with it."""
         answers = [answer for request in reversed(self.requests) for answer in reversed(request.answers)]
         for answer in sorted(answers, key=lambda answer: len(answer.request.keys), reverse=True):
-            known = answer.chat_keys
-            is_beginning = len(known) < len(keys) and keys[: len(known)] == known
+            chat = answer.chat_keys
+            is_beginning = len(chat) < len(keys) and keys[: len(chat)] == chat
             if is_beginning and answer.request.template_variables == template_variables:
                 answer.request.is_delivered = True  # the client knows it, even if its connection broke
-                return answer, len(known)
+                return answer, len(chat)
         return None, 0
 
     def describe_difference(self, keys: list[MessageKey], template_variables: str) -> str:
         """Describe where a chat first differs from the most similar earlier chat of this session."""
-        chats = [
-            (one.chat_keys, one.request.template_variables) for request in self.requests for one in request.answers
-        ]
-        if not chats:
+        answers = [answer for request in self.requests for answer in request.answers]
+        if not answers:
             return "no earlier request of this session has this history"
-
-        def count_equal(chat: list[MessageKey]) -> int:
-            pairs = enumerate(zip(chat, keys, strict=False))
-            return next((index for index, (old, new) in pairs if old != new), min(len(chat), len(keys)))
-
-        known, variables = max(chats, key=lambda chat: (count_equal(chat[0]), len(chat[0])))
-        index = count_equal(known)
-        if index >= len(known) and variables != template_variables:
+        chats = [(sum(takewhile(bool, map(eq, answer.chat_keys, keys))), answer) for answer in answers]
+        index, closest = max(chats, key=lambda chat: (chat[0], len(chat[1].chat_keys)))
+        if index >= len(closest.chat_keys) and closest.request.template_variables != template_variables:
             return "tools or template variables changed"
-        old, new = ([*map(str, chat[index : index + 1]), "the end of the chat"][0] for chat in (known, keys))
+        old, new = (
+            [*map(str, chat[index : index + 1]), "the end of the chat"][0] for chat in (closest.chat_keys, keys)
+        )
         return f"message {index}: {old} became {new}"
 
     def find_undelivered(self, request: Request) -> Request | None:
@@ -285,8 +273,8 @@ class Request:
     ) -> Sampling:
         """Return the policy's sampling settings for the answers, and find the `earlier` request if this is a retry.
         max_tokens: what the client asks for."""
-        session, known = self.session, self.parent.token_ids if self.parent else []
-        if prompt_ids[: len(known)] != known:  # e.g. truncated by the client's settings
+        session, history = self.session, self.parent.token_ids if self.parent else []
+        if prompt_ids[: len(history)] != history:  # e.g. truncated by the client's settings
             self.discard_history()
         self.id, self.prompt_ids, self.is_constrained = request_id, prompt_ids, is_constrained
         self.earlier = session.find_undelivered(self)
