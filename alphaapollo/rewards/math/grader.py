@@ -29,6 +29,7 @@ from alphaapollo.rewards.math.latex import (
     compare_numbers_in_base_notation,
     compare_words,
     extract_words,
+    join_thousands,
     normalize_latex,
     remove_spacing,
     split_unit,
@@ -160,7 +161,8 @@ def is_equal_answer(truth: str, answer: str) -> bool:
     for compare in (compare_choice_letters, compare_numbers_in_base_notation, compare_clock_times, compare_words):
         if (verdict := compare(truth, answer)) is not None:
             return verdict
-    (truth, unit), (answer, other_unit) = split_unit(truth, answer), split_unit(answer, truth)
+    truth, unit = split_unit(join_thousands(truth, answer), answer)
+    answer, other_unit = split_unit(join_thousands(answer, truth), truth)
     if unit and other_unit and unit != other_unit:
         return False
     if (_is_math_set(truth) and _is_tuple(answer)) or (_is_tuple(truth) and _is_math_set(answer)):
@@ -200,7 +202,17 @@ def parse_expressions(text: str) -> list[Any]:
 
 def _parse_answer(answer: str) -> list[object]:
     """Return the possible readings of a normalized answer."""
-    return parse_expressions(f"\\boxed{{{answer}}}") or parse_expressions(answer)
+    readings = parse_expressions(f"\\boxed{{{answer}}}") or parse_expressions(answer)
+    return [_replace_imaginary_unit(reading) for reading in readings]
+
+
+def _replace_imaginary_unit(expression: object) -> object:
+    """Replace the letter i by the imaginary unit, except in sums and products, where it may be the index."""
+    if not isinstance(expression, sympy.Basic) or expression.has(sympy.Sum, sympy.Product):
+        return expression
+    if isinstance(expression, sympy.Eq):  # sympy.Eq evaluates itself by default
+        return sympy.Eq(*map(_replace_imaginary_unit, expression.args), evaluate=False)
+    return expression.subs({symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"})
 
 
 def _is_math_set(text: str) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from fractions import Fraction
 
 SIGNS = str.maketrans(
     {
@@ -22,6 +23,11 @@ SIGNS = str.maketrans(
         "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
     }
 )  # fmt: skip
+SYNONYMS = {
+    "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "colon": ":", "varnothing": r"\emptyset ",
+    "degree": r"^\circ ", "R": r"\mathbb{R}",
+}  # fmt: skip
+COMMAND = re.compile(r"\\([a-zA-Z]+)")
 FONT = (
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|emph|underline|(?:math|bold)(?:rm|bf|it|sf|symbol)|bm|operatorname)"
 )
@@ -29,15 +35,21 @@ REWRITES = [  # applied in this order
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"(?<=\d)(?:\{,\}|,?\\!|\\,)\s*(?=\d{3}(?!\d))", ""),  # between groups of thousands
+        (r"(?<=\d),\\[,;: ]\s*(?=\d{3}(?!\d))", "{,}"),  # thousands or a list, see join_thousands
         (r"(?<!\\)\\[,;:! ]|~", " "),
-        (r"\\langle(?![a-zA-Z])", "("),  # a tuple; math-verify compares the entries in any order
-        (r"\\rangle(?![a-zA-Z])", ")"),
         (r"\\?\$|[£€¥]|(?<!\\)\\[()\[\]]", " "),  # prices, and delimiters of formulas
         (rf"{FONT}\s*\{{\s*([a-fi-knp-rt-zA-Z]|[-+\d.,/:]+)\s*\}}", r" \1 "),  # one letter, not a unit; a number
         (FONT + r"(?=\s*\{)", r"\\text"),
+        (r"\\text\s*\{\s*(?:percent|per cent|pct)\s*\}|\b(?:percent|per cent|pct)\b", r"\\%"),
+        (r"\\frac\s*(\\pi|[a-zA-Z\d])\s*(\\pi|[a-zA-Z\d])", r"\\frac{\1}{\2}"),
+        (r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+        (r"\\math(?:bin|punct)\{:\}|\{:\}", ":"),
     )
 ]
+REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
+MIXED = re.compile(r"(-?)\s*(\d+)\s+(\d+)\s*/\s*(\d+)")
 SCIENTIFIC = re.compile(r"([-+]?\d+\.?\d*)[eE]([-+]?\d+)")
+DEGREES = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:[CF]|\\text\s*\{\s*[CF]\s*\})?\s*$")
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 PREAMBLE = re.compile(r"^.*\b(?:(?:is|are|equals)\b|answer\s*:):?", re.DOTALL | re.IGNORECASE)
 
@@ -46,11 +58,15 @@ def normalize_latex(answer: str) -> str:
     r"""Rewrite an answer in one notation, e.g. `$\dfrac12$ ` as `\frac{1}{2}`, `1{,}234` as `1234`, and
     `3\,\mathrm{cm}` as `3 \text{cm}`. Words and units are not changed."""
     text = unicodedata.normalize("NFKC", answer.translate(SIGNS))
+    text = COMMAND.sub(lambda match: SYNONYMS.get(match[1], match[0]), text)
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
-    text = _strip_punctuation(_remove_preamble(text))
+    text = _strip_punctuation(_remove_preamble(REPEATING.sub(_convert_repeating_decimal, text)))
+    text = DEGREES.sub("", text)
     if (whole := TEXT.fullmatch(text)) and (re.search(r"\d", whole[1]) or not re.search(r"[a-zA-Z]{2}", whole[1])):
         text = whole[1]
+    if mixed := MIXED.fullmatch(text):
+        text = rf"{mixed[1]}{mixed[2]}\frac{{{mixed[3]}}}{{{mixed[4]}}}"
     if scientific := SCIENTIFIC.fullmatch(text):
         text = rf"{scientific[1]} \times 10^{{{int(scientific[2])}}}"
     return _strip_punctuation(text)
@@ -78,10 +94,20 @@ def _remove_preamble(text: str) -> str:
     return rest if rest.strip() and rest.count("{") == rest.count("}") else text
 
 
+def _convert_repeating_decimal(match: re.Match[str]) -> str:
+    """Convert a match of REPEATING, a repeating decimal, to a LaTeX fraction: 0.1(6) = (16 - 1) / 90."""
+    whole, fixed, repeated = match.groups()
+    scale = 10 ** len(fixed)
+    value = Fraction(int(whole + fixed + repeated or 0) - int(whole + fixed or 0), scale * (10 ** len(repeated) - 1))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
 LETTER = re.compile(r"\(?\s*([A-J])\s*\)?\.?")
+LETTER_IN_BRACKETS = re.compile(r"\(\s*([A-J])\s*\)\s")  # followed by the text of the choice
 LETTER_FIRST = re.compile(r"(?:option|choice)?\s*(?:\(\s*([A-J])\s*\)|([A-J])(?=\s*[.):]|$))", re.IGNORECASE)
 BASED = re.compile(r"(\w+)\s*_\s*\{?(\d+)\}?")
 CLOCK = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
+LIST_COMMA = re.compile(r",(?!\d{3}(?!\d))")
 WORD = re.compile(r"[^\W\d_]{3,}")
 SYNONYMOUS_WORDS = {
     "does not exist": "none", "dne": "none", "undefined": "none", "no solution": "none", "no solutions": "none",
@@ -111,7 +137,7 @@ LETTER_UNIT = re.compile(rf"({NUMBER})\s*([mglsh](?:{POWER})?)")
 def compare_choice_letters(truth: str, answer: str) -> bool | None:
     """Return whether two choice letters are equal, or None for other answers. Text may follow the letter: `(C) 12`."""
     text = extract_words(truth)
-    expected = LETTER.fullmatch(text)
+    expected = LETTER.fullmatch(text) or LETTER_IN_BRACKETS.match(text)
     chosen = LETTER_FIRST.match(extract_words(answer)) if expected else None
     if not expected or not chosen:
         return None
@@ -137,6 +163,12 @@ def compare_clock_times(truth: str, answer: str) -> bool | None:
     if not halves and expected[2][0] != "0" and math.gcd(*times[0]) == 1:
         return None
     return times[0] == times[1] and len(halves) <= 1
+
+
+def join_thousands(text: str, compared_answer: str) -> str:
+    r"""Rewrite `32,\; 349`, normalized to `32{,}349`, as a list if the compared answer is a list, else as a number."""
+    is_list = LIST_COMMA.search(compared_answer.replace("{,}", ""))
+    return text.replace("{,}", ", " if is_list else "")
 
 
 def compare_words(truth: str, answer: str) -> bool | None:
