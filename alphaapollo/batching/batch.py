@@ -311,5 +311,8 @@ def _join_column(name: str, rows: Sequence[Row]) -> np.ndarray | tuple[Any, ...]
     if shape is None:
         return values
     assert all(value is not None for value in values), f"{name} is missing for some rows"
-    parts = zip(values, rows, strict=True)  # a number is that of each token
-    return np.concatenate([np.broadcast_to(value, (len(row.token_ids), *shape)) for value, row in parts])
+    parts = [
+        value if isinstance(value, np.ndarray) else np.broadcast_to(value, (len(row.token_ids), *shape))
+        for value, row in zip(values, rows, strict=True)  # a number is that of each token
+    ]
+    return np.concatenate(parts)

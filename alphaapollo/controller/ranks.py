@@ -24,6 +24,13 @@ from alphaapollo.weight_sync.verification import WeightSyncError
 
 W = TypeVar("W")
 A = TypeVar("A")
+OUT_OF_MEMORY_HINT = (
+    "To reduce memory, cheapest first: lower ppo_max_token_len_per_gpu, set model.enable_gradient_checkpointing=true, "
+    "lower rollout.gpu_memory_utilization (on a CPU rollout.kv_cache_gib), raise rollout.tensor_model_parallel_size, "
+    "set fsdp_config.optimizer_offload=true and param_offload=true, use more ranks (trainer.n_gpus_per_node, "
+    "trainer.nnodes), set fsdp_config.offload_policy=true (docs/scaling.md lists what reduces each kind of memory; "
+    "trainer.dry_run=true prints the memory of a run)."
+)
 CANCELLED_BY_MONITOR = "a required process died or hangs"
 """Cancellation message of the monitors (stall_monitor.py). It distinguishes them from a signal."""
 

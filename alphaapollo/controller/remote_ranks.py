@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 
 from alphaapollo.controller.ranks import (
+    OUT_OF_MEMORY_HINT,
     Ranks,
     WorkerDied,
     WorkerFailed,
@@ -26,14 +27,6 @@ from alphaapollo.utils.heartbeat import HEARTBEAT, Report, read_process
 
 W = TypeVar("W")
 A = TypeVar("A")
-
-OUT_OF_MEMORY_HINT = (
-    "To reduce memory, cheapest first: lower ppo_max_token_len_per_gpu, set model.enable_gradient_checkpointing=true, "
-    "lower rollout.gpu_memory_utilization (on a CPU rollout.kv_cache_gib), raise rollout.tensor_model_parallel_size, "
-    "set fsdp_config.optimizer_offload=true and param_offload=true, use more ranks (trainer.n_gpus_per_node, "
-    "trainer.nnodes), set fsdp_config.offload_policy=true (docs/scaling.md lists what reduces each kind of memory; "
-    "trainer.dry_run=true prints the memory of a run)."
-)
 PROCESS_DEATH_SECONDS = 3.0  # time within which a dead process is reported
 NODE_DEATH_SECONDS = 45.0  # the same for a node of Ray, which checks each node every few seconds
 POLL_SECONDS = 0.05

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss
+from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
 from tests.invariance.episodes import Episodes
 from tests.invariance.settings import draw_config
@@ -36,8 +36,8 @@ class Case:
     logprobs: TokenLogProbs
     table: Table
     config: Config
-    estimator: str  # not the object, which cannot be sent to another process
-    loss: PolicyLoss
+    estimator: str  # names, because the objects cannot be sent to another process
+    loss: str
     views: list[View]
 
     @classmethod
@@ -54,7 +54,7 @@ class Case:
             Table.draw(generator, logprobs.old),
             draw_config(generator, estimator, loss, episodes, one_step),
             name.estimator,
-            loss,
+            name.loss,
             _views(generator, one_step),
         )
 
@@ -64,7 +64,7 @@ class Case:
         def make():
             return prepare(view, self.episodes, self.logprobs, self.config, get_estimator(self.estimator))
 
-        return Descent(view, self.table, self.config, self.loss).run(make, self.episodes.num_tokens)
+        return Descent(view, self.table, self.config, get_policy_loss(self.loss)).run(make, self.episodes.num_tokens)
 
     def on_policy(self, own: np.ndarray) -> Case:
         """The case for a real model with these log-probs: old and reference log-probs are close to them."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from alphaapollo.algorithms.advantages import get_estimator
+from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Actor, Model, Reference, Teacher
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
@@ -62,7 +63,7 @@ def load(worker: PolicyWorker, case: Case, view: View):
     """Load the rows and settings into the worker and return its columns."""
     prepared = prepare(view, case.episodes, case.logprobs, case.config, get_estimator(case.estimator))
     rank = worker.placement.rank // view.sequence_parallel
-    worker.actor, worker.policy_loss = case.config.actor_rollout_ref.actor, case.loss
+    worker.actor, worker.policy_loss = case.config.actor_rollout_ref.actor, get_policy_loss(case.loss)
     worker.correction, worker.find("teacher").teacher = case.config.algorithm.rollout_correction, case.config.teacher
     worker.load_batch(prepared.batch.layout.rank_batches[rank])
     return prepared, prepared.columns[rank]

@@ -132,21 +132,20 @@ def test_ctrl_c_in_a_script_leaves_no_process(ppo: Runner) -> None:
     wait_until_nothing_is_left(ppo)
 
 
-def test_serve_and_chat(ppo: Runner) -> None:
+def test_serve(ppo: Runner) -> None:
     port = find_free_port()
     url = f"http://127.0.0.1:{port}/v1"
     server = start(ppo, ["serve", ppo.task.model, "--port", port, "--name", "tiny", *SIZES])
     end = time.monotonic() + DEADLINE
     while not _answers(f"{url}/models"):
         assert server.wait(0.2) is None and time.monotonic() < end, server.printed[-4000:]
-    assert "tiny at http" in chat(ppo, ["--url", url], "1+2=\n")
-    assert "stop with Ctrl-C" in server.printed
     body = {"model": "tiny", "prompt": "1+2=", "stream": True, "ignore_eos": True, "max_tokens": 400}
     request = urllib.request.Request(
         f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=DEADLINE) as stream:  # a client that does not read the rest
         assert stream.readline().startswith(b"data:")
+        assert "stop with Ctrl-C" in server.printed and "vllm chat --url" in server.printed
         server.signal(signal.SIGINT)
         assert ppo.finish(server).code == 130
     wait_until_nothing_is_left(ppo)

@@ -119,8 +119,8 @@ class RlPreparation(PolicyPreparation):
 
     def check_teachers(self) -> None:
         if self.config.teacher.divergence:
-            self.notices += check_teachers(self.config, self.renderer, self.prompts)
             super().check_teachers()
+            self.notices += check_teachers(self.config, self.renderer, self.prompts)
 
     def try_rewards(self) -> None:
         """Try the reward function on some rows, and check the reward model's tokenizer."""

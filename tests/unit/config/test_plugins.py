@@ -16,6 +16,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import SavedConfig, dump_yaml, load_config, read_user_yaml
 from alphaapollo.config.schema import Config, Env, Rollout
 from alphaapollo.config.schema.model import ENGINES
+from alphaapollo.environments import base
 from alphaapollo.environments.base import BUILT_IN, check_environment, get_environment_spec
 from alphaapollo.rewards.registry import check_prompts_are_gradable, load_grader
 from alphaapollo.types import Prompt
@@ -38,6 +39,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
     forget()
+    monkeypatch.setattr(base._ENVIRONMENTS, "_entries", dict(base._ENVIRONMENTS._entries))
     monkeypatch.syspath_prepend(install_maze_lab(tmp_path / "site"))
     yield tmp_path / "site"
     forget()
