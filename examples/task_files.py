@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +52,17 @@ def draw_problems(task: Any, rng: random.Random, want_held_out: bool) -> Iterato
     return (
         problem for problem in iter(lambda: task.draw(rng), None) if task.held_out(problem.question) == want_held_out
     )
+
+
+def make_lesson_tables(
+    task: Any, make_rows: Callable[..., list[Row]], args: argparse.Namespace
+) -> dict[str, list[Row]]:
+    """Return lessons of a task module for the warm-up, and rows `make_rows(rng, split, count)` for training and
+    validation."""
+    rng = random.Random(args.seed)
+    taught = islice(draw_problems(task, rng, want_held_out=False), args.num_sft)
+    return {
+        "sft": [{"messages": task.lesson(problem, rng)} for problem in taught],
+        "train": make_rows(rng, "train", args.num_rl),
+        "val": make_rows(random.Random("held out"), "val", args.num_val),
+    }

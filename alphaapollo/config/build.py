@@ -36,9 +36,8 @@ def build_config(schema: type[SchemaT], values: dict[str, object]) -> SchemaT:
         lines = [line for detail in error.errors() for line in describe_validation_errors(schema, detail, given)]
         raise ConfigError(list(dict.fromkeys(lines))) from None
     if isinstance(config, Section):
-        conflicts = (
-            find_conflicts(CheckContext(config)) if schema in COMMANDS.values() else ()
-        )  # not for a section alone
+        is_command = schema in COMMANDS.values()  # not a section alone
+        conflicts = find_conflicts(CheckContext(config)) if is_command else ()
         if errors := [*find_unmet_requirements(config), *conflicts]:
             raise ConfigError(errors)
     return config
@@ -76,8 +75,8 @@ def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> l
 
 def describe_validation_errors(
     schema: type[BaseModel], pydantic_error: Mapping[str, Any], values: JsonObject
-) -> Iterable[str]:
-    """Yield the error messages of an entry of `ValidationError.errors()`: one, or those of a package's sections."""
+) -> list[str]:
+    """Return the error messages of an entry of `ValidationError.errors()`: one, or those of a package's sections."""
     cause = pydantic_error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return [".".join([*map(str, pydantic_error["loc"]), line]) for line in cause.errors]

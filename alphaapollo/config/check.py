@@ -51,11 +51,11 @@ def check_config_and_get_notices(
     """
     trainer = getattr(config, "trainer", None)
     device = resolve_device(trainer.device, num_gpus) if isinstance(trainer, RunSettings) else None
-    at = CheckContext(config, device, num_gpus, num_cores)
-    if found := [*find_path_errors(config, optional_paths), *extra_errors, *find_conflicts(at)]:
+    context = CheckContext(config, device, num_gpus, num_cores)
+    if found := [*find_path_errors(config, optional_paths), *extra_errors, *find_conflicts(context)]:
         raise ConfigError(found)
     lines = describe_ineffective_keys(config, [*find_inactive_keys(config, device), *extra_ineffective_keys])
-    lines += find_conflicts(at, is_error=False)
+    lines += find_conflicts(context, is_error=False)
     return [*lines, *find_values_meant_for_verl(config, user_keys)] if isinstance(config, Config) else lines
 
 

@@ -25,7 +25,7 @@ from alphaapollo.config.schema import (
     SftConfig,
 )
 from alphaapollo.config.schema.base import ActiveWhen, ResumeRule, Section
-from alphaapollo.config.schema.plugins import PluginSections
+from alphaapollo.config.schema.plugins import PluginSections, find_section_class
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 MarkerT = TypeVar("MarkerT")
@@ -107,8 +107,8 @@ def list_plugin_keys(name: str, schema: type[BaseModel]) -> dict[str, Key]:
     map_key = find_map_key_of_entry(name, schema)
     for _, sections in get_field_markers(list_keys(schema)[map_key], PluginSections) if map_key else ():
         section = name.removeprefix(f"{map_key}.").partition(".")[0]
-        if (found := sections.find_class(section)) is not None:
-            return {key.name: key for key in _list_section_keys(found(), f"{map_key}.{section}.")}
+        if (found := find_section_class(sections.parent, section)) is not None:
+            return {key.name: key for key in _list_section_keys(found.model_construct(), f"{map_key}.{section}.")}
     return {}
 
 
@@ -116,10 +116,8 @@ def _list_section_keys(
     section: BaseModel, prefix: str, outer_markers: tuple[tuple[str, object], ...] = ()
 ) -> Iterable[Key]:
     for name, field in type(section).model_fields.items():
-        value, markers = (
-            getattr(section, name, None),
-            (*outer_markers, *((prefix, marker) for marker in field.metadata)),
-        )
+        value = getattr(section, name, None)
+        markers = (*outer_markers, *((prefix, marker) for marker in field.metadata))
         if isinstance(value, BaseModel):
             yield from _list_section_keys(value, f"{prefix}{name}.", markers)
         else:

@@ -229,10 +229,10 @@ def _apply_override(values: JsonObject, override: Override) -> None:
 
 def _takes_text(schema: type[BaseModel], name: str) -> bool:
     """Return whether a key, or an entry of a map, is a text or a list of texts."""
-    keys = list_keys(schema) | list_plugin_keys(name, schema)
-    map_key = find_map_key_of_entry(name, schema)
+    keys, map_key = list_keys(schema), find_map_key_of_entry(name, schema)
     described = keys[map_key].type.partition(" to ")[2] if map_key else ""
-    described = keys[name].type if name in keys else described
+    if key := keys.get(name) or list_plugin_keys(name, schema).get(name):
+        described = key.type
     is_path = described.startswith("a section") and name.endswith("path")  # of a model in a map of models
     return described.startswith("text") or "list of text" in described or is_path
 

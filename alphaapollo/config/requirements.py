@@ -40,8 +40,8 @@ class CheckContext:
 
 
 class Requirement(NamedTuple):
-    """Row of a table: `KEY=VALUE: {reason}. {fix}.`, if `find_conflict(subject, context)` returns a true value, for
-    which {} in the texts stands, or a tuple for {0}, {1}, ..."""
+    """Row of a table: `KEY=VALUE: {reason}. {fix}.`, if `find_conflict(subject, context)` returns a true value,
+    which replaces {} in the texts; a tuple replaces {0}, {1}, ..."""
 
     find_conflict: Callable[[Any, CheckContext], Any]  # its name says what is wrong
     subject: type[Any] | tuple[type[Any], ...]  # the row is about every section of this class, or a model's use

@@ -48,14 +48,15 @@ class ProcessEnded(Exception):
 class Channel:
     """One side of a connection: sends calls to the other process, and answers its calls.
 
-    serve: function that starts to answer a call, given its number, its method and its pickled arguments.
+    serve: function that starts to answer a call, given its number, its method and its pickled arguments. peer: name of
+    the other process in errors.
     """
 
-    def __init__(self, connection: Connection, serve: Callable[[int, str, bytes], None]):
-        self._connection, self._serve = connection, serve
+    def __init__(self, connection: Connection, serve: Callable[[int, str, bytes], None], peer: str):
+        self._connection, self._serve, self._peer = connection, serve, peer
         self._numbers, self._calls = itertools.count(), dict[int, Future[Any]]()
         self._lock, self._end = threading.Lock(), ""
-        self._outgoing: SimpleQueue[bytes] = SimpleQueue()
+        self._outgoing: SimpleQueue[tuple[int, str, bytes]] = SimpleQueue()
         threading.Thread(target=self._send_messages, name="send", daemon=True).start()
 
     def call(self, method: str, *arguments: object) -> Future[Any]:
@@ -72,13 +73,12 @@ class Channel:
 
     def put(self, number: int, kind: str, content: object) -> None:
         """Send a call, or the answer to the call of this number. Raises an error if it cannot be pickled."""
-        pickled = pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
-        self._outgoing.put(pickle.dumps((number, kind, pickled), pickle.HIGHEST_PROTOCOL))
+        self._outgoing.put((number, kind, pickle.dumps(content, pickle.HIGHEST_PROTOCOL)))
 
     def _send_messages(self) -> None:
         with suppress(OSError):  # the other process has ended, which `receive_messages` notices
             while True:
-                self._connection.send_bytes(self._outgoing.get())
+                self._connection.send_bytes(pickle.dumps(self._outgoing.get(), pickle.HIGHEST_PROTOCOL))
 
     def receive_messages(self) -> None:
         """Receive calls and answers until the other process ends."""
@@ -86,7 +86,7 @@ class Channel:
             while True:
                 number, kind, content = pickle.loads(self._connection.recv_bytes())
                 if kind in (RESULT, ERROR):
-                    _end_call(self._calls.pop(number), kind, content)
+                    self._end_call(self._calls.pop(number), kind, content)
                 else:
                     self._serve(number, kind, content)
 
@@ -97,16 +97,15 @@ class Channel:
         for call in self._calls.values():
             call.set_exception(ProcessEnded(reason))
 
-
-def _end_call(call: Future[Any], kind: str, content: bytes) -> None:
-    try:
-        value = pickle.loads(content)
-    except Exception as error:  # noqa: BLE001  a class of the user's may fail to unpickle
-        kind, value = ERROR, WorkerFailed(f"an answer of a worker cannot be read: {error}")
-    if kind == RESULT:
-        call.set_result(value)
-    else:
-        call.set_exception(value)
+    def _end_call(self, call: Future[Any], kind: str, content: bytes) -> None:
+        try:
+            value = pickle.loads(content)
+        except Exception as error:  # noqa: BLE001  a class of the user's may fail to unpickle
+            kind, value = ERROR, WorkerFailed(f"an answer of {self._peer} cannot be read: {error}")
+        if kind == RESULT:
+            call.set_result(value)
+        else:
+            call.set_exception(value)
 
 
 class WorkerProcess:
@@ -122,7 +121,8 @@ class WorkerProcess:
         workers_end.close()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
-        self._call_engines, self._channel = call_engines, Channel(drivers_end, self._serve_engine_call)
+        self._call_engines = call_engines
+        self._channel = Channel(drivers_end, self._serve_engine_call, f"the {role} worker of rank {rank}")
         self.call, self.kill = self._channel.call, self._process.kill
         threading.Thread(target=self._receive_messages, name=f"{role} {rank}", daemon=True).start()
 
@@ -176,7 +176,7 @@ class WorkerServer(WorkerHost[Any]):
     """The worker's side of the connection."""
 
     def __init__(self, connection: Connection, role: str, rank: int):
-        self.channel, self._role = Channel(connection, self._serve), role
+        self.channel, self._role = Channel(connection, self._serve, "the driver"), role
         self._name = f"the {role} worker of rank {rank}"
 
     async def serve(self) -> None:

@@ -50,7 +50,7 @@ class WorkerActor(WorkerHost[W]):
     def __init__(self, driver: WorkerLocation, working_folder: str) -> None:
         """working_folder: working directory of the driver, also used here."""
         self._driver, self._working_folder = driver, working_folder
-        gc.disable()  # as in utils/imports.py, until `start` ends: Ray imports the modules of its arguments
+        gc.disable()  # as in utils/imports.py, until `start` has imported the worker's modules
 
     def locate(self, reserves_address: bool) -> WorkerLocation:
         location = get_process_location()

@@ -135,7 +135,7 @@ class RemoteRanks(Ranks[W]):
     def call_engines(self, method: str, *arguments: object) -> None:
         """Call a method of the weight transfer on all engines and wait for them. For ranks of rollout workers, also in
         another process. Raises EngineDied or EngineError."""
-        code = pickle_function(lambda worker: getattr(worker.engine, method)(*arguments))
+        code = cloudpickle.dumps(lambda worker: getattr(worker.engine, method)(*arguments))  # not for the cache
         calls = [self._request(rank, "call", code) for rank in range(self.size)]
         wait(calls, return_when=FIRST_EXCEPTION)  # the other engines would wait for the one that failed
         if error := self._find_error(calls):

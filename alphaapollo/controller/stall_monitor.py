@@ -29,7 +29,7 @@ from alphaapollo.utils.heartbeat import HEARTBEAT, Report, dump_stacks, read_pro
 
 CHECKS = 10  # number of checks before a notice
 SHORTEST_TICK = 0.5  # minimum seconds between checks, because the kernel counts CPU time in hundredths of a second
-POLL_SECONDS = 0.5  # between two looks at the required processes
+POLL_SECONDS = 0.5  # between two checks of the required processes
 ANSWER_SECONDS = 5.0  # time after which a worker counts as silent
 STACKS_SECONDS = 60.0  # the same, for a report with stacks
 GRACE_SECONDS = 30.0  # time for the event loop to end after a cancellation
@@ -168,7 +168,7 @@ class StallMonitor:
     ) -> None:
         self._left.set()
         self._thread.join(ANSWER_SECONDS)
-        if isinstance(error, Exception) and (death := self._find_death()):  # since the last look
+        if isinstance(error, Exception) and (death := self._find_death()):  # since the last check
             self._error = death
         is_dead = isinstance(self._error, WorkerDied)
         if self._error and (isinstance(error, asyncio.CancelledError) or (is_dead and isinstance(error, Exception))):
@@ -182,16 +182,15 @@ class StallMonitor:
             now = time.monotonic()
             try:
                 self.check_required_processes()
-                if now - last < tick:
-                    continue
-                # exclude time in which this thread did not run, because of suspend or Ctrl-Z
-                self.check(min(now - last, 2 * tick + ANSWER_SECONDS * (1 + len(self._ranks))))
+                if now - last >= tick:
+                    elapsed, last = now - last, now
+                    # exclude time in which this thread did not run, because of suspend or Ctrl-Z
+                    self.check(min(elapsed, 2 * tick + ANSWER_SECONDS * (1 + len(self._ranks))))
             except Exception as error:  # noqa: BLE001  the monitor must not end silently
                 if not self._has_failed:
                     trace = "".join(traceback.format_exception(error))
                     self._notify(f"the stall monitor failed, which is a bug; it continues:\n{trace}")
                 self._has_failed = True
-            last = now
 
     def check_required_processes(self) -> None:
         """Report required processes that a signal has stopped. End the run if one is dead."""
@@ -201,14 +200,16 @@ class StallMonitor:
         for name in stopped - self._stopped:
             self._notify(f"{name} (pid {self._required[name]}) is {STOPPED}")
         self._stopped = stopped
-        if death := self._find_death():
+        if self._error is None and (death := self._find_death()):
             self._notify(f"{death}; {self._make_resume_hint()}")  # at once, because Ray may end this process soon
-            self._end_run(death)
+            self._error = death
+            self._cancel_block()
 
     def _find_death(self) -> WorkerDied | None:
-        dead = (name for name, pid in self._required.items() if not read_process(pid))
-        names = [f"{name} on this machine (pid {self._required[name]}) died" for name in dead]
-        return WorkerDied(names[0], "Ray") if names else None
+        for name, pid in self._required.items():
+            if not read_process(pid):
+                return WorkerDied(f"{name} on this machine (pid {pid}) died", "Ray")
+        return None
 
     def check(self, elapsed_seconds: float) -> None:
         """Check whether the run has made progress in the given seconds since the last check. If not, report the stall
@@ -272,13 +273,16 @@ class StallMonitor:
             return f". Python stacks could not be written ({error})"
         return f". Python stacks are in {path}"
 
+    def _cancel_block(self) -> None:
+        assert self._task
+        self._loop.call_soon_threadsafe(self._task.cancel, CANCELLED_BY_MONITOR)
+
     def _end_run(self, error: WorkerLost) -> None:
         self._error = error
         for _ in range(2):  # after the first cancellation the loop may wait for a checkpoint that hangs as well
             if self._left.is_set():  # the block has ended meanwhile
                 return
-            assert self._task
-            self._loop.call_soon_threadsafe(self._task.cancel, CANCELLED_BY_MONITOR)
+            self._cancel_block()
             self._left.wait(GRACE_SECONDS)
         if not self._left.is_set():
             report_error(error, 1)  # the event loop is blocked; the reaper ends all other processes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 
 from alphaapollo.engines.protocol import Engine, EngineSpec
-from alphaapollo.utils.plugins import find_plugins, load_plugin
+from alphaapollo.utils.plugins import load_plugin
 
 ENGINES = {
     "vllm": "alphaapollo.engines.vllm.engine:VllmEngine",
@@ -21,11 +21,8 @@ def make_engine(spec: EngineSpec) -> Engine:
     """Build the engine that the config key rollout.name selects, or that of an installed package, without starting
     it."""
     name = spec.rollout.name
-    if name in find_plugins("engines", ENGINES):
-        make = load_plugin("engines", name)
-    elif name in ENGINES:
-        make = pkgutil.resolve_name(ENGINES[name])
-    else:
+    make = pkgutil.resolve_name(ENGINES[name]) if name in ENGINES else load_plugin("engines", name)
+    if make is None:
         raise ValueError(f"rollout.name={name}: no installed package has this engine. Install it on every node.")
     engine: Engine = make(spec)
     return engine

@@ -93,7 +93,7 @@ class HFEngine(Engine):
             try:
                 await asyncio.to_thread(self._sample_batch, batch)
             except RuntimeError as error:
-                failure = EngineError(f"{self.spec.name}: {error}")
+                failure = EngineError(f"{self.name}: {error}")
                 for request in batch:
                     request.answer.set_exception(failure)
                 continue

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from alphaapollo.engines.protocol import EngineDied, EngineError, EngineSpec
 from alphaapollo.processes.watchdog import exit_when_process_ends
@@ -53,7 +52,9 @@ def redirect_output_to_file(log_path: str) -> None:
 def find_last_error(log_path: str) -> str:
     """Return the last error of an engine in the last 64 KiB of its log, as ` (last error: ...)`; empty without one."""
     try:
-        text = Path(log_path).read_bytes()[-65536:].decode(errors="replace")
+        with open(log_path, "rb") as log:
+            log.seek(max(0, os.path.getsize(log_path) - 65536))
+            text = log.read().decode(errors="replace")
     except OSError:
         return ""
     errors = [line for line in ERROR_LINE.findall(text) if "EngineDeadError" not in line]

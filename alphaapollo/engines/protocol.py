@@ -98,10 +98,13 @@ class Engine:
         """Return the log-probs at temperature 1 of `token_ids[1:]`, each given the tokens before it."""
         raise NotImplementedError
 
-    def build_http_app(self, settings: HttpApiSettings) -> ASGIApp | None:
-        """Return an ASGI application that serves the model to agents and evaluation suites. None: it is vLLM's HTTP
-        API, which gets its answers from `answer_http` (vllm/http_over_other_engine.py)."""
-        return None
+    def build_http_app(self, settings: HttpApiSettings) -> ASGIApp:
+        """Return an ASGI application that serves the model to agents and evaluation suites. By default it is vLLM's
+        HTTP API, which gets its answers from `answer_http`."""
+        from alphaapollo.engines.vllm.http_over_other_engine import OtherEngine  # imports vLLM
+
+        app: ASGIApp = OtherEngine(self.spec, self.answer_http).build_http_app(settings)
+        return app
 
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
         """Sample an answer to a request to the HTTP API over this engine. By default with `generate`, which has no
@@ -218,7 +221,7 @@ class Engine:
         if self.serves_adapter:
             if self.has_running_requests():  # a running request keeps its adapter
                 raise EngineError(
-                    f"{self.name} cannot replace its LoRA adapter while requests run. Wait for their end."
+                    f"{self.name} cannot replace its LoRA adapter while requests run. Wait until they end."
                 )
             await self.load_adapter(folder)
             return

@@ -34,7 +34,8 @@ CLOSE_SECONDS = 20.0  # for the server to end its processes
 PROGRESS_SECONDS = 0.5  # time between two reads of the progress counter
 ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "EngineDied": EngineDied}
 # The code of this process comes last in the server's search path, because this environment may have other versions.
-SERVE = "import sys; sys.path.append(sys.argv[1]); from {module} import main; main(sys.argv[2])"
+SERVE = "import sys; sys.path.append(sys.argv[1]); from {module} import main; main()"
+SPEC = "ALPHAAPOLLO_ENGINE_SPEC"  # variable of the server; other users cannot read it, unlike its command line
 FORWARDED = (
     *("log_probs", "answer_http", "pause", "resume", "sleep", "release_cache", "wake_weights", "wake_cache"),
     *("receive_weights", "init_weight_transfer_engine", "start_weight_update", "update_weights"),
@@ -46,7 +47,7 @@ FORWARDED = (
 class RemoteEngine(Engine):
     """Engine whose methods run in a server process.
 
-    python: interpreter of the server. module: module whose `main(settings)` calls `serve` with the engine.
+    python: interpreter of the server. module: module whose `main` calls `serve` with the engine of `receive_spec`.
     """
 
     def __init__(self, spec: EngineSpec, python: Path, module: str, environment: Mapping[str, str]):
@@ -56,6 +57,7 @@ class RemoteEngine(Engine):
         self._polling: asyncio.Task[None] | None = None
         self._progress = 0
         self._started = False
+        self._death: EngineError | None = None
 
     async def preload_libraries(self) -> None:
         """Start the server, which imports its libraries."""
@@ -64,8 +66,9 @@ class RemoteEngine(Engine):
         log = Path(self.spec.log_path)
         log.parent.mkdir(parents=True, exist_ok=True)
         code, root = SERVE.format(module=self._module), Path(__file__).parents[2]
-        command = [str(self._python), "-P", "-c", code, str(root), encode(self.spec).decode().strip()]
+        command = [str(self._python), "-P", "-c", code, str(root)]
         own_variables = build_process_environment(self.spec.log_path, self.spec.cleanup_folders)
+        own_variables[SPEC] = encode(self.spec).decode().strip()
         with log.open("ab") as output:
             try:
                 environment = {**os.environ, **self._environment, **own_variables}
@@ -99,9 +102,10 @@ class RemoteEngine(Engine):
             host.send(encode((CANCEL, (number,))))
             raise
         except ProcessDiedError as death:
-            if self._started or (host.exit_code or 0) < 0:
-                raise make_death_error(self.spec) from death
-            raise make_start_error(self.spec) from death  # a restart would fail again
+            if self._death is None:
+                may_restart = self._started or (host.exit_code or 0) < 0
+                self._death = (make_death_error if may_restart else make_start_error)(self.spec)
+            raise type(self._death)(str(self._death)) from death
         if error:
             raise ERRORS.get(error, EngineError)(result)
         return result
@@ -152,6 +156,12 @@ def decode(line: bytes | str) -> Any:
     return pickle.loads(base64.b64decode(line))
 
 
+def receive_spec() -> EngineSpec:
+    """Return the settings of the engine, in the server's process."""
+    spec: EngineSpec = decode(os.environ[SPEC])
+    return spec
+
+
 async def serve(engine: Engine, requests: BufferedReader, replies: BinaryIO) -> None:
     """Run the owner's calls of the engine until the owner closes its pipe. requests, replies: of
     reserve_stdin_and_stdout."""
@@ -160,9 +170,12 @@ async def serve(engine: Engine, requests: BufferedReader, replies: BinaryIO) -> 
     async def call(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         reply: tuple[str, object]
         try:
-            if method == CANCEL and arguments[0] in running:
-                running[arguments[0]].cancel()
-            result = None if method == CANCEL else getattr(engine, method)(*arguments)
+            if method == CANCEL:
+                result = None
+                if task := running.get(*arguments):
+                    task.cancel()
+            else:
+                result = getattr(engine, method)(*arguments)
             reply = "", await result if isawaitable(result) else result
         except asyncio.CancelledError:
             reply = "EngineError", "the owner has cancelled this call"

@@ -24,6 +24,7 @@ from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result, read_sample_result, write_report
 from alphaapollo.observability.console import Console
+from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.resume import find_inference_start
 from alphaapollo.runs.rollout_log import format_trajectory_lines, replace_images, save_image
 from alphaapollo.runs.run_plan import RunPlan
@@ -103,12 +104,12 @@ def prepare_run(config: GenerationConfig, user_settings: UserSettings, console: 
 
 async def run(prepared: GenerationPreparation) -> None:
     """Generate responses to the prompts without results, then report all results. Raises ValueError if all failed."""
-    config, console, folder = prepared.config, prepared.console, prepared.config.trainer.folder
+    console, folder = prepared.console, prepared.config.trainer.folder
     begin_run_folder(prepared)
     results = [*prepared.finished.results]
     if prepared.requests:
         specs, hint = prepared.make_specs(folder), f"stopped; run the same command to resume from {folder}"
-        async with open_workers(config, specs, console, lambda: hint) as workers:
+        async with open_workers(prepared, specs, Timer(), lambda: hint) as workers:
             results += await _generate_groups(prepared, workers, console)
     console.end_live_view()
     write_report(results, prepared.prompts, folder, console.terminal)

@@ -147,7 +147,7 @@ class ProcessHost:
         return f"exit code {code}" if code >= 0 else format_signal(-code)
 
     async def finish(self, timeout: float) -> None:
-        """Close the pipe of requests, at which the process ends. It is killed after `timeout` seconds."""
+        """Close the pipe of requests, which ends the process. It is killed after `timeout` seconds."""
         assert self._handle.stdin is not None
         self._handle.stdin.close()
         await self.end_and_describe_exit(timeout)

@@ -9,10 +9,8 @@ from functools import partial
 from typing import Any
 
 from alphaapollo.config.schema import Reward
-from alphaapollo.config.schema.plugins import PluginSections
+from alphaapollo.config.schema.plugins import find_section_class
 from alphaapollo.utils.plugins import load_plugin
-
-SECTIONS = PluginSections("reward", "components")
 
 
 def load_plugin_reward(name: str, reward: Reward) -> Callable[..., Any] | None:
@@ -23,7 +21,7 @@ def load_plugin_reward(name: str, reward: Reward) -> Callable[..., Any] | None:
         return None
     try:
         if "settings" in inspect.signature(function).parameters:
-            section = SECTIONS.find_class(name)
+            section = find_section_class("reward", name)
             function = partial(function, settings=reward.plugins.get(name) or (section() if section else None))
         inspect.signature(function).bind("prompt", "completion")
     except TypeError as error:

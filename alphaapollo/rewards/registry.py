@@ -12,8 +12,9 @@ from alphaapollo.config.schema import Reward
 from alphaapollo.data.findings import DataFinding
 from alphaapollo.rewards.answers import remove_thoughts
 from alphaapollo.rewards.base import RewardFunction
-from alphaapollo.rewards.components import COMPONENTS, TASK, load_components
+from alphaapollo.rewards.components import COMPONENTS, TASK
 from alphaapollo.rewards.judges import JUDGES, check_judge_server, list_criteria
+from alphaapollo.rewards.plugins import load_plugin_reward
 from alphaapollo.types import Prompt
 from alphaapollo.utils.plugins import find_plugins
 
@@ -42,12 +43,14 @@ def find_grader(data_source: str) -> str | None:
         for name, patterns in GRADERS.items()
         if any(fnmatchcase(data_source.lower(), pattern) for pattern in patterns.split())
     )
+    if (name := next(matching, None)) is not None:
+        return name
     of_package = data_source.partition("/")[0]
-    return next(matching, of_package if of_package in find_plugins("rewards") else None)
+    return of_package if of_package in find_plugins("rewards") else None
 
 
 def get_grader(data_source: str) -> str:
-    """Return the name of the built-in grader of a data source. Raises ValueError if no pattern matches."""
+    """Return the name of the grader of a data source. Raises ValueError if no pattern matches."""
     if (grader := find_grader(data_source)) is not None:
         return grader
     known = "; ".join(f"{name}: {', '.join(patterns.split())}" for name, patterns in GRADERS.items())
@@ -62,7 +65,9 @@ def load_grader(data_source: str, reward: Reward | None = None) -> RewardFunctio
     """Import the reward function of a data source. A built-in one grades a completion without its thoughts. Raises
     ValueError if no grader matches."""
     if (grader := get_grader(data_source)) not in GRADERS:
-        return load_components([grader], reward)[grader]
+        function = load_plugin_reward(grader, reward or Reward())
+        assert function is not None
+        return function
     grade = _load_function(data_source, "grade")
     return lambda prompt, completion: grade(prompt, remove_thoughts(completion))
 
@@ -154,7 +159,7 @@ def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> 
 
 
 def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:
-    """Raise ValueError if a data source has no built-in grader, or a prompt lacks a ground truth that it needs."""
+    """Raise ValueError if a data source has no grader, or a prompt lacks a ground truth that it needs."""
     prompts = list(prompts)
     find_plugins("rewards", {TASK, *GRADERS, *COMPONENTS.names()})  # raises ValueError if they share a name
     graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}

@@ -55,7 +55,6 @@ class WeightPublisher:
     probe: Probe
     probe_tolerance: float  # largest accepted mean difference of the probe's log-probs, in nats
     pauses_requests: bool = False  # whether requests may be running; they are paused during a publish
-    version: int | None = field(default=None, init=False)  # of the last publish
     engines_hold_weights: bool = field(default=False, init=False)  # False: they sleep until the next publish
     _last_logprobs: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
 
@@ -76,7 +75,6 @@ class WeightPublisher:
                 few tokens differ from the policy's.
             FloatingPointError: the policy's weights are not finite. Nothing is sent.
         """
-        self.version = version
         expected = self.probe.select_text(await self.policy.compute_probe_log_probs(self.probe))
         check_probe_finite(expected, version)
         await self.engines.prepare_weight_sync(self.pauses_requests)  # no KV cache yet: the policy holds GPU memory

@@ -7,12 +7,10 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from alphaapollo.config.resolve import resolve_controller
-from alphaapollo.config.schema import Config, GenerationConfig, TuningConfig
 from alphaapollo.controller.handles import TrainingWorkerGroup
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.stall_monitor import StallMonitor
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
-from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
@@ -27,22 +25,18 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 
 @asynccontextmanager
 async def open_workers(
-    config: Config | TuningConfig | GenerationConfig,
-    specs: WorkerSpecs,
-    console: Console,
-    make_hint: Callable[[], str],
-    timer: Timer | None = None,
+    prepared: Preparation, specs: WorkerSpecs, timer: Timer, make_hint: Callable[[], str]
 ) -> AsyncIterator[WorkerGroups]:
     """Context manager that starts and monitors the workers, and stops them. make_hint: returns what a message about a
     death or a stall says about resuming."""
-    trainer, paths = config.trainer, find_local_paths(config)
+    trainer, paths = prepared.config.trainer, find_local_paths(prepared.config)
     paths |= {"trainer.output_dir": str(trainer.folder / "config.yaml")}
     workers: WorkerGroups | None = None
     try:
-        with (timer or Timer())("start"):
+        with timer("start"):
             workers = await launch_workers(specs, resolve_controller(trainer), trainer.start_timeout, paths)
         required, device = workers.required_service_processes, specs.placement.device
-        stalls = StallMonitor(workers.ranks, trainer, device, console.notify, make_hint, required)
+        stalls = StallMonitor(workers.ranks, trainer, device, prepared.console.notify, make_hint, required)
         async with stalls:
             yield workers
     finally:
@@ -77,7 +71,7 @@ async def open_session(
     keep, keep_best = (None, None) if keeps_all_checkpoints else (trainer.max_ckpt_to_keep, trainer.keep_best)
     checkpoints = CheckpointFolder(folder / "checkpoints", keep, keep_best, inputs)
     try:
-        async with open_workers(config, specs, console, lambda: resume_hint(folder), timer) as workers:
+        async with open_workers(prepared, specs, timer, lambda: resume_hint(folder)) as workers:
             copy_phase = workers.engines.release_kv_cache_temporarily if specs.engine_builder else nullcontext
             writer = BackgroundCheckpointWriter[Any](
                 checkpoints, find_trained_groups(workers), console.notify, copy_phase

@@ -1,6 +1,6 @@
 """How weights are sent from the training ranks to the engines. Imports no torch, for the process of an engine.
 
-shared_memory   engines on CPUs, and engines in the trainer's process: safetensors under /dev/shm
+shared_memory   engines on CPUs, and on GPUs those that load no buckets: safetensors under /dev/shm
 ipc             engines on the training GPUs: CUDA IPC
 nccl            engines on separate GPUs: NCCL
 adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm

@@ -10,7 +10,7 @@ from itertools import islice
 
 from examples.code import task
 from examples.quickstart.make_task import make_model, make_tokenizer
-from examples.task_files import Row, draw_problems, make_prompt_row, parse_arguments, write_tables
+from examples.task_files import Row, draw_problems, make_lesson_tables, make_prompt_row, parse_arguments, write_tables
 
 WORDS = ["def f(a): return "]  # one token, because every answer begins with it
 
@@ -26,14 +26,7 @@ def main() -> None:
     args = parse_arguments(__doc__, "code", num_sft=38400, num_rl=1024, num_val=96)
     make_tokenizer(args.out / "model", WORDS)
     make_model(args.out / "model", args.seed)
-    rng = random.Random(args.seed)
-    taught = islice(draw_problems(task, rng, want_held_out=False), args.num_sft)
-    tables = {
-        "sft": [{"messages": task.lesson(problem, rng)} for problem in taught],
-        "train": rl_rows(rng, "train", args.num_rl),
-        "val": rl_rows(random.Random("held out"), "val", args.num_val),
-    }
-    write_tables(args.out / "data", tables)
+    write_tables(args.out / "data", make_lesson_tables(task, rl_rows, args))
 
 
 if __name__ == "__main__":

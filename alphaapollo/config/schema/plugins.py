@@ -36,7 +36,9 @@ class PluginSections:
             raise ValueError("expected a map of the sections of installed packages by name.")
         selected = info.data.get(self.selected_by, ())
         names = [selected] if isinstance(selected, str) else [*selected]
-        values = given | {name: {} for name in names if name not in (*given, self.default) and self.find_class(name)}
+        values = given | {
+            name: {} for name in names if name not in (*given, self.default) and find_section_class(self.parent, name)
+        }
         sections, errors = {}, list[str]()
         for name, section in values.items():
             try:
@@ -51,7 +53,7 @@ class PluginSections:
 
     def _build_section(self, name: str, values: Any, context: Mapping[str, Any] | None) -> Section:
         """Convert a section to an object of its class, with the function `build` of the context (build_config)."""
-        if (schema := self.find_class(name)) is None:
+        if (schema := find_section_class(self.parent, name)) is None:
             raise ConfigError(
                 f"{name}: no installed package has the section {self.parent}.{name}. Install the package."
             )
@@ -60,15 +62,16 @@ class PluginSections:
         section: Section = context["build"](schema, dict(values)) if context else schema.model_validate(values)
         return section
 
-    def find_class(self, name: str) -> type[Section] | None:
-        """Import the class of a section; None if no package has it. Raises ConfigError if it cannot be used."""
-        try:
-            schema = load_plugin("sections", f"{self.parent}.{name}")
-            has_owner = schema is None or name in find_plugins(GROUPS[self.parent])
-        except ValueError as error:
-            raise ConfigError(f"{name}: {error}") from None
-        if not has_owner:
-            raise ConfigError(f"{name}: no package has an entry point {name} in alphaapollo.{GROUPS[self.parent]}.")
-        if schema is not None and not (isinstance(schema, type) and issubclass(schema, Section)):
-            raise ConfigError(f"{name}: {schema!r} is not a subclass of alphaapollo.config.schema.base.Section.")
-        return schema
+
+def find_section_class(parent: str, name: str) -> type[Section] | None:
+    """Import the class of a section; None if no package has it. Raises ConfigError if it cannot be used."""
+    try:
+        schema = load_plugin("sections", f"{parent}.{name}")
+        has_owner = schema is None or name in find_plugins(GROUPS[parent])
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if not has_owner:
+        raise ConfigError(f"{name}: no package has an entry point {name} in alphaapollo.{GROUPS[parent]}.")
+    if schema is not None and not (isinstance(schema, type) and issubclass(schema, Section)):
+        raise ConfigError(f"{name}: {schema!r} is not a subclass of alphaapollo.config.schema.base.Section.")
+    return schema

@@ -27,7 +27,7 @@ from typing import Any
 
 from alphaapollo.engines.process import make_start_error, set_up_engine_process
 from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec, HttpAnswer, HttpSampling, MemoryPart
-from alphaapollo.engines.remote import decode, serve
+from alphaapollo.engines.remote import receive_spec, serve
 from alphaapollo.engines.sglang import cpu_kernels
 from alphaapollo.engines.sglang.settings import (
     BUCKET_LOADER,
@@ -140,7 +140,7 @@ class SglangEngine(Engine):
             answer: dict[str, Any] = await anext(answers)
         finish = answer["meta_info"]["finish_reason"]
         if finish["type"] not in ("stop", "length"):
-            raise EngineError(f"{self.spec.name} aborted a request: {finish}. See its log {self.spec.log_path}.")
+            raise EngineError(f"{self.name} aborted a request: {finish}. See its log {self.spec.log_path}.")
         self._finished_tokens += len(answer["output_ids"])
         return answer
 
@@ -231,7 +231,7 @@ class SglangEngine(Engine):
         """Raise EngineError if a result of SGLang, (success, message), is a failure."""
         success, message = result[:2]
         if not success:
-            raise EngineError(f"{self.spec.name} failed. See its log {self.spec.log_path}. SGLang's error: {message}")
+            raise EngineError(f"{self.name} failed. See its log {self.spec.log_path}. SGLang's error: {message}")
 
     def get_progress_counter(self) -> int:
         """Return the number of sampled tokens; SGLang reports those of a running request about every 50 tokens."""
@@ -283,8 +283,8 @@ class ExitAtSignals:
         os._exit(1)
 
 
-def main(settings: str) -> None:
-    """Import SGLang, and serve the engine to the owner. settings: the encoded EngineSpec."""
+def main() -> None:
+    """Import SGLang, and serve the engine to the owner."""
     pipes = reserve_stdin_and_stdout()
     set_up_engine_process()
     keep_freed_memory()
@@ -295,5 +295,5 @@ def main(settings: str) -> None:
     with pause_gc():
         importlib.import_module("sglang.srt.entrypoints.engine")
     gc.freeze()  # a collection over these objects takes half a second in the scheduler, and would copy their memory
-    asyncio.run(serve(SglangEngine(decode(settings)), *pipes))
+    asyncio.run(serve(SglangEngine(receive_spec()), *pipes))
     os._exit(0)

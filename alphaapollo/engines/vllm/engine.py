@@ -171,7 +171,7 @@ class VllmEngine(Engine):
     @property
     def _running_llm(self) -> AsyncLLM:
         if self._engine is None:
-            raise EngineError(f"{self.spec.name} is not running. Call start() first.")
+            raise EngineError(f"{self.name} is not running. Call start() first.")
         if self._core_death is not None and self._core_death.done():
             raise make_death_error(self.spec)
         return self._engine
@@ -202,7 +202,7 @@ class VllmEngine(Engine):
             task.cancel()
             raise make_death_error(self.spec)
         if error := task.exception():  # vLLM keeps the message but not the exception type
-            message = f"{self.spec.name} failed. See its log {self.spec.log_path}. vLLM's error: {error}"
+            message = f"{self.name} failed. See its log {self.spec.log_path}. vLLM's error: {error}"
             raise EngineError(message) from error
         return task.result()
 
@@ -311,7 +311,7 @@ class VllmEngine(Engine):
             await self._await_core(self._running_llm.remove_lora(self._adapter.lora_int_id))
         adapter = LoRARequest(f"adapter_{number}", number, folder)
         if not await self._await_core(self._running_llm.add_lora(adapter)):
-            message = f"{self.spec.name} did not load the LoRA adapter {folder}. See its log {self.spec.log_path}"
+            message = f"{self.name} did not load the LoRA adapter {folder}. See its log {self.spec.log_path}"
             raise EngineError(message)
         self._adapter = adapter
 

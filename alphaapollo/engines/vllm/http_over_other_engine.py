@@ -120,17 +120,16 @@ class OtherEngine(FrontEnd):
 
     def _decode_answer(self, answer: HttpAnswer, token_ids: list[int], params: SamplingParams) -> tuple[str, str]:
         """Return the text of an answer, and the stop string that ended it, or an empty text."""
-        stops = [answer.stop_string] if answer.stop_string else []
-        is_ended_by_token = answer.completion.stop_reason is StopReason.STOP and not stops
-        if answer.stop_string is None:
+        if (stop := answer.stop_string) is None:
             is_ended_by_token = token_ids[-1] in params.all_stop_token_ids
+        else:
+            is_ended_by_token = answer.completion.stop_reason is StopReason.STOP and not stop
         shown = token_ids[: len(token_ids) - is_ended_by_token]
         text: str = self.renderer.tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens)
-        if answer.stop_string is None and not is_ended_by_token:
-            stops = [stop for stop in read_stop_strings(params) if stop in text]
-        if stops:
-            text = cut_at_stop(text, stops, params.include_stop_str_in_output)
-        return text, stops[0] if stops else ""
+        if stop is None:
+            stops = [] if is_ended_by_token else [each for each in read_stop_strings(params) if each in text]
+            stop = min(stops, key=lambda each: text.index(each) + len(each), default="")  # the first complete one
+        return (cut_at_stop(text, [stop], params.include_stop_str_in_output) if stop else text), stop
 
     def _make_logprobs(self, position: dict[int, float]) -> dict[int, Any]:
         from vllm.logprobs import Logprob

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 async def drop_empty_tools(request: Request, call_next: RequestResponseEndpoint) -> Response:
     """Remove an empty list of tools, for which vLLM's Anthropic API would need a parser of tool calls."""
-    if request.url.path == "/v1/messages":
+    if request.url.path.startswith("/v1/messages"):
         with suppress(ValueError):  # no JSON, which the API refuses
             values = json.loads(await request.body() or b"null")
             if isinstance(values, dict) and values.get("tools") == []:

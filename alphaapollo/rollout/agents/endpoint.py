@@ -169,19 +169,9 @@ async def open_endpoint(
     """Context manager that serves an engine over HTTP. Raises ValueError if a parser does not exist."""
     agent = env.agent
     settings = HttpApiSettings(env.tool_parser, agent.reasoning_parser, template_arguments, allow_image_urls)
-    gate = SessionGate(await asyncio.to_thread(build_http_app, engine, settings), around)
+    gate = SessionGate(await asyncio.to_thread(engine.build_http_app, settings), around)
     async with serve_gate(gate):
         yield gate
-
-
-def build_http_app(engine: Engine, settings: HttpApiSettings) -> ASGIApp:
-    """Return the HTTP API of an engine, or vLLM's over an engine without one."""
-    if app := engine.build_http_app(settings):
-        return app
-    from alphaapollo.engines.vllm.http_over_other_engine import OtherEngine  # imports vLLM
-
-    other: ASGIApp = OtherEngine(engine.spec, engine.answer_http).build_http_app(settings)
-    return other
 
 
 @contextlib.asynccontextmanager

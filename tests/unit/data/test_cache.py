@@ -6,13 +6,11 @@ from collections import Counter
 
 import pytest
 
-from alphaapollo.data import cache, examples
-from alphaapollo.data import prompts as prompt_files
+from alphaapollo.data import cache
 from alphaapollo.data.cache import load_or_compute
-from alphaapollo.data.examples import make_text_pieces, tokenize_examples
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.types import Prompt, Row
+from alphaapollo.types import Row
 
 
 @pytest.fixture
@@ -131,16 +129,3 @@ def test_counters_of_the_renderer_count_what_was_counted(folder, make_tokenizer)
         renderer.control_strings = Counter({"<|im_end|>": 1})
         load_or_compute(renderer, "rows", lambda: renderer.control_strings.update(["<|im_end|>", "<|im_start|>"]))  # noqa: B023
         assert renderer.control_strings == {"<|im_end|>": 2, "<|im_start|>": 1}
-
-
-def test_rows_are_tokenized_in_batches(make_tokenizer, monkeypatch):
-    renderer, calls = Renderer(make_tokenizer()), []
-    pieces = [make_text_pieces(f"{number}?", "4" * number) for number in range(1, 6)]
-    prompts = [Prompt(number, "", "?" * number) for number in range(1, 6)]
-    together, encode = tokenize_examples(pieces, renderer), renderer.encode
-    monkeypatch.setattr(renderer, "encode", lambda texts, **keys: calls.append(len(texts)) or encode(texts, **keys))
-    for module in (examples, prompt_files):
-        monkeypatch.setattr(module, "BATCH", 2)
-    assert tokenize_examples(pieces, renderer) == together
-    assert prompt_files.apply_length_limit(prompts, renderer, 3, "drop") == (prompts[:3], 2)
-    assert max(calls) == 2

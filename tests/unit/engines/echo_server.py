@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from alphaapollo.engines.process import set_up_engine_process
 from alphaapollo.engines.protocol import Engine, EngineDied, EngineError
-from alphaapollo.engines.remote import decode, serve
+from alphaapollo.engines.remote import receive_spec, serve
 from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason, WeightReceipt
 
@@ -46,7 +46,7 @@ class EchoEngine(Engine):
         return 42
 
 
-def main(settings: str) -> None:
+def main() -> None:
     pipes = reserve_stdin_and_stdout()
     set_up_engine_process()
-    asyncio.run(serve(EchoEngine(decode(settings)), *pipes))
+    asyncio.run(serve(EchoEngine(receive_spec()), *pipes))
