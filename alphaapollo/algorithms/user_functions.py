@@ -63,7 +63,7 @@ def explain_user_errors(function: Callable[..., object], label: str) -> Iterator
     except Exception as error:  # the user's code may raise anything
         if function.__module__.startswith("alphaapollo."):
             raise
-        file = Path(inspect.getsourcefile(function) or "?")
+        file = Path(inspect.getsourcefile(inspect.unwrap(function)) or "?")
         raise ValueError(f"{file}: {label} failed: {format_error(error, file)}. Fix {function.__name__}().") from error
 
 

@@ -19,7 +19,7 @@ from typing import IO
 from alphaapollo.cli.main import report_refusals
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema import GenerationConfig
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.engines.vllm.settings import build_exclusion_flags, build_server_command, build_server_environment
 from alphaapollo.observability.console import Console
 from alphaapollo.processes.entry_point import MainFunction, entry_point

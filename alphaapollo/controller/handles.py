@@ -198,12 +198,12 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
     async def accumulate(
         self,
         batches: Sequence[RankBatch],
-        columns: Sequence[Columns[np.ndarray] | None],
+        columns: Sequence[Columns[np.ndarray]],
         loss: str | bytes,
         denominator: float | None,
         kl_coef: float | None,
     ) -> tuple[dict[str, float], list[np.ndarray]]:
-        """Add the gradients of rows with a loss of their own (PolicyWorker.accumulate). Returns the loss and metrics
+        """Add the gradients of rows to those of earlier calls (PolicyLearner.accumulate). Returns the loss and metrics
         over all ranks, and the log-probs of each batch."""
         results = await self._call_with_batches(
             lambda worker, pair: worker.accumulate(*pair, loss, denominator, kl_coef),

@@ -30,7 +30,7 @@ import setproctitle
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed, await_if_awaitable
 from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerHost, WorkerLocation, explain_worker_error
 from alphaapollo.controller.worker_groups import LOCAL_NODE
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.types import EngineError
 from alphaapollo.processes.fork_server import ForkedProcess
 from alphaapollo.processes.host import format_signal
 from alphaapollo.processes.network import reserve_port

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from alphaapollo.engines.protocol import EngineDied, EngineError
+from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report
 from alphaapollo.weight_sync.verification import WeightSyncError
 

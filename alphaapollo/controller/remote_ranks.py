@@ -22,7 +22,7 @@ from alphaapollo.controller.ranks import (
     await_if_awaitable,
     get_enclosing_method_name,
 )
-from alphaapollo.engines.protocol import EngineDied, EngineError
+from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report, read_process
 
 W = TypeVar("W")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pkgutil
 
-from alphaapollo.engines.protocol import Engine, EngineSpec
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.utils.plugins import load_plugin
 
 ENGINES = {

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from alphaapollo.engines.protocol import Engine, EngineSpec
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
 
 AnswerScript = Callable[[list[int], Sampling], list[int]]

@@ -19,7 +19,8 @@ from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch, nex
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.engines.protocol import WEIGHTS, Engine, EngineError, EngineSpec, MemoryPart
+from alphaapollo.engines.protocol import WEIGHTS, Engine, MemoryPart
+from alphaapollo.engines.types import EngineError, EngineSpec
 from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.shared_memory import read_safetensors

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from alphaapollo.engines.protocol import EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec
 from alphaapollo.processes.watchdog import exit_when_process_ends
 
 PARENT = "ALPHAAPOLLO_ENGINE_PARENT"  # pid of the process that owns the engine

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from alphaapollo.engines.process import build_process_environment, make_death_error, make_start_error
-from alphaapollo.engines.protocol import Engine, EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec
 from alphaapollo.processes.host import MAX_REPLY, ProcessDiedError, ProcessHost
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling

@@ -23,7 +23,7 @@ import msgspec
 
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.engines.agent_sessions import AgentSession, Request, list_new_messages
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.types import EngineError
 from alphaapollo.environments.base import Environment, ScoreFn
 from alphaapollo.environments.informal_math import get_problem
 from alphaapollo.environments.memory import MemoryType, Step, select_steps

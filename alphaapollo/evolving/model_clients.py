@@ -138,7 +138,7 @@ def make_served_models(config: EvolvingConfig) -> dict[str, Model]:
 
 def _make_engine_client(config: EvolvingConfig, name: str, served: Sequence[str]) -> EngineClient:
     from alphaapollo.engines.factory import make_engine
-    from alphaapollo.engines.protocol import EngineSpec
+    from alphaapollo.engines.types import EngineSpec
     from alphaapollo.models.load import check_vocabulary_size  # imports torch
     from alphaapollo.planning.model_requirements import ModelUse, check_models  # imports torch
 

@@ -239,6 +239,6 @@ async def run(prepared: FinetuningPreparation, progress: FinetuningProgress) -> 
         examples = [plan.task.describe_example(plan.train.examples[index], plan.decode) for index in first]
         write_examples(trainer.folder, examples)
         if start.checkpoint:
-            await session.load(start.checkpoint)
+            await session.resume(start.checkpoint)
         await session.train(train(ready))
         await session.export(model)

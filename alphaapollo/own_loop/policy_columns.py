@@ -12,28 +12,25 @@ from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.policy_losses import PolicyLoss
 from alphaapollo.batching.batch import WEIGHTS, BatchLayout, Columns
 from alphaapollo.batching.sampled_rows import check_engine_log_probs
+from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.requirements import CheckContext, find_conflicts
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.reward import TEACHER_SHARES
+from alphaapollo.own_loop.rows import number_groups
+from alphaapollo.trainer.setup.combinations import COMBINATIONS, trust_region_of_distributions
 from alphaapollo.types import LONGER_PROMPT, Row
 
 
 def check_settings(config: Config) -> None:
-    """Raise ValueError for settings that no call of a policy loss could use."""
-    actor = config.actor_rollout_ref.actor
-    if config.uses_trpo and (actor.uses_full_kl or config.teacher.uses_full_vocabulary):
-        raise ValueError(
-            "optim.name=trpo compares distributions with the old policy, and there can be only one such comparison. "
-            "Set kl_loss_type=low_var_kl, and teacher.divergence to sampled or null."
-        )
+    """Raise ConfigError for settings that no call of a policy loss could use."""
+    table = [row for row in COMBINATIONS if row.find_conflict is trust_region_of_distributions]
+    if errors := [*find_conflicts(CheckContext(config), table=table)]:
+        raise ConfigError(errors)
 
 
 def check_loss(config: Config, loss: PolicyLoss | None, rows: Sequence[Row]) -> None:
     """Raise ValueError if a loss (None: a function) cannot be computed on rows with these settings."""
-    correction, name, actor = (
-        config.algorithm.rollout_correction,
-        f"loss={loss and loss.name}",
-        config.actor_rollout_ref.actor,
-    )
+    correction, name = config.algorithm.rollout_correction, f"loss={loss and loss.name}"
     if config.uses_trpo and not (loss and loss.is_surrogate):
         raise ValueError(
             'optim.name=trpo needs loss="surrogate", the ratio times the advantage. Pass it, or set adamw.'
@@ -59,9 +56,14 @@ def check_loss(config: Config, loss: PolicyLoss | None, rows: Sequence[Row]) -> 
     temperature = config.actor_rollout_ref.rollout.temperature
     if not has_old and not loss.on_policy:
         check_engine_log_probs(rows, temperature)
-    is_unbiased = actor.use_kl_loss and actor.kl_loss_type == "unbiased"
-    if correction.method or correction.off_policy_mask_threshold is not None or is_unbiased:
-        check_engine_log_probs(rows, temperature, "Set algorithm.rollout_correction.method=null, or sample the rows.")
+    actor, corrected = config.actor_rollout_ref.actor, "algorithm.rollout_correction"
+    readers = {
+        f"{corrected}.method=null": correction.method,
+        f"{corrected}.off_policy_mask_threshold=null": correction.off_policy_mask_threshold is not None,
+        "kl_loss_type=low_var_kl": actor.use_kl_loss and actor.kl_loss_type == "unbiased",
+    }
+    if fixes := " and ".join(fix for fix, reads_log_probs in readers.items() if reads_log_probs):
+        check_engine_log_probs(rows, temperature, f"Set {fixes}, or sample the rows.")
     if config.teacher.uses_full_vocabulary and config.teacher.models:
         names = ", ".join(config.teacher.models)
         if not all(TEACHER_SHARES in row.columns for row in rows):
@@ -92,10 +94,10 @@ def make_columns(
         full = [np.broadcast_to(row.columns[name], len(row.token_ids)) for row in rows]
         return np.concatenate([column[start:] for column, start in zip(full, starts, strict=True)])
 
-    mask = np.concatenate([row.action_mask[start:] for row, start in zip(rows, starts, strict=True)]) != 0
-    has_old = "old_logprobs" in rows[0].columns
-    engine = np.concatenate([row.logprobs[start:] for row, start in zip(rows, starts, strict=True)])
-    old = join("old_logprobs") if has_old else None if loss.on_policy else engine
+    ranks = [batch.rows for batch in layout.rank_batches]
+    old = join("old_logprobs") if "old_logprobs" in rows[0].columns else None
+    if old is None and not loss.on_policy:
+        old = layout.join_columns([one.rollout_logprobs for one in ranks])
     weights, per_row = compute_row_weights(rows, loss, config, denominator, groups)
     taught = None
     if config.teacher.uses_self_teacher:  # a mean over the rows with a second prompt
@@ -112,6 +114,7 @@ def make_columns(
     }
     converted = {name: column.astype(dtype) for name, column in columns.items() if column is not None}
     if loss.select_tokens is not None:
+        mask = layout.join_columns([one.action_mask for one in ranks])
         chosen = np.zeros(len(mask), dtype=np.uint8)
         tokens = np.random.default_rng(seed).permutation(np.flatnonzero(mask))
         logp, advantages = (
@@ -136,12 +139,10 @@ def compute_row_weights(
     lengths = torch.tensor([sum(row.action_mask) for row in rows], dtype=torch.float64)
     counted = torch.ones(len(rows), dtype=torch.bool) if is_counted is None else torch.tensor(is_counted)
     if denominator is None:
-        numbers = {group: number for number, group in enumerate(dict.fromkeys(groups or ()))}
-        ids = torch.tensor([numbers[group] for group in groups] if groups else [*range(len(rows))])
-        horizon = actor.loss_scale_factor or float(config.data.max_response_length)
+        ids = torch.tensor(number_groups(len(rows), groups))
         weights = torch.zeros(2, len(rows), dtype=torch.float64)
         for part, mode in zip(weights, (actor.loss_agg_mode, "seq-mean-token-sum"), strict=True):
-            part[counted] = row_weights(lengths[counted], ids[counted], mode, horizon)
+            part[counted] = row_weights(lengths[counted], ids[counted], mode, config.loss_horizon)
         return weights[0].numpy(), weights[1].numpy()
     per_row = torch.where(counted, 1.0 / denominator, 0.0).double()
     per_token = per_row / lengths if loss.level == "sequence" else per_row  # a mean over the tokens of each row

@@ -97,10 +97,15 @@ def distribute(rows: Sequence[Row], plan: Plan, groups: Sequence[object] | None 
     """Distribute rows to ranks and micro-batches. groups: group of each row; the rows of a group stay together."""
     if not rows:
         raise ValueError("there are no rows. Pass at least one.")
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups or ()))}
-    ids = [*range(len(rows))] if groups is None else [numbers[group] for group in groups]
+    ids = number_groups(len(rows), groups)
     sizes = plan.placement.data_parallel_size, len(rows), plan.max_tokens, plan.padded
     return build_batch_layout(rows, ids, *sizes, needs_full_sequence=groups is not None)
+
+
+def number_groups(num_rows: int, groups: Sequence[object] | None) -> list[int]:
+    """Return the number of each row's group. None: each row is a group of its own."""
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups or ()))}
+    return [*range(num_rows)] if groups is None else [numbers[group] for group in groups]
 
 
 def split_by_row(layout: BatchLayout, rows: Sequence[Row], values: Sequence[np.ndarray]) -> list[np.ndarray]:

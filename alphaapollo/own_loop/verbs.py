@@ -31,7 +31,7 @@ from alphaapollo.session.publish import WeightPublisher, make_probe, make_publis
 from alphaapollo.session.verbs import TrainingSession
 from alphaapollo.trainer.metrics import compute_rollout_metrics
 from alphaapollo.trainer.progress import Progress
-from alphaapollo.trainer.step.distillation import score_rows
+from alphaapollo.trainer.step.distillation import compute_target_columns
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
 from alphaapollo.user_objects import pickle_by_value
 from alphaapollo.utils.seeds import derive_seed
@@ -82,7 +82,10 @@ class Verbs:
         await self._session.show_warnings()
         if self._publisher:
             await self._publisher.hand_over()
-        await self._restore(self._prepared.start.checkpoint)
+        if checkpoint := self._prepared.start.checkpoint:
+            await self._session.resume(checkpoint)
+        if self._publisher:
+            await self._publish()
 
     def close(self) -> None:
         self._rollout_log.close()
@@ -161,20 +164,24 @@ class Verbs:
             groups: group of each row. The rows of a group are in one call of the function, one after the other.
             columns: for each row a number, or a number per token.
         """
-        config, scored = self._prepared.config, Columns[np.ndarray]()
+        config = self._prepared.config
         loss = cross_entropy if loss == "cross_entropy" else loss
         policy_loss = get_policy_loss(loss) if isinstance(loss, str) else None
         read = self._prepared.reader.read(rows, columns)
         check_loss(config, policy_loss, read)
         layout, num_tokens = distribute(read, self._plan, groups), sum(sum(row.action_mask) for row in read)
-        sent = loss if isinstance(loss, str) else pickle_by_value("loss", loss, [loss])
-        inputs: list[Columns[np.ndarray] | None] = [None] * len(layout.rank_batches)
-        divisor = denominator if policy_loss or denominator is not None else num_tokens
-        if policy_loss and config.teacher.uses_full_vocabulary and config.teacher.servers:
-            scored = await score_rows(config.teacher, read, self._prepared.reader.vocabulary_size)
+        sent: str | bytes
         if policy_loss:
+            sent, divisor, teacher, policy = policy_loss.name, denominator, config.teacher, self._workers.policy
+            scored = Columns[np.ndarray]()
+            if teacher.uses_full_vocabulary:
+                scored = await compute_target_columns(teacher, policy, self._plan.model, read, layout)
             seed = derive_seed(config.trainer.seed, "choice", self.progress.step, self._num_accumulated)
-            inputs = [*make_columns(read, layout, policy_loss, config, denominator, groups, seed, scored)]
+            inputs = make_columns(read, layout, policy_loss, config, denominator, groups, seed, scored)
+        else:
+            sent = pickle_by_value("loss", loss, [loss])
+            divisor = float(num_tokens) if denominator is None else denominator
+            inputs = [Columns[np.ndarray]()] * len(layout.rank_batches)
         kl_coef = self.progress.policy_kl_coef if config.actor_rollout_ref.actor.policy_loss.adapts_kl_coef else None
         has_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns
         async with self._use_trainer():
@@ -188,7 +195,8 @@ class Verbs:
 
     async def optim_step(self, lr: float | None = None, grad_clip: float | None = None) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients. None: as configured. Returns lr, the gradient norm
-        before clipping, and metrics of TRPO. Raises FloatingPointError if the gradients are not finite."""
+        before clipping, and metrics of TRPO and of ppo_kl's coefficient. Raises FloatingPointError if the gradients are
+        not finite."""
         config = self._prepared.config
         if not self._num_accumulated:
             raise ValueError("there are no gradients. Call forward_backward before optim_step.")
@@ -217,12 +225,14 @@ class Verbs:
         read = self._prepared.reader.read(rows)
         layout = distribute(read, self._plan)
         async with self._use_trainer():
-            await self._workers.policy.load_batch(layout.rank_batches)
-            values = await self._workers.policy.compute_log_probs(model)
-        if model == "teacher" and config.teacher.servers:
-            scores = await score_rows(config.teacher, read, self._prepared.reader.vocabulary_size)
-            assert scores.target_logprobs is not None
-            values = layout.split_by_rank(layout.join_columns(values) + scores.target_logprobs)
+            policy = self._workers.policy
+            await policy.load_batch(layout.rank_batches)
+            if model == "teacher":
+                scored = await compute_target_columns(config.teacher, policy, self._plan.model, read, layout)
+                assert scored.target_logprobs is not None
+                values = layout.split_by_rank(scored.target_logprobs)
+            else:
+                values = await policy.compute_log_probs(model)
         return split_by_row(layout, read, values)
 
     async def save(self, name: str | None = None) -> Path:
@@ -250,8 +260,11 @@ class Verbs:
             raise ValueError(f"{path} cannot be loaded: {damage[0]}. Checkpoints of this run: {known}.")
         progress = Progress.read(path)
         async with self._use_trainer():
-            await self._restore(path)
-            self.progress = progress
+            await self._workers.policy.clear_gradients()
+            await self._session.load(path)
+            self._num_accumulated, self.progress = 0, progress
+            if self._publisher:
+                await self._publish()
         return progress.step
 
     async def evaluate(
@@ -283,15 +296,6 @@ class Verbs:
         self.progress.step = step
         self._session.tracker.log(step, logged)
         self._session.console.show_step(step, logged)
-
-    async def _restore(self, checkpoint: Path | None) -> None:
-        """Load a checkpoint, if any, and publish."""
-        if checkpoint:
-            await self._workers.policy.clear_gradients()
-            await self._session.load(checkpoint)
-            self._num_accumulated = 0
-        if self._publisher:
-            await self._publish()
 
     async def _publish(self) -> dict[str, float]:
         if self._publisher is None:

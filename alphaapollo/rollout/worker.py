@@ -29,7 +29,8 @@ from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.factory import make_engine
-from alphaapollo.engines.protocol import MODEL_NAME, Engine, EngineError, EngineSpec
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import MODEL_NAME, EngineError, EngineSpec
 from alphaapollo.environments.base import Environment, EnvironmentFactory, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.timing import read_peak_memory_gib

@@ -38,14 +38,17 @@ class TrainingSession:
         with HEARTBEAT.record_call("load"):
             for name, group in reversed([*self.checkpoint_writer.groups.items()]):  # the policy last: it publishes next
                 await group.load(str(checkpoint / name))
-                await group.offload()
+
+    async def resume(self, checkpoint: Path) -> None:
+        """Load the checkpoint from which the run continues, and say so."""
+        await self.load(checkpoint)
         self.console.notify(f"resumed from {checkpoint}")
 
     async def restore(self, checkpoint: Path | None, weights: WeightPublisher, version: int) -> dict[str, float]:
         """Load a checkpoint, if any, and publish the weights as `version`. Returns metrics of the weight sync."""
         await weights.hand_over()
         if checkpoint:
-            await self.load(checkpoint)
+            await self.resume(checkpoint)
         with HEARTBEAT.record_call("publish"):
             return await weights.publish(version)
 

@@ -23,7 +23,7 @@ from alphaapollo.types import LONGER_PROMPT
 LossFunction = Callable[[Tensor, dict[str, Tensor]], Tensor]
 """(log-probs [b, L], columns [b, L] or [b]) -> loss of each token [b, L], or of each row [b]. Column 0 is the first
 token that a row is trained on."""
-NOT_OF_LOSS = (TARGETS, LONGER_PROMPT, TEACHER_SHARES, ROUTED_EXPERTS)  # columns of rows that other parts read
+INTERNAL_COLUMNS = (TARGETS, LONGER_PROMPT, TEACHER_SHARES, ROUTED_EXPERTS)  # columns of rows that other parts read
 
 
 def cross_entropy(logp: Tensor, columns: dict[str, Tensor]) -> Tensor:
@@ -41,7 +41,7 @@ class UserLoss:
         """Compute a micro-batch's share of the loss, and the number of tokens or rows that it is summed over."""
         if micro.is_dummy:
             return logprobs.sum() * 0.0, micro.mask.sum()
-        columns, logp = make_columns(micro, builder), micro.to_matrix(logprobs)
+        columns, logp = make_function_columns(micro, builder), micro.to_matrix(logprobs)
         with explain_user_errors(self.function, "the loss"):
             losses = self.function(logp, dict(columns))
             shape = logp.shape if getattr(losses, "ndim", 2) == 2 else logp.shape[:1]
@@ -49,7 +49,7 @@ class UserLoss:
             if not losses.requires_grad:
                 raise ValueError("the result does not depend on the log-probs")
             mask = columns["mask"].bool()
-            count = (mask if losses.ndim == 2 else mask.any(dim=1)).sum().float()
+            count = (mask if losses.ndim == 2 else mask.any(dim=1)).sum()
             if losses.ndim == 2:
                 losses = losses.where(mask, 0.0) * columns[WEIGHTS]
             if not losses.isfinite().all():
@@ -58,10 +58,10 @@ class UserLoss:
             return losses.sum() / self.denominator, count
 
 
-def make_columns(micro: MicroBatch, builder: MicroBatchBuilder) -> dict[str, Tensor]:
+def make_function_columns(micro: MicroBatch, builder: MicroBatchBuilder) -> dict[str, Tensor]:
     """Return the columns of a micro-batch's rows, with `mask` (1 on trained tokens) and `weights` of tokens."""
     columns: dict[str, Any] = {"mask": micro.mask, WEIGHTS: micro.mask, **micro.rows.columns}
-    for name in (name for name in NOT_OF_LOSS if name in columns):
+    for name in (name for name in INTERNAL_COLUMNS if name in columns):
         del columns[name]
     for name, column in columns.items():
         if not isinstance(column, Tensor):

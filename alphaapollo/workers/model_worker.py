@@ -189,7 +189,7 @@ class TrainingWorker(ModelWorker):
     def load(self, checkpoint_folder: str) -> None:
         """Load a checkpoint, which any number of ranks may have written."""
         self.state.load(checkpoint_folder)
-        self.state.offload()
+        self.offload()
 
     @torch.no_grad()
     def compute_state_fingerprints(self) -> dict[str, tuple[int, float]]:

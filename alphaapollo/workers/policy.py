@@ -80,10 +80,10 @@ class PolicyWorker(PolicyLearner):
         self.shared_prompts = SharedPromptCheck(self.policy, self.sample_logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
         self.mfu, self.plugins = MfuMeter(self.policy.model, placement.device), list[PolicyPlugin]()
-        self.accumulated: list[TrainedRows] = []  # whose gradients the next step uses
+        self.accumulated: list[TrainedRows] = []
         if actor.optim.name == "trpo":
             region = TrustRegion(self)
-            self.state.take_step = lambda: region.take_step(self.accumulated, self._evaluate_loss)
+            self.state.take_step = lambda: region.take_step(self.accumulated, self._compute_loss)
             self.plugins.append(region)
         self.offload()  # while the plug-ins are loaded
         if setup.teacher.divergence:
@@ -144,7 +144,7 @@ class PolicyWorker(PolicyLearner):
                 recorded: TokenParts | None = [] if records_old and epoch == index == 0 else None
                 inputs = replace(columns, old_logprobs=None if recorded is not None else old)
                 trained = TrainedRows(batch, mini_batch, self.policy_loss, inputs, kl_coef, needs_entropy, recorded)
-                self._accumulate(trained, sums)
+                self._add_gradients(trained, sums)
                 done.append(self._step(skip_bad_step))
                 if recorded is not None:
                     old = merge_token_values(batch.rows, recorded, old)

@@ -58,7 +58,7 @@ class PolicyLearner(TrainingWorker):
     def accumulate(
         self,
         batch: RankBatch,
-        columns: Columns[np.ndarray] | None,
+        columns: Columns[np.ndarray],
         loss: str | bytes,
         denominator: float | None = None,
         kl_coef: float | None = None,
@@ -77,7 +77,7 @@ class PolicyLearner(TrainingWorker):
         Raises ValueError on all ranks if the loss fails or is not finite on one of them. The gradients are unchanged.
         """
         self.state.reload()
-        columns, sums, errors = columns or Columns(), MetricSums(self.data_group), list[Exception]()
+        sums, errors = MetricSums(self.data_group), list[Exception]()
         if isinstance(loss, bytes):
             assert denominator is not None
             policy_loss: PolicyLoss | UserLoss = UserLoss(pickle.loads(loss), denominator)
@@ -96,7 +96,7 @@ class PolicyLearner(TrainingWorker):
         self.balancer = self.make_expert_load_balancer(self.policy.routers)
         if self.balancer:
             self.balancer.denominator = denominator
-        self._accumulate(trained, sums)
+        self._add_gradients(trained, sums)
         messages = [""] * dist.get_world_size()
         dist.all_gather_object(messages, "".join(str(error) or repr(error) for error in errors[:1]))
         failed = next(filter(None, messages), "")
@@ -117,7 +117,8 @@ class PolicyLearner(TrainingWorker):
         """Take an optimizer step with the accumulated gradients, and clear them (a collective). None: as configured.
         Raises FloatingPointError if they are not finite. The weights are then unchanged."""
         self.state.reload()
-        trained = [rows for rows in self.accumulated if getattr(rows.loss, "name", "") == "ppo_kl"]
+        adapts, loss_name = self.actor.policy_loss.adapts_kl_coef, self.actor.policy_loss.loss_mode
+        measured = [rows for rows in self.accumulated if adapts and getattr(rows.loss, "name", "") == loss_name]
         step = self._step(True, lr, grad_clip)
         if step.skipped:
             self.state.num_skipped = 0
@@ -127,8 +128,8 @@ class PolicyLearner(TrainingWorker):
                 "Lower the learning rate, or check the columns of the rows for huge values."
             )
         metrics = {"grad_norm": step.grad_norm, "lr": step.lr} | self._pop_plugin_metrics()
-        if trained and self.actor.policy_loss.adapts_kl_coef:
-            metrics |= self._measure_policy_kl([(rows.batch, [rows.mini_batch], rows.columns) for rows in trained])
+        if measured:
+            metrics |= self._measure_policy_kl([(rows.batch, [rows.mini_batch], rows.columns) for rows in measured])
         self.offload()
         return metrics
 
@@ -136,16 +137,16 @@ class PolicyLearner(TrainingWorker):
         self.policy.zero_grad(set_to_none=True)
         self.accumulated.clear()
 
-    def _accumulate(self, trained: TrainedRows, sums: MetricSums) -> None:
+    def _add_gradients(self, trained: TrainedRows, sums: MetricSums) -> None:
         """Add the gradients of rows to the accumulated ones, and their metrics to the sums."""
         self.accumulate_gradients(trained.batch.rows, trained.mini_batch, partial(self._compute_loss, trained, sums))
-        self.accumulated.append(replace(trained, logprobs=None, errors=None))
+        needs_entropy = self.actor.entropy_coeff > 0  # TRPO computes the loss again, but not metrics
+        self.accumulated.append(replace(trained, needs_entropy=needs_entropy, logprobs=None, errors=None))
 
     def _step(self, skip_bad_step: bool, lr: float | None = None, grad_clip: float | None = None) -> OptimizerStep:
         """Take an optimizer step with the accumulated gradients."""
-        given = {name: value for name, value in (("lr", lr), ("grad_clip", grad_clip)) if value is not None}
         try:
-            step = self.state.step(skip_bad_step, **given)
+            step = self.state.step(skip_bad_step, lr, grad_clip)
         finally:
             self.accumulated = []
         for plugin in self.plugins:
@@ -176,11 +177,6 @@ class PolicyLearner(TrainingWorker):
         """Compute log-probs of the rows in `mini_batches`, and 0 for other rows. float32 [response tokens]"""
         return compute_token_outputs(self.policy, self.sample_logprobs, rows, mini_batches, self.builder)
 
-    def _evaluate_loss(self, trained: TrainedRows, sums: MetricSums, row_indices: list[int]) -> Tensor:
-        """Compute the loss of one micro-batch again, at other weights."""
-        needed = replace(trained, needs_entropy=self.actor.entropy_coeff > 0)
-        return self._compute_loss(needed, sums, row_indices)
-
     def _compute_loss(self, trained: TrainedRows, sums: MetricSums, row_indices: list[int]) -> Tensor:
         """Compute the loss of one micro-batch, with the terms of all plug-ins, and add its metrics to the sums."""
         batch, plugins = trained.batch, [] if isinstance(trained.loss, UserLoss) else self.plugins
@@ -199,7 +195,7 @@ class PolicyLearner(TrainingWorker):
             trained.errors.append(error)
             loss, count, metrics = stats.logprobs.sum() * 0.0, stats.logprobs.new_zeros(()), {}
         if self.balancer:
-            self.balancer.num_counted = count
+            self.balancer.num_counted = count.float()
         sums.add(metrics | {"loss": loss})
         return loss
 

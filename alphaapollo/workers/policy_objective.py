@@ -20,7 +20,7 @@ from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggreg
 from alphaapollo.algorithms.kl import kl_penalty, unbiased_kl
 from alphaapollo.algorithms.mismatch import off_policy_sequence_mask, rollout_correction_weights
 from alphaapollo.algorithms.policy_losses import PolicyLoss, PolicyLossInputs
-from alphaapollo.algorithms.statistics import JoinedTrajectories, apply_mask, log_ratio, row_mean
+from alphaapollo.algorithms.statistics import JoinedTrajectories, apply_mask, row_mean
 from alphaapollo.batching.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.models.lm_head import TokenStats
@@ -113,7 +113,7 @@ def compute_policy_objective(
         loss, prefix = aggregate_sequence_losses(losses, matrices.sequence_weights), "row_"
         metrics["rows"] = mask.bool().any(dim=1).sum()
     metrics |= {prefix + name: value for name, value in output.metrics.items()}
-    ratios = log_ratio(matrices.logp.detach(), matrices.old_logp, mask).masked_fill(~mask.bool(), -math.inf)
+    ratios = matrices.log_ratio.detach().masked_fill(~mask.bool(), -math.inf)
     metrics |= {
         "pg_loss": loss,
         "ratio_max": ratios.max().exp(),  # 0 without action tokens

@@ -128,10 +128,8 @@ class TrustRegion(PolicyPlugin):
         return product
 
     def _compute_kl_gradient(self, trained: Sequence[TrainedRows], tokens: float) -> Vector:
-        worker, micros = (
-            self.worker,
-            [(rows.batch, micro) for rows in trained for micro in rows.mini_batch.micro_batches],
-        )
+        worker = self.worker
+        micros = [(rows.batch, micro) for rows in trained for micro in rows.mini_batch.micro_batches]
         for batch, row_indices in worker.state.iterate_micro_batches(micros):
             micro = worker.builder.build(batch.rows, row_indices)
             with torch.no_grad():

@@ -27,7 +27,8 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.schema import Env, Rollout  # noqa: E402
 from alphaapollo.engines.agent_sessions import AgentSession, SessionLimits  # noqa: E402
 from alphaapollo.engines.factory import make_engine  # noqa: E402
-from alphaapollo.engines.protocol import Engine, EngineSpec  # noqa: E402
+from alphaapollo.engines.protocol import Engine  # noqa: E402
+from alphaapollo.engines.types import EngineSpec  # noqa: E402
 from alphaapollo.processes.time_limit import TimeLimit  # noqa: E402
 from alphaapollo.rollout.agents.endpoint import open_endpoint  # noqa: E402
 from alphaapollo.types import Sampling  # noqa: E402

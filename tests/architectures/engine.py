@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.types import EngineError
 from alphaapollo.types import Sampling
 from tests.architectures.layouts import draw_rows, load_policy
 from tests.architectures.models import MAX_LENGTH, Architecture

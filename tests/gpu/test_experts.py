@@ -11,7 +11,7 @@ import torch
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.models.moe_routing import RouterHooks
 from alphaapollo.rollout.context import build_append_context_rows

@@ -15,8 +15,8 @@ import torch
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.factory import make_engine
-from alphaapollo.engines.protocol import EngineSpec
 from alphaapollo.engines.sglang.settings import find_python
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.types import WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 from examples.quickstart.make_task import SHAPE

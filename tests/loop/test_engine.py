@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from alphaapollo.engines.protocol import HttpSampling
+from alphaapollo.engines.types import HttpSampling
 from alphaapollo.types import Completion, Sampling, StopReason
 from tests.loop.engine_kit import (
     ENGINES,

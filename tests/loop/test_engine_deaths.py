@@ -13,7 +13,7 @@ import pytest
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.factory import make_engine
-from alphaapollo.engines.protocol import EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec
 from alphaapollo.engines.vllm.process import EngineProcess
 from alphaapollo.types import Sampling
 from tests.loop.conftest import DEADLINE, ROOT

@@ -16,7 +16,7 @@ import torch
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.engines.protocol import EngineError, EngineSpec
+from alphaapollo.engines.types import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.images import ImagePromptBuilder
 from alphaapollo.engines.vllm.settings import build_engine_arguments

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.types import EngineError
 from alphaapollo.types import Sampling, WeightUpdate
 from alphaapollo.weight_sync import shared_memory, transfer
 from alphaapollo.weight_sync.sglang_transfer import SglangTransferSender

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.factory import make_engine
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.types import Completion, Sampling, StopReason
 from tests.loop.engine_kit import ENGINES, make_model
 from tests.loop.stack import StackRunner

@@ -7,7 +7,7 @@ import os
 import setproctitle
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.engines.vllm.process import CORE_MODULES
 from alphaapollo.engines.vllm.settings import build_vllm_environment
 

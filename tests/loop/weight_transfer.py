@@ -17,7 +17,8 @@ import torch
 
 from alphaapollo.config.schema import Rollout
 from alphaapollo.config.schema.base import Device
-from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.models.sharding import join_process_group
 from alphaapollo.types import Sampling, WeightUpdate

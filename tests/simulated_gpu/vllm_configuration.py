@@ -20,7 +20,7 @@ from unittest.mock import MagicMock
 import torch
 
 from alphaapollo.config.schema import Config
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.engines.vllm.settings import build_engine_arguments
 from scripts.recipes import RECIPES, SIZES, find_published_config, load_recipe, plan_recipe
 

@@ -15,6 +15,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 from uuid import uuid4
@@ -46,6 +47,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 4, **CAPS},  # every other layer sees a window
     "granite": {"logits_scaling": 3.0},
 }
+
+
+def plan_ranks(num_ranks: int, max_tokens: int) -> Any:
+    """What the distribution of rows needs of a Plan."""
+    placement = SimpleNamespace(data_parallel_size=num_ranks)
+    return SimpleNamespace(placement=placement, max_tokens=max_tokens, padded=True)
 
 
 def _config(name: str, head_dim: int, num_layers: int = 2) -> Any:

@@ -80,17 +80,21 @@ class AdvantageInputs:
     baseline: float = 0.0  # moving average of the returns of earlier iterations
 
     def join_rows(self) -> tuple[AdvantageInputs, JoinedTrajectories]:
-        """Return rewards, values and mask with one row per trajectory, its action tokens in the order of time, and the
-        mapping between the rows."""
+        """Return the inputs with one row per trajectory, its action tokens in the order of time, and the mapping
+        between the rows. `turns` remains as it is."""
         times = None if self.turns is None else self.turns.turn_of_token
         joined = JoinedTrajectories.from_mask(self.mask, self.trajectory_ids, times)
         take = joined.rows_by_trajectory.take_value_per_group
+        names = ("scores", "group_ids", "trajectory_ids", "greedy_rewards", "mini_batches")
+        common: dict[str, Any] = {name: take(v) for name in names if (v := getattr(self, name)) is not None}
+        if self.components is not None:
+            common["components"] = {name: take(value) for name, value in self.components.items()}
         return replace(
             self,
+            **common,
             token_rewards=joined.join(move_rewards_to_actions(self.token_rewards, self.mask)),
             mask=joined.mask,
             values=None if self.values is None else joined.join(self.values),
-            greedy_rewards=None if self.greedy_rewards is None else take(self.greedy_rewards),
         ), joined
 
 

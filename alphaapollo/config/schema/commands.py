@@ -236,6 +236,11 @@ class Config(Section):
         return (self.data.train_batch_size + self.data.reuse.groups) * min(selected, self.group_size)
 
     @property
+    def loss_horizon(self) -> float:
+        """Constant of loss_agg_mode=seq-mean-token-sum-norm, in tokens."""
+        return self.actor_rollout_ref.actor.loss_scale_factor or float(self.data.max_response_length)
+
+    @property
     def num_mini_batches(self) -> int:
         """Mini-batches of an update with a full batch."""
         return math.ceil(self.trajectories_per_update / self.actor_rollout_ref.actor.ppo_mini_batch_size)

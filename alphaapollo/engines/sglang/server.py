@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from alphaapollo.engines.process import make_start_error, set_up_engine_process
-from alphaapollo.engines.protocol import Engine, EngineError, EngineSpec, HttpAnswer, HttpSampling, MemoryPart
+from alphaapollo.engines.protocol import Engine, MemoryPart
 from alphaapollo.engines.remote import receive_spec, serve
 from alphaapollo.engines.sglang import cpu_kernels
 from alphaapollo.engines.sglang.settings import (
@@ -39,6 +39,7 @@ from alphaapollo.engines.sglang.settings import (
     make_http_params,
     make_sampling_params,
 )
+from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.processes.allocator import keep_freed_memory
 from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.processes.watchdog import remove_paths

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.resolve import get_resolved
-from alphaapollo.engines.protocol import EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.engines.remote import RemoteEngine
+from alphaapollo.engines.types import EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.types import Completion, Sampling, StopReason
 
 SERVER_MODULE = "alphaapollo.engines.sglang.server"

@@ -20,14 +20,8 @@ from alphaapollo.engines.process import (
     make_death_error,
     make_start_error,
 )
-from alphaapollo.engines.protocol import (
-    WEIGHTS,
-    Engine,
-    EngineError,
-    EngineSpec,
-    HttpApiSettings,
-    MemoryPart,
-)
+from alphaapollo.engines.protocol import WEIGHTS, Engine, MemoryPart
+from alphaapollo.engines.types import EngineError, EngineSpec, HttpApiSettings
 from alphaapollo.engines.vllm.process import EngineContext, start_engine_fork_server
 from alphaapollo.engines.vllm.settings import (
     build_completion,

@@ -40,7 +40,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.engines.agent_sessions import CURRENT_REQUEST, Answer, Request
-from alphaapollo.engines.protocol import MODEL_NAME, EngineError, HttpApiSettings
+from alphaapollo.engines.types import MODEL_NAME, EngineError, HttpApiSettings
 from alphaapollo.engines.vllm.images import ChatImageReader
 from alphaapollo.engines.vllm.settings import build_completion, make_sampling_params
 from alphaapollo.types import ImageInput, JsonObject, Sampling

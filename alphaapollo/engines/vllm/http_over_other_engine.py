@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.engines.process import log_library_to_file
-from alphaapollo.engines.protocol import EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
+from alphaapollo.engines.types import EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
 from alphaapollo.engines.vllm.settings import MAX_LOGPROBS, build_vllm_environment
 from alphaapollo.types import ImageInput, Sampling, StopReason
 from alphaapollo.utils.text import cut_at_stop

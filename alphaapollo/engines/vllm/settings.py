@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.engines.protocol import EngineError, EngineSpec
+from alphaapollo.engines.types import EngineError, EngineSpec
 from alphaapollo.processes.python_command import make_module_command
 from alphaapollo.tools.base import ToolCall, strip_thinking
 from alphaapollo.types import Completion, Sampling, StopReason

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Env
 from alphaapollo.engines.agent_sessions import CURRENT_REQUEST, AgentSession, Request
-from alphaapollo.engines.protocol import Engine, EngineError, HttpApiSettings
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import EngineError, HttpApiSettings
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import JsonObject
 

@@ -20,7 +20,8 @@ from typing import Literal
 
 from alphaapollo.config.schema import Agent, Data, Env, GenerationData
 from alphaapollo.engines.agent_sessions import AgentSession, Answer, SessionLimits, list_new_messages
-from alphaapollo.engines.protocol import MODEL_NAME, Engine
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import MODEL_NAME
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rewards.base import convert_to_float, convert_to_score
 from alphaapollo.rewards.openai_connection import make_openai_message

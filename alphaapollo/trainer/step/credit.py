@@ -23,13 +23,11 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.algorithms.statistics import Groups, standardize
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
-from alphaapollo.trainer.step.training_batch import WEIGHTS, TrainingBatch, sum_per_trajectory
+from alphaapollo.trainer.step.training_batch import WEIGHT_COLUMNS, TrainingBatch, sum_per_trajectory
 
 CHUNK_CELLS = 2**22
 """Largest size of the matrices of one chunk, unless a single group is larger: 32 MiB in float64."""
 ColumnDtype = Literal["float32", "float64"]
-
-
 COMPUTED = ("old_logprobs", "ref_logprobs", "values", "target_logprobs")  # by models
 
 
@@ -85,7 +83,7 @@ def assign_credit(
         target_logprobs=None,  # the advantages contain them
         selected_tokens=choose_loss_tokens(batch, computed, advantages, actor),
         trajectory_ids=batch.trajectory_ids.numpy(),
-        **{name: getattr(batch, name).astype(dtype) for name in WEIGHTS},
+        **{name: getattr(batch, name).astype(dtype) for name in WEIGHT_COLUMNS},
     )
     has_gradient = has_advantage & ((batch.loss_weights != 0) | (batch.sequence_weights != 0))
     if config.teacher.uses_self_teacher:

@@ -1,4 +1,4 @@
-"""Which trajectories of the rollout groups are trained on, and with which weight in the loss."""
+"""Select the trajectories to train on, and compute their weights in the loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alphaapollo.algorithms.statistics import Groups
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.reward import TEACHER_SHARES
 from alphaapollo.trainer.step.shaped_rewards import PromptTrajectory, sum_shaped_rewards
-from alphaapollo.trainer.step.training_batch import WEIGHTS, OtherSamples
+from alphaapollo.trainer.step.training_batch import WEIGHT_COLUMNS, OtherSamples
 from alphaapollo.types import LONGER_PROMPT, Row, Trajectory, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
 
@@ -83,7 +83,7 @@ def compute_loss_weights(
     group_ids: Tensor,
     config: Config,
 ) -> dict[str, np.ndarray]:
-    """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as the columns WEIGHTS [B].
+    """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as WEIGHT_COLUMNS [B].
 
     They are for the token-level policy loss, the sequence-level policy loss, the critic's loss (a mean over
     tokens), and the divergence from a target: as the first, but over the trajectories that have one. A self-teacher
@@ -100,10 +100,9 @@ def compute_loss_weights(
             for trajectory in trajectories
         ]
     )
-    horizon = actor.loss_scale_factor or float(config.data.max_response_length)
     cut = torch.tensor([config.algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     loss_lengths = overlong_filter(num_actions.unsqueeze(1), cut).squeeze(1)
-    weights = torch.zeros(4, len(trajectories), dtype=torch.float64)
+    weights, horizon = torch.zeros(4, len(trajectories), dtype=torch.float64), config.loss_horizon
     full = config.trajectories_per_update / config.num_mini_batches  # trajectories of a planned mini-batch
     scales_up = config.algorithm.filter_groups.reweights and actor.loss_agg_mode == "token-sum"  # other modes are means
     for rows in mini_batch_rows:
@@ -117,4 +116,4 @@ def compute_loss_weights(
             weights[0, ids] *= full / len(ids)
     if (method := filtration.method) in ("best", "best_random", "best_worst"):
         weights *= filtration_weights(scores, Groups.from_ids(group_ids), method)
-    return dict(zip(WEIGHTS, weights[:, owners].numpy(), strict=True))
+    return dict(zip(WEIGHT_COLUMNS, weights[:, owners].numpy(), strict=True))

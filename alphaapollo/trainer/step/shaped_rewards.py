@@ -52,8 +52,11 @@ def check_prompts_have_length_budgets(prompts: Iterable[Prompt]) -> None:
 
 def compute_turn_reward(turn: Turn, actor: Actor) -> float:
     """Return the environment's step reward, minus the penalty if the action could not be parsed."""
-    is_penalized = actor.use_invalid_action_penalty and not turn.valid
-    return turn.reward - (actor.invalid_action_penalty_coef if is_penalized else 0.0)
+    return turn.reward - (0.0 if turn.valid else get_invalid_action_penalty(actor))
+
+
+def get_invalid_action_penalty(actor: Actor) -> float:
+    return actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
 
 
 def place_rewards(
@@ -97,10 +100,9 @@ def compute_length_penalty(trajectories: Sequence[Trajectory], scores: Tensor, c
 
     scores: [N], reward of each trajectory with these penalties.
     """
-    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    algorithm, penalty = config.algorithm, get_invalid_action_penalty(config.actor_rollout_ref.actor)
     if not algorithm.overlong_penalty.enable and not algorithm.length_budget.mode:
         return None
-    penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
     before = sum(each.reward - penalty * sum(not turn.valid for turn in each.turns) for each in trajectories)
     return before / len(trajectories) - float(scores.mean())
 

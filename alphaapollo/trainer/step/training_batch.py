@@ -17,7 +17,7 @@ from alphaapollo.algorithms.advantages import Turns
 from alphaapollo.batching.batch import BatchLayout
 from alphaapollo.types import LONGER_PROMPT, Row, Trajectory
 
-WEIGHTS = ("loss_weights", "sequence_weights", "value_weights", "divergence_weights")
+WEIGHT_COLUMNS = ("loss_weights", "sequence_weights", "value_weights", "divergence_weights")
 
 
 @dataclass(frozen=True)

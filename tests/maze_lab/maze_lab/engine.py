@@ -3,7 +3,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from alphaapollo.engines.protocol import Engine, EngineSpec
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
 
 

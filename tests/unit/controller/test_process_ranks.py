@@ -19,7 +19,7 @@ import pytest
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.process_ranks import ProcessRanks, call_engines_of_run
 from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.engines.protocol import EngineDied, EngineError
+from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.processes.watchdog import wait_for_exit
 
 DEADLINE = 600

@@ -12,7 +12,7 @@ import pytest
 
 from alphaapollo.controller.handles import FinetuningGroup
 from alphaapollo.controller.ranks import LocalRanks, WorkerDied
-from alphaapollo.engines.protocol import EngineDied
+from alphaapollo.engines.types import EngineDied
 
 
 class Worker:

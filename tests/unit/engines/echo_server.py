@@ -7,8 +7,9 @@ import os
 from collections.abc import Sequence
 
 from alphaapollo.engines.process import set_up_engine_process
-from alphaapollo.engines.protocol import Engine, EngineDied, EngineError
+from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.remote import receive_spec, serve
+from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason, WeightReceipt
 

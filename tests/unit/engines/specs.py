@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.types import EngineSpec
 
 DEFAULTS = {"index": 0, "model_path": "org/model", "trust_remote_code": False, "dtype": "float32", "log_path": "log"}
 

@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from alphaapollo.engines.protocol import Engine, EngineError, MemoryPart
+from alphaapollo.engines.protocol import Engine, MemoryPart
+from alphaapollo.engines.types import EngineError
 from alphaapollo.types import WeightReceipt
 from alphaapollo.weight_sync.transport import TransferMethod
 from tests.unit.engines.specs import make_spec

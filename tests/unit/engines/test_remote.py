@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.engines.protocol import EngineDied, EngineError
 from alphaapollo.engines.remote import RemoteEngine
+from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.types import Sampling
 from tests.processes import is_running
 from tests.unit.engines.specs import make_spec

@@ -14,7 +14,8 @@ pytest.importorskip("openai")
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Model
 from alphaapollo.engines import factory
-from alphaapollo.engines.protocol import Engine, EngineSpec
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.evolving import run as evolving_run
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
 from tests.recorded_engine import RecordedEngine

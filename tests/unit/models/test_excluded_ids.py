@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from alphaapollo.config.schema import Model, Rollout
 from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.engines.hf import HFEngine
-from alphaapollo.engines.protocol import EngineSpec
+from alphaapollo.engines.types import EngineSpec
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder, make_rows
 from alphaapollo.models.policy import PolicyModel, check_forward_vs_hf

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
-from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
 from alphaapollo.own_loop.policy_columns import check_loss, check_settings, compute_row_weights, make_columns
 from alphaapollo.own_loop.rows import RowReader, distribute, make_row
+from alphaapollo.planning.memory_fit import replace_values
 from alphaapollo.types import LONGER_PROMPT, Row
 
 ROLE = "actor_rollout_ref"
@@ -26,10 +26,7 @@ SAMPLED = Row([1, 2, 3, 4], [0, 0, 1, 1], [0.0, 0.0, -2.0, -3.0], [3], columns={
 
 
 def configure(keys: dict[str, Any]) -> Config:
-    config = Config()
-    for key, value in keys.items():
-        config = replace_value(config, key, value)
-    return config
+    return replace_values(Config(), keys)
 
 
 @pytest.mark.parametrize(

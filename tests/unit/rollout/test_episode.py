@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.types import EngineError
 from alphaapollo.environments.base import Observation, StepResult
 from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.runs.rollout_log import make_trajectory_record

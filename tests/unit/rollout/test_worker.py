@@ -10,7 +10,7 @@ import alphaapollo.rollout.worker as rollout_worker
 from alphaapollo.config.schema import Judge, Reward
 from alphaapollo.data.rendering import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.types import EngineError
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Score, TrajectoryGroup
 from alphaapollo.utils.user_module import load_user_module

@@ -113,6 +113,7 @@ class Trainer:
 
     def load(self, folder: str) -> None:
         self.gpu.work(self.role, "load")
+        self.offload()
 
     shared_prompts = SimpleNamespace(unsupported_reason=None)
     logprob_check_warnings = ("bfloat16 is doubtful",)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,11 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_na
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS
-from alphaapollo.models.sharding import full_tensor, local_tensor
+from alphaapollo.models.sharding import local_tensor
 from alphaapollo.own_loop.policy_columns import make_columns
 from alphaapollo.own_loop.rows import RowReader, distribute, split_by_row
 from alphaapollo.types import LONGER_PROMPT, Row
-from tests.unit.tiny import VOCABULARY, some_rows
+from tests.unit.tiny import VOCABULARY, plan_ranks, some_rows
 from tests.unit.workers import training
 from tests.unit.workers.layouts import run_on_ranks
 from tests.unit.workers.training import Case
@@ -80,9 +79,7 @@ class Learner:
         self.worker = training.make_worker(case, rank, num_ranks, address)
         if case.lora_rank:
             training.train_by_hand(self.worker.policy)
-        self.plan: Any = SimpleNamespace(
-            placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=MAX_TOKENS, padded=True
-        )
+        self.plan = plan_ranks(num_ranks, MAX_TOKENS)
         self.sampled = self.rows = READER.read(make_rows(case))
         self.layout = distribute(self.rows, self.plan)
         self.batch = self.layout.rank_batches[rank]
@@ -128,8 +125,7 @@ class Learner:
         metrics = self.worker.update(of_driver, measures_entropy=False)
         del self.worker.state.step
         found, _ = self.worker.accumulate(self.batch, own, settings.loss)
-        named = self.worker.policy.named_parameters()
-        gradients = {name: full_tensor(one.grad).numpy() for name, one in named if one.grad is not None}
+        gradients = training.read_gradients(self.worker)
         self.worker.clear_gradients()
         assert found["loss"] == metrics["actor/loss"], settings
         assert any(gradient.any() for gradient in gradients.values()), settings
@@ -139,7 +135,7 @@ class Learner:
     def compare_steps(self, loss_name: str) -> dict[str, float]:
         """Take main_ppo's step and that of an own loop from the same weights. Returns metrics of the step."""
         worker, trained = self.worker, [local_tensor(one.detach()) for one in self.worker.policy.parameters()]
-        start, values = [one.clone() for one in trained], gather(worker.compute_log_probs())
+        start, values = [one.clone() for one in trained], training.gather(worker.compute_log_probs())
         self.rows = READER.read(self.rows, {"old_logprobs": split_by_row(self.layout, self.rows, values)})
         settings = Settings(loss_name, self.case.actor)
         config, loss = make_config(self.case, settings), get_policy_loss(loss_name)
@@ -168,12 +164,6 @@ class Learner:
             worker.accumulate(layout.rank_batches[self.rank], columns, loss_name, size)
         assert worker.take_step() == pytest.approx(metrics, rel=0.05) and not worker.accumulated
         return metrics
-
-
-def gather(values: np.ndarray) -> list[np.ndarray]:
-    every: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(every, values)
-    return every
 
 
 def compare(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -13,15 +12,15 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
+from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Config
 from alphaapollo.models.lora import is_adapter_parameter
-from alphaapollo.models.sharding import full_tensor
 from alphaapollo.own_loop.policy_columns import make_columns
 from alphaapollo.own_loop.rows import RowReader, distribute, make_row, split_by_row
 from alphaapollo.trainer.replay.run import Float64Mode
 from alphaapollo.types import Row
 from alphaapollo.workers.loss_functions import cross_entropy
-from tests.unit.tiny import VOCABULARY, run_ranks
+from tests.unit.tiny import VOCABULARY, plan_ranks, run_ranks
 from tests.unit.workers import training
 from tests.unit.workers.layouts import run_on_ranks
 from tests.unit.workers.training import Case
@@ -62,16 +61,9 @@ Found = dict[str, tuple[float, np.ndarray, dict[str, np.ndarray]]]
 """Loss, log-probs of all rows and gradients, by loss and split."""
 
 
-def gradients_of(worker: Any) -> dict[str, np.ndarray]:
-    named = worker.policy.named_parameters()
-    return {name: full_tensor(p.grad).numpy().copy() for name, p in named if p.grad is not None}
-
-
 def accumulate_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> Found:
     found: Found = {}
-    plan: Any = SimpleNamespace(
-        placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=case.max_tokens, padded=True
-    )
+    plan = plan_ranks(num_ranks, case.max_tokens)
     with Float64Mode(), closing(training.make_worker(case, rank, num_ranks, address)) as worker:
         if case.lora_rank:
             training.train_by_hand(worker.policy)
@@ -83,23 +75,17 @@ def accumulate_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> F
                     layout = distribute(
                         rows, plan, [index // 2 for index in range(len(rows))] if name == "pairs" else None
                     )
-                    columns = None
+                    columns = Columns[np.ndarray]()
                     if isinstance(loss, str):
                         settings = get_policy_loss(loss), Config(), DENOMINATOR, None, 0
                         columns = make_columns(rows, layout, *settings, dtype="float64")[rank]
                     metrics, values = worker.accumulate(layout.rank_batches[rank], columns, loss, DENOMINATOR)
                     total += metrics["loss"]
-                    for index, row in zip(indices, split_by_row(layout, rows, gather(values, num_ranks)), strict=True):
+                    for index, row in zip(indices, split_by_row(layout, rows, training.gather(values)), strict=True):
                         logprobs[index, : len(row)] = row
-                found[f"{name}, {split}"] = total, logprobs, gradients_of(worker)
+                found[f"{name}, {split}"] = total, logprobs, training.read_gradients(worker)
                 worker.clear_gradients()
     return found
-
-
-def gather(values: np.ndarray, num_ranks: int) -> list[np.ndarray]:
-    every: list[Any] = [None] * num_ranks
-    torch.distributed.all_gather_object(every, values)
-    return every
 
 
 def plain_gradients(folder: Path, lora_rank: int) -> Found:
@@ -156,10 +142,10 @@ def test_equals_plain_transformers_on_one_and_two_ranks(model_folder: Any, lora_
         for found in run_on_ranks(accumulate_on_rank, ranks, case):
             assert found.keys() == {f"{name}, {split}" for name in LOSSES for split in SPLITS}
             for label, (loss, logprobs, gradients) in found.items():
-                own_loss_value, own_logprobs, own_gradients = expected[label.partition(",")[0]]
+                own_loss_value, own_logprobs, read_gradients = expected[label.partition(",")[0]]
                 assert loss == pytest.approx(own_loss_value, rel=1e-7), label
                 np.testing.assert_allclose(logprobs, own_logprobs, atol=1e-8, err_msg=label)
-                training.assert_close(gradients, own_gradients, atol=1e-7, rtol=1e-6)
+                training.assert_close(gradients, read_gradients, atol=1e-7, rtol=1e-6)
 
 
 def fail_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> tuple[list[str], bool]:
@@ -174,25 +160,25 @@ def fail_on_rank(rank: int, num_ranks: int, address: str, case: Case) -> tuple[l
     def broken_loss(logp: Any, columns: Any) -> Any:
         return logp * columns["number"].tolist().index(3)
 
-    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=num_ranks), max_tokens=12, padded=True)
+    plan = plan_ranks(num_ranks, 12)
     worker = training.make_worker(case, rank, num_ranks, address)
     batches = [distribute(READER.read(rows_of_test(), {"number": [*range(6)]}), plan).rank_batches[rank]]
-    worker.accumulate(batches[0], None, LOSSES["cross_entropy"], 10.0)
-    before, weights, errors = gradients_of(worker), training.parameters(worker), []
+    worker.accumulate(batches[0], Columns(), LOSSES["cross_entropy"], 10.0)
+    before, weights, errors = training.read_gradients(worker), training.parameters(worker), []
     for loss in (nan_loss, short_loss, broken_loss):
         with pytest.raises(ValueError) as failed:
-            worker.accumulate(batches[0], None, cloudpickle.dumps(loss), 10.0)
+            worker.accumulate(batches[0], Columns(), cloudpickle.dumps(loss), 10.0)
         errors.append(str(failed.value))
-    training.assert_close(gradients_of(worker), before, 0, 0)
+    training.assert_close(training.read_gradients(worker), before, 0, 0)
     worker.clear_gradients()
-    worker.accumulate(batches[0], None, LOSSES["cross_entropy"], 1e-300)
+    worker.accumulate(batches[0], Columns(), LOSSES["cross_entropy"], 1e-300)
     with pytest.raises(FloatingPointError, match="gradient norm is"):
         worker.take_step(1e-2, 1.0)
     training.assert_close(training.parameters(worker), weights, 0, 0)
-    worker.accumulate(batches[0], None, LOSSES["cross_entropy"], 10.0)
+    worker.accumulate(batches[0], Columns(), LOSSES["cross_entropy"], 10.0)
     done = worker.take_step(1e-2, 0.5)
     has_moved = any((weights[name] != one).any() for name, one in training.parameters(worker).items())
-    is_cleared = not gradients_of(worker)
+    is_cleared = not training.read_gradients(worker)
     worker.close()
     return errors, has_moved and is_cleared and done["lr"] == 1e-2 and worker.state.num_steps == 1
 
@@ -207,7 +193,7 @@ def test_a_loss_that_fails_on_one_rank_fails_on_all_and_changes_nothing(model_fo
 
 
 def test_losses_without_a_ratio_take_rows_by_hand(model_folder: Any) -> None:
-    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=1), max_tokens=99, padded=True)
+    plan = plan_ranks(1, 99)
     with closing(training.make_worker(Case(str(model_folder("qwen3"))))) as worker:
         rows = READER.read([make_row([5, 6, 7], advantages=1.0)])
         layout = distribute(rows, plan)
@@ -218,13 +204,13 @@ def test_losses_without_a_ratio_take_rows_by_hand(model_folder: Any) -> None:
 
 def test_the_load_balancing_loss_has_the_calls_share_of_the_denominator(model_folder: Any) -> None:
     """With one row per micro-batch, one call equals one call per row, whatever the lengths of their prompts."""
-    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=1), max_tokens=1, padded=True)
+    plan = plan_ranks(1, 1)
     found = []
     for split in ([[0, 1, 2, 3, 4, 5]], [[2], [0], [1], [5, 4], [3]]):
         with closing(training.make_worker(Case(str(model_folder("qwen3_moe")), aux=0.5))) as worker:
             for indices in split:
                 rows = READER.read([rows_of_test()[index] for index in indices])
                 (batch,) = distribute(rows, plan).rank_batches
-                worker.accumulate(batch, None, LOSSES["cross_entropy"], 27.0)
-            found.append(gradients_of(worker))
+                worker.accumulate(batch, Columns(), LOSSES["cross_entropy"], 27.0)
+            found.append(training.read_gradients(worker))
     training.assert_close(*found, atol=1e-6, rtol=1e-4)

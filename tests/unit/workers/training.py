@@ -336,14 +336,25 @@ def scale_weights(model: nn.Module, factor: float) -> None:
         local_tensor(parameter.data).mul_(factor)
 
 
+def read_gradients(worker: Any) -> dict[str, np.ndarray]:
+    """Accumulated gradients, gathered from all ranks."""
+    named = worker.state.module.named_parameters()
+    return {name: full_tensor(p.grad).cpu().numpy().copy() for name, p in named if p.grad is not None}
+
+
+def gather(values: np.ndarray) -> list[np.ndarray]:
+    """Values of all ranks."""
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, values)
+    return every
+
+
 def record_gradients(worker: Any) -> list[dict[str, np.ndarray]]:
     """Replace the optimizer step: it only records the gradients, gathered from all ranks."""
     recorded: list[dict[str, np.ndarray]] = []
 
-    def step(skip_bad_step: bool = False) -> OptimizerStep:
-        module = worker.state.module
-        trained = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-        recorded.append({name: full_tensor(gradient).cpu().numpy() for name, gradient in trained.items()})
+    def step(*_: object) -> OptimizerStep:
+        recorded.append(read_gradients(worker))
         worker.state.module.zero_grad()
         return OptimizerStep(0.0, 0.0)
 

@@ -15,9 +15,9 @@ import torch
 
 from alphaapollo.config.schema import EngineKwargs
 from alphaapollo.data.images import EXCLUDED_LOGIT
-from alphaapollo.engines.protocol import EngineSpec, HttpSampling
 from alphaapollo.engines.sglang import patches, settings
 from alphaapollo.engines.sglang.cpu_kernels import hash_murmur3
+from alphaapollo.engines.types import EngineSpec, HttpSampling
 from alphaapollo.types import Sampling, StopReason
 from alphaapollo.weight_sync import sglang_transfer, shared_memory, transfer
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest

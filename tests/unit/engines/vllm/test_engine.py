@@ -18,7 +18,7 @@ from vllm.config.lora import MaxLoRARanks
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.types import EngineError
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.patches import return_untruncated_logits
 from alphaapollo.engines.vllm.settings import LORA_RANKS

@@ -13,7 +13,8 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
-from alphaapollo.engines.protocol import MODEL_NAME, Engine, HttpAnswer, HttpApiSettings, HttpSampling
+from alphaapollo.engines.protocol import Engine
+from alphaapollo.engines.types import MODEL_NAME, HttpAnswer, HttpApiSettings, HttpSampling
 from alphaapollo.engines.vllm.http_over_other_engine import OtherEngine
 from alphaapollo.engines.vllm.middleware import drop_empty_tools
 from alphaapollo.types import Completion, Sampling, StopReason

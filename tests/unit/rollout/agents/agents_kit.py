@@ -10,7 +10,7 @@ import openai
 
 from alphaapollo.config.schema import Model
 from alphaapollo.engines.agent_sessions import AgentSession, SessionLimits
-from alphaapollo.engines.protocol import HttpApiSettings
+from alphaapollo.engines.types import HttpApiSettings
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.agents.endpoint import SessionGate, serve_gate
 from alphaapollo.rollout.agents.runner import build_turns_and_rows

@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 pytest.importorskip("openai")
 
 from alphaapollo.config.schema import Agent, Data, Env
-from alphaapollo.engines.protocol import EngineError
+from alphaapollo.engines.types import EngineError
 from alphaapollo.rollout.agents.programs import ProgramRunner
 from alphaapollo.rollout.agents.runner import open_agent_runner
 from alphaapollo.rollout.episode import EpisodeTask
