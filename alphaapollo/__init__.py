@@ -11,7 +11,7 @@ from alphaapollo._version import __version__ as __version__
 API = {
     **dict.fromkeys(("dpo", "evaluate", "evolve", "rl", "sft"), "api"),
     "Trainer": "own_loop.trainer",
-    "make_row": "own_loop.rows",
+    "make_row": "session.rows",
 }
 """Name -> module from which it is imported on first use; __init__.pyi has their types."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
 from alphaapollo.utils.json_types import JsonObject
@@ -26,6 +26,7 @@ MAIN_METRICS = (
 class RunResult:
     """Result of a run that writes metrics.jsonl."""
 
+    X_LABEL: ClassVar[str] = "step"  # of plots
     folder: Path
 
     @property
@@ -46,7 +47,7 @@ class RunResult:
         curves = read_curves(self.folder / "metrics.jsonl", chosen)
         bounds = {name: [f"{name}/low", f"{name}/high"] for name in chosen if f"{name}/low" in metrics}
         bands = {name: metrics[columns].dropna().to_records().tolist() for name, columns in bounds.items()}
-        return plot_curves_as_figure(curves, str(self.folder), bands=bands)
+        return plot_curves_as_figure(curves, str(self.folder), self.X_LABEL, bands)
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Evaluation:
 class EvolutionRun(RunResult):
     """Result of a finished self-evolution. `folder` contains pool.jsonl, report.json, problems/ and metrics.jsonl."""
 
+    X_LABEL: ClassVar[str] = "round"
     config: EvolvingConfig
 
     @property

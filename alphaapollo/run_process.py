@@ -90,13 +90,16 @@ def _read_output(pipe: IO[str], kept_lines: deque[str], show: bool) -> None:
 def make_metrics_reader(path: Path) -> Callable[[], list[dict[str, float]]]:
     """Return a function that reads the records that were added to a metrics.jsonl since its last call. A resume may
     replace the file by one with fewer lines."""
-    earlier, last_write = set[bytes](), 0
+    earlier, last_version = set[bytes](), (0, 0)
 
     def read_new_metrics() -> list[dict[str, float]]:
-        nonlocal last_write
-        if not path.is_file() or (written := path.stat().st_mtime_ns) == last_write:
+        nonlocal last_version
+        if not path.is_file():
             return []
-        last_write, lines = written, path.read_bytes().splitlines(keepends=True)
+        stat = path.stat()
+        if (version := (stat.st_mtime_ns, stat.st_size)) == last_version:
+            return []
+        last_version, lines = version, path.read_bytes().splitlines(keepends=True)
         new = [line for line in lines if line.endswith(b"\n") and line not in earlier]
         earlier.update(new)
         return [json.loads(line) for line in new]

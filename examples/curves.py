@@ -23,6 +23,8 @@ def main() -> None:
     parser.add_argument("--keys", nargs="+", default=["val/accuracy"], metavar="KEY")
     parser.add_argument("--svg", type=Path)
     args = parser.parse_args()
+    if args.svg and len(args.keys) > len(STYLES):
+        parser.error(f"{len(args.keys)} keys are given, but there are only {len(STYLES)} line styles. Plot fewer keys.")
     runs = [[line for line in read_metrics(folder) if "val/accuracy" in line] for folder in args.runs]
     seeds = [folder.resolve().parent.name.rpartition("_")[2] for folder in args.runs]
     print(table(runs, args.keys, seeds))

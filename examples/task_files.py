@@ -12,13 +12,12 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def parse_arguments(doc: str | None, name: str, **counts: int) -> argparse.Namespace:
-    """Read --out (default: outputs/NAME), --seed, and a number of rows for each of `counts`: {argument: default}."""
+def parse_arguments(doc: str | None, name: str, **numbers: int) -> argparse.Namespace:
+    """Read --out (default: outputs/NAME), and an integer for each of `numbers`: {argument: default}."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("outputs") / name)
-    parser.add_argument("--seed", type=int, default=0)
-    for argument, count in counts.items():
-        parser.add_argument(f"--{argument}", type=int, default=count)
+    for argument, default in numbers.items():
+        parser.add_argument(f"--{argument}", type=int, default=default)
     return parser.parse_args()
 
 

@@ -35,7 +35,8 @@ HERE = Path(__file__).parent
 STACK = ("loop", "gpu")  # folders of tests that start processes for themselves
 CORE = (  # `make test` runs these folders and files, and the tests of tests/loop that are marked `core`
     "golden",
-    *(f"unit/{name}" for name in ("algorithms", "config", "data", "environments", "finetuning", "rewards", "trainer")),
+    *(f"unit/{name}" for name in ("algorithms", "config", "data", "environments", "finetuning", "rewards")),
+    *(f"unit/{name}" for name in ("metrics", "session", "trainer")),
     "unit/tools/test_sandbox.py",
     "unit/viewer/test_pages.py",
 )

@@ -1,1 +1,1 @@
-"""The command `alphaapollo` and the Python API."""
+"""The command `alphaapollo`, and those of its subcommands that are in no other package."""

@@ -94,15 +94,11 @@ def chat_with_run(config: GenerationConfig, greeting: str) -> None:
     prepared = ChatPreparation(replace_value(config, "data.max_prompt_length", longest), console).prepare()
     for notice in prepared.notices:
         console.notify(notice)
-    renderer = prepared.renderer
     terminal = Terminal(highlight=False)
     terminal.write(greeting)
     folder = Path(tempfile.mkdtemp(prefix="alphaapollo_chat_"))  # removed by @entry_point
-    if config.env.env_name == "agent":
-        sampling = replace(prepared.make_sampling(), stop_token_ids=renderer.eos_token_ids)
-        opening = open_agent_chat(prepared.config, folder, terminal, sampling)
-    else:
-        opening = open_episode_chat(prepared, folder, terminal)
+    open_chat = open_agent_chat if config.env.env_name == "agent" else open_episode_chat
+    opening = open_chat(prepared, folder, terminal)
     opened = AsyncExitStack()
     with asyncio.Runner() as runner:
         try:
@@ -169,27 +165,29 @@ class EnvironmentPrinter:
 
 def register_printing_environment(env: Env, terminal: Terminal) -> Env:
     """Register the environment, wrapped in an EnvironmentPrinter, and return settings that select the wrapper."""
-    played = get_environment_spec(env.env_name)
+    spec = get_environment_spec(env.env_name)
 
     async def skip_scoring(prompt: Prompt, text: str) -> Score:
         return Score(0.0)
 
     def make_environment(services: Services) -> Any:
-        return EnvironmentPrinter(played.factory(replace(services, score=skip_scoring, config=env)), terminal)
+        return EnvironmentPrinter(spec.factory(replace(services, score=skip_scoring, config=env)), terminal)
 
     name = f"printed {env.env_name}"
-    register_environment(name, tools=played.tools)(make_environment)
+    register_environment(name, tools=spec.tools)(make_environment)
     return env.model_copy(update={"env_name": name})
 
 
 @asynccontextmanager
 async def open_agent_chat(
-    config: GenerationConfig, folder: Path, terminal: Terminal, sampling: Sampling
+    prepared: ChatPreparation, folder: Path, terminal: Terminal
 ) -> AsyncIterator[AsyncAnswerFunction]:
     """Context manager that starts the engine and yields a function that runs a session of the program."""
+    config = prepared.config
+    sampling = replace(prepared.make_sampling(), stop_token_ids=prepared.renderer.eos_token_ids)
     tokenizer = config.model.tokenizer_path or config.model.path
     spec = replace(
-        make_engine_spec(config),
+        make_engine_spec(prepared),
         max_model_len=config.data.max_length,
         log_path=str(folder / "logs" / "engine_0.log"),
         chat_tokenizer=tokenizer,

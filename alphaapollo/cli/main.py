@@ -153,18 +153,23 @@ def run() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand. Returns its exit code: 0 done, 1 failed, 2 invalid arguments or settings, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in HELP:
-        width = max(map(len, SUBCOMMANDS))
-        lines = [f"  {name:<{width}}  {subcommand.summary}" for name, subcommand in SUBCOMMANDS.items()]
-        lines += [f"  {name:<{width}}  {describe_package(entry)}" for name, entry in find_plugins("commands").items()]
-        print(OVERVIEW.format(subcommands="\n".join(lines)), end="")
-        return 0 if words else REFUSED
-    if words[0] == "--version":
+    if words[:1] == ["--version"]:
         print(__version__)
         return 0
-    name, *rest = words
     try:
         plugins = find_plugins("commands", SUBCOMMANDS)
+    except ValueError as error:
+        print(f"error: alphaapollo: {error}", file=sys.stderr)
+        return REFUSED
+    if not words or words[0] in HELP:
+        summaries = {name: subcommand.summary for name, subcommand in SUBCOMMANDS.items()}
+        summaries |= {name: describe_package(entry) for name, entry in plugins.items()}
+        width = max(map(len, summaries))
+        lines = [f"  {name:<{width}}  {summary}" for name, summary in summaries.items()]
+        print(OVERVIEW.format(subcommands="\n".join(lines)), end="")
+        return 0 if words else REFUSED
+    name, *rest = words
+    try:
         plugin_main: MainFunction | None = load_plugin("commands", name)
     except ValueError as error:
         print(f"error: alphaapollo {name}: {error}", file=sys.stderr)

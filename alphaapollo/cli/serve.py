@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from alphaapollo.cli.main import report_refusals
 from alphaapollo.config.errors import report_error
@@ -30,6 +30,9 @@ from alphaapollo.rollout.suites import FOLDER, ModelServer, Suite, check_suites,
 from alphaapollo.runs.newest_model import RunModel, load_run_model
 from alphaapollo.utils.redaction import replace_control_characters
 
+if TYPE_CHECKING:
+    from alphaapollo.session.inference import InferencePreparation, ServePreparation
+
 DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
 POLL_SECONDS = 0.2
 EXIT_SECONDS = 3.0  # for the server to exit after the last request
@@ -43,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     host, port = options.host, options.port
     keys = [word for word in more if "=" in word and not word.startswith("-")]
     socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    newest, config = _load_model_for_vllm(options.run, keys)
-    spec = make_engine_spec(config)
+    newest, prepared = _prepare_model_for_vllm(options.run, keys)
+    config, spec = prepared.config, make_engine_spec(prepared)
     exclusion = build_exclusion_flags(spec)
     name = options.name or newest.run_folder.name
     command = build_server_command(spec, name, host, port, config.env.tool_parser or None)
@@ -100,20 +103,22 @@ def open_server(
         process.wait()
 
 
-def _load_model_for_vllm(run: str, keys: Sequence[str]) -> tuple[RunModel, GenerationConfig]:
-    """Find a run's newest model, and its settings with further keys. Raises ValueError for a key of other engines."""
+def _prepare_model_for_vllm(run: str, keys: Sequence[str]) -> tuple[RunModel, ServePreparation]:
+    """Find a run's newest model, and prepare its settings with further keys. Raises ValueError for a key of other
+    engines."""
+    from alphaapollo.session.inference import ServePreparation  # imports torch
+
     if other := [key for key in keys if key.startswith("rollout.name=") and key != "rollout.name=vllm"]:
         raise ValueError(
             f"{other[0]}: this command uses vLLM. Remove the key. main_ppo runs suites with other engines."
         )
-    return load_run_model(run, keys)
+    newest, config = load_run_model(run, keys)
+    return newest, ServePreparation(config, Console()).prepare()
 
 
-def make_engine_spec(config: GenerationConfig) -> EngineSpec:
-    """Return the settings of a vLLM engine on this machine. Raises ValueError if the model cannot be read."""
-    from alphaapollo.session.inference import ServePreparation  # imports torch
-
-    prepared = ServePreparation(config, Console()).prepare()
+def make_engine_spec(prepared: InferencePreparation) -> EngineSpec:
+    """Return the settings of an engine on this machine. Raises ValueError if the model cannot be read."""
+    config = prepared.config
     return EngineSpec(
         index=0,
         model_path=config.model.path,
@@ -168,8 +173,8 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
     options = _parse_suite_arguments(words)
     suites = [Suite(text, options.python, options.timeout) for text in options.suite]
     check_suites(suites)
-    newest, config = _load_model_for_vllm(options.run, options.keys)
-    spec = make_engine_spec(config)
+    newest, prepared = _prepare_model_for_vllm(options.run, options.keys)
+    spec = make_engine_spec(prepared)
     folder = find_results_folder(newest)
     log, host, port, key = folder / "server.txt", "127.0.0.1", find_free_port(), secrets.token_urlsafe()
     server = ModelServer(f"http://{host}:{port}/v1", key, "model", spec.model_path, spec.max_model_len)

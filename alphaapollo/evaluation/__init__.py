@@ -1,1 +1,1 @@
-"""Evaluation: generate responses (main_generation), grade existing ones (main_eval), and validate during training."""
+"""Evaluation: generate responses (main_generation), grade existing ones (main_eval), and report their metrics."""

@@ -22,7 +22,8 @@ from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.stream import choose_rows
-from alphaapollo.evaluation.metrics import SampleResult, convert_to_sample_result, read_sample_result, write_report
+from alphaapollo.evaluation.report import write_report
+from alphaapollo.metrics.samples import SampleResult, convert_to_sample_result, read_sample_result
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.resume import find_inference_start

@@ -28,7 +28,8 @@ from alphaapollo.data.files import (
 from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.formats import RESULT_COLUMNS
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.evaluation.metrics import SampleResult, find_answer, make_sample_result, write_report
+from alphaapollo.evaluation.report import write_report
+from alphaapollo.metrics.samples import SampleResult, find_answer, make_sample_result
 from alphaapollo.observability.console import Console
 from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rewards.grader_processes.client import RewardClient

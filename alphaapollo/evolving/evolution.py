@@ -27,11 +27,11 @@ from alphaapollo.engines.types import EngineError
 from alphaapollo.environments.base import Environment, ScoreFn
 from alphaapollo.environments.informal_math import get_problem
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
-from alphaapollo.evaluation.estimates import extract_answer
 from alphaapollo.evolving.calls import EvolutionStopped, RoleCaller, Transcript
 from alphaapollo.evolving.model_clients import EngineClient, ModelCallError
 from alphaapollo.evolving.pool import Candidate, Grade, JudgedCandidate, Judgement, ModelCall, Pool, Position, Verdict
 from alphaapollo.evolving.roles import ModelReply, PastSolution, RoleView, make_user_chat
+from alphaapollo.metrics.estimates import extract_answer
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.rollout.context import check_messages
 from alphaapollo.rollout.episode import EpisodeTask

@@ -120,9 +120,9 @@ ModelClient = ServerClient | EngineClient
 def make_clients(config: EvolvingConfig) -> dict[str, ModelClient]:
     """Create the clients of all models by name, with engines that are not started. All engines share the CPU cores or
     the GPU. Raises ValueError if an engine would reject a model or its settings, or a server cannot be used."""
-    served = [name for name, model in config.models.items() if model.path]
+    served = make_served_models(config)
     return {
-        name: _make_engine_client(config, name, served) if model.path else ServerClient(name, model)
+        name: _make_engine_client(config, name, served) if name in served else ServerClient(name, model)
         for name, model in config.models.items()
     }
 
@@ -136,26 +136,25 @@ def make_served_models(config: EvolvingConfig) -> dict[str, Model]:
     }
 
 
-def _make_engine_client(config: EvolvingConfig, name: str, served: Sequence[str]) -> EngineClient:
+def _make_engine_client(config: EvolvingConfig, name: str, served: Mapping[str, Model]) -> EngineClient:
     from alphaapollo.engines.factory import make_engine
     from alphaapollo.engines.types import EngineSpec
     from alphaapollo.models.load import check_vocabulary_size  # imports torch
     from alphaapollo.planning.model_requirements import ModelUse, check_models  # imports torch
 
-    settings, data, key = config.models[name], config.data, f"models.{name}.path"
-    model = Model(path=settings.path, trust_remote_code=settings.trust_remote_code)
+    model, data, key = served[name], config.data, f"models.{name}.path"
     check_models([ModelUse(key, model, engine=config.rollout, lengths=data)])
-    tokenizer_path = settings.tokenizer_path or settings.path
-    tokenizer = load_tokenizer(tokenizer_path, settings.trust_remote_code)
+    tokenizer_path = model.tokenizer_path or model.path
+    tokenizer = load_tokenizer(tokenizer_path, model.trust_remote_code)
     check_vocabulary_size(model, tokenizer, key)
     machine = detect_machine()
     device = resolve_device(config.trainer.device, machine.num_gpus)
     shared = config.rollout.model_copy(update={"num_engines": len(served)})
     rollout = resolve_inference_rollout(shared, Model(), device, 1, machine.num_cores)
     spec = EngineSpec(
-        index=served.index(name),
-        model_path=settings.path,
-        trust_remote_code=settings.trust_remote_code,
+        index=[*served].index(name),
+        model_path=model.path,
+        trust_remote_code=model.trust_remote_code,
         rollout=rollout,
         device=device,
         dtype=rollout.dtype,
@@ -164,7 +163,7 @@ def _make_engine_client(config: EvolvingConfig, name: str, served: Sequence[str]
         chat_tokenizer=tokenizer_path if config.env.env_name == "agent" else "",
         tokenizer_path=tokenizer_path,
     )
-    renderer = Renderer(tokenizer, data.apply_chat_template_kwargs, model_path=settings.path)
+    renderer = Renderer(tokenizer, data.apply_chat_template_kwargs, model_path=model.path)
     return EngineClient(make_engine(spec), renderer, data, rollout)
 
 

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from alphaapollo.evaluation.estimates import majority_accuracy
-from alphaapollo.evaluation.metrics import Estimate, estimate_means
 from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
+from alphaapollo.metrics.estimates import majority_accuracy
+from alphaapollo.metrics.samples import Estimate, estimate_means
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.disk import explain_write_errors, replace_file

@@ -18,6 +18,7 @@ from alphaapollo.config.load import UserSettings
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.config.schema.base import Device
+from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.stall_monitor import StallMonitor
 from alphaapollo.data.files import HELD_OUT, name_splits
 from alphaapollo.data.images import collect_images
@@ -90,7 +91,7 @@ class EvolutionPreparation(Preparation):
         return [prompt for prompt in self.prompts if self.has_ground_truth(prompt)]
 
     def find_machine(self) -> None:
-        super().find_machine()
+        self.machine = detect_machine()  # engines run here, even if RAY_ADDRESS names a cluster
         if not make_served_models(self.config):
             self.machine = replace(self.machine, num_gpus=0)  # servers compute elsewhere
 

@@ -70,7 +70,8 @@ class PairTask(FinetuningTask):
         if problem is None and self.config.model.router_aux_loss_coef:
             problem = "model.router_aux_loss_coef needs a copy of the prompt for each response"
         wanted = self.config.data.use_prefix_grouper
-        self.uses_shared_prompts = decide_shared_prompts("data.use_prefix_grouper", wanted, problem, run.console.notify)
+        notify = run.session.console.notify
+        self.uses_shared_prompts = decide_shared_prompts("data.use_prefix_grouper", wanted, problem, notify)
 
 
 def compute_pair_accuracy_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:
@@ -134,7 +135,7 @@ class DpoTask(PairTask):
         ranks: Any = run.trainer.ranks
         parts = []
         for start in range(0, len(examples), REFERENCE_BATCH):
-            run.console.show_phase("reference", start, len(examples))
+            run.session.console.show_phase("reference", start, len(examples))
             batch_examples = examples[start : start + REFERENCE_BATCH]
             split = distribute_rows_for_reference(
                 batch_examples,
@@ -146,7 +147,7 @@ class DpoTask(PairTask):
             batches = [batch for batch in split.rank_batches for _ in range(shared)]
             columns = await ranks.call_with_items(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
             parts.append(collect_row_values(split, columns[::shared]))
-        run.console.show_phase("reference", len(examples), len(examples))
+        run.session.console.show_phase("reference", len(examples), len(examples))
         return np.concatenate(parts)
 
 

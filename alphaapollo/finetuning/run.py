@@ -7,7 +7,6 @@ run: start the workers, resume, train and export.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -78,9 +77,17 @@ class FinetuningPreparation(Preparation):
 
     def list_models(self) -> list[ModelUse]:
         config, trains_scores = self.config, isinstance(self.config, RmConfig)
-        use = ModelUse("model.path", config.model, not trains_scores, trains_scores=trains_scores)
-        size, num_ranks = config.ulysses_sequence_parallel_size, config.trainer.num_ranks
-        return [replace(use, ulysses_size=size, fsdp=config.fsdp_config, num_ranks=num_ranks)]
+        return [
+            ModelUse(
+                "model.path",
+                config.model,
+                writes_text=not trains_scores,
+                fsdp=config.fsdp_config,
+                num_ranks=config.trainer.num_ranks,
+                ulysses_size=config.ulysses_sequence_parallel_size,
+                trains_scores=trains_scores,
+            )
+        ]
 
     def check_config(self) -> None:
         self.task = TASKS[type(self.config)](self.config)
@@ -232,7 +239,7 @@ async def run(prepared: FinetuningPreparation, progress: FinetuningProgress) -> 
     prepared.console.start(plan.total_steps, progress.step)
     async with open_session(prepared, specs, Timer()) as session, AsyncExitStack() as stack:
         model = session.workers.trainer
-        ready = FinetuningRun(plan, model, progress, session.checkpoint_writer, session.tracker, session.console)
+        ready = FinetuningRun(plan, model, progress, session)
         await session.show_warnings()
         await plan.task.begin_run(ready, stack)
         first = plan.stream.prompt_indices(start.inputs.data_start, min(NUM_LOGGED, plan.stream.num_prompts))

@@ -27,7 +27,6 @@ from alphaapollo.data.images import collect_images
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.protocol import Engine
-from alphaapollo.evaluation.validation import validate
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
 from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.planning.model_requirements import ModelUse, check_models
@@ -36,6 +35,7 @@ from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.runs.training_examples import LoggedExample, make_example_row
 from alphaapollo.session import inputs
+from alphaapollo.session.validation import validate
 from alphaapollo.types import Completion, ImageInput, Prompt, Row, Sampling, SamplingRequest
 from alphaapollo.workers.finetuning_worker import SftWorker
 
@@ -119,11 +119,11 @@ class SftTask(FinetuningTask):
             config.rollout.val_kwargs,
             config.data.max_response_length,
             config.trainer.seed,
-            run.console,
+            run.session.console,
         )
         for suffix, groups in validation.groups.items():
             self.log.write(step, groups, f"val{suffix}")
-            run.tracker.log_samples(step, groups, suffix)
+            run.session.tracker.log_samples(step, groups, suffix)
         return validation.metrics
 
 

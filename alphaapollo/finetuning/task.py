@@ -19,12 +19,10 @@ from alphaapollo.controller.placement import Placement
 from alphaapollo.data.examples import LoadedExamples
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import PromptStream, WeightedFileStream
-from alphaapollo.observability.console import Console
-from alphaapollo.observability.trackers import Tracker
 from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.runs.checkpoint_folder import RunProgress
 from alphaapollo.runs.training_examples import LoggedExample
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.training import TrainingSession
 from alphaapollo.utils.schedule import is_due
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
@@ -111,15 +109,13 @@ class FinetuningRun:
     plan: FinetuningPlan
     trainer: FinetuningGroup[Any]
     progress: FinetuningProgress
-    checkpoint_writer: BackgroundCheckpointWriter[FinetuningProgress]
-    tracker: Tracker
-    console: Console
+    session: TrainingSession
 
 
 async def train(run: FinetuningRun) -> None:
     """Run the remaining optimizer steps of a run. If this raises, the last complete checkpoint remains valid."""
-    plan, progress, writer, task = run.plan, run.progress, run.checkpoint_writer, run.plan.task
-    trainer, size = plan.config.trainer, plan.config.data.train_batch_size
+    plan, progress, session, task = run.plan, run.progress, run.session, run.plan.task
+    trainer, size, writer = plan.config.trainer, plan.config.data.train_batch_size, session.checkpoint_writer
     val_batches = {source: task.make_batches(examples, plan) for source, examples in plan.val.items()}
     begin, tokens = time.perf_counter(), 0
     while progress.step < plan.total_steps:
@@ -142,11 +138,10 @@ async def train(run: FinetuningRun) -> None:
         if is_last or step % trainer.log_freq == 0 or any(name.startswith("val/") for name in metrics):
             metrics["train/epoch"] = progress.examples_consumed / plan.stream.num_prompts
             metrics["train/tokens_per_second"] = tokens / (time.perf_counter() - begin)
-            run.tracker.log(step, metrics)
-            run.console.show_step(step, metrics)
+            session.log(step, metrics)
         writer.mark_models_consistent(progress)
         if is_due(step, trainer.save_freq, is_last):
-            await writer.save(progress)
+            await session.save(progress)
 
 
 async def validate(run: FinetuningRun, val_batches: Mapping[str, Sequence[object]]) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""Start, restart and end a command: input checks, workers, background checkpoint, export."""
+"""Start, restart and end a command with a run folder."""

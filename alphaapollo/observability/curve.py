@@ -9,7 +9,6 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,9 +43,15 @@ def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10)
     """Plot curves as text for the terminal. If there are several curves, a legend shows their markers and last values.
 
     width: maximum number of characters. height: lines, without the step labels and the legend.
+
+    Raises ValueError if there are more curves than markers.
     """
     import plotext
 
+    if len(curves) > len(STYLES):
+        raise ValueError(
+            f"{len(curves)} metrics are given, but there are only {len(STYLES)} markers. Plot fewer metrics at once."
+        )
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plotsize(width, height + 1)
@@ -56,12 +61,12 @@ def plot_curves(curves: Mapping[str, Points], width: int = 72, height: int = 10)
     plotext.xfrequency(2)  # labels of the first and the last step
     plotext.yfrequency(3)
     plotext.ylim(*compute_value_range([value for points in curves.values() for _, value in points]))
-    for points, (color, marker) in zip(curves.values(), cycle(STYLES), strict=False):
+    for points, (color, marker) in zip(curves.values(), STYLES, strict=False):
         steps, values = [step for step, _ in points], [value for _, value in points]
         plotext.plot(steps, values, marker=marker, color=color)
     text = Text.from_ansi(plotext.build().rstrip())
     if len(curves) > 1:
-        for (name, points), (color, marker) in zip(curves.items(), cycle(STYLES), strict=False):
+        for (name, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
             sign = "━" if marker == "braille" else marker
             text.append(f"\n   {sign * 3} ", color).append(f"{name} {points[-1][1]:.3f}")
     return text

@@ -9,19 +9,21 @@ from typing import ClassVar
 
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.api import Settings, format_settings
+from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import list_keys, list_sections, replace_value
 from alphaapollo.config.load import load_config_and_user_settings
+from alphaapollo.config.requirements import CheckContext, find_conflicts
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.observability.console import Console
-from alphaapollo.own_loop.policy_columns import check_settings
-from alphaapollo.own_loop.rows import RowReader
 from alphaapollo.planning.plan_table import summarize_memory
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.runs.newest_model import resolve_model_paths
 from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.policy import PolicyPreparation
+from alphaapollo.session.rows import RowReader
 from alphaapollo.session.specs import make_worker_specs
+from alphaapollo.trainer.setup.combinations import COMBINATIONS, trust_region_of_distributions
 
 CALLER = "the caller brings prompts, rows and rewards"
 PREFIXES = ("actor_rollout_ref.", "actor_rollout_ref.model.", "actor_rollout_ref.actor.")
@@ -73,6 +75,13 @@ class LoopPreparation(PolicyPreparation):
         if self.has_engines:
             return specs
         return replace(specs, engine_builder=None, placement=replace(specs.placement, num_engines=0))
+
+
+def check_settings(config: Config) -> None:
+    """Raise ConfigError for settings that no call of a policy loss could use."""
+    table = [row for row in COMBINATIONS if row.find_conflict is trust_region_of_distributions]
+    if errors := [*find_conflicts(CheckContext(config), table=table)]:
+        raise ConfigError(errors)
 
 
 def expand_key(word: str) -> str:

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from contextlib import closing
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -20,16 +19,18 @@ from alphaapollo.launch.command import clean_up_processes
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.own_loop.setup import load_loop_config, prepare_loop
-from alphaapollo.own_loop.verbs import Verbs
 from alphaapollo.processes.allocator import share_main_arena
 from alphaapollo.processes.entry_point import check_started_once, hide_main_script, run_in_temp_folder
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.command_history import record_in_history
-from alphaapollo.session.start import open_session
+from alphaapollo.session.publish import make_probe
+from alphaapollo.session.start import open_policy_session
+from alphaapollo.session.verbs import Verbs
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 P = ParamSpec("P")
 T = TypeVar("T")
+PROBE_TEXT = "The engines compute with the weights of the trainer."
 IDLE_SECONDS = 1.0  # between two checks whether the caller has closed the trainer
 
 
@@ -138,20 +139,21 @@ class Trainer:
             prepared = prepare_loop(self.config, self._has_engines, console)
             specs, timer = prepared.make_specs(), Timer()
             console.start(self.config.trainer.total_training_steps or 0, prepared.start.step)
-            session = open_session(prepared, specs, timer, keeps_all_checkpoints=True)
+            probe = make_probe(prepared.renderer, PROBE_TEXT, self.config.data.max_length - 1)
+            session = open_policy_session(prepared, specs, timer, probe, True, keeps_all_checkpoints=True)
 
             async def serve() -> None:
                 """Start the workers, run verbs until the caller closes the trainer, and end the workers."""
                 self._loop = asyncio.get_running_loop()
                 async with session as started:
-                    with closing(Verbs(prepared, started)) as verbs:
-                        await verbs.begin()
-                        self._environment = dict(os.environ)
-                        self._verbs.set_result(verbs)
-                        while not self._stop.is_set():
-                            if not HEARTBEAT.list_active_calls():
-                                HEARTBEAT.tick()  # the time between two verbs is no stall
-                            await asyncio.to_thread(self._stop.wait, IDLE_SECONDS)
+                    verbs = Verbs(started, prepared.plan, prepared.renderer, prepared.reader)
+                    await verbs.begin(prepared.start.checkpoint)
+                    self._environment = dict(os.environ)
+                    self._verbs.set_result(verbs)
+                    while not self._stop.is_set():
+                        if not HEARTBEAT.list_active_calls():
+                            HEARTBEAT.tick()  # the time between two verbs is no stall
+                        await asyncio.to_thread(self._stop.wait, IDLE_SECONDS)
 
             with record_in_history(self.folder):
                 asyncio.run(serve())

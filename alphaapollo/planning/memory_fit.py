@@ -64,11 +64,12 @@ def fit_to_memory(
 
     options = list_fast_settings(config, device, [*free, *(sizes if capacity else ())], request)
     fitting = next((settings for settings in options if not make_plan(settings).excess), None)
-    config = replace_values(config, fitting or min(options, key=lambda settings: make_plan(settings).excess))
+    if fitting is None:
+        fitting = min(options, key=lambda settings: make_plan(settings).excess)
+    config = replace_values(config, fitting)
     plan = make_plan({})
-    problem, warning = plan.describe_shortage(), ""
-    if plan.is_possible:
-        problem, warning = "", problem
+    shortage = plan.describe_shortage()
+    problem, warning = ("", shortage) if plan.is_possible else (shortage, "")
     used, usable = plan.peak[1].total(), USABLE * capacity  # where checkpoints are copied before they are written
     if device == "cuda":
         used, usable = plan.offloaded_bytes, USABLE * host_memory

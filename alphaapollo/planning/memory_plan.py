@@ -231,7 +231,8 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
         share = _choose_engine_share(config, phases, engine.total() + MIN_ROWS * row, capacity)
         cache = int(share * capacity) - engine.total()
         key = f"gpu_memory_utilization={share:g} of {plan.device_name}"
-    if has_process and (capacity or device == "cpu") and row > cache + engine["engine buffers"]:  # an estimate
+    # too small only if a sequence does not fit even without the engine buffers, which are an estimate
+    if has_process and (capacity or device == "cpu") and row > cache + engine["engine buffers"]:
         weights = f"{engine['engine weights'] / GIB:.1f} GiB for its weights and " if device == "cuda" else ""
         needs = f"{weights}{row / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
         shortage = f"{ROLLOUT}.{key} is too small: an engine needs {needs}. Raise it, or use tensor parallelism."

@@ -64,11 +64,13 @@ async def try_reward_function(
     for column in columns:
         is_truth = column in TRUTHS
         if not any(one.ground_truth is not None if is_truth else column in one.extra_info for one in prompts):
-            known, names = ", ".join(prompt.extra_info) or "those of every row", ", ".join(custom.names)
-            missing = "no row has a ground truth" if is_truth else "the data has no such column"
-            fix = "Rename the column or the parameter"
-            fix = "Rename the column to ground_truth, or give the parameter a default" if is_truth else fix
-            raise ValueError(f"{custom.path}: {names} needs {column!r}, but {missing} (others: {known}). {fix}.")
+            other_columns = ", ".join(prompt.extra_info) or "those of every row"
+            missing, hint = "the data has no such column", "Rename the column or the parameter"
+            if is_truth:
+                missing = "no row has a ground truth"
+                hint = "Rename the column to ground_truth, or give the parameter a default"
+            needs = f"{custom.path}: {', '.join(custom.names)} needs {column!r}"
+            raise ValueError(f"{needs}, but {missing} (others: {other_columns}). {hint}.")
     failed = {answer: score.reason for answer, score in scores.items() if score.outcome.failed}
     function = f"{custom.path}: {', '.join(custom.names)}" if custom.path else f"{reward.custom_module}: a component"
     notices = [

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from modulefinder import ModuleFinder
+from importlib.machinery import PathFinder
+from modulefinder import Module, ModuleFinder
 from pathlib import Path
+from typing import Any
 
 from alphaapollo.config.changes import ConfigChange, find_resume_rule
 from alphaapollo.config.keys import get_field_markers, get_value, list_keys
@@ -25,6 +27,7 @@ Digests = dict[str, list[tuple[str, str]]]
 TRAIN_FILES = "data.train_files"
 WEIGHTS = (".safetensors", ".bin", ".pt")
 MODEL_FILES = (*WEIGHTS, ".json", ".jinja", ".model", ".txt", ".py")
+PACKAGE = 5  # ModuleFinder's kind of a folder
 MAX_HASHED_BYTES, NUM_BLOCKS, BLOCK_BYTES = 2**26, 256, 2**14  # of weights
 
 
@@ -107,14 +110,29 @@ def _find_commit(hub_id: str) -> str:
     return Path(hf_hub_download(hub_id, "config.json")).parent.name
 
 
+class _Finder(ModuleFinder):
+    """ModuleFinder that also reads folders without __init__.py, on which Python's own fails with AttributeError."""
+
+    def find_module(self, name: str, path: Any, parent: Module | None = None) -> Any:
+        spec = PathFinder.find_spec(name, path or self.path)
+        if spec and spec.submodule_search_locations and not spec.origin:
+            return None, spec.submodule_search_locations[0], ("", "", PACKAGE)
+        return super().find_module(name, path, parent)
+
+    def load_package(self, fqname: str, pathname: str) -> Module:
+        if (Path(pathname) / "__init__.py").is_file():
+            return super().load_package(fqname, pathname)
+        module = self.add_module(fqname)
+        vars(module)["__path__"] = [pathname]
+        return module
+
+
 def _list_code_files(path: Path) -> list[Path]:
     """Return a Python file and the files of its folder that it imports, directly or indirectly."""
-    finder = ModuleFinder([str(path.parent)], excludes=["alphaapollo"])
+    finder = _Finder([str(path.parent)], excludes=["alphaapollo"])
     with suppress(SyntaxError, ValueError, ImportError, RecursionError):
         finder.run_script(str(path))
-    module_files = (
-        getattr(module, "__file__", None) for module in finder.modules.values()
-    )  # None: a folder of modules
+    module_files = (getattr(module, "__file__", None) for module in finder.modules.values())  # None: built into Python
     return [path, *sorted({Path(file) for file in module_files if file} - {path})]
 
 

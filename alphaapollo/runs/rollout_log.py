@@ -188,8 +188,10 @@ def replace_images(content: Any, name: Callable[[EncodedImage], str] = name_imag
     """Return messages with the names of their images. A text is returned unchanged."""
     if not isinstance(content, Sequence) or isinstance(content, str):
         return content
-    named = [{"images": [*map(name, message["images"])]} if message.get("images") else {} for message in content]
-    return [message | images for message, images in zip(content, named, strict=True)]
+    return [
+        message | {"images": [*map(name, message["images"])]} if message.get("images") else message
+        for message in content
+    ]
 
 
 def format_trajectory_lines(

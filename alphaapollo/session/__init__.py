@@ -1,1 +1,1 @@
-"""Ground floor of every command: prepare a run, start its workers, publish weights, write checkpoints."""
+"""What all commands share: prepare a run, start its workers, publish weights, write checkpoints."""

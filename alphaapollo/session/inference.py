@@ -70,6 +70,12 @@ class ChatPreparation(InferencePreparation):
         "show_plan": NO_RUN,
     }
 
+    def find_machine(self) -> None:
+        if self.config.env.env_name == "agent":
+            self.machine = detect_machine()  # the engine runs here, even if RAY_ADDRESS names a cluster
+        else:
+            super().find_machine()
+
 
 class ServePreparation(InferencePreparation):
     """Settings of `alphaapollo serve RUN` and of evaluation suites: vLLM's own server checks the rest."""

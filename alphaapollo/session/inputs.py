@@ -48,12 +48,10 @@ from alphaapollo.utils.user_module import load_user_module
 RunConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
 
 
-def detect_node_resources(config: RunConfig) -> Machine:
+def detect_node_resources(config: Config | TuningConfig | GenerationConfig) -> Machine:
     """Return the cores, memory and GPUs of this machine. If RAY_ADDRESS is set, join that Ray cluster and return
     the resources of one of its nodes."""
-    if isinstance(config, EvolvingConfig) or not os.environ.get("RAY_ADDRESS"):
-        return detect_machine()
-    if resolve_controller(config.trainer) == "ray":
+    if os.environ.get("RAY_ADDRESS") and resolve_controller(config.trainer) == "ray":
         from alphaapollo.controller.ray_cluster import join_cluster
 
         return join_cluster(config.trainer, config.actor_rollout_ref.rollout if isinstance(config, Config) else None)

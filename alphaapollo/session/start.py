@@ -15,12 +15,16 @@ from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.resume import resume_hint
+from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.session.inputs import explain_missing_cluster, find_local_paths
+from alphaapollo.session.policy import PolicyPreparation
 from alphaapollo.session.prepare import Preparation
-from alphaapollo.session.verbs import TrainingSession
+from alphaapollo.session.publish import make_publisher
+from alphaapollo.session.training import PolicySession, TrainingSession
 from alphaapollo.utils.disk import close_all
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.weight_sync.verification import Probe
 
 
 @asynccontextmanager
@@ -79,3 +83,27 @@ async def open_session(
             yield TrainingSession(config, workers, console, tracker, writer)
     finally:
         close_all(tracker.close)
+
+
+@asynccontextmanager
+async def open_policy_session(
+    prepared: PolicyPreparation,
+    specs: WorkerSpecs,
+    timer: Timer,
+    probe: Probe,
+    pauses_requests: bool,
+    keeps_all_checkpoints: bool = False,
+) -> AsyncIterator[PolicySession]:
+    """Context manager of a policy's training, with a publisher of its weights if there are engines.
+
+    probe: verifies the published weights. pauses_requests: whether requests may be running during a publish.
+    """
+    async with open_session(prepared, specs, timer, keeps_all_checkpoints) as session:
+        rollout_log = RolloutLog(prepared.config.trainer.folder / "rollouts")
+        try:
+            weights = None
+            if specs.engine_builder:
+                weights = make_publisher(session.workers, prepared.plan, probe, pauses_requests)
+            yield PolicySession(**vars(session), rollout_log=rollout_log, weights=weights)
+        finally:
+            close_all(rollout_log.close)

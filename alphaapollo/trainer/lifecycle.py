@@ -18,22 +18,19 @@ from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.processes.watchdog import new_run_id
-from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.session.plan import SHARING
-from alphaapollo.session.publish import make_publisher
+from alphaapollo.session.progress import Progress
 from alphaapollo.session.specs import make_worker_specs
-from alphaapollo.session.start import open_session
-from alphaapollo.session.verbs import TrainingSession
+from alphaapollo.session.start import open_policy_session
+from alphaapollo.session.training import PolicySession
 from alphaapollo.trainer.loop import train, train_async, validate_and_log
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import record_iterations
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.preparation import RlPreparation
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
-from alphaapollo.utils.disk import close_all
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 
@@ -51,16 +48,13 @@ async def run(prepared: RlPreparation, progress: Progress) -> None:
     specs = make_worker_specs(config, prepared.plan, new_run_id(), total, prepared.has_reward_function)
     try:
         prepared.console.start(total, progress.step)
-        async with open_session(prepared, specs, timer) as session:
+        async with open_policy_session(prepared, specs, timer, prepared.probe, generates_ahead(config)) as session:
             ready = make_training_run(prepared, session, progress)
-            try:
-                with tune_gc_and_huge_pages():
-                    await initialize_run(ready, session, prepared.start.checkpoint, timer)
-                    training = train_async(ready) if generates_ahead(config) else train(ready)
-                    await session.train(training)
-                    await finish_run(ready, session)
-            finally:
-                close_all(ready.rollout_log.close)
+            with tune_gc_and_huge_pages():
+                await initialize_run(ready, prepared.start.checkpoint, timer)
+                training = train_async(ready) if generates_ahead(config) else train(ready)
+                await session.train(training)
+                await finish_run(ready)
     finally:
         HEARTBEAT.take_spans()  # drop the spans of a profiled iteration that did not end
 
@@ -70,9 +64,9 @@ def generates_ahead(config: Config) -> bool:
     return config.trainer.async_mode is not None and config.trainer.max_staleness > 0
 
 
-def make_training_run(prepared: RlPreparation, session: TrainingSession, progress: Progress) -> TrainingRun:
+def make_training_run(prepared: RlPreparation, session: PolicySession, progress: Progress) -> TrainingRun:
     config, plan, workers = prepared.config, prepared.plan, session.workers
-    trainer, folder, writer = config.trainer, config.trainer.folder, session.checkpoint_writer
+    trainer = config.trainer
     scorer: RewardModelScorer | None = None
     if workers.reward_model and prepared.reward_model_tokenizer:
         parts = workers.reward_model, workers.engines, prepared.reward_model_tokenizer
@@ -84,7 +78,7 @@ def make_training_run(prepared: RlPreparation, session: TrainingSession, progres
         config=config,
         plan=plan,
         workers=workers,
-        weights=make_publisher(workers, plan, prepared.probe, generates_ahead(config)),
+        session=session,
         prompts=prepared.prompts,
         val_prompts=prepared.val_prompts,
         val_suites=prepared.val_suites,
@@ -92,25 +86,22 @@ def make_training_run(prepared: RlPreparation, session: TrainingSession, progres
         sampler=sampler,
         progress=progress,
         learn=record_iterations(trainer.record_steps or (), learn),
-        checkpoint_writer=writer,
-        tracker=session.tracker,
-        rollout_log=RolloutLog(folder / "rollouts"),
         console=session.console,
-        profiler=StepProfiler(trainer.profile_steps or [], workers, folder, session.console),
+        profiler=StepProfiler(trainer.profile_steps or [], workers, trainer.folder, session.console),
         reward_model_scorer=scorer,
-        metric_sources=[sampler, writer, *([scorer] if scorer else [])],
+        metric_sources=[sampler, session.checkpoint_writer, *([scorer] if scorer else [])],
     )
 
 
-async def initialize_run(run: TrainingRun, session: TrainingSession, checkpoint: Path | None, timer: Timer) -> None:
+async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer) -> None:
     """Load the checkpoint, if any, and send the policy's weights to the inference engines.
 
     On shared GPUs, the trainers free their memory before the engines use it, as in each iteration (loop.py). With
     trainer.val_before_train, a new run then validates.
     """
-    await session.show_warnings()
+    await run.session.show_warnings()
     run.uses_shared_prompts = run.plan.uses_shared_prompts and await can_use_shared_prompts(run)
-    metrics = await session.restore(checkpoint, run.weights, run.progress.step)
+    metrics = await run.session.restore(checkpoint, run.progress.step)
     if checkpoint is None:
         if run.config.trainer.val_before_train:
             with timer("validate"):
@@ -118,8 +109,7 @@ async def initialize_run(run: TrainingRun, session: TrainingSession, checkpoint:
             metrics |= validation.metrics
             run.progress.best_accuracy = validation.accuracy
         metrics |= timer.metrics()
-        run.tracker.log(0, metrics)
-        run.console.show_step(0, metrics)
+        run.session.log(0, metrics)
 
 
 async def can_use_shared_prompts(run: TrainingRun) -> bool:
@@ -131,14 +121,14 @@ async def can_use_shared_prompts(run: TrainingRun) -> bool:
     return decide_shared_prompts(SHARING, wanted, next(iter(problems), None), run.console.notify)
 
 
-async def finish_run(run: TrainingRun, session: TrainingSession) -> None:
+async def finish_run(run: TrainingRun) -> None:
     """Export the final model if trainer.export_hf is set."""
     trainer, step = run.config.trainer, run.progress.step
     if step < run.goal.max_steps:
         run.console.notify(f"the run ended after {step} iterations, at the end of the data ({trainer.total_epochs=})")
     if trainer.export_hf:
         await run.workers.engines.sleep()
-    await session.export(run.workers.policy)
+    await run.session.export(run.workers.policy)
 
 
 @contextmanager

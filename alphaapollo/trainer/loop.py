@@ -3,7 +3,7 @@
 generate groups of rollouts -> learn: update the models -> publish: send the weights to the engines
 -> on schedule: validate, reset the reference model -> log -> on schedule: save a checkpoint
 
-`weights.hand_over`, `weights.publish` and `engines.release_kv_cache_temporarily` switch shared GPUs between engines and
+`session.hand_over`, `session.publish` and `engines.release_kv_cache_temporarily` switch shared GPUs between engines and
 trainers: one of them frees its memory before the other one uses it (docs/architecture.md).
 
 `train_async` generates groups for later iterations while an iteration trains. step/collect.py tracks the groups in
@@ -21,11 +21,11 @@ import time
 from dataclasses import replace
 
 from alphaapollo.config.schema import ReferenceReset
-from alphaapollo.evaluation.validation import ValidationResult, validate
+from alphaapollo.metrics.rollouts import compute_rollout_metrics, compute_speed_metrics, find_failure_reason
 from alphaapollo.observability.timing import Timer, measure_resident_gib
 from alphaapollo.rollout.suites import FOLDER
-from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics, find_failure_reason
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.session.progress import Progress
+from alphaapollo.session.validation import ValidationResult, validate
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.collect import CollectedGroups, InFlightGroups, collect_groups
 from alphaapollo.trainer.step.update_result import UpdateResult
@@ -39,14 +39,14 @@ async def train(run: TrainingRun) -> None:
         iteration = run.progress.step + 1
         await run.profiler.start_step(iteration, timer)
         collected = await collect_groups(run, iteration, timer)
-        run.checkpoint_writer.mark_models_inconsistent()
+        run.session.checkpoint_writer.mark_models_inconsistent()
         with timer("generate"):
-            await run.weights.hand_over()
+            await run.session.hand_over()
         metrics = log_groups(run, iteration, collected, timer.seconds["generate"])
         learned = await run.learn(run, iteration, collected.trained, timer)
         learned = log_trained_rows(run, iteration, learned, collected)
         with timer("publish"):
-            metrics |= await run.weights.publish(iteration)
+            metrics |= await run.session.publish(iteration)
         timer = await finish_iteration(run, collected, learned, metrics, timer)
     await run.profiler.start_step(None, timer)
 
@@ -66,13 +66,12 @@ async def finish_iteration(
     for source in run.metric_sources:
         metrics |= source.pop_metrics()
     metrics |= compute_run_metrics(run, timer, learned.trained_tokens)
-    run.tracker.log(iteration, metrics)
-    run.console.show_step(iteration, metrics, find_failure_reason(collected.generated))
-    run.checkpoint_writer.mark_models_consistent(run.progress)
+    run.session.log(iteration, metrics, find_failure_reason(collected.generated))
+    run.session.checkpoint_writer.mark_models_consistent(run.progress)
     timer = Timer()  # metrics are written before the checkpoint: a kill between the two must not lose them
     if is_due(iteration, trainer.save_freq, is_last):
         with timer("checkpoint"):
-            await run.checkpoint_writer.save(run.progress)
+            await run.session.save(run.progress)
     return timer
 
 
@@ -81,7 +80,7 @@ def log_groups(
 ) -> dict[str, float]:
     """Log the groups of an iteration, let the choice of further prompts depend on them, and return their metrics."""
     run.sampler.observe(run.progress, collected.generated)
-    run.rollout_log.write(iteration, collected.generated)
+    run.session.rollout_log.write(iteration, collected.generated)
     run.console.show_samples(collected.selected)
     of_rollouts = compute_rollout_metrics(collected.generated, collected.selected, collected.rounds, generation_seconds)
     return of_rollouts | collected.metrics
@@ -95,7 +94,7 @@ def log_trained_rows(
     own = {id(one) for group in collected.selected for one in group.trajectories}
     if (rows := learned.list_trained_rows()) and learned.batch:
         count = sum(len(one.rows) for one in learned.batch.trajectories if id(one) in own)
-        run.rollout_log.write_trained_rows(iteration, rows[:count])
+        run.session.rollout_log.write_trained_rows(iteration, rows[:count])
     return replace(learned, batch=None, credit=None, is_trained=None, old_logprobs=[])
 
 
@@ -148,10 +147,10 @@ async def validate_and_log(run: TrainingRun, iteration: int) -> ValidationResult
         scorer=run.reward_model_scorer and replace(run.reward_model_scorer),  # a copy, which counts separately
     )
     for suffix, groups in validation.groups.items():
-        run.rollout_log.write(iteration, groups, f"val{suffix}")
-        run.tracker.log_samples(iteration, groups, suffix)
+        run.session.rollout_log.write(iteration, groups, f"val{suffix}")
+        run.session.tracker.log_samples(iteration, groups, suffix)
     validation = replace(validation, metrics=validation.metrics | await run_val_suites(run, iteration))
-    run.checkpoint_writer.checkpoints.check_keep_best_metric(validation.metrics)
+    run.session.checkpoint_writer.checkpoints.check_keep_best_metric(validation.metrics)
     return validation
 
 
@@ -195,15 +194,15 @@ async def train_async(run: TrainingRun) -> None:
             await run.profiler.start_step(iteration, timer)
             collected = await in_flight.take_batch(iteration, timer)
             since, taken = taken, time.perf_counter()
-            run.checkpoint_writer.mark_models_inconsistent()
+            run.session.checkpoint_writer.mark_models_inconsistent()
             if run.config.trainer.async_mode == "carry":
                 with timer("pause"):
-                    await run.weights.hand_over(pauses_requests=True)
+                    await run.session.hand_over(pauses_requests=True)
             metrics = log_groups(run, iteration, collected, taken - since)
             learned = await run.learn(run, iteration, collected.trained, timer)
             learned = log_trained_rows(run, iteration, learned, collected)
             with timer("publish"):
-                metrics |= await run.weights.publish(iteration)
+                metrics |= await run.session.publish(iteration)
             in_flight.start_groups(iteration)
             timer = await finish_iteration(run, collected, learned, metrics, timer)
         await run.profiler.start_step(None, timer)

@@ -10,14 +10,11 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
-from alphaapollo.observability.trackers import Tracker
 from alphaapollo.rollout.suites import Suite
-from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.session.plan import Plan
-from alphaapollo.session.publish import WeightPublisher
+from alphaapollo.session.progress import Progress, TrainingGoal
+from alphaapollo.session.training import PolicySession
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.step.credit import ColumnDtype
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
@@ -49,16 +46,13 @@ class LearnerState:
 class TrainingRun(LearnerState):
     """State of a training run in the driver. A checkpoint saves `progress` and the state of the workers."""
 
-    weights: WeightPublisher
+    session: PolicySession
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     val_suites: Sequence[Suite] = ()
     goal: TrainingGoal
     sampler: PromptSampler
     learn: LearnFunction
-    checkpoint_writer: BackgroundCheckpointWriter[Progress]
-    tracker: Tracker
-    rollout_log: RolloutLog
     profiler: StepProfiler
     metric_sources: list[MetricSource]
     reward_model_scorer: RewardModelScorer | None = None

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from alphaapollo.evaluation.estimates import pass_at_k
-from alphaapollo.evaluation.metrics import estimate_means
+from alphaapollo.metrics.estimates import pass_at_k
+from alphaapollo.metrics.samples import estimate_means
 from alphaapollo.runs.run_plan import read_input_digests
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer.curves import list_steps, tabulate

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-from alphaapollo.evaluation.metrics import Estimate
+from alphaapollo.metrics.samples import Estimate
 from alphaapollo.observability.metric_texts import format_duration
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.curves import PALETTE

@@ -27,7 +27,7 @@ from markupsafe import Markup
 from scipy.stats import ttest_ind
 
 from alphaapollo.config.changes import identify_command
-from alphaapollo.evaluation.metrics import Estimate, Summary
+from alphaapollo.metrics.samples import Estimate, Summary
 from alphaapollo.observability.curve import plot_curves_as_figure
 from alphaapollo.observability.metric_texts import format_duration, format_time_summary
 from alphaapollo.observability.terminal import get_last_message, shorten_text

@@ -23,7 +23,7 @@ def rl_rows(rng: random.Random, split: str, count: int) -> list[Row]:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "code", num_sft=38400, num_rl=1024, num_val=96)
+    args = parse_arguments(__doc__, "code", seed=0, num_sft=38400, num_rl=1024, num_val=96)
     make_tokenizer(args.out / "model", WORDS)
     make_model(args.out / "model", args.seed)
     write_tables(args.out / "data", make_lesson_tables(task, rl_rows, args))

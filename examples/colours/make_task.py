@@ -48,7 +48,7 @@ def make_data(folder: Path, seed: int, num_sft: int, num_rl: int, num_val: int) 
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "colours", num_sft=9600, num_rl=1024, num_val=256)
+    args = parse_arguments(__doc__, "colours", seed=0, num_sft=9600, num_rl=1024, num_val=256)
     make_processor(args.out / "model", [*COLOURS, QUESTION])
     make_model(args.out / "model", args.seed)
     make_data(args.out / "data", args.seed, args.num_sft, args.num_rl, args.num_val)

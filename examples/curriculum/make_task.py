@@ -21,7 +21,7 @@ NUM_LEARNABLE, NUM_SOLVED, NUM_IMPOSSIBLE = 32, 128, 96
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "curriculum", num_sft=38400, num_val=256)
+    args = parse_arguments(__doc__, "curriculum", seed=0, num_sft=38400, num_val=256)
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     make_data(args.out / "data", args.seed, args.num_sft, args.num_val)

@@ -37,7 +37,7 @@ def make_data(folder: Path, seed: int, num_sft: int, num_problems: int) -> None:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "evolving", num_sft=38400, num_problems=128)
+    args = parse_arguments(__doc__, "evolving", seed=0, num_sft=38400, num_problems=128)
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     make_data(args.out / "data", args.seed, args.num_sft, args.num_problems)

@@ -16,7 +16,7 @@ WORDS = ["at ", " goal ", "there is a wall", "up", "down", "left", "right"]
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "grid_world", num_sft=25600, num_rl=2048, num_val=256)
+    args = parse_arguments(__doc__, "grid_world", seed=0, num_sft=25600, num_rl=2048, num_val=256)
     make_tokenizer(args.out / "model", WORDS)
     make_model(args.out / "model", args.seed)
     rng, data = random.Random(args.seed), args.out / "data"

@@ -14,7 +14,7 @@ from examples.task_files import parse_arguments, write_tables
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "guessing_game", num_sft=12800, num_rl=2048, num_val=256)
+    args = parse_arguments(__doc__, "guessing_game", seed=0, num_sft=12800, num_rl=2048, num_val=256)
     make_tokenizer(args.out / "model", ["higher", "lower", "up", "down"])
     make_model(args.out / "model", args.seed)
     rng, data = random.Random(args.seed), args.out / "data"

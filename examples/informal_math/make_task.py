@@ -25,7 +25,7 @@ def rl_rows(rng: random.Random, split: str, count: int) -> list[Row]:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "informal_math", num_sft=57600, num_rl=4096, num_val=200)
+    args = parse_arguments(__doc__, "informal_math", seed=0, num_sft=57600, num_rl=4096, num_val=200)
     make_tokenizer(args.out / "model", WORDS)
     make_model(args.out / "model", args.seed)
     write_tables(args.out / "data", make_lesson_tables(task, rl_rows, args))

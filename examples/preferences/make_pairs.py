@@ -44,7 +44,7 @@ def rows(rng: random.Random, sums: Iterator[tuple[int, int]], count: int) -> lis
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "preferences", num_train=2048, num_val=256)
+    args = parse_arguments(__doc__, "preferences", seed=0, num_train=2048, num_val=256)
     rng, fixed = random.Random(args.seed), random.Random("held out")  # fixed: the same for every seed
     train = rows(rng, pairs(rng, want_held_out=False), args.num_train)
     val = rows(fixed, pairs(fixed, want_held_out=True), args.num_val)

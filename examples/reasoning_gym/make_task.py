@@ -14,7 +14,7 @@ from examples.task_files import make_chat_row, parse_arguments, write_tables
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "reasoning_gym", num_sft=32000, num_rl=2048, num_val=256)
+    args = parse_arguments(__doc__, "reasoning_gym", seed=0, num_sft=32000, num_rl=2048, num_val=256)
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     rng, data = random.Random(args.seed), args.out / "data"

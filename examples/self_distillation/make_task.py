@@ -41,7 +41,7 @@ def make_data(folder: Path, seed: int, num_sft: int, num_rl: int, num_val: int) 
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "self_distillation", num_sft=57600, num_rl=4096, num_val=256)
+    args = parse_arguments(__doc__, "self_distillation", seed=0, num_sft=57600, num_rl=4096, num_val=256)
     make_tokenizer(args.out / "model")
     make_model(args.out / "model", args.seed)
     make_data(args.out / "data", args.seed, args.num_sft, args.num_rl, args.num_val)

@@ -40,9 +40,10 @@ from alphaapollo.rollout.episode import (  # noqa: E402
 )
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter  # noqa: E402
+from alphaapollo.session.progress import Feedback, Progress, TrainingGoal  # noqa: E402
 from alphaapollo.session.publish import WeightPublisher  # noqa: E402
+from alphaapollo.session.training import PolicySession  # noqa: E402
 from alphaapollo.trainer import loop  # noqa: E402
-from alphaapollo.trainer.progress import Feedback, Progress, TrainingGoal  # noqa: E402
 from alphaapollo.trainer.step.curriculum import PromptSampler  # noqa: E402
 from alphaapollo.trainer.step.update_result import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, WeightUpdate  # noqa: E402
@@ -139,25 +140,23 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
     }
     policy: Any = FakePolicy()
     workers: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=engines)
+    checked, console, recorder = Config.model_validate(config), SilentConsole(), MetricsRecorder()
+    writer = BackgroundCheckpointWriter[Any](CheckpointFolder(Path(), None), {}, print)  # save_freq=-1: unused
+    weights = WeightPublisher(policy, engines, Probe([1, 2]), 1.0, pauses_requests=mode is not None)
     return SimpleNamespace(
-        config=Config.model_validate(config),
+        config=checked,
         plan=SimpleNamespace(
             placement=SimpleNamespace(num_gpus=0), sampling=Sampling(LONGEST + 1), greedy_baseline=False
         ),
         workers=workers,
-        weights=WeightPublisher(policy, engines, Probe([1, 2]), 1.0, pauses_requests=mode is not None),
+        session=PolicySession(checked, workers, console, recorder, writer, recorder, weights),  # type: ignore[arg-type]
         prompts=[Prompt(index, "bench", f"question {index}") for index in range(4096)],
         sampler=PromptSampler(range(4096), Data(seed=0)),  # type: ignore[arg-type]
         learn=learn,
         metric_sources=[],
         goal=TrainingGoal(args.iterations),
         progress=Progress(),
-        checkpoint_writer=BackgroundCheckpointWriter(
-            CheckpointFolder(Path(), None), {}, print
-        ),  # save_freq=-1: nothing is written
-        tracker=MetricsRecorder(),
-        rollout_log=MetricsRecorder(),
-        console=SilentConsole(),
+        console=console,
         reward_model_scorer=None,
         profiler=FakeProfiler(),
         update_seconds=args.update_share * samples * MEDIAN * args.token_ms / 1e3 / args.slots,
@@ -176,7 +175,7 @@ def measure(args: argparse.Namespace, sigma: float, mode: str | None, staleness:
     start = time.perf_counter()
     asyncio.run(loop.train_async(run) if mode else loop.train(run))
     seconds = time.perf_counter() - start
-    stale = [line.get("staleness/mean", 0.0) for line in run.tracker.lines]
+    stale = [line.get("staleness/mean", 0.0) for line in run.session.tracker.lines]
     return args.iterations * args.prompts * args.group / seconds, sum(stale) / len(stale)
 
 

@@ -25,6 +25,7 @@ from alphaapollo.batching.batch import Columns  # noqa: E402
 from alphaapollo.config.schema import Algorithm, Config, Data, Env  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
+from alphaapollo.metrics.rollouts import compute_rollout_metrics  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import (  # noqa: E402
     EpisodeLimits,
@@ -32,7 +33,6 @@ from alphaapollo.rollout.episode import (  # noqa: E402
     run_group,
 )
 from alphaapollo.runs.rollout_log import RolloutLog  # noqa: E402
-from alphaapollo.trainer.metrics import compute_rollout_metrics  # noqa: E402
 from alphaapollo.trainer.step.build_batch import build_batch  # noqa: E402
 from alphaapollo.trainer.step.credit import assign_credit  # noqa: E402
 from alphaapollo.trainer.step.learn import compute_batch_metrics  # noqa: E402

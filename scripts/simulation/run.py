@@ -21,11 +21,12 @@ from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.session.plan import resolve_plan
+from alphaapollo.session.progress import Progress, TrainingGoal
 from alphaapollo.session.publish import WeightPublisher
+from alphaapollo.session.training import PolicySession
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.lifecycle import tune_gc_and_huge_pages
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import Progress, TrainingGoal
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
@@ -103,18 +104,22 @@ class Cluster:
         prompts = [Prompt(i, "simulated", [{"role": "user", "content": f"{i}: {QUESTION}"}]) for i in range(20_000)]
         console = Console(Terminal(file=io.StringIO()))
         groups: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=rollout)
+        pauses_requests = config.trainer.async_mode is not None
+        session = PolicySession(
+            config,
+            groups,
+            console,
+            Tracker(config.model_dump(mode="json"), folder, 0),
+            BackgroundCheckpointWriter(CheckpointFolder(folder / "checkpoints", None), {}, console.notify),
+            RolloutLog(folder / "rollouts"),
+            WeightPublisher(policy, rollout, Probe(list(range(64))), PROBE_TOLERANCE_FLOAT32, pauses_requests),
+        )
         return TrainingRun(
             config=config,
             plan=plan,
             uses_shared_prompts=plan.uses_shared_prompts,
             workers=groups,
-            weights=WeightPublisher(
-                policy,
-                rollout,
-                Probe(list(range(64))),
-                PROBE_TOLERANCE_FLOAT32,
-                config.trainer.async_mode is not None,
-            ),
+            session=session,
             prompts=prompts,
             val_prompts=[],
             goal=TrainingGoal(steps),
@@ -122,11 +127,6 @@ class Cluster:
             learn=learn,
             metric_sources=[],
             progress=Progress(),
-            checkpoint_writer=BackgroundCheckpointWriter(
-                CheckpointFolder(folder / "checkpoints", None), {}, console.notify
-            ),
-            tracker=Tracker(config.model_dump(mode="json"), folder, 0),
-            rollout_log=RolloutLog(folder / "rollouts"),
             console=console,
             profiler=StepProfiler([], groups, folder, console),
         )
@@ -149,8 +149,8 @@ class Cluster:
                 module.Timer = timer
             if profile:
                 profile.disable()
-        self._run.rollout_log.close()
-        self._run.tracker.close()
+        self._run.session.rollout_log.close()
+        self._run.session.tracker.close()
         self.work_of_threads = self.clock.work_of_threads() + self.network.unpickling
         return self._steps
 

@@ -14,7 +14,7 @@ from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config
 from alphaapollo.runs.checkpoint_folder import MANIFEST, PROGRESS, CheckpointFolder, write_progress
 from alphaapollo.runs.resume import find_start_point
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.session.progress import Progress
 
 HOW = ["flip", "cut", "empty", "grow", "remove", "rename", "swap", "json"]
 

@@ -1,8 +1,8 @@
 """What processes import before they need it. Each import of torch or vLLM takes seconds of a run's start."""
 
 import json
-import subprocess
-import sys
+
+from tests.processes import run_python
 
 HEAVY = {"torch", "transformers", "vllm", "ray", "pandas"}
 STEPS = [  # of one process, and what it must not have imported until the end of the step
@@ -23,7 +23,7 @@ def test_imports():
     program = "import json, sys\n"
     for code, forbidden in STEPS:
         program += f"{code}\nprint(json.dumps(sorted({forbidden!r} & set(sys.modules))), file=sys.stderr)\n"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    done = run_python("-c", program)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[")]
     assert [code for (code, _), imported in zip(STEPS, found, strict=True) if imported] == [], found

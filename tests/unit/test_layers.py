@@ -19,6 +19,7 @@ LAYERS = [
     ["runs", "user_objects"],
     ["observability"],
     ["rewards", "batching"],
+    ["metrics"],
     ["models", "environments", "engines"],
     ["rollout", "workers"],
     ["controller"],
@@ -45,7 +46,7 @@ OWNERS = {
     **{tracker: ["observability.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
     "torch.utils.tensorboard": ["observability.*"],
 }
-NO_TORCH = {*LAYERS[0], "config", "data", "batching", "tools", "rewards", "environments"}
+NO_TORCH = {*LAYERS[0], "config", "data", "batching", "tools", "rewards", "metrics", "environments"}
 INSIDE_FUNCTIONS_ONLY = ["transformers", "peft"]  # importing a module of the project stays cheap
 
 

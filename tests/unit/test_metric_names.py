@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.metric_names import documented, undocumented
+from tests.unit.metrics.test_rollouts import credit, measured
 from tests.unit.trainer.samples import group, trajectory
-from tests.unit.trainer.test_metrics import credit, measured
 
 PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 

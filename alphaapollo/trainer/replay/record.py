@@ -22,7 +22,7 @@ from alphaapollo.config.load import save_config
 from alphaapollo.controller.placement import Placement
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import MANIFEST, CheckpointFolder, check_format, find_damage, write_manifest
-from alphaapollo.trainer.group_files import read_pickle, write_pickle
+from alphaapollo.runs.group_files import read_pickle, write_pickle
 from alphaapollo.trainer.run_state import LearnerState, LearnFunction, TrainingRun
 from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.types import JsonObject, TrajectoryGroup
@@ -91,7 +91,7 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
     )
     folder = recordings.begin_checkpoint(iteration)
     with explain_write_errors("the recording", folder):
-        await run.checkpoint_writer.save_and_wait(folder)
+        await run.session.checkpoint_writer.save_and_wait(folder)
         save_config(run.config, folder / "config.yaml")
         await asyncio.to_thread(write_pickle, folder / INPUTS, vars(inputs))
         return await asyncio.to_thread(recordings.complete_checkpoint, folder)

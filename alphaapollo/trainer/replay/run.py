@@ -32,8 +32,8 @@ from alphaapollo.observability.timing import Timer
 from alphaapollo.planning.model_requirements import choose_kernels
 from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.session.plan import Plan, resolve_plan
+from alphaapollo.session.progress import Progress
 from alphaapollo.session.specs import make_worker_specs
-from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.replay.record import (
     Outcome,
     RecordedInputs,

@@ -22,14 +22,14 @@ from alphaapollo.rollout.suites import Suite, check_suites
 from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.inputs import check_rewards, read_prompts
 from alphaapollo.session.policy import PolicyPreparation
-from alphaapollo.session.publish import make_probe
-from alphaapollo.trainer.progress import (
+from alphaapollo.session.progress import (
     CurriculumState,
     Progress,
     RecentGroups,
     TrainingGoal,
     check_steps_within_run,
 )
+from alphaapollo.session.publish import make_probe
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.setup.teachers import check_teachers
 from alphaapollo.trainer.step.curriculum import assign_stages

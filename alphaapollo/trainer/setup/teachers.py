@@ -10,7 +10,7 @@ from alphaapollo.config.schema import Config, TeacherModel
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.rollout.self_teacher import check_demonstrations
 from alphaapollo.session.policy import OTHER_TOKENIZER
-from alphaapollo.trainer.step.distillation import TeacherClient
+from alphaapollo.session.teachers import TeacherClient
 from alphaapollo.types import Prompt
 
 DECODED_TOKENS = 1000  # per request to a server

@@ -21,7 +21,7 @@ import numpy as np
 
 from alphaapollo.algorithms.statistics import has_variance
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.progress import Progress, RecentGroups
+from alphaapollo.session.progress import Progress, RecentGroups
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.selection import is_trainable, is_usable_for_training
 from alphaapollo.types import GroupRequest, Trajectory, TrajectoryGroup

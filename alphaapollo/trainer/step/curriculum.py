@@ -14,7 +14,7 @@ import numpy as np
 
 from alphaapollo.config.schema import Data
 from alphaapollo.data.stream import PromptStream, decay_pass_rate, difficulty_weights, draw_prompts, frontier_weights
-from alphaapollo.trainer.progress import CurriculumState, Progress
+from alphaapollo.session.progress import CurriculumState, Progress
 from alphaapollo.types import Prompt, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
 

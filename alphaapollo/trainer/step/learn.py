@@ -18,11 +18,11 @@ from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.config.schema import Config
 from alphaapollo.models.train_state import MAX_SKIPPED_STEPS
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.progress import Feedback
+from alphaapollo.session.progress import Feedback
+from alphaapollo.session.teachers import compute_target_columns
 from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.step.build_batch import build_batch
 from alphaapollo.trainer.step.credit import AssignedCredit, assign_credit, describe_non_finite
-from alphaapollo.trainer.step.distillation import compute_target_columns
 from alphaapollo.trainer.step.training_batch import TrainingBatch
 from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.types import TrajectoryGroup

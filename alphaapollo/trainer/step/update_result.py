@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from alphaapollo.runs.rollout_log import TrainedRow
-from alphaapollo.trainer.progress import Feedback
+from alphaapollo.session.progress import Feedback
 from alphaapollo.trainer.step.credit import AssignedCredit
 from alphaapollo.trainer.step.training_batch import TrainingBatch
 

@@ -19,9 +19,11 @@ from alphaapollo.cli.main import main
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.environments.base import Observation, Services, StepResult, get_environment_spec
+from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.runs import newest_model
+from alphaapollo.session.inference import ServePreparation
 from alphaapollo.types import Message, Prompt, Score
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tiny import save_model
@@ -122,7 +124,8 @@ def test_no_process_of_a_stuck_server_is_left(signals: list[signal.Signals], tmp
 
 def test_serve_uses_the_default_context_if_the_model_supports_it(model: Path) -> None:
     config = GenerationConfig(model={"path": str(model)}, trainer={"device": "cpu"})
-    assert serve.make_engine_spec(config).max_model_len <= serve.DEFAULT_CONTEXT
+    prepared = ServePreparation(config, Console()).prepare()
+    assert serve.make_engine_spec(prepared).max_model_len <= serve.DEFAULT_CONTEXT
 
 
 @pytest.mark.parametrize(

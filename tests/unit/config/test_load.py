@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from alphaapollo.config.errors import ConfigError, exit_on_config_error
 from alphaapollo.config.keys import COMMANDS, get_value
 from alphaapollo.config.load import (
+    SavedConfig,
     UserSettings,
     build_config,
     find_shipped_config_folder,
@@ -251,6 +252,16 @@ def test_a_saved_config_loads_again(tmp_path: Path):
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["config.yaml"]
     again = load("--config-dir", str(tmp_path / "run"), "--config-name", "config")
     assert again == config
+
+
+def test_code_that_an_entry_of_a_saved_map_names_needs_the_command_line(tmp_path: Path):
+    models = "teacher.models={a: {path: x/y, trust_remote_code: true}}"
+    values = load(models, "teacher.by_source.x=a", "teacher.divergence=sampled")
+    saved = SavedConfig(tmp_path, values.model_dump(mode="json"))
+    key = "teacher.models.a.trust_remote_code"
+    with pytest.raises(ConfigError, match=f"add {key}=true$"):
+        load_config(Config, "ppo", [], saved)
+    assert load_config(Config, "ppo", [f"{key}=true"], saved) == values
 
 
 def test_reported_prints_one_message_and_exits_2(capsys: pytest.CaptureFixture[str]):

@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +12,7 @@ from alphaapollo.data.images import read_image_size
 from alphaapollo.data.prompts import load_prompts
 from examples.data_preprocess.prepare_geometry import INSTRUCTION
 from tests.builders import write_rows
+from tests.processes import run_python
 from tests.unit.data.images import make_gif, make_test_image
 from tests.unit.data_preprocess.scripts import DATA, DIRTY, GOOD, REASONS, ROOT, check_counts, made, refused
 
@@ -27,9 +27,8 @@ def truths(rows):
 
 
 def test_gsm8k_as_a_command(tmp_path):
-    command = [sys.executable, "-m", "examples.data_preprocess.prepare_informal_math", "--val_size", "2"]
-    command += ["--data_source", str(DATA / "gsm8k_train.jsonl"), "--local_dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    words = ["-m", "examples.data_preprocess.prepare_informal_math", "--val_size", "2"]
+    done = run_python(*words, "--data_source", str(DATA / "gsm8k_train.jsonl"), "--local_dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "(data_source gsm8k): 8 rows kept, 0 dropped" in done.stdout
     train, val = (load_prompts(str(tmp_path / f"{split}.parquet"), "prompt") for split in ("train", "val"))

@@ -51,7 +51,6 @@ def test_paused_answer_keeps_tokens_and_continues_with_new_weights():
         for version in (1, 2):
             await asyncio.sleep(1.5)
             await engine.pause()
-            await engine.pause()  # idempotent
             await asyncio.sleep(10)
             await engine.confirm_weights(version)
             await engine.resume()

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.evaluation.estimates import RESAMPLES
-from alphaapollo.evaluation.metrics import FIELDS, compute_metrics_per_problem
+from alphaapollo.evaluation.report import FIELDS
 from alphaapollo.evaluation.scoring import RESPONSES
+from alphaapollo.metrics.estimates import RESAMPLES
+from alphaapollo.metrics.samples import compute_metrics_per_problem
 
 PAGE = Path(__file__).parents[3] / "docs" / "evaluation.md"
 if not PAGE.exists():

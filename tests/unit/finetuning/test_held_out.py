@@ -93,7 +93,7 @@ def config_of(folder: Path, reward: str = REWARD, **data: Any) -> SftConfig:
 
 async def validate(config: SftConfig, prompts: Sequence[Prompt], worker: Worker, tracker: Any) -> dict[str, float]:
     task, trainer = SftTask(config), SimpleNamespace(ranks=Several([worker]))
-    run: Any = SimpleNamespace(trainer=trainer, console=Console(), tracker=tracker)
+    run: Any = SimpleNamespace(trainer=trainer, session=SimpleNamespace(console=Console(), tracker=tracker))
     task.prompts = prompts
     async with AsyncExitStack() as stack:
         await task.begin_run(run, stack)

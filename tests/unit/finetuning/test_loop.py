@@ -17,6 +17,7 @@ from alphaapollo.finetuning.run import make_example_stream
 from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun, train
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.training import TrainingSession
 from tests.unit.metric_names import undocumented
 
 
@@ -62,7 +63,7 @@ class Log:
     def __init__(self) -> None:
         self.lines: dict[int, dict[str, float]] = {}
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
+    def log(self, step: int, metrics: dict[str, float], failure_reason: str = "") -> None:
         assert undocumented(metrics) == []
         self.lines[step] = metrics
 
@@ -89,7 +90,8 @@ def run(
 
     async def main() -> None:
         async with saving.finish_on_exit():
-            await train(FinetuningRun(plan, worker, progress, saving, log, log))  # type: ignore[arg-type]
+            session = TrainingSession(config, None, log, log, saving)  # type: ignore[arg-type]
+            await train(FinetuningRun(plan, worker, progress, session))  # type: ignore[arg-type]
 
     asyncio.run(main())
     return worker, log

@@ -19,7 +19,7 @@ from alphaapollo.processes.watchdog import RUN, list_run_processes, new_run_id
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.resume import find_start_point
 from alphaapollo.runs.run_plan import RunPlan
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.session.progress import Progress
 from alphaapollo.trainer.setup.preparation import RlPreparation
 
 DIED = WorkerDied("the policy worker of rank 0 (pid 7) died: killed", "policy")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +11,12 @@ import pytest
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
-from alphaapollo.own_loop.policy_columns import check_loss, check_settings, compute_row_weights, make_columns
-from alphaapollo.own_loop.rows import RowReader, distribute, make_row
+from alphaapollo.own_loop.setup import check_settings
 from alphaapollo.planning.memory_fit import replace_values
+from alphaapollo.session.policy_columns import check_loss, compute_row_weights, make_columns
+from alphaapollo.session.rows import RowReader, distribute, make_row
 from alphaapollo.types import LONGER_PROMPT, Row
+from tests.unit.tiny import plan_ranks
 
 ROLE = "actor_rollout_ref"
 ACTOR, CORRECTION = f"{ROLE}.actor", "algorithm.rollout_correction"
@@ -89,23 +89,22 @@ def test_the_denominator_is_the_weight_of_the_rows(
 
 def test_columns_are_those_of_the_driver() -> None:
     """With tokens of the response only, token weights, and a self-teacher's weights for rows that have its prompt."""
-    plan: Any = SimpleNamespace(placement=SimpleNamespace(data_parallel_size=1), max_tokens=9, padded=True)
     settings = {"teacher.divergence": "reverse", "teacher.self_teacher.context": "feedback"}
     longer = replace(SAMPLED, columns=SAMPLED.columns | {LONGER_PROMPT: [7, 7, 7]})
     rows = RowReader(None, 10).read(
         [longer, make_row([5, 6, 7], [0.0, 0.0, 0.5], advantages=[0.0, 1.0, 2.0], old_logprobs=-1.0)],
         {"old_logprobs": [-4.0, -1.0]},
     )
-    layout = distribute(rows, plan)
+    layout = distribute(rows, plan_ranks(1, 9))
     (columns,) = make_columns(rows, layout, get_policy_loss("clip_cov"), configure(settings), None, None, 1)
     order = layout.row_order[0].tolist()
-    for values, expected in (
-        (columns.advantages, [[1.0, 1.0], [2.0]]),
-        (columns.old_logprobs, [[-4.0, -4.0], [-1.0]]),
-        (columns.token_weights, [[1.0, 1.0], [0.5]]),
+    for values, dtype, expected in (
+        (columns.advantages, np.float32, [[1.0, 1.0], [2.0]]),
+        (columns.old_logprobs, np.float32, [[-4.0, -4.0], [-1.0]]),
+        (columns.token_weights, np.float32, [[1.0, 1.0], [0.5]]),
+        (columns.selected_tokens, np.uint8, [[0, 0], [1]]),  # covariance within the bounds
     ):
-        assert values is not None and values.dtype == np.float32
+        assert values is not None and values.dtype == dtype
         np.testing.assert_array_equal(values, np.concatenate([expected[index] for index in order]))
-    assert columns.divergence_weights is not None and columns.selected_tokens is not None
+    assert columns.divergence_weights is not None
     np.testing.assert_allclose(columns.divergence_weights[order], [0.5, 0.0])
-    assert columns.selected_tokens.sum() <= 1 and not math.isnan(columns.old_logprobs.sum())

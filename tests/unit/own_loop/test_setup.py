@@ -14,8 +14,8 @@ import pytest
 from alphaapollo.batching.sampled_rows import check_engine_log_probs, check_first_ratio
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.observability.console import Console
-from alphaapollo.own_loop.rows import RowReader, make_row
 from alphaapollo.own_loop.setup import expand_key, load_loop_config, prepare_loop
+from alphaapollo.session.rows import RowReader, make_row
 from alphaapollo.types import Row
 from alphaapollo.weight_sync.verification import WeightSyncError
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.types import Score
 from tests.builders import write_rows
 from tests.mock_judge import MockJudge
+from tests.processes import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 SOLUTIONS = ROOT / "tests/data/gsm8k_model_solutions.jsonl"
@@ -38,8 +37,7 @@ def call(*args):
 
 
 def test_the_last_line_has_the_counts_and_disagreements_are_listed(tmp_path):
-    command = [sys.executable, "-m", "alphaapollo.rewards.audit", write_rows(tmp_path / "rows.jsonl", ROWS), "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python("-m", "alphaapollo.rewards.audit", str(write_rows(tmp_path / "rows.jsonl", ROWS)), "--json")
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     counts = json.loads(last)

@@ -21,11 +21,11 @@ import pytest
 from alphaapollo.config.schema import Env, Judge, Reward
 from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation, StepResult, register_environment
+from alphaapollo.metrics.rollouts import compute_rollout_metrics
 from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.tools.base import tools
 from alphaapollo.tools.function_tool import tool
 from alphaapollo.tools.retrieval import build_index
-from alphaapollo.trainer.metrics import compute_rollout_metrics
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling
 from tests.mock_judge import MockJudge
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker

@@ -1,8 +1,6 @@
 """Time limits of episodes, sync environments and weights that change."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,6 +10,7 @@ from alphaapollo.environments.base import StepResult
 from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.types import EpisodeEnd, Score
 from scripts.simulation.timed_engine import TimedFakeEngine
+from tests.processes import run_python
 from tests.unit import virtual_time
 from tests.unit.rollout.episode_kit import STOP, Environment, done, play, play_group, show
 from tests.unit.rollout.test_episode import Sync
@@ -95,5 +94,5 @@ asyncio.run(run())
 
 def test_hanging_call_blocks_neither_other_calls_nor_the_exit():
     """Two at a time: four calls hang and are given up; then two others have their turns, and the process ends."""
-    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "['a!', 'b!']\n"
+    done = run_python("-c", HANGING)
+    assert done.stdout == "['a!', 'b!']\n" and done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.runs.checkpoint_folder import PROGRESS, CheckpointFolder, find_damage, read_progress
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.session.progress import Progress
 
 
 def write(checkpoints: CheckpointFolder, step: int, validation: dict[str, float] | None = None) -> Path:

@@ -191,6 +191,15 @@ def test_code_that_cannot_be_imported_has_a_digest(broken: str, config: Config, 
     assert [Path(path).name for path, _ in files] == ["reward.py"]
 
 
+def test_a_folder_without_init_is_a_package(config: Config, folder: Path) -> None:
+    (folder / "graders").mkdir()
+    (folder / "graders" / "words.py").write_text("import counts\n")
+    (folder / "counts.py").write_text("")
+    (folder / "reward.py").write_text("from graders import words\n")
+    files = compute_input_digests(config)["custom_reward_function.path"]
+    assert [Path(path).name for path, _ in files] == ["reward.py", "counts.py", "words.py"]
+
+
 def test_files_that_do_not_exist_have_no_digest(tmp_path: Path) -> None:
     assert compute_input_digests(configure(Config, tmp_path)) == {}
 

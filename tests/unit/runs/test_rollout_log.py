@@ -12,7 +12,7 @@ import pytest
 
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.generation import FinishedResults, open_results_writer, read_finished_results
-from alphaapollo.evaluation.metrics import convert_to_sample_result, merge_repeated_prompts
+from alphaapollo.metrics.samples import convert_to_sample_result, merge_repeated_prompts
 from alphaapollo.observability.terminal import get_last_message
 from alphaapollo.runs.rollout_log import RolloutLog, format_trajectory_lines, name_image, save_image
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score, Trajectory, TrajectoryGroup

@@ -13,7 +13,7 @@ from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.session import checkpoints
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter, run_and_save_on_signal
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.session.progress import Progress
 from tests.unit.event_loop import in_event_loop
 
 

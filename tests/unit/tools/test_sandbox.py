@@ -1,4 +1,5 @@
-"""Results of snippets, sessions, the command, and cleanup."""
+"""Results of snippets, sessions, runs at the same time, processes that die, and cleanup. The isolation is tested in
+test_sandbox_attacks.py and test_sandbox_bash.py."""
 
 from __future__ import annotations
 

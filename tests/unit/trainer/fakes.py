@@ -9,7 +9,8 @@ from typing import Any
 
 from alphaapollo.config.schema import Config, Model
 from alphaapollo.observability.console import Console
-from alphaapollo.trainer.progress import Progress, TrainingGoal
+from alphaapollo.session.progress import Progress, TrainingGoal
+from alphaapollo.session.training import PolicySession
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.types import Sampling
 
@@ -66,20 +67,26 @@ def make_plan(**fields: Any) -> Any:
     return SimpleNamespace(**defaults | fields)
 
 
-def make_run_state(config: Config, prompts: Sequence[Any], workers: Any, **fields: Any) -> Any:
+def make_run_state(
+    config: Config,
+    prompts: Sequence[Any],
+    workers: Any,
+    weights: Any = None,
+    checkpoint_writer: Any = None,
+    **fields: Any,
+) -> Any:
     """State of a run of one iteration. A loop needs `learn` and `weights`, too."""
+    console = fields.setdefault("console", Console())
+    writer, tracker, rollout_log = checkpoint_writer or Checkpoints(), Log(), Log()
     defaults = {
+        "session": PolicySession(config, workers, console, tracker, writer, rollout_log, weights),  # type: ignore[arg-type]
         "plan": make_plan(),
         "val_prompts": prompts,
         "val_suites": [],
         "sampler": PromptSampler(prompts, config.data),
         "goal": TrainingGoal(1),
         "progress": Progress(),
-        "tracker": Log(),
-        "rollout_log": Log(),
-        "console": Console(),
         "profiler": SimpleNamespace(start_step=do_nothing),
-        "checkpoint_writer": Checkpoints(),
         "metric_sources": [],
         "reward_model_scorer": None,
         "column_dtype": "float32",

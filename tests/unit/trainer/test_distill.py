@@ -19,13 +19,13 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.session.plan import resolve_plan
+from alphaapollo.session.progress import Progress
 from alphaapollo.session.specs import make_worker_specs
-from alphaapollo.trainer.progress import Progress
 from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.step.learn import learn
+from tests.unit.session.teacher_server import Answer, serve
 from tests.unit.tiny import save_model
 from tests.unit.trainer.samples import group, trajectory
-from tests.unit.trainer.teacher_server import Answer, serve
 
 ITERATIONS = 3
 

@@ -19,11 +19,10 @@ from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.progress import TrainingGoal
 from alphaapollo.session.publish import WeightPublisher
-from alphaapollo.session.verbs import TrainingSession
 from alphaapollo.trainer.lifecycle import initialize_run
 from alphaapollo.trainer.loop import train, train_async
-from alphaapollo.trainer.progress import TrainingGoal
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
@@ -278,8 +277,7 @@ def test_gpu_phases_of_start_and_resume(tmp_path: Path, critic: bool) -> None:
 
     def initialize(gpu: Gpu, checkpoint: Path | None) -> None:
         run = make_run(gpu, tmp_path, critic)
-        session = TrainingSession(run.config, run.workers, run.console, run.tracker, run.checkpoint_writer)
-        asyncio.run(initialize_run(run, session, checkpoint, Timer()))
+        asyncio.run(initialize_run(run, checkpoint, Timer()))
 
     initialize(fresh, None)
     assert fresh.calls == ["engine.sleep", *PUBLISH, "engine.generate"]  # and the first validation
@@ -296,7 +294,7 @@ def test_two_iterations_in_carry_mode(tmp_path: Path) -> None:
     run.config = run.config.model_copy(update={"trainer": trainer})
     run.prompts, run.goal = run.prompts * 2, TrainingGoal(2)
     run.sampler = PromptSampler(range(2), Data(shuffle=False))
-    run.weights.pauses_requests = True
+    run.session.weights.pauses_requests = True
     asyncio.run(train_async(run))
     publish = [*PUBLISH[:2], "engine.pause", *PUBLISH[2:9], "engine.resume", *PUBLISH[9:]]
     iteration = [

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Config, ReferenceReset
-from alphaapollo.evaluation.validation import ValidationResult
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.progress import Feedback, Progress, TrainingGoal
+from alphaapollo.session.validation import ValidationResult
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.loop import should_reset_reference
-from alphaapollo.trainer.progress import Feedback, Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import CollectedGroups
 from alphaapollo.trainer.step.update_result import UpdateResult
 from tests.unit.metric_names import undocumented
@@ -77,20 +77,22 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_last_epoch_ends_the_run(run: Any) -> None:
     asyncio.run(loop.train(run))
-    assert [line["step"] for line in run.tracker.lines] == [1, 2, 3]
-    assert [*run.checkpoint_writer.saved] == [2, 3]  # every second iteration, and the last
+    assert [line["step"] for line in run.session.tracker.lines] == [1, 2, 3]
+    assert [*run.session.checkpoint_writer.saved] == [2, 3]  # every second iteration, and the last
 
 
 def test_a_resumed_run_ends_at_the_same_iteration(run: Any) -> None:
     run.progress = replace(run.progress, step=2, prompts_consumed=16)
     for _ in range(2):  # the second time, all is done
         asyncio.run(loop.train(run))
-        assert [line["step"] for line in run.tracker.lines] == [3] and [*run.checkpoint_writer.saved] == [3]
+        assert [line["step"] for line in run.session.tracker.lines] == [3] and [
+            *run.session.checkpoint_writer.saved
+        ] == [3]
 
 
 def test_every_iteration_logs_progress_and_memory(run: Any) -> None:
     asyncio.run(loop.train(run))
-    first = run.tracker.lines[0]
+    first = run.session.tracker.lines[0]
     expected = {
         "data/epoch": 0.8,
         "data/prompts_consumed": 8.0,
@@ -101,8 +103,8 @@ def test_every_iteration_logs_progress_and_memory(run: Any) -> None:
         "reference/resets": 0.0,
     }
     assert {name: first[name] for name in expected} == expected
-    assert all("memory/policy_rss_gib" in line for line in run.tracker.lines)
-    assert undocumented(name for line in run.tracker.lines for name in line) == []
+    assert all("memory/policy_rss_gib" in line for line in run.session.tracker.lines)
+    assert undocumented(name for line in run.session.tracker.lines for name in line) == []
 
 
 def test_a_checkpoint_is_written_while_the_next_iteration_learns(run: Any, tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def test_a_checkpoint_is_written_while_the_next_iteration_learns(run: Any, tmp_p
 
         run.learn = learn_and_let
         folder = CheckpointFolder(tmp_path, None)
-        run.checkpoint_writer = writer = BackgroundCheckpointWriter(folder, {"policy": Policy()}, calls.append)
+        run.session.checkpoint_writer = writer = BackgroundCheckpointWriter(folder, {"policy": Policy()}, calls.append)
         async with writer.finish_on_exit():
             await loop.train(run)
         progress = [Progress.read(folder) for folder in writer.checkpoints.list_completed()]
@@ -151,14 +153,14 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(
         return ValidationResult({"val/accuracy": accuracy}, accuracy, {})
 
     async def main() -> None:
-        async with run.checkpoint_writer.finish_on_exit():
+        async with run.session.checkpoint_writer.finish_on_exit():
             await loop.train(run)
 
     monkeypatch.setattr(loop, "validate", validate)
     run.config = Config.model_validate({"trainer": {"save_freq": 1, "test_freq": 1, "keep_best": "val/accuracy"}})
     run.val_prompts = []
     folder = CheckpointFolder(tmp_path, 1, "val/accuracy")
-    run.checkpoint_writer = BackgroundCheckpointWriter(folder, {"policy": Role()}, print)
+    run.session.checkpoint_writer = BackgroundCheckpointWriter(folder, {"policy": Role()}, print)
     asyncio.run(main())
     assert [path.name for path in folder.list_completed()] == ["step_000002", "step_000003"]
     assert folder.find_best() == tmp_path / "step_000002"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Config
+from alphaapollo.session.progress import CurriculumState, Feedback, Progress, TrainingGoal
 from alphaapollo.trainer import loop
-from alphaapollo.trainer.progress import CurriculumState, Feedback, Progress, TrainingGoal
 from alphaapollo.trainer.step.collect import COUNTED, compute_staleness_metrics, take_stream_positions
 from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.types import EpisodeEnd, GroupRequest, Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
@@ -121,7 +121,7 @@ def get_saved(run: Any) -> dict[str, Any]:
     """Progress of the checkpoint of a run that dies in iteration 7."""
     with pytest.raises(Killed):
         train(run)
-    return run.checkpoint_writer.saved[6]
+    return run.session.checkpoint_writer.saved[6]
 
 
 def draws_of(groups: list[TrajectoryGroup]) -> list[int]:
@@ -142,14 +142,14 @@ def test_staleness_is_bounded_and_every_prompt_is_used_once(seed: int, staleness
     assert len(every) == len(set(every))
     assert sorted(run.workers.engines.played) == list(range(run.progress.prompts_consumed))  # each once
     assert run.progress.unfinished == []
-    assert max(line["staleness/max"] for line in run.tracker.lines) > 0  # it runs ahead
+    assert max(line["staleness/max"] for line in run.session.tracker.lines) > 0  # it runs ahead
     check_counts(run, dynamic)
 
 
 def check_counts(run: Any, dynamic: bool) -> None:
     """Every group that was started is trained on, dropped or carried to the next iteration."""
     carried, ready, total = 0.0, 0.0, dict.fromkeys(COUNTED, 0.0)
-    for line in run.tracker.lines:
+    for line in run.session.tracker.lines:
         gone = line["async/trained"] + line["async/dropped_failed"] + line["async/dropped_no_signal"]
         assert carried + line["async/started"] == gone + line["async/carried"]
         assert ready + line["async/finished"] == gone + line["async/ready"]
@@ -158,7 +158,7 @@ def check_counts(run: Any, dynamic: bool) -> None:
     assert total["started"] == run.progress.prompts_consumed == total["finished"]
     assert total["trained"] == 12 * SIZE and total["dropped_failed"] > 0
     assert (total["dropped_no_signal"] > 0) is dynamic
-    assert undocumented(name for line in run.tracker.lines for name in line) == []
+    assert undocumented(name for line in run.session.tracker.lines for name in line) == []
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -173,10 +173,12 @@ def test_a_resumed_run_generates_every_prompt_once(seed: int) -> None:
     train(resumed)
     after = [draw for groups in resumed.trained.values() for draw in draws_of(groups)]
     assert sorted(resumed.trained) == list(range(7, 13)) and not set(after) & set(kept)
-    dropped = sum(line["async/dropped_failed"] for line in [*run.tracker.lines[:6], *resumed.tracker.lines])
+    dropped = sum(
+        line["async/dropped_failed"] for line in [*run.session.tracker.lines[:6], *resumed.session.tracker.lines]
+    )
     assert len(after) + len(kept) + dropped == resumed.progress.prompts_consumed
     assert set(saved["unfinished"]) <= set(resumed.workers.engines.played)
-    first = resumed.tracker.lines[0]
+    first = resumed.session.tracker.lines[0]
     gone = first["async/trained"] + first["async/dropped_failed"]
     assert len(saved["unfinished"]) + first["async/started"] == gone + first["async/carried"]
 
@@ -194,15 +196,15 @@ def test_a_resumed_run_generates_the_prompts_that_were_in_flight(dynamic: bool) 
     train(resumed)
     assert drawn.items() <= resumed.workers.engines.prompts.items()
     assert resumed.progress.curriculum.drawn == {}
-    assert undocumented(name for line in resumed.tracker.lines for name in line) == []
+    assert undocumented(name for line in resumed.session.tracker.lines for name in line) == []
 
 
 def test_the_last_epoch_leaves_no_started_prompt_unused() -> None:
     run = train(make_run(epochs=1))
     assert run.progress.prompts_consumed == 48 and run.progress.unfinished == []  # 16 batches of 50 prompts
-    dropped = sum(line["async/dropped_failed"] for line in run.tracker.lines)
+    dropped = sum(line["async/dropped_failed"] for line in run.session.tracker.lines)
     assert sum(map(len, run.trained.values())) == 48 - dropped
-    assert len(run.tracker.lines) <= 16
+    assert len(run.session.tracker.lines) <= 16
 
 
 @pytest.mark.parametrize(("mode", "calls"), [("carry", ["pause", "sleep"] * 2), ("separate", [])])
@@ -246,7 +248,7 @@ def test_groups_in_vain_end_the_run(reason: str, is_async: bool, good: int, caps
 
     run = make_run(steps=4, dynamic=reason == "no variance")
     run.workers.engines.generate_group = play
-    run.weights.hand_over = do_nothing
+    run.session.weights.hand_over = do_nothing
     loops = loop.train_async if is_async else loop.train
     if error:
         with pytest.raises(ValueError, match=f"none of the .* groups .*{error}"):
@@ -287,5 +289,5 @@ def test_the_reward_model_scores_when_a_batch_may_be_complete() -> None:
 
     run.reward_model_scorer = SimpleNamespace(score_groups=score_groups, pop_metrics=dict)
     train(run)
-    assert sum(scored) == sum(line["async/finished"] for line in run.tracker.lines)
+    assert sum(scored) == sum(line["async/finished"] for line in run.session.tracker.lines)
     assert scored[0] == SIZE and len(scored) < 0.6 * sum(scored)

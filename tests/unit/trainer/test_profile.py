@@ -19,8 +19,8 @@ from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
+from alphaapollo.session.progress import check_steps_within_run
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.progress import check_steps_within_run
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 

@@ -15,8 +15,8 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Config
 from alphaapollo.models.lora import is_adapter_parameter
-from alphaapollo.own_loop.policy_columns import make_columns
-from alphaapollo.own_loop.rows import RowReader, distribute, make_row, split_by_row
+from alphaapollo.session.policy_columns import make_columns
+from alphaapollo.session.rows import RowReader, distribute, make_row, split_by_row
 from alphaapollo.trainer.replay.run import Float64Mode
 from alphaapollo.types import Row
 from alphaapollo.workers.loss_functions import cross_entropy

@@ -80,9 +80,9 @@ class Recorder:
         return call
 
 
-def calls_of(transport: str, *methods: str) -> list[tuple[Any, ...]]:
+def calls_with_adapter(*methods: str) -> list[tuple[Any, ...]]:
     recorder = Recorder()
-    engine = make_engine(recorder, transport=transport, lora_rank=8)
+    engine = make_engine(recorder, transport="adapter", lora_rank=8)
 
     async def all_of_them() -> None:
         engine._core_death = asyncio.get_running_loop().create_future()
@@ -95,12 +95,11 @@ def calls_of(transport: str, *methods: str) -> list[tuple[Any, ...]]:
 
 
 def test_base_weights_of_an_adapter_are_kept_in_host_memory_while_asleep() -> None:
-    assert calls_of("adapter", "sleep", "wake_weights")[0] == ("sleep", 1, "keep")
-    assert calls_of("ipc", "sleep", "wake_weights")[0] == ("sleep", 2, "keep")
+    assert calls_with_adapter("sleep") == [("sleep", 1, "keep")]
 
 
 def test_new_adapter_replaces_the_last_one() -> None:
-    calls = calls_of("adapter", "receive_weights", "receive_weights")
+    calls = calls_with_adapter("receive_weights", "receive_weights")
     assert [call[0] for call in calls] == ["add_lora", "remove_lora", "add_lora"]
     first, (_, removed), second = calls[0][1], calls[1], calls[2][1]
     assert (first.lora_int_id, first.lora_path) == (1, "/shm/v1") and removed == 1

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.runs.checkpoint_folder import write_manifest
-from alphaapollo.trainer.group_files import read_pickle, write_pickle
+from alphaapollo.runs.group_files import read_pickle, write_pickle
 from alphaapollo.trainer.replay.__main__ import main
 from alphaapollo.trainer.replay.record import INPUTS, Outcome, RecordedInputs, read_recording, write_outcome
 from alphaapollo.trainer.replay.run import print_and_check_comparison

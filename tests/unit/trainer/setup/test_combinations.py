@@ -13,7 +13,7 @@ from alphaapollo.config.build import build_config
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.schema import Config, Env, GenerationConfig
 from alphaapollo.controller.placement import Machine
-from alphaapollo.environments.base import get_environment_spec, register_environment
+from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.session.inputs import collect_environment_notices
 from alphaapollo.session.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
@@ -266,18 +266,13 @@ def test_old_log_probs_of_a_plan(tmp_path: Path, values: dict[str, Any], expecte
     assert prepare(tmp_path, values).plan.uses_rollout_logprobs == expected
 
 
-@register_environment("self_scored", tools=None)
-def make_self_scored(services: Any) -> Any:
-    raise AssertionError("no episode starts")
-
-
 def test_keys_that_an_environment_does_not_use_are_noted(tmp_path: Path):
     scored = {"reward.components": {"format": 0.1}, "reward.required": ["format"]}
     scored |= {"custom_reward_function.path": __file__, "env.max_steps": 5, "env.tool_limits.timeout": 5}
-    game = {"env.env_name": "self_scored", "env.max_steps": 5}
+    game = {"env.env_name": "openenv", "env.openenv.url": "http://localhost:1", "env.max_steps": 5}
     assert prepare(tmp_path, game).notices == []
     lines = prepare(tmp_path, game | scored).notices
-    assert all("has no effect: env.env_name is self_scored" in line for line in lines)
+    assert all("has no effect: env.env_name is openenv" in line for line in lines)
     assert [line.split(" ")[0] for line in lines] == [
         f"custom_reward_function.path={__file__}",
         "reward.components={format:0.1}",
@@ -291,7 +286,7 @@ def test_keys_that_an_environment_does_not_use_are_noted(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "max_steps", "used"),
     [
-        *(("single_turn", 1, True), ("informal_math", 4, True), ("reasoning_gym", 1, True), ("self_scored", 1, False)),
+        *(("single_turn", 1, True), ("informal_math", 4, True), ("reasoning_gym", 1, True)),
         *(("verifiers", 1, False), ("openenv", 1, False)),
     ],
 )

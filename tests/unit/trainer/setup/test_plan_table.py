@@ -7,7 +7,7 @@ from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
 from alphaapollo.runs.resume import StartPoint
-from alphaapollo.trainer.progress import TrainingGoal
+from alphaapollo.session.progress import TrainingGoal
 from tests.unit.session.steps import prepare_plan
 
 

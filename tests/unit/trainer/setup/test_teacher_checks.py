@@ -15,12 +15,12 @@ from alphaapollo.config.schema import Config, Model, Teacher
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.planning.model_requirements import check_models
 from alphaapollo.session.policy import check_teacher_vocabulary, list_model_uses
+from alphaapollo.session.teachers import TeacherServerError
 from alphaapollo.trainer.setup.teachers import check_teachers
-from alphaapollo.trainer.step.distillation import TeacherServerError
 from alphaapollo.types import Prompt
 from examples.quickstart.make_task import make_tokenizer
+from tests.unit.session.teacher_server import Answer, make_completion, serve
 from tests.unit.tiny import save_model
-from tests.unit.trainer.teacher_server import Answer, make_completion, serve
 
 SIZE = 272  # of the quickstart's vocabulary
 WITH_DEMONSTRATION = Prompt(0, "test", "text", extra_info={"demonstration": "4"})

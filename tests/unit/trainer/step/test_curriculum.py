@@ -10,7 +10,7 @@ import pytest
 from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, Data
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.session.progress import Progress
 from alphaapollo.trainer.step.curriculum import PromptSampler, assign_stages, measure_pass_rate
 from alphaapollo.types import Outcome, Prompt, TrajectoryGroup
 from tests.unit.trainer.samples import group, trajectory

@@ -11,7 +11,7 @@ from alphaapollo.algorithms.mismatch import sum_mismatch
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.timing import Timer
-from alphaapollo.trainer.progress import Progress, RecentGroups
+from alphaapollo.session.progress import Progress, RecentGroups
 from alphaapollo.trainer.step.learn import learn
 from tests.unit.trainer.fakes import make_plan, make_run_state
 from tests.unit.trainer.samples import group, trajectory

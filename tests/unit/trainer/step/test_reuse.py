@@ -7,7 +7,7 @@ from typing import Any
 
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.data import Data
-from alphaapollo.trainer.progress import Progress
+from alphaapollo.session.progress import Progress
 from alphaapollo.trainer.step.collect import CollectedGroups, add_recent_groups
 from alphaapollo.types import Prompt, TrajectoryGroup
 from tests.unit.trainer.samples import build, credit_of, group, matrix_of, trajectory

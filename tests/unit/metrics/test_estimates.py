@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaapollo.evaluation.estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
+from alphaapollo.metrics.estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
 
 
 def pass_at(n: int, c: int, largest_k: int) -> list[float]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.config.schema import Actor
-from alphaapollo.trainer.metrics import compute_rollout_metrics, compute_speed_metrics
+from alphaapollo.metrics.rollouts import compute_rollout_metrics, compute_speed_metrics
 from alphaapollo.trainer.step.learn import compute_batch_metrics
 from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.unit.trainer.samples import build, credit_of, group, played, trajectory

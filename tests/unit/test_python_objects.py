@@ -16,6 +16,7 @@ from alphaapollo.tools.base import tools
 from alphaapollo.types import Prompt
 from alphaapollo.user_objects import is_user_module, write_objects
 from alphaapollo.utils.user_module import load_user_module
+from tests.unit.registries import names_of_one_test as names_of_one_test
 
 BONUS = 0.5
 
@@ -70,7 +71,7 @@ from alphaapollo.rewards.custom import load_reward_function
 from alphaapollo.types import Prompt
 grade = load_reward_function(CustomRewardFunction(path={given["custom_reward_function.path"]!r})).function
 assert grade(Prompt(0, "x", "q"), "77") == {{"reward": 2.5, "accuracy": 1.0}}
-assert not [name for name in sys.modules if "test_given" in name]
+assert not [name for name in sys.modules if "test_python_objects" in name]
 assert "torch" not in sys.modules
 """
     command, environ = [sys.executable, "-c", code], make_subprocess_environ()

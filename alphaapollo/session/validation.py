@@ -9,7 +9,7 @@ from typing import Protocol
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.controller.handles import EngineGroup
-from alphaapollo.evaluation.metrics import (
+from alphaapollo.metrics.samples import (
     SampleResult,
     compute_mean_metrics,
     convert_to_sample_result,

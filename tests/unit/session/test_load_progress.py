@@ -9,7 +9,7 @@ from alphaapollo.config.changes import ConfigChange
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.runs.resume import StartPoint
-from alphaapollo.trainer.progress import CurriculumState, Progress
+from alphaapollo.session.progress import CurriculumState, Progress
 from alphaapollo.trainer.setup.preparation import RlPreparation
 
 

@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphaapollo.evaluation.metrics import (
+from alphaapollo.evaluation.report import format_outcome_line, print_summary, write_summary
+from alphaapollo.metrics.samples import (
     SampleResult,
     convert_to_sample_result,
-    format_outcome_line,
     merge_repeated_prompts,
-    print_summary,
     read_sample_result,
     summarize,
-    write_summary,
 )
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.runs.rollout_log import format_trajectory_lines

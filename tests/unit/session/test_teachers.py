@@ -12,15 +12,15 @@ import pytest
 from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Teacher
 from alphaapollo.config.schema.reward import TEACHER_SHARES
-from alphaapollo.trainer.step import distillation
-from alphaapollo.trainer.step.distillation import (
+from alphaapollo.session import teachers
+from alphaapollo.session.teachers import (
     TeacherServerError,
     TokenLogprob,
     score_rows,
     select_top_tokens,
 )
 from alphaapollo.types import Row
-from tests.unit.trainer.teacher_server import Answer, make_completion, serve
+from tests.unit.session.teacher_server import Answer, make_completion, serve
 
 TOP = {1: math.log(0.5), 2: math.log(0.25), 99: math.log(0.125)}
 ROWS = [
@@ -33,7 +33,7 @@ ROWS = [
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.001)
-    monkeypatch.setattr(distillation, "PATIENCE", 16.0)  # 6 retries
+    monkeypatch.setattr(teachers, "PATIENCE", 16.0)  # 6 retries
 
 
 def score(answer: Any, rows: list[Row] = ROWS, **keys: Any) -> Columns[np.ndarray]:

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from alphaapollo.evaluation.metrics import CORRECT_ACCURACY
+from alphaapollo.metrics.samples import CORRECT_ACCURACY
 from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Trajectory, TrajectoryGroup, Turn
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.evaluation.estimates import extract_answer
+from alphaapollo.metrics.estimates import extract_answer
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from alphaapollo.runs.checkpoint_folder import RunProgress, write_progress
-from alphaapollo.trainer.group_files import read_pickle, write_pickle
+from alphaapollo.runs.group_files import read_pickle, write_pickle
 from alphaapollo.types import TrajectoryGroup
 
 PASS_RATES = "pass_rates.npy"

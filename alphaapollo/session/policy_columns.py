@@ -12,20 +12,10 @@ from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.policy_losses import PolicyLoss
 from alphaapollo.batching.batch import WEIGHTS, BatchLayout, Columns
 from alphaapollo.batching.sampled_rows import check_engine_log_probs
-from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.requirements import CheckContext, find_conflicts
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.reward import TEACHER_SHARES
-from alphaapollo.own_loop.rows import number_groups
-from alphaapollo.trainer.setup.combinations import COMBINATIONS, trust_region_of_distributions
+from alphaapollo.session.rows import number_groups
 from alphaapollo.types import LONGER_PROMPT, Row
-
-
-def check_settings(config: Config) -> None:
-    """Raise ConfigError for settings that no call of a policy loss could use."""
-    table = [row for row in COMBINATIONS if row.find_conflict is trust_region_of_distributions]
-    if errors := [*find_conflicts(CheckContext(config), table=table)]:
-        raise ConfigError(errors)
 
 
 def check_loss(config: Config, loss: PolicyLoss | None, rows: Sequence[Row]) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from alphaapollo.config.schema import Config
-from alphaapollo.trainer.progress import Progress, TrainingGoal
+from alphaapollo.session.progress import Progress, TrainingGoal
 
 
 def test_epochs_end_with_the_last_full_batch() -> None:

@@ -1,0 +1,1 @@
+"""Metrics of trajectories: of an iteration's rollouts, and of evaluated samples (avg@n, pass@k, intervals)."""
