@@ -72,9 +72,9 @@ def run_server(
     Ctrl-C stops the server: it completes running requests for at most `grace_seconds`. A second Ctrl-C kills it.
     """
     with open_server(command, variables, address) as process:
-        if process.poll() is None:
-            print(message, flush=True)
         try:
+            if process.poll() is None:
+                print(message, flush=True)
             return process.wait()
         except KeyboardInterrupt:
             process.terminate()

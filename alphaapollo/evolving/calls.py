@@ -131,8 +131,8 @@ class Transcript:
     @property
     def last_message(self) -> str:
         """Last message of the model, cut after the part that the environment used; empty if there is none."""
-        own = self.messages[self.num_prompt_messages :]
-        return next((message["content"] for message in reversed(own) if message["role"] == "assistant"), "")
+        new_messages = self.messages[self.num_prompt_messages :]
+        return next((message["content"] for message in reversed(new_messages) if message["role"] == "assistant"), "")
 
 
 class RoleCaller:
@@ -316,7 +316,7 @@ class RoleCaller:
 
 def make_roles(settings: Mapping[str, EvolvingRole]) -> dict[str, Role]:
     """Create the role of each slot that has a plugin. Raises ValueError for a plugin that is not registered."""
-    return {role: ROLES.get(own.plugin)() for role, own in settings.items() if own.plugin}
+    return {role: ROLES.get(setting.plugin)() for role, setting in settings.items() if setting.plugin}
 
 
 class ToolConversation:

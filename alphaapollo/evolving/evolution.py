@@ -117,7 +117,7 @@ class Evolution:
             key=key,
             position=position,
             model=self.caller.get_model_name("proposer", branch_model),
-            parents=tuple(one.key for one, _ in shown),
+            parents=tuple(candidate.key for candidate, _ in shown),
             messages=tuple(transcript.messages),
             num_prompt_messages=transcript.num_prompt_messages,
             solution=transcript.text,
@@ -138,8 +138,8 @@ class Evolution:
         def build_prompt(first_messages: list[Message]) -> list[Message]:
             while True:
                 solutions = (
-                    PastSolution(one.summary, votes.votes_for, votes.votes_against, votes.report)
-                    for one, votes in shown
+                    PastSolution(candidate.summary, votes.votes_for, votes.votes_against, votes.report)
+                    for candidate, votes in shown
                 )
                 view = RoleView(get_problem(prompt), tuple(first_messages), past=tuple(solutions))
                 messages = self.caller.roles["proposer"].build(view)
@@ -172,7 +172,9 @@ class Evolution:
 
     async def _judge(self, view: RoleView, key: str, branch_model: str) -> Judgement:
         numbers = range(self.config.evolving.votes)
-        verdicts = await gather_all([self._verify(view, f"{key}/verifier.{one}", branch_model) for one in numbers])
+        verdicts = await gather_all(
+            [self._verify(view, f"{key}/verifier.{number}", branch_model) for number in numbers]
+        )
         reports = list_majority_reports(verdicts)
         report, votes = "\n\n".join(reports), [verdict.vote for verdict in verdicts]
         if len(reports) > 1:
@@ -214,7 +216,7 @@ def select_past_solutions(
     judged = pool.get_judged_candidates(problem, before_round)
     steps = [Step(candidate.summary, [], judgement.share_of_votes) for candidate, judgement in judged]
     chosen = {id(step) for step in select_steps(steps, count, memory_type)} if count else ()
-    return [one for step, one in zip(steps, judged, strict=True) if id(step) in chosen]
+    return [judged_candidate for step, judged_candidate in zip(steps, judged, strict=True) if id(step) in chosen]
 
 
 def compute_prompt_digest(prompt: Prompt) -> str:
@@ -261,7 +263,7 @@ def make_transcript(prompt: list[Message], session: AgentSession, end: EpisodeEn
     transcript = Transcript(prompt, len(prompt), score=score)
     if session.answers:
         path = session.answers[-1].path
-        chat = [(list_new_messages(one.request, one.parent), one.text) for one in path]
+        chat = [(list_new_messages(answer.request, answer.parent), answer.text) for answer in path]
         transcript.messages = [
             message for new, text in chat for message in (*new, Message(role="assistant", content=text))
         ]
@@ -315,7 +317,7 @@ async def log_request(
             raise ModelCallError(request.session.overflow or "the request got no answer")
         completions = [one.completion for one in request.answers]
         text = "\n\n".join(one.text for one in request.answers)
-        tokens = sum(len(one.token_ids) for one in completions)
+        tokens = sum(len(completion.token_ids) for completion in completions)
         return ModelReply(text, request.seed, len(request.prompt_ids), tokens, completions[-1].stop_reason.value)
 
     key = f"{request.session.name}turn{request.session.num_started - 1}"

@@ -33,16 +33,17 @@ Criterion = Literal["truth", "votes"]
 def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict[str, list[JsonObject]]:
     """Return the rows of each parquet file: `sft`, `preference` and `verifier`."""
     rows: dict[str, list[JsonObject]] = {"sft": [], "preference": [], "verifier": []}
-    for problem in sorted({one.position.problem for one in pool.candidates.values()}):
+    for problem in sorted({candidate.position.problem for candidate in pool.candidates.values()}):
         candidates = pool.get_candidates(problem)
         answers: dict[bool | None, list[JsonObject]] = {True: [], False: [], None: []}  # by whether they are right
-        for one in candidates:
-            judgement, info = pool.judgements.get(one.key), {"problem": problem, "round": one.position.round}
-            source = {"data_source": "evolving", "extra_info": info | {"candidate": one.key}}
-            right = one.is_right if criterion == "truth" else judgement.is_accepted if judgement else None
-            answers[right].append({"answer": list(one.messages[one.num_prompt_messages :])} | source)
+        for candidate in candidates:
+            judgement = pool.judgements.get(candidate.key)
+            info = {"problem": problem, "round": candidate.position.round}
+            source = {"data_source": "evolving", "extra_info": info | {"candidate": candidate.key}}
+            right = candidate.is_right if criterion == "truth" else judgement.is_accepted if judgement else None
+            answers[right].append({"answer": list(candidate.messages[candidate.num_prompt_messages :])} | source)
             if right:
-                rows["sft"].append({"messages": list(one.messages)} | source)
+                rows["sft"].append({"messages": list(candidate.messages)} | source)
             verdicts = judgement.verdicts if judgement else ()
             prompt = next((verdict.messages for verdict in verdicts if verdict.messages), ())
             if criterion == "truth" and right is not None and prompt:
@@ -51,7 +52,14 @@ def make_training_rows(pool: Pool, criterion: Criterion, max_pairs: int) -> dict
                     {"prompt": list(prompt), "ability": "verification", "reward_model": truth} | source
                 )
         # all pairs have a prompt without past solutions
-        first = next((list(one.messages[: one.num_prompt_messages]) for one in candidates if not one.parents), None)
+        first = next(
+            (
+                list(candidate.messages[: candidate.num_prompt_messages])
+                for candidate in candidates
+                if not candidate.parents
+            ),
+            None,
+        )
         for good, bad in islice(product(answers[True], answers[False]), max_pairs if first else 0):
             pair = {"prompt": first, "chosen": good["answer"], "rejected": bad["answer"]}
             rows["preference"].append(pair | {name: good[name] for name in ("data_source", "extra_info")})

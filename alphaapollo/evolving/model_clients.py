@@ -130,9 +130,9 @@ def make_clients(config: EvolvingConfig) -> dict[str, ModelClient]:
 def make_served_models(config: EvolvingConfig) -> dict[str, Model]:
     """Return the models that this run serves, by name."""
     return {
-        name: Model(path=one.path, tokenizer_path=one.tokenizer_path, trust_remote_code=one.trust_remote_code)
-        for name, one in config.models.items()
-        if one.path
+        name: Model(path=model.path, tokenizer_path=model.tokenizer_path, trust_remote_code=model.trust_remote_code)
+        for name, model in config.models.items()
+        if model.path
     }
 
 

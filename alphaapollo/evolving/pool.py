@@ -131,8 +131,8 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 def clean_texts(value: Any) -> Any:
     """Redact secrets, and replace lone surrogates, in all texts of nested values."""
-    known = find_secret_variables()
-    return map_texts(value, lambda text: replace_surrogates(redact(text, known)))
+    secrets = find_secret_variables()
+    return map_texts(value, lambda text: replace_surrogates(redact(text, secrets)))
 
 
 @dataclass(frozen=True)
@@ -206,22 +206,28 @@ class Pool:
     ) -> list[Candidate]:
         """Return the candidates of a problem, ordered by round, branch and index."""
         selected = [
-            one
-            for one in self._by_problem.get(problem, [])
-            if (include_failed or not one.failure) and (before_round is None or one.position.round < before_round)
+            candidate
+            for candidate in self._by_problem.get(problem, [])
+            if (include_failed or not candidate.failure)
+            and (before_round is None or candidate.position.round < before_round)
         ]
-        return sorted(selected, key=lambda one: one.position)
+        return sorted(selected, key=lambda candidate: candidate.position)
 
     def get_judged_candidates(self, problem: int, before_round: int | None = None) -> list[JudgedCandidate]:
         """Return (candidate, judgement) for the judged candidates of a problem, in the order of `get_candidates`."""
         candidates = self.get_candidates(problem, before_round)
-        return [(one, self.judgements[one.key]) for one in candidates if one.key in self.judgements]
+        return [
+            (candidate, self.judgements[candidate.key]) for candidate in candidates if candidate.key in self.judgements
+        ]
 
     def rank_candidates(self, problem: int, before_round: int | None = None) -> list[Candidate]:
         """Return judged candidates of rounds < before_round, best first: highest vote share, shortest summary, oldest.
         The first one is the answer to the problem."""
         judged = self.get_judged_candidates(problem, before_round)
-        return [one for one, _ in sorted(judged, key=lambda pair: (-pair[1].share_of_votes, len(pair[0].summary)))]
+        return [
+            candidate
+            for candidate, _ in sorted(judged, key=lambda pair: (-pair[1].share_of_votes, len(pair[0].summary)))
+        ]
 
     def _index_record(self, record: Record) -> None:
         match record:

@@ -29,23 +29,33 @@ def summarize_round(pool: Pool, problems: Sequence[int], round_number: int) -> J
     majority: accuracy of the most frequent answer so far (self-consistency). oracle: share of problems with a right
     candidate so far. Candidates without a grade are excluded. An accuracy without candidates is None.
     """
-    known = [
-        [one for one in pool.get_candidates(problem, round_number + 1) if one.is_right is not None]
+    graded = [
+        [candidate for candidate in pool.get_candidates(problem, round_number + 1) if candidate.is_right is not None]
         for problem in problems
     ]
-    so_far = [own for own in known if own]
-    of_round = [made for own in so_far if (made := [one for one in own if one.position.round == round_number])]
+    so_far = [candidates for candidates in graded if candidates]
+    of_round = [
+        made
+        for candidates in so_far
+        if (made := [candidate for candidate in candidates if candidate.position.round == round_number])
+    ]
     majorities = [
-        majority_accuracy([one.answer for one in own], [float(bool(one.is_right)) for one in own]) for own in so_far
+        majority_accuracy(
+            [candidate.answer for candidate in candidates],
+            [float(bool(candidate.is_right)) for candidate in candidates],
+        )
+        for candidates in so_far
     ]
     best = [ranked[0] for problem in problems if (ranked := pool.rank_candidates(problem, round_number + 1))]
     return {
         "round": round_number,
         "chosen": estimate_mean([candidate.is_right for candidate in best]),
-        "sampled": estimate_mean([sum(bool(one.is_right) for one in own) / len(own) for own in of_round]),
+        "sampled": estimate_mean(
+            [sum(bool(candidate.is_right) for candidate in candidates) / len(candidates) for candidates in of_round]
+        ),
         "majority": estimate_mean(majorities),
-        "oracle": estimate_mean([float(any(one.is_right for one in own)) for own in so_far]),
-        "table": tabulate_verdicts(pool, [one for own in of_round for one in own]),
+        "oracle": estimate_mean([float(any(candidate.is_right for candidate in candidates)) for candidates in so_far]),
+        "table": tabulate_verdicts(pool, [candidate for candidates in of_round for candidate in candidates]),
     }
 
 
@@ -61,7 +71,7 @@ def compute_round_metrics(pool: Pool, problems: Sequence[int], round_number: int
     # includes calls for incomplete candidates
     usage = sum((usage for owner, usage in pool.usage.items() if f".r{round_number}." in owner), Usage())
     metrics["candidates/made"] = float(len(candidates))
-    metrics["candidates/failed"] = float(sum(bool(one.failure) for one in candidates))
+    metrics["candidates/failed"] = float(sum(bool(candidate.failure) for candidate in candidates))
     return metrics | {f"cost/{name}": float(value) for name, value in asdict(usage).items()}
 
 
@@ -80,8 +90,8 @@ def tabulate_verdicts(pool: Pool, candidates: Sequence[Candidate]) -> dict[str, 
 def estimate_mean(values: Sequence[float | None]) -> Estimate | None:
     """Return the mean of the known values (neither None nor NaN), with its 95 % bootstrap interval; None if there are
     none."""
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    return estimate_means(np.array(known, dtype=float)[:, None])[0]
+    numbers = [value for value in values if value is not None and not math.isnan(value)]
+    return estimate_means(np.array(numbers, dtype=float)[:, None])[0]
 
 
 def compute_calibration(judgements: Sequence[tuple[Judgement, bool]]) -> JsonObject | None:
@@ -91,13 +101,15 @@ def compute_calibration(judgements: Sequence[tuple[Judgement, bool]]) -> JsonObj
     true is a vote that agrees with the grade. `auc`: ROC AUC of accepting candidates by their share of votes, i.e. the
     share of pairs of a right and a wrong candidate in which the right one has more votes, ties counting half.
     """
-    right, wrong = ([one for one, good in judgements if good is kind and one.num_votes] for kind in (True, False))
-    signs = np.sign(np.subtract.outer(*([one.share_of_votes for one in own] for own in (right, wrong))))
+    right, wrong = (
+        [judgement for judgement, good in judgements if good is kind and judgement.num_votes] for kind in (True, False)
+    )
+    signs = np.sign(np.subtract.outer(*([judgement.share_of_votes for judgement in group] for group in (right, wrong))))
     single = {
-        "true_positive": sum(one.votes_for for one in right),
-        "false_positive": sum(one.votes_for for one in wrong),
-        "false_negative": sum(one.votes_against for one in right),
-        "true_negative": sum(one.votes_against for one in wrong),
+        "true_positive": sum(judgement.votes_for for judgement in right),
+        "false_positive": sum(judgement.votes_for for judgement in wrong),
+        "false_negative": sum(judgement.votes_against for judgement in right),
+        "true_negative": sum(judgement.votes_against for judgement in wrong),
     }
     auc = float((1 + signs.mean()) / 2) if signs.size else math.nan
     return {"candidates": len(right) + len(wrong), "single": single, "auc": auc} if right or wrong else None
@@ -133,7 +145,7 @@ def make_problem_result(pool: Pool, prompt: Prompt) -> JsonObject:
         "answer": chosen.answer if chosen else None,
         "solution": chosen.summary if chosen else None,
         "right": chosen.is_right if chosen else None,
-        "candidates": [_describe_candidate(pool, one) for one in candidates],
+        "candidates": [_describe_candidate(pool, candidate) for candidate in candidates],
     }
 
 
@@ -145,7 +157,7 @@ def _describe_candidate(pool: Pool, candidate: Candidate) -> JsonObject:
     return {
         **{name: value for name, value in fields.items() if name not in hidden},
         "right": candidate.is_right,
-        "verdicts": [{name: one[name] for name in ("vote", "report", "failure")} for one in verdicts],
+        "verdicts": [{name: verdict[name] for name in ("vote", "report", "failure")} for verdict in verdicts],
         "judgement": judgement,
         **vars(pool.usage[candidate.key]),
     }
@@ -153,10 +165,14 @@ def _describe_candidate(pool: Pool, candidate: Candidate) -> JsonObject:
 
 def make_evolution_report(pool: Pool, problems: Sequence[int], stop_reason: str) -> JsonObject:
     """Return the results of the run, the content of report.json (docs/evolving.md)."""
-    candidates = [one for problem in problems for one in pool.get_candidates(problem)]
-    graded = [one for one in candidates if one.is_right is not None]
-    judged = [(pool.judgements[one.key], bool(one.is_right)) for one in graded if one.key in pool.judgements]
-    numbers = sorted({one.position.round for one in candidates})
+    candidates = [candidate for problem in problems for candidate in pool.get_candidates(problem)]
+    graded = [candidate for candidate in candidates if candidate.is_right is not None]
+    judged = [
+        (pool.judgements[candidate.key], bool(candidate.is_right))
+        for candidate in graded
+        if candidate.key in pool.judgements
+    ]
+    numbers = sorted({candidate.position.round for candidate in candidates})
     rounds = [summarize_round(pool, problems, number) for number in numbers]
     return {
         "rounds": rounds,
@@ -178,7 +194,7 @@ def sum_role_costs(pool: Pool) -> dict[str, dict[str, float]]:
     ]
     sums = pd.DataFrame(rows, columns=["role", *names]).groupby("role").sum().round({"money": 9, "seconds": 3})
     costs = sums.to_dict("index").items()
-    return {str(role): {str(name): value for name, value in own.items()} for role, own in costs}
+    return {str(role): {str(name): value for name, value in role_costs.items()} for role, role_costs in costs}
 
 
 def count_failures(pool: Pool) -> dict[str, int]:
@@ -187,7 +203,9 @@ def count_failures(pool: Pool) -> dict[str, int]:
     counts = {
         "calls": sum(bool(call.failure) for call in pool.all_calls),
         "candidates": sum(bool(candidate.failure) for candidate in candidates),
-        "verdicts": sum(bool(one.failure) for judgement in pool.judgements.values() for one in judgement.verdicts),
+        "verdicts": sum(
+            bool(verdict.failure) for judgement in pool.judgements.values() for verdict in judgement.verdicts
+        ),
         "grades": sum(candidate.is_right is None for candidate in candidates if candidate.grade),
     }
     return {name: count for name, count in counts.items() if count}

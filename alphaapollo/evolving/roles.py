@@ -95,8 +95,8 @@ def strip_markup(text: str) -> str:
 
 def is_last_choice(pattern: re.Pattern[str], text: str, choice: str) -> bool | None:
     """Whether the last match of `pattern` in a reply is `choice`, e.g. `right`; None without a match."""
-    found = pattern.findall(remove_thoughts(text))
-    return found[-1].lower() == choice if found else None
+    matches = pattern.findall(remove_thoughts(text))
+    return matches[-1].lower() == choice if matches else None
 
 
 def format_problem_and_solution(view: RoleView) -> str:

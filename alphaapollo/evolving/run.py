@@ -247,8 +247,8 @@ async def _start_evolution(
     await rewards.start()
 
     async def grade(prompt: Prompt, text: str) -> Score:
-        known = prepared.has_ground_truth(prompt)
-        return await rewards.score(prompt, text) if known else make_failed_score("the problem has no ground truth")
+        has_truth = prepared.has_ground_truth(prompt)
+        return await rewards.score(prompt, text) if has_truth else make_failed_score("the problem has no ground truth")
 
     services, agents = Services(grade, config.env, toolbox), {}
     caller = RoleCaller(config, pool, Budget(config.budget, pool, folder / STOP), clients, services)

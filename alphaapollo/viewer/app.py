@@ -207,14 +207,14 @@ class Viewer:
 
         async def watch() -> AsyncIterator[str]:
             with closing(self.index.connect()) as database:
-                known, status, waited = None, "", 0.0
+                last_version, status, waited = None, "", 0.0
                 yield "retry: 3000\n\n"
                 while not request.app.state.is_stopping() and not await request.is_disconnected():
                     state = await asyncio.to_thread(read_run_state, folder) if folder else RunState("")
-                    if (version := (state.name, read_version(database, run))) != known:
-                        if known is not None:
+                    if (version := (state.name, read_version(database, run))) != last_version:
+                        if last_version is not None:
                             yield "event: change\ndata: 1\n\n"
-                        known, waited = version, 0.0
+                        last_version, waited = version, 0.0
                     elif state.name == "running" and state.reason != status:
                         status, waited = state.reason, 0.0
                         yield f"event: status\ndata: {' '.join(status.split())}\n\n"

@@ -146,7 +146,7 @@ def list_final_values(
         rows.append((name, [make_estimate(curve) if len(curve.steps) else None for curve in curves]))
     key = metrics.index("val/accuracy") if "val/accuracy" in metrics else 0
     sign = 1 if metrics and is_lower_better(metrics[key]) else -1
-    values = {name: one.value for name, row in rows for one in row[key : key + 1] if one}
+    values = {name: estimate.value for name, row in rows for estimate in row[key : key + 1] if estimate}
     return sorted(rows, key=lambda row: sign * values.get(row[0], sign * math.inf))
 
 
@@ -174,7 +174,7 @@ def make_metric_traces(
     for line in (make_traces(curve, 1)[-1] for curve in validations if len(curve.steps)):
         marks = {"symbol": "diamond", "size": 8, "color": PALETTE[1]}
         dotted = {"mode": "lines+markers", "marker": marks, "line": line["line"] | {"dash": "dot", "width": 1}}
-        traces = [*(one | {"name": "training", "legendgroup": "training"} for one in traces), line | dotted]
+        traces = [*(trace | {"name": "training", "legendgroup": "training"} for trace in traces), line | dotted]
     return traces
 
 
@@ -218,8 +218,8 @@ def estimate_band(database: sqlite3.Connection, run: int, kind: str, figure: str
     query = f"SELECT count(x), avg(x), avg(x * x) FROM ({of_prompts} GROUP BY data_source, question)"
     steps = choose_evenly(list_steps(database, run, kind), MAX_BANDS)
     rows = [(step, *database.execute(query, (run, kind, step)).fetchone()) for step in steps]
-    known = np.array([row for row in rows if row[1] > 1], dtype=float).reshape(-1, 4)
-    step, count, mean, square = known.T
+    moments = np.array([row for row in rows if row[1] > 1], dtype=float).reshape(-1, 4)
+    step, count, mean, square = moments.T
     width = student_t.ppf(0.975, count - 1) * np.sqrt(np.maximum(square - mean**2, 0) / (count - 1))
     return np.column_stack([step, mean - width, mean + width])
 
@@ -238,7 +238,9 @@ def make_histogram_traces(database: sqlite3.Connection, run: int, kind: str, col
     low, high = np.quantile(values, [0, 0.999])
     num_values = len(np.unique(values[:10_000]))  # e.g. 2: right or wrong
     edges = np.linspace(low, high, NUM_BINS + 1 if num_values > 3 else 2 * num_values)
-    shares = [np.histogram(np.clip(one, low, high), edges)[0] / max(len(one), 1) for one in columns]
+    shares = [
+        np.histogram(np.clip(step_values, low, high), edges)[0] / max(len(step_values), 1) for step_values in columns
+    ]
     middles = (edges[1:] + edges[:-1]) / 2
     shown = {"x": steps, "y": middles.tolist(), "z": np.transpose(shares).tolist(), "showscale": False}
     return [{"type": "heatmap", "name": column, "hovertemplate": "%{y:.3g}: %{z:.0%}<extra></extra>", **shown}]
@@ -253,7 +255,7 @@ def make_prompt_traces(database: sqlite3.Connection, run: int, question: int) ->
     for number, (kind, of_kind) in enumerate(samples.groupby("kind", sort=False)):
         curves = (of_kind.groupby("step")["reward"].mean(), of_kind.set_index("step")["reward"])
         name = KIND_NAMES.get(str(kind), str(kind))
-        mean, raw = (Curve(name, one.index.to_numpy(float), one.to_numpy(float)) for one in curves)
+        mean, raw = (Curve(name, series.index.to_numpy(float), series.to_numpy(float)) for series in curves)
         traces += make_traces(mean, number, raw)
     return traces
 

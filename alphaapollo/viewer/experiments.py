@@ -35,16 +35,17 @@ def identify_run(folder: Path) -> tuple[tuple[object, ...], frozenset[tuple[str,
     paths = {key for key, value in config.items() if PATHS.search(key) and value not in ("", "[]", "null")}
     is_known = all(inputs.keys() & {key, key.partition(".")[0]} for key in paths)
     digests = [(key, *(digest for _, digest in inputs[key])) for key in sorted(inputs) if is_known]
-    return tuple(digests), frozenset(one for one in config.items() if one[0] not in paths and not NAMES.search(one[0]))
+    settings = frozenset(item for item in config.items() if item[0] not in paths and not NAMES.search(item[0]))
+    return tuple(digests), settings
 
 
 def group_runs(folders: Mapping[int, Path], root: Path, by_seed: bool) -> dict[str, list[int]]:
     """Return the runs by label: each run or, `by_seed`, those with the same inputs and settings. Labels are the keys
     that differ, e.g. `lr=0.001 seed=2`, or the name of the first run if none or many do."""
-    found: defaultdict[object, list[int]] = defaultdict(list)
+    groups: defaultdict[object, list[int]] = defaultdict(list)
     for run, folder in folders.items():
-        found[identity if by_seed and (identity := identify_run(folder))[0] else run].append(run)
-    firsts, counts = [folders[runs[0]] for runs in found.values()], [len(runs) for runs in found.values()]
+        groups[identity if by_seed and (identity := identify_run(folder))[0] else run].append(run)
+    firsts, counts = [folders[runs[0]] for runs in groups.values()], [len(runs) for runs in groups.values()]
     configs, columns = [read_flat_config(folder) for folder in firsts], dict[tuple[str, ...], str]()
     secrets = {key for folder in firsts for key, _ in find_secret_keys_and_reasons(read_config(folder))}
     for key in sorted({*chain(*configs)} - secrets, key=lambda key: ("seed" in key, key)):
@@ -55,7 +56,7 @@ def group_runs(folders: Mapping[int, Path], root: Path, by_seed: bool) -> dict[s
     if not 0 < len(columns) <= MAX_LABEL_KEYS or len(set(labels)) < len(labels):
         labels = [make_run_name(folder, root) for folder in firsts]
     ends = (f" ({count} seeds)" if count > 1 else "" for count in counts)
-    return {label + end: runs for label, end, runs in zip(labels, ends, found.values(), strict=True)}
+    return {label + end: runs for label, end, runs in zip(labels, ends, groups.values(), strict=True)}
 
 
 def compare_prompts(old: pd.DataFrame, new: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
@@ -63,12 +64,12 @@ def compare_prompts(old: pd.DataFrame, new: pd.DataFrame) -> Iterator[tuple[Any,
     shared = old.index.intersection(new.index)
     tables = [table.loc[shared] for table in (old, new)]
     if (k := int(min((table["samples"].max() for table in tables if len(shared)), default=0))) > 1:
-        passes = (pass_at_k(one["samples"].to_numpy(), one["right"].to_numpy(), k)[:, -1] for one in tables)
+        passes = (pass_at_k(table["samples"].to_numpy(), table["right"].to_numpy(), k)[:, -1] for table in tables)
         tables = [table.assign(**{f"pass@{k}": values}) for table, values in zip(tables, passes, strict=True)]
     for figure in tables[0].columns.drop(["samples", "right"]):
         before, after = (table[figure].to_numpy() for table in tables)
         means = estimate_means(np.stack([before, after, after - before], axis=1))
-        if means[2] and (figure != "reward" or any(not one["reward"].equals(one["accuracy"]) for one in tables)):
+        if means[2] and (figure != "reward" or any(not table["reward"].equals(table["accuracy"]) for table in tables)):
             yield figure, *means
 
 
@@ -80,5 +81,5 @@ def list_paired_differences(database: sqlite3.Connection, groups: Groups) -> Ite
         steps = set.intersection(*(set(list_steps(database, run, kind)) for run in chain(first, runs)))
         if steps and (kind == "results" or len(first) == len(runs) == 1):
             label = KIND_NAMES[kind] + f", iteration {max(steps)}" * (kind != "results")
-            tables = (tabulate(database, own, kind, max(steps)) for own in (first, runs))
+            tables = (tabulate(database, group, kind, max(steps)) for group in (first, runs))
             yield from ((label, name, *row) for row in compare_prompts(*tables))

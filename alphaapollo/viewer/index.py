@@ -154,24 +154,24 @@ class RunIndex:
     def update(self, database: sqlite3.Connection) -> None:
         """Read what the runs have written since the last update, and forget runs that were removed."""
         paths = [str(folder) for folder in self._folders or find_runs(self.root)]
-        found = {path for path in paths if replace_surrogates(path) == path}  # SQLite needs UTF-8
-        known = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
+        current_paths = {path for path in paths if replace_surrogates(path) == path}  # SQLite needs UTF-8
+        run_ids = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
         with database:
-            for path in known.keys() - found:
+            for path in run_ids.keys() - current_paths:
                 for table, column in (("runs", "id"), *((name, "run") for name in ("files", *DATA_TABLES))):
-                    database.execute(f"DELETE FROM {table} WHERE {column} = ?", (known[path],))
-            for path in sorted(found - known.keys()):
+                    database.execute(f"DELETE FROM {table} WHERE {column} = ?", (run_ids[path],))
+            for path in sorted(current_paths - run_ids.keys()):
                 database.execute("INSERT OR IGNORE INTO own.notes (path) VALUES (?)", (path,))
                 database.execute("INSERT INTO runs SELECT id, path FROM own.notes WHERE path = ?", (path,))
-                known[path] = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
+                run_ids[path] = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
         failure: Exception | None = None
-        for path in sorted(found):
+        for path in sorted(current_paths):
             if self._stop.is_set():
                 return
             try:
                 with suppress(ValueError):  # of another format; pages show it
                     check_format(Path(path))
-                    self._update_run(database, known[path], Path(path))
+                    self._update_run(database, run_ids[path], Path(path))
             except sqlite3.DatabaseError:  # the index has failed, not the run
                 raise
             except Exception as error:  # noqa: BLE001  after the other runs
@@ -227,10 +227,10 @@ class RunIndex:
                 return [(run, metric, number, value) for metric, value in values.items()]
             if kind == "pool":
                 return [(run, *row) for row in make_pool_rows(offset, text)]
-            one = parse_trajectory(text)
-            texts.add(line, list_texts(one))
-            choices.update((run, name, getattr(one, name)) for name in CHOICES if getattr(one, name))
-            return [(run, kind, step, *make_trajectory_row(line, offset, len(text), one))]
+            trajectory = parse_trajectory(text)
+            texts.add(line, list_texts(trajectory))
+            choices.update((run, name, getattr(trajectory, name)) for name in CHOICES if getattr(trajectory, name))
+            return [(run, kind, step, *make_trajectory_row(line, offset, len(text), trajectory))]
 
         def read_rows() -> Iterator[tuple[object, ...]]:
             nonlocal start, damaged
@@ -267,8 +267,8 @@ def list_indexed_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the names and stats of the files of a run that the index reads, oldest iterations first."""
     names = ["metrics.jsonl", "results.jsonl", "pool.jsonl"]
     with suppress(OSError):
-        found = os.listdir(folder / "rollouts")
-        names += sorted(f"rollouts/{name}" for name in found if ROLLOUT_FILE.fullmatch(name))
+        file_names = os.listdir(folder / "rollouts")
+        names += sorted(f"rollouts/{name}" for name in file_names if ROLLOUT_FILE.fullmatch(name))
     for name in names:
         with suppress(OSError):
             yield name, (folder / name).stat()
@@ -281,38 +281,41 @@ def parse_metrics(line: bytes) -> tuple[int, dict[str, float]]:
     return step, {name: value for name, value in record.items() if value is not None}
 
 
-def list_texts(one: LoggedTrajectory) -> Iterator[str]:
+def list_texts(trajectory: LoggedTrajectory) -> Iterator[str]:
     """Yield the texts of a trajectory: prompt, answers, and what the environment replied."""
-    yield from list_message_texts(msgspec.json.decode(one.prompt) if bytes(one.prompt) else "")
-    yield one.text
-    for turn in one.turns:
+    yield from list_message_texts(msgspec.json.decode(trajectory.prompt) if bytes(trajectory.prompt) else "")
+    yield trajectory.text
+    for turn in trajectory.turns:
         yield from list_message_texts(turn.observation)
 
 
-def make_trajectory_row(line: int, offset: int, size: int, one: LoggedTrajectory) -> tuple[object, ...]:
+def make_trajectory_row(line: int, offset: int, size: int, trajectory: LoggedTrajectory) -> tuple[object, ...]:
     """Return the columns of a trajectory from `line` on."""
-    reward = None if one.reward is None else one.reward + sum(turn.reward or 0.0 for turn in one.turns)
-    accuracy = None if reward is None else Score(reward, one.components, accuracy=one.accuracy).accuracy
-    tokens = sum(turn.num_tokens for turn in one.turns)
-    identity = (line, offset, size, one.prompt_id, one.sample, one.data_source)
-    failure = one.reason[:200] if reward is None else ""
-    question = hashlib.blake2b(b"\n".join(map(bytes, (one.prompt, one.ground_truth))), digest_size=7).digest()
-    ends = (one.outcome, one.end, one.stop_reason, failure, int.from_bytes(question))
-    return (*identity, reward, accuracy, tokens, len(one.turns), *ends)
+    reward = (
+        None if trajectory.reward is None else trajectory.reward + sum(turn.reward or 0.0 for turn in trajectory.turns)
+    )
+    accuracy = None if reward is None else Score(reward, trajectory.components, accuracy=trajectory.accuracy).accuracy
+    tokens = sum(turn.num_tokens for turn in trajectory.turns)
+    identity = (line, offset, size, trajectory.prompt_id, trajectory.sample, trajectory.data_source)
+    failure = trajectory.reason[:200] if reward is None else ""
+    content = b"\n".join(map(bytes, (trajectory.prompt, trajectory.ground_truth)))
+    question = hashlib.blake2b(content, digest_size=7).digest()
+    ends = (trajectory.outcome, trajectory.end, trajectory.stop_reason, failure, int.from_bytes(question))
+    return (*identity, reward, accuracy, tokens, len(trajectory.turns), *ends)
 
 
 def make_pool_rows(offset: int, text: bytes) -> list[tuple[object, ...]]:
     """Return the columns of a record of an evolution from `kind` on; no row for other records, e.g. a model call.
     Raises one of DAMAGED for a damaged line."""
-    one = _POOL.decode(text)
-    if one.kind not in ("candidate", "judgement"):
+    record = _POOL.decode(text)
+    if record.kind not in ("candidate", "judgement"):
         return []
-    candidate = (one.key if one.kind == "candidate" else one.candidate) or ""
+    candidate = (record.key if record.kind == "candidate" else record.candidate) or ""
     problem = msgspec.convert(int(candidate.partition(".")[0].removeprefix("p")), Integer)
-    accuracy = (one.grade or {}).get("accuracy")
+    accuracy = (record.grade or {}).get("accuracy")
     is_right = None if accuracy is None else accuracy >= 1
-    votes = (one.votes_for, one.votes_against)
-    return [(one.kind, candidate, offset, len(text), problem, is_right, bool(one.failure), *votes)]
+    votes = (record.votes_for, record.votes_against)
+    return [(record.kind, candidate, offset, len(text), problem, is_right, bool(record.failure), *votes)]
 
 
 def parse_file_name(name: str) -> tuple[str, int]:

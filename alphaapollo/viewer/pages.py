@@ -105,7 +105,7 @@ def list_runs(query: Query) -> dict[str, object]:
         "num_hidden": sum(run.hidden for run in every),
         "num_runs": len(every),
         "metric": shown[0].headline[0][0] if len(related) > 1 and shown[0].headline else "",
-        "related": group_runs(dict(sorted(related.items(), key=lambda one: str(one[1]))), query.root, by_seed=False),
+        "related": group_runs(dict(sorted(related.items(), key=lambda item: str(item[1]))), query.root, by_seed=False),
         "options": options,
     }
 
@@ -115,16 +115,16 @@ def list_sweeps(runs: Sequence[RunSummary]) -> list[JsonObject]:
     groups: defaultdict[tuple[Path, str], list[RunSummary]] = defaultdict(list)
     for run in runs:
         groups[run.folder.parent, run.kind].append(run)
-    sweeps, others = [], [own[0] for own in groups.values() if len(own) == 1]
-    for (folder, kind), own in groups.items():
-        if len(own) > 1:
-            configs = {run.id: read_flat_config(run.folder) | read_content(run.folder) for run in own}
+    sweeps, others = [], [group[0] for group in groups.values() if len(group) == 1]
+    for (folder, kind), group in groups.items():
+        if len(group) > 1:
+            configs = {run.id: read_flat_config(run.folder) | read_content(run.folder) for run in group}
             keys = sorted({key for config in configs.values() for key in config if not key.startswith(NAMES)})
             differing = [key for key in keys if len({config.get(key) for config in configs.values()}) > 1]
-            metric = next((run.headline[-1][0] for run in own if run.headline), "")
+            metric = next((run.headline[-1][0] for run in group if run.headline), "")
             sign = 1 if is_lower_better(metric) else -1
-            own.sort(key=lambda run: sign * dict(run.headline).get(metric, sign * float("inf")))
-            sweep = {"name": folder.name, "kind": kind, "runs": own, "metric": metric, "configs": configs}
+            group.sort(key=lambda run: sign * dict(run.headline).get(metric, sign * float("inf")))
+            sweep = {"name": folder.name, "kind": kind, "runs": group, "metric": metric, "configs": configs}
             sweeps.append(sweep | {"keys": differing[:SWEEP_COLUMNS], "num_keys": len(differing)})
     alone = {"name": "other runs", "kind": "", "runs": others, "metric": "", "configs": {}, "keys": [], "num_keys": 0}
     return sweeps + [alone] * bool(others)
@@ -175,7 +175,7 @@ def _list_extremes(query: Query, run: RunSummary, newest: sqlite3.Row) -> list[t
     if newest["low"] == newest["high"]:
         ends = {"first": newest["low"]}
     rows = [(label, query.select(best, run.id, newest["kind"], newest["step"], value)) for label, value in ends.items()]
-    return [(label, found[0], samples.read_texts(run.folder, found[0])) for label, found in rows if found]
+    return [(label, matches[0], samples.read_texts(run.folder, matches[0])) for label, matches in rows if matches]
 
 
 def describe_health(query: Query) -> dict[str, object]:
@@ -185,9 +185,9 @@ def describe_health(query: Query) -> dict[str, object]:
     last = "SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
     panels: dict[str, JsonObject] = {}
     for heading, beginnings in HEALTH.items():
-        if own := [name for name in names if name.startswith(beginnings)]:
-            constants = find_constants(summarize_values(query.database, [run.id], own), [run.id])
-            drawn = [name for name in own if name not in constants][:MAX_HEALTH_CURVES]
+        if panel_names := [name for name in names if name.startswith(beginnings)]:
+            constants = find_constants(summarize_values(query.database, [run.id], panel_names), [run.id])
+            drawn = [name for name in panel_names if name not in constants][:MAX_HEALTH_CURVES]
             values = {name: query.select(last, run.id, name)[0]["value"] for name in drawn}
             panels[heading] = {"values": values, "constants": constants}
     return {"panels": panels, "warnings": _list_warnings(query, run.id, 100)}
@@ -222,7 +222,7 @@ def describe_config(query: Query) -> dict[str, object]:
 def compare_runs(query: Query) -> dict[str, object]:
     """Values of the comparison of runs: their configurations side by side, and curves of the same metrics."""
     folders = read_folders(query.database, [int(run) for run in query.options.getlist("run")])
-    if not (runs := [summarize_run(query, *found) for found in folders.items()]):
+    if not (runs := [summarize_run(query, number, path) for number, path in folders.items()]):
         raise HTTPException(404, "Choose runs on the first page, then press Compare.")
     configs = [read_flat_config(run.folder) | read_content(run.folder) for run in runs]
     keys = sorted({key for config in configs for key in config})
@@ -255,7 +255,7 @@ def list_examples(query: Query) -> dict[str, object]:
     return {
         "first": first,
         "num_examples": len(examples),
-        "examples": [(one, compare_pair(one) if len(one.rows) == 2 else None) for one in shown],
+        "examples": [(example, compare_pair(example) if len(example.rows) == 2 else None) for example in shown],
         "table": {"page": page, "last_page": max(len(examples) - 1, 0) // EXAMPLES_ON_A_PAGE, "options": query.options},
     }
 
@@ -299,9 +299,9 @@ def describe_problem(query: Query) -> dict[str, object]:
     result = read_json_object(run.folder / f"problems/{problem:06}.json")
     judgements = {judgement["candidate"]: judgement for judgement in records["judgement"]}
 
-    def rank(one: JsonObject) -> tuple[bool, int]:
-        votes = judgements.get(one["key"], {"votes_for": 0, "votes_against": 0})
-        return one["key"] != result.get("chosen"), votes["votes_against"] - votes["votes_for"]
+    def rank(candidate: JsonObject) -> tuple[bool, int]:
+        votes = judgements.get(candidate["key"], {"votes_for": 0, "votes_against": 0})
+        return candidate["key"] != result.get("chosen"), votes["votes_against"] - votes["votes_for"]
 
     candidates = sorted(records["candidate"], key=rank)
     return {

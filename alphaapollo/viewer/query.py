@@ -60,8 +60,10 @@ class Query:
     def find_neighbors(self, table: str, column: str, **place: object) -> tuple[int | None, int | None]:
         """Return the next lower and the next higher value of the column, the last one of `place`, at the same place."""
         same = "".join(f"{name} = ? AND " for name in place if name != column)
-        found = f"SELECT {{}}({column}) FROM {table} WHERE {same} {column} {{}} ?"
-        return tuple(self.select(found.format(*end), *place.values())[0][0] for end in (("max", "<"), ("min", ">")))
+        neighbor_query = f"SELECT {{}}({column}) FROM {table} WHERE {same} {column} {{}} ?"
+        return tuple(
+            self.select(neighbor_query.format(*end), *place.values())[0][0] for end in (("max", "<"), ("min", ">"))
+        )
 
     @cached_property
     def run(self) -> RunSummary:
@@ -111,7 +113,7 @@ def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
     name = make_run_name(folder := Path(path), query.root)
     last = "SELECT step, value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
     names = dict.fromkeys((*chain(*HEADLINES), "rollout/tokens_per_second", "timing/step"))
-    values = {one: found[0] for one in names if (found := query.select(last, number, one))}
+    values = {metric: rows[0] for metric in names if (rows := query.select(last, number, metric))}
     files = query.select("SELECT total(damaged) AS damaged, max(mtime) AS changed FROM files WHERE run = ?", number)[0]
     notes = query.select("SELECT tags, note, hidden FROM own.notes WHERE id = ?", number)
     try:
@@ -119,8 +121,8 @@ def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
         model = describe_model(folder)
         seconds, devices = measure_costs(folder)
         figures = {} if values else read_json_object(folder / "summary.json").get("all", {}).get("figures", {})
-        headline = [(one, values[one]["value"]) for one in choose_headline(values)]
-        headline = headline or [(one, found["value"]) for one, found in list(figures.items())[:2]]
+        headline = [(metric, values[metric]["value"]) for metric in choose_headline(values)]
+        headline = headline or [(figure, estimate["value"]) for figure, estimate in list(figures.items())[:2]]
     except Exception as error:  # noqa: BLE001
         return RunSummary(number, name, folder, "unknown", "unreadable", f"{type(error).__name__}: {error}")
     return RunSummary(
@@ -130,7 +132,7 @@ def summarize_run(query: Query, number: int, path: str | Path) -> RunSummary:
         kind=kind,
         state=state.name,
         reason=state.reason,
-        step=max((found["step"] for found in values.values()), default=None),
+        step=max((row["step"] for row in values.values()), default=None),
         total=total,
         headline=headline,
         changed=(files["changed"] or 0) / 1e9,

@@ -105,10 +105,13 @@ def make_report(folders: Sequence[Path]) -> bytes:
             index.update(database)
             ids = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
             names = [run_folders.make_run_name(folder, root) for folder in folders]
-            runs = [ReportedRun(database, ids[str(one)], one, name) for one, name in zip(folders, names, strict=True)]
+            runs = [
+                ReportedRun(database, ids[str(folder)], folder, name)
+                for folder, name in zip(folders, names, strict=True)
+            ]
             by_id = {run.id: run for run in runs}
             by_seed = group_runs({run.id: run.folder for run in runs}, root, by_seed=True)
-            groups = {name: [by_id[one] for one in own] for name, own in by_seed.items()}
+            groups = {name: [by_id[run_id] for run_id in run_ids] for name, run_ids in by_seed.items()}
             title = f"Report of {runs[0].name}" if len(runs) == 1 else f"Comparison of {len(runs)} runs"
             metrics = {name for run in runs for name in list_metrics(database, run.id)}
             chosen, constants = choose_curves(database, list(by_id), metrics)
@@ -138,7 +141,11 @@ def list_gaps(run: ReportedRun) -> list[str]:
     gaps += ["config.yaml is damaged"] * ((folder / "config.yaml").is_file() and not read_config(folder))
     for file, damaged, error in run.select("SELECT name, damaged, error FROM files WHERE run = ? ORDER BY name"):
         gaps += [f"{file} has {damaged} damaged lines"] * bool(damaged) + [f"{file}: {error}"] * bool(error)
-    return gaps + [f"{one.suite}, {one.model} failed: {one.error}" for one in read_suite_results(folder) if one.error]
+    return gaps + [
+        f"{result.suite}, {result.model} failed: {result.error}"
+        for result in read_suite_results(folder)
+        if result.error
+    ]
 
 
 def read_curves(groups: Groups, metric: str) -> dict[str, Curve]:
@@ -174,9 +181,9 @@ def list_group_differences(groups: Groups, metrics: Iterable[str]) -> Iterator[R
                 continue
             steps = reduce(np.intersect1d, [curve.steps for curve in (*old, *new)])
             for step in steps[-1:]:
-                values, others = ([curve.values[curve.steps == step][0] for curve in own] for own in (new, old))
+                values, others = ([curve.values[curve.steps == step][0] for curve in curves] for curves in (new, old))
                 low, high = None, None  # unless the runs of both groups differ by more than rounding
-                if min(np.ptp(own) - 1e-9 * np.abs(own).max() for own in (values, others)) > 0:
+                if min(np.ptp(finals) - 1e-9 * np.abs(finals).max() for finals in (values, others)) > 0:
                     low, high = ttest_ind(values, others, equal_var=False).confidence_interval(0.95)
                 mean = Estimate(float(np.mean(values) - np.mean(others)), low, high, 0)
                 yield make_code(metric), pair[1], pair[0], mean, int(step)
@@ -185,14 +192,14 @@ def list_group_differences(groups: Groups, metrics: Iterable[str]) -> Iterator[R
 def list_config_differences(groups: Groups) -> Iterator[Row]:
     """Yield (key, values in each group) of the keys that differ between runs, without secrets."""
     configs = [[read_flat_config(run.folder) | read_content(run.folder) for run in runs] for runs in groups.values()]
-    keys = {key for own in configs for config in own for key in config}
+    keys = {key for group_configs in configs for config in group_configs for key in config}
     for runs in groups.values():
         keys -= {key for run in runs for key, _ in find_secret_keys_and_reasons(read_config(run.folder))}
     if any(name != run.name for name, runs in groups.items() for run in runs):
         yield "runs", *(", ".join(run.name for run in runs) for runs in groups.values())
     for key in sorted(keys):
-        values = [dict.fromkeys(config.get(key, "-") for config in own) for own in configs]
-        if len({value for own in values for value in own}) > 1:
+        values = [dict.fromkeys(config.get(key, "-") for config in group_configs) for group_configs in configs]
+        if len({value for group_values in values for value in group_values}) > 1:
             yield make_code(key), *map(", ".join, values)
 
 
@@ -205,7 +212,7 @@ def list_changes(run: ReportedRun) -> Iterator[Row]:
         both = [tabulate(run.database, [run.id], kind, step) for step in (steps[0], steps[-1])]
         sources = sorted({source for table in both for source, _ in table.index})
         for source in [*sources, None] if len(sources) > 1 else sources:
-            old, new = (one if source is None else one[one.index.get_level_values(0) == source] for one in both)
+            old, new = (table if source is None else table[table.index.get_level_values(0) == source] for table in both)
             label = f"{KIND_NAMES[kind]}, {'all' if source is None else source}"
             yield from ((label, *row) for row in compare_prompts(old, new))
 
@@ -236,12 +243,12 @@ def choose_samples(run: ReportedRun) -> list[list[JsonObject]]:
         answers.append(list(pairs.values()))
 
     def rank(pair: Sequence[JsonObject]) -> tuple[float, float, str, int]:
-        before, after = (one["reward"] or 0.0 for one in (pair[0], pair[-1]))
+        before, after = (answer["reward"] or 0.0 for answer in (pair[0], pair[-1]))
         return after - before, after, pair[0]["data_source"], pair[0]["prompt_id"]
 
     compared = [[pair for pair in of_kind if len(pair) == 2] for of_kind in answers]
     chosen = choose_evenly(sorted(next(filter(None, compared + answers), []), key=rank), NUM_SAMPLES)
-    return [[read_answer(run.folder, one) for one in pair] for pair in chosen]
+    return [[read_answer(run.folder, answer) for answer in pair] for pair in chosen]
 
 
 def read_solutions(folder: Path) -> Iterator[list[JsonObject]]:
@@ -249,13 +256,15 @@ def read_solutions(folder: Path) -> Iterator[list[JsonObject]]:
     for path in sorted(folder.glob("problems/*.json"))[:MAX_PROBLEMS]:
         with suppress(KeyError, TypeError, ValueError, StopIteration):  # damaged, or without a solution
             problem = read_json_object(path)
-            solutions = {one["key"]: one for one in problem["candidates"] if not one["failure"]}
+            solutions = {candidate["key"]: candidate for candidate in problem["candidates"] if not candidate["failure"]}
             pair = next(iter(solutions.values())), solutions[problem["chosen"]]
             shared = {"prompt_id": int(problem["problem"]), "data_source": str(problem["data_source"]), "failure": ""}
             shared |= {"prompt": get_last_message(problem["prompt"]), "truth": problem["ground_truth"]}
-            rewards = [None if one["right"] is None else float(one["right"]) for one in pair]
-            own = [{"step": one["key"].split(".")[1][1:], "text": one["solution"]} for one in pair]
-            yield [shared | one | {"reward": reward} for one, reward in zip(own, rewards, strict=True)]
+            rewards = [None if candidate["right"] is None else float(candidate["right"]) for candidate in pair]
+            answers = [
+                {"step": candidate["key"].split(".")[1][1:], "text": candidate["solution"]} for candidate in pair
+            ]
+            yield [shared | answer | {"reward": reward} for answer, reward in zip(answers, rewards, strict=True)]
 
 
 def read_answer(folder: Path, row: Any) -> JsonObject:
@@ -302,7 +311,7 @@ def list_costs(run: ReportedRun) -> Iterator[Row]:
     yield "wall time of the commands that have ended", format_duration(seconds) if history else "not recorded"
     if history:
         yield "GPU-hours", f"{gpus * seconds / 3600:.2f} ({gpus} GPUs)" if gpus else "0 (CPU)"
-    if phases := format_time_summary({name: one for name, one in sums.items() if name.startswith("timing/")}):
+    if phases := format_time_summary({name: total for name, total in sums.items() if name.startswith("timing/")}):
         yield "iterations", phases
     yield from ((label, f"{sums[name]:,.0f}") for name, label in SUMMED.items() if name in sums)
     if "train/tokens" in sums:

@@ -222,5 +222,5 @@ def find_tokenizer_file(folder: Path) -> Path | None:
     config = flatten_maps(read_config(folder))
     prefix = "actor_rollout_ref." if any(key.startswith("actor_rollout_ref.") for key in config) else ""
     candidates = [str(folder / "model"), *(config.get(f"{prefix}model.{key}") for key in ("tokenizer_path", "path"))]
-    files = (Path(one) / "tokenizer.json" for one in candidates if isinstance(one, str) and one)
+    files = (Path(path) / "tokenizer.json" for path in candidates if isinstance(path, str) and path)
     return next((file for file in files if file.is_file()), None)

@@ -89,8 +89,8 @@ def _describe_table(query: Query, names: Sequence[str], table: JsonObject, statu
     """Add what the form and the cells of a table need. `lines` of the table: trajectories whose texts its rows show.
     statuses: choices of the column status, if the trainer's log is known. Columns that say nothing are left out."""
     run, rows, scored = query.run, table["rows"], {"scored", "not trained", "filtered"}
-    known = query.select("SELECT name, value FROM choices WHERE run = ? ORDER BY value", run.id)
-    choices = {one: [row["value"] for row in known if row["name"] == one] for one in CHOICES}
+    choice_rows = query.select("SELECT name, value FROM choices WHERE run = ? ORDER BY value", run.id)
+    choices = {column: [row["value"] for row in choice_rows if row["name"] == column] for column in CHOICES}
     hidden = [] if statuses else ["advantage", *["status"] * all(row["status"] in scored for row in rows)]
     hidden += ["data_source"] * (len(choices["data_source"]) < 2)
     hidden += ["accuracy"] * all(row["accuracy"] in (None, row["reward"]) for row in rows)
@@ -98,7 +98,7 @@ def _describe_table(query: Query, names: Sequence[str], table: JsonObject, statu
     return table | {
         "choices": {"status": statuses} | choices,
         "columns": {name: LABELS.get(name, name) for name in names if name not in hidden},
-        "texts": [samples.read_texts(run.folder, one) for one in table["lines"]],
+        "texts": [samples.read_texts(run.folder, trajectory) for trajectory in table["lines"]],
         "numeric": NUMERIC if statuses else NUMERIC[:-1],
         "comparisons": COMPARISONS,
         "low": min((row["reward"] for row in rows if row["reward"] is not None), default=0.0),
@@ -112,7 +112,7 @@ def search_samples(query: Query) -> dict[str, object]:
     options = query.options
     places = "SELECT DISTINCT kind, step FROM texts WHERE run = ? ORDER BY step DESC, kind"
     files = [(row["kind"], row["step"]) for row in query.select(places, query.run.id)]
-    kinds = {kind: name for kind, name in KIND_NAMES.items() if any(kind == own for own, _ in files)}
+    kinds = {kind: name for kind, name in KIND_NAMES.items() if any(kind == file_kind for file_kind, _ in files)}
     before, of = int(options.get("before") or 2**62), options.get("of", "")
     searched = [(kind, step) for kind, step in files if step <= before and of in ("", kind)]
     rest = _find_samples(query, searched, None, MAX_FOUND)
@@ -135,7 +135,9 @@ def _find_samples(
         "CREATE TEMP TABLE trained (prompt_id INT, sample INT, advantage, PRIMARY KEY (prompt_id, sample))"
     )
     used = [(row, row.advantages[row.advantages != 0]) for row in trained or ()]
-    means = [(row.prompt_id, row.sample, float(own.mean()) if len(own) else 0.0) for row, own in used]
+    means = [
+        (row.prompt_id, row.sample, float(advantages.mean()) if len(advantages) else 0.0) for row, advantages in used
+    ]
     database.executemany("INSERT OR REPLACE INTO temp.trained VALUES (?, ?, ?)", means)
     selected = SAMPLES.format(trained is not None)
     database.execute(f"CREATE TEMP TABLE found AS {selected} LIMIT 0", (0, "", 0))

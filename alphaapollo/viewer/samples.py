@@ -162,8 +162,8 @@ def choose_colors(values: Sequence[float | None], min_scale: float = 0.0) -> lis
     """Return a color for each value: 0 for 0, and NUM_COLORS for the 99th percentile of the absolute values, or for
     `min_scale` if it is larger."""
     numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    known = np.abs(numbers[np.isfinite(numbers)])
-    scale = max(float(np.quantile(known, 0.99)), min_scale) if known.size else 0.0
+    magnitudes = np.abs(numbers[np.isfinite(numbers)])
+    scale = max(float(np.quantile(magnitudes, 0.99)), min_scale) if magnitudes.size else 0.0
     if not scale:
         return [0] * len(values)
     return [int(color) for color in np.rint(np.clip(np.nan_to_num(numbers / scale), -1, 1) * NUM_COLORS)]

@@ -52,8 +52,8 @@ def list_message_texts(content: object) -> Iterator[str]:
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):
-        for one in content:
-            yield from list_message_texts(one)
+        for item in content:
+            yield from list_message_texts(item)
     elif isinstance(content, dict):
         yield from list_message_texts(content.get("content", content.get("text")))
 
@@ -61,12 +61,12 @@ def list_message_texts(content: object) -> Iterator[str]:
 def find_lines(database: sqlite3.Connection, path: Path, place: tuple[int, str, int], words: str) -> set[int]:
     """Return the numbers of the trajectories of a file that contain the words, regardless of case. path: file of texts.
     place: run, kind and step."""
-    wanted, found = normalize(words), set[int]()
+    wanted, line_numbers = normalize(words), set[int]()
     parts = "SELECT line, offset, bytes FROM texts WHERE run = ? AND kind = ? AND step = ?"
     for first, offset, size in map(tuple, database.execute(parts, place)):
         with path.open("rb") as file:
             file.seek(offset)
             content = file.read(size)
         if wanted in content:
-            found |= {line for line, text in enumerate(content.split(b"\n"), first) if wanted in text}
-    return found
+            line_numbers |= {line for line, text in enumerate(content.split(b"\n"), first) if wanted in text}
+    return line_numbers
