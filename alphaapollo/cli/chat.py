@@ -24,8 +24,8 @@ from alphaapollo.config.errors import report_error
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Env, GenerationConfig
+from alphaapollo.controller.errors import REPORTED_ERRORS
 from alphaapollo.controller.launcher import launch_workers
-from alphaapollo.controller.ranks import REPORTED_ERRORS
 from alphaapollo.engines.agent_sessions import AgentSession, Request, list_new_messages
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.environments.base import Environment, Services, StepResult, get_environment_spec, register_environment

@@ -135,7 +135,7 @@ SUBCOMMANDS = {  # in the order of --help
     "serve": Subcommand("vLLM's OpenAI server on a run's newest model", "cli.serve:main"),
     "view": Subcommand("show runs in the browser: curves, samples, tokens; live", "cli.show:view"),
     "report": Subcommand("write a report of runs into one HTML file", "cli.show:report"),
-    "samples": Subcommand("print a run's samples side by side, with their rewards", "cli.show:print_samples"),
+    "samples": Subcommand("print a run's samples side by side, with their rewards", "cli.samples:print_samples"),
     "chat": Subcommand("chat with a run's model, with its environment and tools", "cli.chat:main"),
     "replay": Subcommand("recompute a recorded iteration and compare", "trainer.replay.__main__:main"),
     "port": Subcommand(

@@ -18,8 +18,9 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import MismatchSums
 from alphaapollo.batching.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.config.schema import LoraForm
+from alphaapollo.controller.errors import WorkerDied
 from alphaapollo.controller.load_balancer import LoadBalancer
-from alphaapollo.controller.ranks import Ranks, WorkerDied, await_if_awaitable
+from alphaapollo.controller.ranks import Ranks, await_if_awaitable
 from alphaapollo.observability.timing import start_profile, take_profile
 from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import Completion, GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate

@@ -27,8 +27,9 @@ from typing import Any, TypeVar
 
 import setproctitle
 
-from alphaapollo.controller.ranks import WorkerDied, WorkerFailed, await_if_awaitable
-from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerHost, WorkerLocation, explain_worker_error
+from alphaapollo.controller.errors import WorkerDied, WorkerFailed, explain_worker_error
+from alphaapollo.controller.ranks import await_if_awaitable
+from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerHost, WorkerLocation
 from alphaapollo.controller.worker_groups import LOCAL_NODE
 from alphaapollo.engines.types import EngineError
 from alphaapollo.processes.fork_server import ForkedProcess

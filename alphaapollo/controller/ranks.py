@@ -18,56 +18,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from alphaapollo.engines.types import EngineDied, EngineError
+from alphaapollo.controller.errors import WorkerDied
+from alphaapollo.engines.types import EngineDied
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report
-from alphaapollo.weight_sync.verification import WeightSyncError
 
 W = TypeVar("W")
 A = TypeVar("A")
-OUT_OF_MEMORY_HINT = (
-    "To reduce memory, cheapest first: lower ppo_max_token_len_per_gpu, set model.enable_gradient_checkpointing=true, "
-    "lower rollout.gpu_memory_utilization (on a CPU rollout.kv_cache_gib), raise rollout.tensor_model_parallel_size, "
-    "set fsdp_config.optimizer_offload=true and param_offload=true, use more ranks (trainer.n_gpus_per_node, "
-    "trainer.nnodes), set fsdp_config.offload_policy=true (docs/scaling.md lists what reduces each kind of memory; "
-    "trainer.dry_run=true prints the memory of a run)."
-)
-CANCELLED_BY_MONITOR = "a required process died or hangs"
-"""Cancellation message of the monitors (stall_monitor.py). It distinguishes them from a signal."""
-
-
-class WorkerLost(RuntimeError):
-    """Error: a required process died or hangs; the run can be restarted (launch/command.py).
-
-    role: role of the process, e.g. policy. cause: what happened, without the suggested fix; default: the message.
-    """
-
-    def __init__(self, message: str, role: str, cause: str = ""):
-        super().__init__(message)
-        self.role, self.cause = role, cause or message
-
-
-class WorkerDied(WorkerLost):
-    """Error: a worker process or an engine core has ended. The message names the process."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WorkerDied, (str(self), self.role)
-
-
-class RunStalled(WorkerLost):
-    """Error: no process has made progress for trainer.stall_timeout. culprits: blocking workers, e.g. "policy 1"."""
-
-    def __init__(self, cause: str, culprits: Sequence[str], resume_hint: str):
-        role = culprits[0].rpartition(" ")[0] or culprits[0] if culprits else ""
-        super().__init__(f"{cause}; {resume_hint}.", role, cause)
-        self.culprits = list(culprits)
-
-
-class WorkerFailed(RuntimeError):
-    """Error: a worker raised an exception. The message names the worker and, for bugs, includes the traceback."""
-
-
-REPORTED_ERRORS = (ValueError, OSError, ArithmeticError, EngineError, WeightSyncError, WorkerLost, WorkerFailed)
-"""Errors with a message for the user, which are reported without a traceback; any other error is a bug."""
 
 
 class Ranks(ABC, Generic[W]):

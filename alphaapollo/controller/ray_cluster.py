@@ -25,8 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from alphaapollo._version import __version__
 from alphaapollo.config.schema import GenerationTrainer, Rollout, Trainer, TuningTrainer
+from alphaapollo.controller.errors import WorkerDied
 from alphaapollo.controller.placement import Machine, query_smallest_gpu_memory_bytes
-from alphaapollo.controller.ranks import WorkerDied
 from alphaapollo.processes.network import restrict_network_to_loopback
 from alphaapollo.processes.watchdog import JOB_SIGNALS
 from alphaapollo.utils.heartbeat import read_process

@@ -15,8 +15,8 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
-from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerHost, WorkerLocation, explain_worker_error
+from alphaapollo.controller.errors import WorkerDied, WorkerFailed, explain_worker_error
+from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerHost, WorkerLocation
 from alphaapollo.processes.network import reserve_port
 from alphaapollo.processes.watchdog import JOB_SIGNALS, exit_when_process_ends
 from alphaapollo.utils.heartbeat import Report

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from alphaapollo.controller.ranks import RunStalled, WorkerDied, WorkerFailed
+from alphaapollo.controller.errors import RunStalled, WorkerDied, WorkerFailed
 from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerLocation
 from alphaapollo.controller.stall_monitor import StallMonitor, StartLimits
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs

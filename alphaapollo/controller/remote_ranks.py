@@ -14,14 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from alphaapollo.controller.ranks import (
-    OUT_OF_MEMORY_HINT,
-    Ranks,
-    WorkerDied,
-    WorkerFailed,
-    await_if_awaitable,
-    get_enclosing_method_name,
-)
+from alphaapollo.controller.errors import WorkerDied, WorkerFailed
+from alphaapollo.controller.ranks import Ranks, await_if_awaitable, get_enclosing_method_name
 from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report, read_process
 
@@ -204,17 +198,3 @@ class RemoteRanks(Ranks[W]):
         failed = {rank: call.exception() for rank, call in enumerate(calls) if call.done()}
         errors = [self._convert_error(rank, error) for rank, error in failed.items() if error]
         return next((error for error in errors if isinstance(error, WorkerDied)), errors[0] if errors else None)
-
-
-def explain_worker_error(worker: str, role: str, cause: BaseException, trace: str) -> Exception:
-    """Return the exception to raise on the driver for an exception of a worker. worker: name of the worker, e.g. `the
-    policy worker of rank 1`. trace: the traceback, shown for bugs."""
-    if isinstance(cause, ValueError):  # invalid input; the message has the fix
-        return ValueError(str(cause))
-    if isinstance(cause, EngineDied):
-        return WorkerDied(f"{worker} failed: {cause}", role)
-    if isinstance(cause, (OSError, ArithmeticError, EngineError)):  # expected errors; the message explains them
-        return WorkerFailed(f"{worker} failed: {cause}")
-    if type(cause).__name__ == "OutOfMemoryError":  # by name, because the driver's torch may not have this class
-        return WorkerFailed(f"{worker}: {cause} {OUT_OF_MEMORY_HINT}")
-    return WorkerFailed(f"{worker} failed, which is a bug:\n{trace}")

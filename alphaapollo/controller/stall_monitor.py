@@ -24,7 +24,8 @@ from typing import Any
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.trainer import RunSettings
-from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR, Ranks, RunStalled, WorkerDied, WorkerLost
+from alphaapollo.controller.errors import CANCELLED_BY_MONITOR, RunStalled, WorkerDied, WorkerLost
+from alphaapollo.controller.ranks import Ranks
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report, dump_stacks, read_process
 
 CHECKS = 10  # number of checks before a notice

@@ -36,8 +36,12 @@ MESSAGE_KEYS |= {*THOUGHT_KEYS, *WEIGHT_KEYS, *MASK_KEYS, *SPAN_KEYS}  # keys of
 
 
 def read_chat(value: Sequence[object], column: str, reader: ImageReader = LOCAL_IMAGES) -> list[Message]:
-    """Convert a list of {role, content} or {from, value} in `column` of a data file to messages. Calls and tool results
-    without an id get one. Raises ValueError if a message is malformed or all contents are empty."""
+    """Convert a list of {role, content} or {from, value} in `column` of a data file to messages.
+
+    Calls without an id get one, and tool results without an id get that of the first call without a result. A result
+    with another id belongs to the only such call. Raises ValueError if there are several, if a message is malformed, or
+    if all contents are empty.
+    """
     messages: list[Message] = []
     waiting: dict[str, ToolCall] = {}  # calls without a result, by id
     for one in value:
@@ -53,16 +57,25 @@ def read_chat(value: Sequence[object], column: str, reader: ImageReader = LOCAL_
                 call["id"] = call["id"] or f"call{number:05}"  # nine letters and digits, as some templates require
             waiting = {call["id"]: call for call in message.get("tool_calls", [])}
         elif message["role"] == "tool" and waiting:
-            given = message.get("tool_call_id", "")
-            call = waiting.pop(given if given in waiting else next(iter(waiting)))
-            message = {
-                **Message(role="", content="", tool_call_id=call["id"], name=call["function"]["name"]),
-                **message,
-            }
+            call = waiting.pop(_find_id_of_call(message, [*waiting], column))
+            # The message's own name wins.
+            named = {"name": call["function"]["name"], **message, "tool_call_id": call["id"]}
+            message = cast(Message, named)
         messages.append(message)
     if not any(message["content"].strip() or message.get("tool_calls") for message in messages):
         raise ValueError(f"{column} is empty. Fill it or remove the row.")
     return messages
+
+
+def _find_id_of_call(result: Message, waiting: list[str], column: str) -> str:
+    """Return the id of the call that a tool result answers. waiting: ids of the calls without a result, in order."""
+    given = str(result.get("tool_call_id", ""))
+    if given and given not in waiting and len(waiting) > 1:
+        raise ValueError(
+            f"{column} has a tool result with tool_call_id={given!r}, but the calls before it that have no result have "
+            f"the ids {', '.join(waiting)}. Use the id of its call, or remove tool_call_id."
+        )
+    return given if given in waiting else waiting[0]
 
 
 def read_chat_text(text: object) -> list[object] | None:

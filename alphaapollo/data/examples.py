@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -141,13 +142,14 @@ def apply_max_length(
 
 
 def make_source_names(files: str | Sequence[str]) -> list[str]:
-    """Return a unique name for each file: as few last parts of its path as possible, without the suffix, e.g. "a/train"
-    and "b/train"."""
-    paths = [Path(DATA_FILE.sub("", file)).expanduser().absolute() for file in to_file_list(files)]
-    parts = next(
-        (count for count in range(1, 20) if len({path.parts[-count:] for path in paths}) == len(paths)), len(paths)
-    )
-    return ["/".join(path.parts[-parts:]) for path in paths]
+    """Return a name for each file: as few last parts of its path as possible, e.g. "a/train" and "b/train". The suffix
+    is left out, unless files differ only in it. Two names are equal only for the same file twice."""
+    files_with_suffix = [Path(file).expanduser().absolute() for file in to_file_list(files)]
+    paths = [Path(DATA_FILE.sub("", str(file))) for file in files_with_suffix]
+    if len({*paths}) < len({*files_with_suffix}):
+        paths = files_with_suffix
+    num_parts = next(number for number in count(1) if len({path.parts[-number:] for path in paths}) == len({*paths}))
+    return ["/".join(path.parts[-num_parts:]) for path in paths]
 
 
 def list_text_prompts(examples: Iterable[Sequence[TextPiece]]) -> list[str]:

@@ -255,8 +255,7 @@ class Request:
 
     def check_prompt(self, token_ids: list[int]) -> None:
         """Raise ValueError if the rendered prompt leaves no token for an answer."""
-        budget = self._count_root_tokens(token_ids) + self.session.sampling.max_tokens
-        limit = min(self.session.limits.max_model_len, budget)
+        limit = self._longest_sequence(token_ids)
         self.session.overflow = ""
         if len(token_ids) >= limit:
             self.session.overflow = (
@@ -265,7 +264,12 @@ class Request:
             )
             raise ValueError(self.session.overflow)
 
-    def _count_root_tokens(self, prompt_ids: list[int]) -> int:
+    def _longest_sequence(self, prompt_ids: list[int]) -> int:
+        """Tokens at which the path must end: max_model_len, or sampling.max_tokens after its first prompt."""
+        path_limit = self._count_tokens_of_first_prompt(prompt_ids) + self.session.sampling.max_tokens
+        return min(self.session.limits.max_model_len, path_limit)
+
+    def _count_tokens_of_first_prompt(self, prompt_ids: list[int]) -> int:
         return len(self.parent.path[0].request.prompt_ids if self.parent else prompt_ids)
 
     def start_sampling(
@@ -278,8 +282,7 @@ class Request:
             self.discard_history()
         self.id, self.prompt_ids, self.is_constrained = request_id, prompt_ids, is_constrained
         self.earlier = session.find_undelivered(self)
-        most = min(session.limits.max_model_len, session.sampling.max_tokens + self._count_root_tokens(prompt_ids))
-        budget = most - len(prompt_ids)
+        budget = self._longest_sequence(prompt_ids) - len(prompt_ids)
         self.token_limit = max(1, min(budget, session.limits.max_tokens_per_turn or budget))
         self.seed = session.derive_seed(session.count_sampling(prompt_ids))
         return replace(session.sampling, max_tokens=max(1, min(max_tokens, self.token_limit)), seed=self.seed)

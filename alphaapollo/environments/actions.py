@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import FinalAnswer, Observation, Services, StepResult
-from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.tools.base import Session, ToolCallParseError, ToolCallParser, ToolFailedError, ToolResult, ToolStatus
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import IMAGE_MARK, Message, Outcome, Score

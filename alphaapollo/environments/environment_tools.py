@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Env, InformalMath
 from alphaapollo.config.schema import McpServer as McpSettings
+from alphaapollo.environments.action_parser import THINK
 from alphaapollo.environments.actions import ANSWER
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.environments.tag_parser import THINK
 from alphaapollo.tools import python_code as python_code
 from alphaapollo.tools import retrieval as retrieval
 from alphaapollo.tools.base import Tool, make_tools

@@ -19,8 +19,8 @@ from functools import cache
 import aiohttp
 
 from alphaapollo.config.schema import Env
+from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
-from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.types import JsonObject, Message, Prompt, Score

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from threading import Lock
 
 from alphaapollo.config.schema import Env
+from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
-from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.types import JsonObject, Message, Prompt

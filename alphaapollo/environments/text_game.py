@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 
 from alphaapollo.config.schema import Env
+from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import Observation, Services, StepResult
-from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.seeds import derive_seed
 

@@ -34,7 +34,7 @@ from alphaapollo.evolving.model_clients import ModelCallError, ModelClient
 from alphaapollo.evolving.pool import ModelCall, Pool, Usage
 from alphaapollo.evolving.roles import ROLES, ModelReply, Role, RoleView, make_user_chat
 from alphaapollo.processes.time_limit import TimeLimit
-from alphaapollo.rollout.context import check_messages, check_reset_reply, check_step_reply
+from alphaapollo.rollout.environment_replies import check_messages, check_reset_reply, check_step_reply
 from alphaapollo.rollout.episode import MAX_ATTEMPTS, EnvironmentCaller
 from alphaapollo.tools.base import Session
 from alphaapollo.types import Message, Outcome, Prompt, Sampling, Score

@@ -30,14 +30,13 @@ from alphaapollo.environments.memory import MemoryType, Step, select_steps
 from alphaapollo.evolving.calls import EvolutionStopped, RoleCaller, Transcript
 from alphaapollo.evolving.model_clients import EngineClient, ModelCallError
 from alphaapollo.evolving.pool import Candidate, Grade, JudgedCandidate, Judgement, ModelCall, Pool, Position, Verdict
-from alphaapollo.evolving.roles import ModelReply, PastSolution, RoleView, make_user_chat
-from alphaapollo.metrics.estimates import extract_answer
+from alphaapollo.evolving.roles import ASK_FOR_ANSWER, ModelReply, PastSolution, RoleView, make_user_chat
+from alphaapollo.metrics.majority_vote import extract_answer
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.rollout.context import check_messages
+from alphaapollo.rollout.environment_replies import check_messages
 from alphaapollo.rollout.episode import EpisodeTask
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, Turn
 
-ASK_FOR_ANSWER = "You have not given an answer that could be read. Give your final answer now, and nothing else."
 T = TypeVar("T")
 
 

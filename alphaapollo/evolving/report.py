@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
-from alphaapollo.metrics.estimates import majority_accuracy
+from alphaapollo.metrics.majority_vote import majority_accuracy
 from alphaapollo.metrics.samples import Estimate, estimate_means
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import JsonObject, Prompt

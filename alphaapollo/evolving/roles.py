@@ -22,6 +22,7 @@ from alphaapollo.rewards.answers import remove_thoughts
 from alphaapollo.types import Message
 from alphaapollo.utils.registry import Registry
 
+ASK_FOR_ANSWER = "You have not given an answer that could be read. Give your final answer now, and nothing else."
 TAGS = re.compile(r"</?answer>")
 EDGE = r"[^\w\n]*+"  # possessive, so that long runs of signs take linear time
 NAMED = rf"^{EDGE}{{}}(?=[^\w\n]*?[:=]){EDGE}({{}}){EDGE}$"

@@ -24,7 +24,7 @@ from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import find_command_module, load_config_and_user_settings
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
-from alphaapollo.controller.ranks import REPORTED_ERRORS, WorkerLost
+from alphaapollo.controller.errors import REPORTED_ERRORS, WorkerLost
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.curve import Points, read_curves
 from alphaapollo.observability.metric_texts import format_duration

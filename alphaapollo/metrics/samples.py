@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from alphaapollo.metrics.estimates import compute_bootstrap_interval, extract_answer, majority_accuracy, pass_at_k
+from alphaapollo.metrics.estimates import compute_bootstrap_interval, pass_at_k
+from alphaapollo.metrics.majority_vote import extract_answer, majority_accuracy
 from alphaapollo.runs.rollout_log import replace_images
 from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
 from alphaapollo.utils.json_types import finite_or_none

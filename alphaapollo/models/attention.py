@@ -138,7 +138,8 @@ def make_attention_interface(attend: Callable[[AttentionCall], Tensor]) -> Calla
                 f"{type(module).__name__} has its own attention mask (e.g. sparse attention), which is not supported. "
                 "Choose another model."
             )
-        window = options["sliding_window"] if "sliding_window" in options else find_window_of_mask(module)
+        # Some models apply the window only in their mask.
+        window = options["sliding_window"] if "sliding_window" in options else find_configured_window(module)
         call = AttentionCall(type(module).__name__, query, key, value, scaling, window, softcap, s_aux, packing)
         if sequence is None:
             return attend(call), None
@@ -147,7 +148,7 @@ def make_attention_interface(attend: Callable[[AttentionCall], Tensor]) -> Calla
     return forward
 
 
-def find_window_of_mask(module: nn.Module) -> int | None:
+def find_configured_window(module: nn.Module) -> int | None:
     """Return the layer's sliding window from config.json, as transformers does, for models that apply the window with a
     mask and do not pass it to attention (qwen2_moe, phimoe, doge). None for layers with full attention."""
     config: Any = module.config

@@ -70,8 +70,9 @@ def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> Pr
 def load_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype | None = None, head_seed: int | None = None
 ) -> PreTrainedModel:
-    """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it. For training with
-    head_seed, a causal language model gets a new head. Other arguments and errors are those of load_causal_lm."""
+    """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it. dtype: of parameters
+    without weights, on the meta device; None: load the weights, in the dtypes of their files. For training with
+    head_seed, a causal language model gets a new head. Raises the errors of load_causal_lm."""
     config = load_config(model)
     if head_seed is not None and is_causal_lm(config):
         config.num_labels, config.pad_token_id = 1, _find_pad_token_id(config, model)

@@ -213,7 +213,7 @@ def make_adamw_8bit(groups: list[dict[str, object]], lr: float, on_gpu: bool) ->
 
 
 def find_matrices(model: nn.Module) -> set[nn.Parameter]:
-    """Return the weights of linear layers and of routers, which are linear maps."""
+    """Return the candidates for Muon: the weights of linear layers and of routers, which are linear maps."""
     return {
         parameter
         for module in model.modules()

@@ -66,19 +66,19 @@ class MetricsAdvisor:
     """Advisor that warns about alarming metrics."""
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {}  # last iteration in which each cause was present
+        self._last_present: dict[str, int] = {}  # last iteration in which each cause was present
         self._recent: deque[Metrics] = deque(maxlen=HISTORY)
 
     def list_warnings(self, step: int, metrics: Metrics, failure_reason: str = "") -> list[str]:
-        """Check the metrics of iteration `step`. Returns the warnings that have not been shown recently.
-        `failure_reason`: why a trajectory of the iteration failed."""
+        """Check the metrics of iteration `step`. Returns the warnings whose cause was not present in the last CALM
+        iterations. `failure_reason`: why a trajectory of the iteration failed."""
         warnings = dict(_check_iteration(metrics, failure_reason or "no reason recorded"))
-        if "critic/score/mean" in metrics:
+        if "critic/score/mean" in metrics:  # fine-tuning has no rewards
             self._recent.append(metrics)
             for check in (_check_groups, _check_policy_change, _check_reward, _check_accuracy):
                 warnings |= check([*self._recent])
-        new = [text for cause, text in warnings.items() if step - self._last.get(cause, -math.inf) > CALM]
-        self._last |= dict.fromkeys(warnings, step)
+        new = [text for cause, text in warnings.items() if step - self._last_present.get(cause, -math.inf) > CALM]
+        self._last_present |= dict.fromkeys(warnings, step)
         return [f"step {step}: {text}" for text in new]
 
 

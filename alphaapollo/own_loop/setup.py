@@ -68,9 +68,12 @@ class LoopPreparation(PolicyPreparation):
             self.console.notify(notice)
 
     def make_specs(self) -> WorkerSpecs:
-        """Describe how to build the policy workers and, if there are engines, the rollout workers."""
-        steps = self.config.trainer.total_training_steps or 1
-        specs = make_worker_specs(self.config, self.plan, new_run_id(), steps, True, policy_steps=steps)
+        """Describe how to build the policy workers and, if there are engines, the rollout workers. A loop has no critic
+        and no reward model."""
+        steps = self.config.trainer.total_training_steps or 1  # if it is not set, no schedule needs it (check_config)
+        specs = make_worker_specs(
+            self.config, self.plan, new_run_id(), steps, has_reward_function=True, policy_steps=steps
+        )
         specs = replace(specs, rank_builders={"policy": specs.rank_builders["policy"]})
         if self.has_engines:
             return specs

@@ -9,7 +9,7 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.resolve import get_resolved, has_worker_processes, resolve_controller
 from alphaapollo.config.schema import Actor, Config, Critic, Model, TuningConfig
 from alphaapollo.config.schema.base import Device
-from alphaapollo.controller.ranks import OUT_OF_MEMORY_HINT
+from alphaapollo.controller.errors import OUT_OF_MEMORY_HINT
 from alphaapollo.planning.memory import (
     DIVERGENCE_COPIES,
     FLOAT32,

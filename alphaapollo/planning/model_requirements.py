@@ -1,7 +1,8 @@
 """What models do not support: one table for all commands that train or serve a model.
 
 A command describes how it uses its models (ModelUse). `check_models` walks MODELS, whose rows (config/requirements.py)
-are the functions below. The column of vLLM in docs/models.md is generated from the same rows.
+are the functions below. A row returns a true value if it is violated; a tuple fills {0}, {1}, ... of the texts. The
+column of vLLM in docs/models.md is generated from the same rows.
 """
 
 from __future__ import annotations
@@ -249,11 +250,11 @@ def expert_parallelism(use: ModelUse, case: CheckContext) -> Any:
 
 
 @model_requirement("{0}lora_rank={use.model.lora_rank}", "{use} cannot have the adapters: {1}", "{2}")
-def adapters(use: ModelUse, case: CheckContext) -> Any:
+def adapters_lack_layers(use: ModelUse, case: CheckContext) -> Any:
     try:
         if use.fsdp and use.model.lora_rank:
             resolve_target_modules(load_without_weights(use.model), use.model)
-    except ValueError as error:
+    except ValueError as error:  # with the text "REASON. FIX."
         reason, _, fix = str(error).removesuffix(".").partition(". ")
         return use.key.removesuffix("path"), reason, fix
     return None

@@ -22,7 +22,7 @@ from alphaapollo.rewards.custom import TRUTHS
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.registry import get_grader
-from alphaapollo.rollout.context import check_reset_reply
+from alphaapollo.rollout.environment_replies import check_reset_reply
 from alphaapollo.rollout.episode import EnvironmentCaller
 from alphaapollo.types import JsonObject, Message, Prompt, Score
 

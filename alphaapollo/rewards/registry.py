@@ -142,10 +142,10 @@ def assign_judges(prompt: Prompt, reward: Reward, is_custom: bool) -> dict[str, 
 def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> set[str]:
     """Return the names of the judges that the prompts need; see assign_judges for the arguments. Raises ValueError if
     reward.judge is incomplete, or a prompt has no criteria for a rubric or no answer to compare completions with."""
-    needed = set[str]()
+    judges_so_far = set[str]()
     for prompt in prompts:
         judges = {*assign_judges(prompt, reward, is_custom).values()}
-        if judges and not needed and reward.judge.backend == "server":
+        if judges and not judges_so_far and reward.judge.backend == "server":
             check_judge_server(reward.judge)
         if "rubric" in judges:
             list_criteria(reward.rubric, prompt)
@@ -154,8 +154,8 @@ def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> 
                 f"row {prompt.id} is graded by comparison with its ground truth, but has none. Add the field "
                 "reward_model.ground_truth to this row."
             )
-        needed |= judges
-    return needed
+        judges_so_far |= judges
+    return judges_so_far
 
 
 def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:

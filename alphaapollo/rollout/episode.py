@@ -27,14 +27,8 @@ from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_
 from alphaapollo.environments.memory import Step
 from alphaapollo.processes.time_limit import TimeLimit, exclude_from_time_limit
 from alphaapollo.rewards.completion_group import CompletionGroup
-from alphaapollo.rollout.context import (
-    AppendContext,
-    PromptTooLong,
-    build_append_context_rows,
-    check_reset_reply,
-    check_rows_match_turns,
-    check_step_reply,
-)
+from alphaapollo.rollout.context import AppendContext, PromptTooLong, build_append_context_rows, check_rows_match_turns
+from alphaapollo.rollout.environment_replies import check_reset_reply, check_step_reply
 from alphaapollo.types import (
     EpisodeEnd,
     GroupRequest,

@@ -1,5 +1,5 @@
 """Select the parser of a model's native tool calls (env.action_format=chat_template), and test that it can parse the
-calls that the chat template renders. For env.action_format=tags see environments/tag_parser.py.
+calls that the chat template renders. For env.action_format=tags see environments/action_parser.py.
 """
 
 from __future__ import annotations

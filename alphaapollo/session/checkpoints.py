@@ -22,8 +22,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from alphaapollo.controller.errors import CANCELLED_BY_MONITOR, REPORTED_ERRORS
 from alphaapollo.controller.handles import TrainingWorkerGroup
-from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR, REPORTED_ERRORS
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, RunProgress
 from alphaapollo.utils.disk import explain_write_errors
 

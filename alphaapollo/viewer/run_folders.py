@@ -30,7 +30,7 @@ from alphaapollo.utils.disk import open_regular, read_json, read_yaml
 from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
-CONTENT = frozenset({"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__"})
+FOLDERS_OF_RUNS = frozenset({"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__"})
 SILENT_SECONDS, LOST_SECONDS = 30, 600  # without a new status.json
 MAX_DEPTH = 4  # levels below the given folder that are searched
 KINDS = {  # section of config.yaml -> kind of run; the first one that exists decides
@@ -53,7 +53,8 @@ class RunState:
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Yield the run folders in `root`, or `root` itself. Does not search inside runs and hidden folders."""
+    """Yield the run folders in `root`, or `root` itself. Does not search inside runs, hidden folders, and folders with
+    the name of a run's own folder (FOLDERS_OF_RUNS)."""
     pending = [(root, 0)]
     while pending:
         folder, depth = pending.pop()
@@ -67,7 +68,7 @@ def find_runs(root: Path) -> Iterator[Path]:
             pending += [
                 (Path(entry.path), depth + 1)
                 for entry in entries
-                if not entry.name.startswith(".") and entry.name not in CONTENT and entry.is_dir()
+                if not entry.name.startswith(".") and entry.name not in FOLDERS_OF_RUNS and entry.is_dir()
             ]
 
 

@@ -62,7 +62,7 @@ def describe_iteration(query: Query) -> dict[str, object]:
         raise HTTPException(404, f"{run.name} has no {kind_name} samples of iteration {step}.")
     trained, damage = samples.read_trained_rows_of_step(run.folder, step) if kind == "step" else (None, "")
     selected = SAMPLES.format(trained is not None)
-    _find_samples(query, [(kind, step)], trained, max_found=-1)
+    _fill_found_table(query, [(kind, step)], trained, max_found=-1)
     view = options.get("view") or ("samples" if options.get("prompt_id") else "groups")
     if view == "samples":
         names: Sequence[str] = SAMPLE_COLUMNS
@@ -113,15 +113,15 @@ def search_samples(query: Query) -> dict[str, object]:
     places = "SELECT DISTINCT kind, step FROM texts WHERE run = ? ORDER BY step DESC, kind"
     files = [(row["kind"], row["step"]) for row in query.select(places, query.run.id)]
     kinds = {kind: name for kind, name in KIND_NAMES.items() if any(kind == file_kind for file_kind, _ in files)}
-    before, of = int(options.get("before") or 2**62), options.get("of", "")
-    searched = [(kind, step) for kind, step in files if step <= before and of in ("", kind)]
-    rest = _find_samples(query, searched, None, MAX_FOUND)
+    before, wanted_kind = int(options.get("before") or 2**62), options.get("of", "")
+    searched = [(kind, step) for kind, step in files if step <= before and wanted_kind in ("", kind)]
+    rest = _fill_found_table(query, searched, trained=None, max_found=MAX_FOUND)
     table = query.select_page(FOUND, (), FOUND_COLUMNS, "at")
     table |= {"view": "samples", "kinds": kinds, "rest": rest, "num_files": len(files), "lines": table["rows"]}
     return {"view": _describe_table(query, FOUND_COLUMNS, table, [])}
 
 
-def _find_samples(
+def _fill_found_table(
     query: Query, files: Sequence[tuple[str, int]], trained: Sequence[TrainedRow] | None, max_found: int
 ) -> int | None:
     """Put the samples that the options ask for into the table `temp.found`, and the mean advantage of each trajectory

@@ -129,9 +129,17 @@ class RewardModelWorker(ModelWorker):
     def __init__(self, model: Model, fsdp: FrozenFsdp, placement: RankPlacement):
         super().__init__(model, placement)
         attention = get_attention_kernel(model)
-        root = ScoreModel(load_reward_model(model, attention, self.dtype)).requires_grad_(False)
+
+        def load(dtype: torch.dtype | None) -> ScoreModel:
+            return ScoreModel(load_reward_model(model, attention, dtype))
+
+        root = load(self.dtype).requires_grad_(False)  # on the meta device
         self.model = shard_model(
-            root, lambda: ScoreModel(load_reward_model(model, attention)), self.mesh, self.dtype, fsdp.offload_policy
+            root,
+            load_weights=lambda: load(None),
+            mesh=self.mesh,
+            dtype=self.dtype,
+            offload_policy=fsdp.offload_policy,
         )
         self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()

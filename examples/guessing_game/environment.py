@@ -12,9 +12,9 @@ from random import Random
 from pydantic import PositiveInt
 
 from alphaapollo.config.schema.base import Section
+from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import register_environment
 from alphaapollo.environments.memory import Step
-from alphaapollo.environments.tag_parser import read_action
 from alphaapollo.environments.text_game import MoveResult, TextGame
 from alphaapollo.types import Message
 from alphaapollo.utils.text import fill_template

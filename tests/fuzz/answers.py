@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from alphaapollo.config.schema import CustomRewardFunction, Reward
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.environments.tag_parser import read_action
+from alphaapollo.environments.action_parser import read_action
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.grader_processes.worker import decode_reply, encode_reply

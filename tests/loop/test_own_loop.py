@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from alphaapollo import Trainer, make_row
-from alphaapollo.controller.ranks import RunStalled
+from alphaapollo.controller.errors import RunStalled
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.runs.command_history import read_history
 from alphaapollo.types import Prompt, Row, Score

@@ -14,7 +14,7 @@ from alphaapollo.config.key_tables import Answer, KeyTable, exists, find_answer,
 from alphaapollo.config.keys import COMMANDS, format_override, format_value, list_keys
 from alphaapollo.config.load import check_override
 from alphaapollo.config.port.rules import RULES, ConvertedKeys, Options
-from alphaapollo.config.port.shell import UNKNOWN
+from alphaapollo.config.port.shell import MACHINE_VALUE
 from alphaapollo.config.renamed_keys import describe_rename
 
 NOT_KNOWN = "not a known"  # in the comment of an option that the tables do not have
@@ -166,11 +166,12 @@ def _compute_keys(table: KeyTable, options: Options, values: Options) -> Mapping
 def _format_argument(key: str, value: str, remark: str, schema: type[BaseModel]) -> tuple[str, str]:
     """Return `KEY=VALUE` and its comment; only a comment if the key does not accept the value's type."""
     try:
-        if not UNKNOWN.search(value):
+        if not MACHINE_VALUE.search(value):
             check_override(schema, f"{key}={value}")
     except ConfigError as error:
         if wrong := [line for line in error.errors if line.startswith(f"{key}: expected")]:
             return "", f"{key}={value}: left out. {wrong[0]}"
         if "not of the form" in str(error):  # characters that Hydra does not read, e.g. `<your-data>`
             return format_override(key, value), remark
+        # Arguments with other errors, e.g. of a range, are kept: the command reports them.
     return f"{key}={value}", remark

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from alphaapollo.config.keys import format_value
-from alphaapollo.config.port.shell import remove_marks
+from alphaapollo.config.port.shell import remove_shell_marks
 
 OTHER_CONFIGS = ("ModelConfig", "DatasetConfig", "DatasetMixtureConfig")
 LORA_OPTIONS = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": "lora_task_type"}
@@ -99,7 +99,7 @@ def _read_value(value: ast.AST, names: Mapping[str, str]) -> tuple[str, bool]:
     if text in names:
         return names[text], True
     try:
-        return remove_marks(format_value(ast.literal_eval(value))), True
+        return remove_shell_marks(format_value(ast.literal_eval(value))), True
     except ValueError:
         pass
     if isinstance(value, ast.List) and all(isinstance(item, ast.Name) for item in value.elts):

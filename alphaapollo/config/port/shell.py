@@ -11,7 +11,7 @@ from importlib import resources
 from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
 
 Command = tuple[int, list[str]]  # (line number in the script, words of the command)
-UNKNOWN = re.compile("\2([^\3]*)\3")  # text of a value that depends on the machine, e.g. ${HOME}
+MACHINE_VALUE = re.compile("\2([^\3]*)\3")  # text of a value that depends on the machine, e.g. ${HOME}
 MAX_SOURCE = 256 << 10  # bytes of a script or YAML file
 SECONDS = 120.0  # after which no further round with newly found variables starts
 QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'"""
@@ -29,7 +29,7 @@ REWRITES = {  # pattern -> replacement, for what stubs.sh cannot define; lengths
 }
 
 
-def remove_marks(text: str) -> str:
+def remove_shell_marks(text: str) -> str:
     """Return a text of a data file or Python file without the characters that mark a value of the shell."""
     return re.sub("[\2\3\4]", "", text)
 
@@ -58,11 +58,15 @@ def list_script_commands(source: str, path: str, variables: dict[str, str]) -> t
     notes = re.findall(rf"(?m)^(?:{re.escape(path)}: |environment: )?(?:-c: )?((?:line \d+: |stopped).+)", errors)
     if syntax_errors := [note for note in notes if re.search("syntax error near|unexpected (?:EOF|end)", note)]:
         raise ValueError(f"{path}: {syntax_errors[0]}. Correct the script.")
-    return commands, list(dict.fromkeys(UNKNOWN.sub(r"\1", note) for note in notes))
+    return commands, list(dict.fromkeys(MACHINE_VALUE.sub(r"\1", note) for note in notes))
 
 
 def _run_script_in_sandbox(source: str, path: str, variables: dict[str, str]) -> tuple[list[Command], str]:
-    """Run the script with bash in the sandbox. Returns the recorded commands and bash's error messages."""
+    """Run the script with bash in the sandbox. Returns the recorded commands and bash's error messages.
+
+    stubs.sh prints `PROCESS \\37 LINE \\37 WORD \\0` for each word; byte 4 is a space inside a word. Digits in
+    `variables` are the script's arguments.
+    """
     stubs = (resources.files("alphaapollo.config.port") / "stubs.sh").read_text(encoding="utf-8")
     stubs += "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items() if not name.isdigit())
     last = max((int(name) for name in variables if name.isdigit()), default=0)
@@ -72,7 +76,7 @@ def _run_script_in_sandbox(source: str, path: str, variables: dict[str, str]) ->
     environ = make_subprocess_environ()
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environ)
     output, errors = (text.decode(errors="replace").replace("\4", " ") for text in (done.stdout, done.stderr))
-    if done.returncode == 125:
+    if done.returncode == 125:  # this machine has no bash or no sandbox
         raise ValueError(errors.strip())
     first, commands = stubs.count("\n"), dict[str, Command]()
     for process, line, word in re.findall("(\\d+)\37(\\d+)\37([^\0]*)\0", output):

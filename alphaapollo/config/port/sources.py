@@ -13,7 +13,7 @@ from alphaapollo.config.key_tables import load_project
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.load import flatten_maps
 from alphaapollo.config.port.python_calls import list_config_calls
-from alphaapollo.config.port.shell import MAX_SOURCE, UNKNOWN, Command, list_script_commands, remove_marks
+from alphaapollo.config.port.shell import MACHINE_VALUE, MAX_SOURCE, Command, list_script_commands, remove_shell_marks
 from alphaapollo.utils.disk import parse_yaml
 
 VERL = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
@@ -108,7 +108,7 @@ def _read_verl_command(words: list[str], place: int, label: str, script: Path) -
         )
         values = yaml_keys | values
     for option, key in (("nproc_per_node", "trainer.n_gpus_per_node"), ("nnodes", "trainer.nnodes")):
-        if UNKNOWN.search(text := options.get(option, "")) or text.isdigit():
+        if MACHINE_VALUE.search(text := options.get(option, "")) or text.isdigit():
             values[key] = text
     return ForeignCommand("verl", module, label, values, command, notes=tuple(notes))
 
@@ -189,14 +189,15 @@ def _read_config_file(source: str, path: str, trainer: str) -> ForeignCommand:
 def _read_yaml_keys(file: Path, script: Path) -> dict[str, str]:
     """Read the keys of a YAML file, searched below the working directory and the folders above the script."""
     text = str(file)
-    relative = UNKNOWN.split(text)[-1].strip("/") if UNKNOWN.search(text) else text
+    relative = MACHINE_VALUE.split(text)[-1].strip("/") if MACHINE_VALUE.search(text) else text
     files = (root / relative for root in (Path(), *script.resolve().parents))
     found = next(filter(Path.is_file, files), None)
     return _flatten_yaml(found.read_text(encoding="utf-8"), str(found)) if found else {}
 
 
 def _flatten_yaml(source: str, path: str) -> dict[str, str]:
-    """Return the keys of a YAML file. The sections `train` and `rollout` of ms-swift have options of the command."""
+    """Return the keys of a YAML file, without Hydra's own keys. The sections `train` and `rollout` of ms-swift have
+    options of the command."""
     try:
         if len(source) > MAX_SOURCE:
             raise ValueError(f"it has over {MAX_SOURCE} characters")
@@ -204,8 +205,8 @@ def _flatten_yaml(source: str, path: str) -> dict[str, str]:
     except ValueError as error:
         raise ValueError(f"{path}: {error}. Correct the file.") from None
     flat = flatten_maps(found) if isinstance(found, dict) else {}
-    return {
-        re.sub(r"^(?:train|rollout)\.(?!gpus$)(?=[a-z_]+$)", "", key): remove_marks(format_value(value))
+    return {  # train.gpus keeps its section: convert.py reads it by its full name
+        re.sub(r"^(?:train|rollout)\.(?!gpus$)(?=[a-z_]+$)", "", key): remove_shell_marks(format_value(value))
         for key, value in flat.items()
         if not key.startswith(("defaults", "hydra"))
     }

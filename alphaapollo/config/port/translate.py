@@ -11,7 +11,7 @@ from pathlib import Path
 
 from alphaapollo.config.key_tables import PROJECTS
 from alphaapollo.config.port.convert import NOT_KNOWN, ArgumentLines, translate_keys
-from alphaapollo.config.port.shell import UNKNOWN, remove_marks
+from alphaapollo.config.port.shell import MACHINE_VALUE, remove_shell_marks
 from alphaapollo.config.port.sources import WORD, ForeignCommand, list_foreign_commands
 
 HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with trainer.dry_run=True; see docs/{}.md.\n"
@@ -79,7 +79,7 @@ def _translate_command(command: ForeignCommand, new_keys: Mapping[str, str]) -> 
 
 def _format_comment(text: str) -> str:
     """Format a text as a comment of one line."""
-    return f"# {' '.join(remove_marks(text).split())}"
+    return f"# {' '.join(remove_shell_marks(text).split())}"
 
 
 def _port_command(command: ForeignCommand, lines: ArgumentLines) -> Iterator[str]:
@@ -92,12 +92,12 @@ def _port_command(command: ForeignCommand, lines: ArgumentLines) -> Iterator[str
     yield from map(_format_comment, command.notes)
     words = {word.split("=")[0]: (word, "the program") for word in settings}
     found = [*(words | {key: line for key, line in lines.items() if key not in words or line[0]}).values()]
-    unknown = {text for word, _ in found for text in UNKNOWN.findall(word)}
+    unknown = {text for word, _ in found for text in MACHINE_VALUE.findall(word)}
     if expanded := sorted(filter(EXPANDED.fullmatch, unknown)):
         yield _format_comment(f"from the environment, or known only at run time: {', '.join(expanded)}")
     yield "arguments=("
     for word, comment in found:
-        if {*UNKNOWN.findall(word)} - {*expanded}:
+        if {*MACHINE_VALUE.findall(word)} - {*expanded}:
             word, comment = "", f"{word}: known only at run time; set it. {comment}"
         parts = (_quote_for_shell(word), comment and _format_comment(comment))
         yield "    " + "  ".join(filter(None, parts))
@@ -106,7 +106,7 @@ def _port_command(command: ForeignCommand, lines: ArgumentLines) -> Iterator[str
 
 def _quote_for_shell(word: str) -> str:
     """Quote a word for the shell, except parts such as `${HOME}` that the shell must expand at run time."""
-    parts = UNKNOWN.split(word)  # known, unknown, known, ...
+    parts = MACHINE_VALUE.split(word)  # known, unknown, known, ...
     parts[::2] = [re.sub(r'([\\"`$])', r"\\\1", part) for part in parts[::2]]
     if len(parts) == 1 and "\n" in word:
         return "$'" + re.sub(r"([\\'])", r"\\\1", word).replace("\n", r"\n") + "'"

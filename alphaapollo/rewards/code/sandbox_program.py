@@ -205,10 +205,11 @@ class TestNamespace(dict[str, Any]):
 
 
 def _run_tests(request: dict[str, Any], answer: AnswerCaller) -> None:
+    """Run the setup, then the tests as pytest or HumanEval would. Names that nothing defines are stubs of the answer's
+    functions (TestNamespace)."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
-    program = compile(request["tests"], "<tests>", "exec")
     namespace = TestNamespace(answer)
     sys.modules["pytest"] = types.SimpleNamespace(approx=Approx, raises=expect_error)  # type: ignore[assignment]
     sys.modules["solution"] = types.ModuleType("solution")  # `from solution import f` of KodCode
@@ -219,9 +220,9 @@ def _run_tests(request: dict[str, Any], answer: AnswerCaller) -> None:
         exec(request["setup"] + "\n    pass", namespace)
     if request["function"]:
         namespace[request["function"]] = answer.make_stub(request["function"])
-    others = {*namespace}
-    exec(program, namespace)
-    tests = {name: test for name, test in [*namespace.items()] if name not in others}
+    names_before_tests = {*namespace}
+    exec(compile(request["tests"], "<tests>", "exec"), namespace)
+    tests = {name: test for name, test in namespace.items() if name not in names_before_tests}
     if request["function"] and "check" in tests:  # HumanEval
         tests["check"](namespace[request["function"]])
     for name, test in tests.items():  # as pytest finds tests

@@ -121,33 +121,41 @@ class AgentRunner:
         return running.result()
 
     async def _score(self, prompt: Prompt, session: AgentSession, result: ProgramResult) -> tuple[EpisodeEnd, Score]:
-        """Return how the episode ended, and its score."""
-        answers, failed = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
+        """Return how the episode ended, and its score. The first of these cases applies:
+
+        1. the program's result is invalid: failure
+        2. the prompt is too long for a first answer: failure
+        3. a limit stopped the program: env.limit_reward, or else the grade of an empty answer
+        4. the program failed, or made no request: failure
+        5. otherwise: the program's reward plus the grade; failure if there is neither
+        """
+        answers, environment_failed = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
         try:
             score = _read_result(session, result)
         except (TypeError, ValueError) as error:
-            return failed, make_failure_score(f"the program's result is no reward: {error}")
+            return environment_failed, make_failure_score(f"the program's result is no reward: {error}")
         if session.overflow and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.overflow)
         cut = "a limit of tokens cut the last answer" if answers and answers[-1].is_truncated else ""
         if result.error and (limit := session.overflow or cut or session.reached_limit):
-            grade = None if self.grade is None else partial(self._grade, prompt, session, "")  # as other episodes
+            # grades an empty answer, as score_limit asks
+            grade = None if self.grade is None else partial(self._grade, prompt, session, "")
             score = await score_limit(session.limits.reward, grade)
             end = EpisodeEnd.TURN_LIMIT if limit == session.reached_limit else EpisodeEnd.TOKEN_LIMIT
             return end, replace(score, reason=f"no answer before the limit: {limit}")
         if result.error:
-            return failed, make_failure_score(f"the program failed: {result.error}")
+            return environment_failed, make_failure_score(f"the program failed: {result.error}")
         if not answers:
-            return failed, make_failure_score("the program made no request to the policy")
+            return environment_failed, make_failure_score("the program made no request to the policy")
         if self.grade is not None:
             graded = await self._grade(prompt, session, answers[-1].text)
-            if score is not None and not graded.outcome.failed:  # the sum
+            if score is not None and not graded.outcome.failed:  # both: their sum
                 parts = {**graded.components, **score.components, "agent": score.reward}
                 graded = replace(graded, reward=graded.reward + score.reward, components=parts)
             score = graded
         if score is None and all(answer.reward is None for answer in answers):
             fix = "Return a number or a dict of numbers, or set env.agent.grade=true."
-            return failed, make_failure_score(f"the program returned no reward. {fix}")
+            return environment_failed, make_failure_score(f"the program returned no reward. {fix}")
         end = EpisodeEnd.TURN_LIMIT if session.reached_limit else EpisodeEnd.DONE
         return EpisodeEnd.TOKEN_LIMIT if answers[-1].is_truncated else end, score or Score(0.0)
 

@@ -1,9 +1,10 @@
 """Run bash in a sandbox: `python -m alphaapollo.tools.sandbox.bash -c SCRIPT [NAME ARGUMENT...]`.
 
 seccomp keeps the script from starting programs, opening connections, writing files and signaling outside processes. If
-the kernel has Landlock, the script reads only system libraries. Limits: 10 seconds, 64 processes, 4 MiB of output.
-stdin is /dev/null. Exit code 124 means that a limit stopped the script; 125, that this machine has no bash or no
-seccomp (Linux on x86_64 or aarch64).
+the kernel has Landlock, the script reads only system libraries. Limits: 10 seconds, 64 processes, 4 MiB of output,
+128 MiB of memory. stdin is /dev/null. Exit code 124 means that the limit of time or processes stopped the script; 125,
+that this machine has no bash or no seccomp (Linux on x86_64 or aarch64). Otherwise, also at the limits of output and
+memory, the exit code is that of bash.
 """
 
 from __future__ import annotations
@@ -56,17 +57,17 @@ def main(arguments: list[str]) -> int:
 
 def _wait_for_bash(pid: int) -> int:
     """Wait for bash, kill its remaining processes, and return its exit code, or 124 if a limit stopped it."""
-    deadline, size = time.monotonic() + TIME_LIMIT, 0
+    deadline, num_processes = time.monotonic() + TIME_LIMIT, 0
     try:
-        while time.monotonic() < deadline and size <= MAX_PROCESSES:
+        while time.monotonic() < deadline and num_processes <= MAX_PROCESSES:
             ended_pid, status = os.waitpid(pid, os.WNOHANG)
             if ended_pid:
-                return os.waitstatus_to_exitcode(status) & 0xFF
+                return os.waitstatus_to_exitcode(status) & 0xFF  # signal n is 256 - n
             time.sleep(0.005)
-            size = 0
+            num_processes = 0
             for name in filter(str.isdigit, os.listdir("/proc")):
                 with contextlib.suppress(ProcessLookupError):
-                    size += os.getpgid(int(name)) == pid
+                    num_processes += os.getpgid(int(name)) == pid
         return 124
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -25,6 +25,7 @@ import threading
 import traceback
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NoReturn
 
 from alphaapollo.tools.sandbox import linux
 
@@ -60,8 +61,8 @@ class ForkContext:
     landlock_rules: list[tuple[int, int]]  # (O_PATH descriptor, Landlock rights)
 
 
-def run_child(spec: ChildSpec, context: ForkContext, folder: str, descriptors: list[int]) -> None:
-    """Isolate the forked process and run its snippets. Does not return."""
+def run_child(spec: ChildSpec, context: ForkContext, folder: str, descriptors: list[int]) -> NoReturn:
+    """Isolate the forked process, run its snippets, and end it."""
     code = SETUP_FAILED
     try:
         _isolate_process(spec, context, folder, descriptors)

@@ -216,7 +216,7 @@ class Zygote:
             os.rmdir(folder)
             raise
         if pid == 0:
-            run_child(spec, self._context, folder, descriptors)
+            run_child(spec, self._context, folder, descriptors)  # does not return
         self._children[pid] = _ChildProcess(folder, notice_socket)
         self._poller.register(notice_socket, select.POLLIN)
 

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="change a setting to see its effect")
     options = parser.parse_intermixed_args(argv)
     with exit_on_config_error():
-        from alphaapollo.controller.ranks import REPORTED_ERRORS
+        from alphaapollo.controller.errors import REPORTED_ERRORS
         from alphaapollo.trainer.replay.run import prepare_replay, print_and_check_comparison, replay
 
         try:

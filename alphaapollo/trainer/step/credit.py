@@ -90,8 +90,8 @@ def assign_credit(
         has_context = batch.has_longer_prompt
         metrics["distill/rows_with_context"] = float(has_context.mean())
         has_gradient |= has_context & (batch.divergence_weights != 0)
-    owners = batch.trajectory_ids.numpy()
-    has_gradient = np.isin(owners, owners[has_gradient])
+    trajectory_of_row = batch.trajectory_ids.numpy()
+    has_gradient = np.isin(trajectory_of_row, trajectory_of_row[has_gradient])
     return AssignedCredit(batch.layout.split_columns(every), has_gradient, metrics, mean_return)
 
 
@@ -203,7 +203,7 @@ def _estimate_in_chunks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute advantages and returns, float64 [n] each, with an estimator that needs matrices.
 
-    rewards, values: [n]. scores: [N].
+    rewards, values: [n]. scores: [N]. n: response tokens, N: trajectories. baseline: see AdvantageInputs.
     """
     offsets, lengths, needs = batch.layout.response_offsets, np.diff(batch.layout.response_offsets), estimator.needs
     max_cells = CHUNK_CELLS if estimator.scope == "groups" else len(lengths) * int(lengths.max())
@@ -211,17 +211,17 @@ def _estimate_in_chunks(
     for first, end in split_into_chunks(batch.group_ids.numpy(), lengths, max_cells):
         chunk, rows = slice(offsets[first], offsets[end]), slice(first, end)
         inside = np.arange(lengths[rows].max()) < lengths[rows, None]  # [rows, longest row]
-        owners = batch.trajectory_ids[rows]
+        trajectory_of_row = batch.trajectory_ids[rows]
         inputs = AdvantageInputs(
             token_rewards=_pad(rewards[chunk], inside),
             mask=_pad(batch.mask[chunk], inside),
-            scores=scores[owners],
+            scores=scores[trajectory_of_row],
             group_ids=batch.group_ids[rows],
-            trajectory_ids=owners,
+            trajectory_ids=trajectory_of_row,
             values=None if values is None else _pad(values[chunk], inside),
-            components={name: component[owners] for name, component in batch.components.items()},
+            components={name: component[trajectory_of_row] for name, component in batch.components.items()},
             greedy_rewards=None if batch.greedy_rewards is None else batch.greedy_rewards[rows],
-            turns=batch.turns and _take_turns(batch.turns, chunk, inside, owners),
+            turns=batch.turns and _take_turns(batch.turns, chunk, inside, trajectory_of_row),
             mini_batches=batch.mini_batch_ids[rows] if "mini_batches" in needs else None,
             baseline=baseline,
         )
@@ -237,9 +237,10 @@ def _pad(values: np.ndarray, inside: np.ndarray) -> Tensor:
     return torch.from_numpy(matrix)
 
 
-def _take_turns(turns: Turns, tokens: slice, inside: np.ndarray, owners: Tensor) -> Turns:
-    """Return the turns of some trajectories. tokens: of these. inside: as in _pad. owners: [B], their ids."""
-    start, end = torch.searchsorted(turns.trajectory_ids, torch.stack([owners[0], owners[-1] + 1])).tolist()
+def _take_turns(turns: Turns, tokens: slice, inside: np.ndarray, trajectory_of_row: Tensor) -> Turns:
+    """Return the turns of some trajectories. tokens: of these. inside: as in _pad. trajectory_of_row: [B]."""
+    bounds = torch.stack([trajectory_of_row[0], trajectory_of_row[-1] + 1])
+    start, end = torch.searchsorted(turns.trajectory_ids, bounds).tolist()
     numbers = torch.full(inside.shape, -1)
     numbers[torch.from_numpy(inside)] = turns.turn_of_token[tokens]
     numbers = torch.where(numbers >= 0, numbers - start, -1)

@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from alphaapollo.config.schema import Data
-from alphaapollo.data.stream import PromptStream, decay_pass_rate, difficulty_weights, draw_prompts, frontier_weights
+from alphaapollo.data.difficulty import decay_pass_rate, difficulty_weights, draw_prompts, frontier_weights
+from alphaapollo.data.stream import PromptStream
 from alphaapollo.session.progress import CurriculumState, Progress
 from alphaapollo.types import Prompt, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed

@@ -90,7 +90,7 @@ def test_every_accepted_key_has_a_reader():
     text = "\n".join(file.read_text(encoding="utf-8") for file in sources)
     schema_files = (PACKAGE / "config/schema").glob("*.py")  # its own properties read keys, too
     of_schema = "\n".join(file.read_text(encoding="utf-8") for file in schema_files)
-    read = {*re.findall(r"\.(\w+)", text), *re.findall(r"\bself\.(\w+)", of_schema)}
+    read = {*re.findall(r"\.(\w+)", text), *".".join(re.findall(r"\bself\.([\w.]+)", of_schema)).split(".")}
     read |= {name for estimator in map(get_estimator, estimator_names()) for name in estimator.reads or ()}
     for schema in COMMANDS.values():
         assert [key for key in list_keys(schema) if key.rsplit(".", 1)[-1] not in read] == []

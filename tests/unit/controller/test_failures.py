@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorDiedError, LocalRayletDiedError, NodeDiedError, OutOfDiskError, RayError, RayTaskError
 from ray.exceptions import OutOfMemoryError as RayOutOfMemoryError
 
-from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
+from alphaapollo.controller.errors import WorkerDied, WorkerFailed
 from alphaapollo.controller.ray_ranks import RayRanks
 from alphaapollo.controller.remote_ranks import NODE_DEATH_SECONDS, RemoteRanks
 from alphaapollo.utils.heartbeat import HEARTBEAT

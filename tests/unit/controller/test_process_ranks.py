@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alphaapollo.controller.errors import WorkerDied, WorkerFailed
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.process_ranks import ProcessRanks, call_engines_of_run
-from alphaapollo.controller.ranks import WorkerDied, WorkerFailed
 from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.processes.watchdog import wait_for_exit
 

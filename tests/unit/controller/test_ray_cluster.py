@@ -16,8 +16,8 @@ import pytest
 
 from alphaapollo.config.schema import Rollout, TuningTrainer
 from alphaapollo.controller import ray_cluster, ray_launcher
+from alphaapollo.controller.errors import CANCELLED_BY_MONITOR, WorkerDied
 from alphaapollo.controller.placement import Placement
-from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR, WorkerDied
 from alphaapollo.controller.ray_cluster import (
     RayProcess,
     compute_code_version,

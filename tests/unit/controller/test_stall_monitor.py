@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.controller import stall_monitor
-from alphaapollo.controller.ranks import LocalRanks, RunStalled, get_enclosing_method_name
+from alphaapollo.controller.errors import RunStalled
+from alphaapollo.controller.ranks import LocalRanks, get_enclosing_method_name
 from alphaapollo.controller.stall_monitor import StallMonitor, StartLimits, find_stall
 from alphaapollo.utils.heartbeat import HEARTBEAT, ActiveCall, ProcessStatus, Report, read_process
 from tests.processes import run_python, start_process, wait_until

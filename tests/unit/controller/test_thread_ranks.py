@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from alphaapollo.controller.errors import WorkerDied
 from alphaapollo.controller.handles import FinetuningGroup
-from alphaapollo.controller.ranks import LocalRanks, WorkerDied
+from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.engines.types import EngineDied
 
 

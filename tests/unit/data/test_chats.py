@@ -68,6 +68,16 @@ def test_results_get_the_id_and_the_name_of_their_call():
     assert (own[1]["tool_calls"][0]["id"], own[2]["tool_call_id"]) == ("x", "x")
 
 
+def test_results_with_the_id_of_no_call_belong_to_the_only_call():
+    first, second = make_call() | {"id": 7}, make_call() | {"id": 8}
+    result = {"role": "tool", "content": "3", "tool_call_id": "x"}
+    assert read(USER, {"role": "assistant", "tool_calls": [first]}, result)[2]["tool_call_id"] == "7"
+    both = {"role": "assistant", "tool_calls": [first, second]}
+    with pytest.raises(ValueError, match=r"'messages' .*tool_call_id='x', .* 7, 8\. Use"):
+        read(USER, both, result)
+    assert read(USER, both, result | {"tool_call_id": 8})[2]["tool_call_id"] == "8"
+
+
 def test_calls_that_follow_each_other_are_one_message():
     calls = [{"from": "function_call", "value": f'{{"name": "{name}", "arguments": {{}}}}'} for name in "fg"]
     said = {"from": "gpt", "value": "Let me."}

@@ -9,7 +9,7 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments.actions import ActionHandler
 from alphaapollo.environments.base import Services, StepResult
 from alphaapollo.environments.informal_math import InformalMathEnvironment
-from alphaapollo.rollout.context import check_reset_reply, check_step_reply
+from alphaapollo.rollout.environment_replies import check_reset_reply, check_step_reply
 from alphaapollo.tools.base import Session, ToolCall, ToolResult, ToolStatus
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.toolbox import ToolBox

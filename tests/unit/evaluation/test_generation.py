@@ -12,7 +12,7 @@ import pytest
 
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.controller import launcher
-from alphaapollo.controller.ranks import RunStalled
+from alphaapollo.controller.errors import RunStalled
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.evaluation import generation
 from alphaapollo.observability.console import Console

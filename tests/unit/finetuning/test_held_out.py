@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import SftConfig, ValSampling
-from alphaapollo.controller.ranks import Ranks, WorkerDied
+from alphaapollo.controller.errors import WorkerDied
+from alphaapollo.controller.ranks import Ranks
 from alphaapollo.finetuning.sft import SftTask, TrainerEngine, read_held_out_prompts
 from alphaapollo.observability.console import Console
 from alphaapollo.types import Completion, Prompt, Sampling, SamplingRequest

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.ranks import RunStalled, WorkerDied, WorkerFailed, WorkerLost
+from alphaapollo.controller.errors import RunStalled, WorkerDied, WorkerFailed, WorkerLost
 from alphaapollo.launch.command import clean_up_processes, run_with_restarts
 from alphaapollo.observability.console import Console
 from alphaapollo.processes.watchdog import RUN, list_run_processes, new_run_id

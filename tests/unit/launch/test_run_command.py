@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import GenerationConfig, RmConfig, SftConfig
-from alphaapollo.controller.ranks import WorkerDied
+from alphaapollo.controller.errors import WorkerDied
 from alphaapollo.launch import command
 from alphaapollo.launch.command import (
     describe_changes,

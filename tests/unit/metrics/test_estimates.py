@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaapollo.metrics.estimates import compute_bootstrap_interval, majority_accuracy, pass_at_k
+from alphaapollo.metrics.estimates import compute_bootstrap_interval, pass_at_k
+from alphaapollo.metrics.majority_vote import majority_accuracy
 
 
 def pass_at(n: int, c: int, largest_k: int) -> list[float]:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from alphaapollo.evolving.roles import VERDICT, is_last_choice, strip_markup
-from alphaapollo.metrics.estimates import extract_answer
+from alphaapollo.metrics.majority_vote import extract_answer
 from alphaapollo.rewards.answers import find_answer_tag, remove_thoughts
 from alphaapollo.rewards.components import COMPONENTS, load_components
 from alphaapollo.rewards.judges import JUDGES, read_criteria, read_score, read_winner

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo import __version__
-from alphaapollo.cli.show import find_samples_file, print_samples
+from alphaapollo.cli.samples import find_samples_file, print_samples
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig, ExportConfig, GenerationConfig
 from alphaapollo.evolving.export import export_training_rows

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.controller.ranks import CANCELLED_BY_MONITOR
+from alphaapollo.controller.errors import CANCELLED_BY_MONITOR
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.session import checkpoints
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter, run_and_save_on_signal

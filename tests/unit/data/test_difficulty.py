@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from alphaapollo.data.stream import decay_pass_rate, difficulty_weights, draw_prompts, frontier_weights
+from alphaapollo.data.difficulty import decay_pass_rate, difficulty_weights, draw_prompts, frontier_weights
 
 NEVER = float("nan")
 

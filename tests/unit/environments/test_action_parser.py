@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.environments.tag_parser import Action, read_action
+from alphaapollo.environments.action_parser import Action, read_action
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.metrics.estimates import extract_answer
+from alphaapollo.metrics.majority_vote import extract_answer
 
 
 @pytest.mark.parametrize(
