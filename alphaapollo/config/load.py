@@ -344,6 +344,7 @@ def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Over
     parser = OverridesParser.create()
     overrides = []
     for word in words:
+        # Quote what Hydra would not read as it is typed, e.g. trainer.experiment_name=1e3.
         if not {*"'\""} & {*word} and _takes_text(schema, word.partition("=")[0].lstrip("+")):
             word = UNLIKE_TEXT.sub(r"'\1'", word)
         try:

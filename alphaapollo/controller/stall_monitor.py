@@ -108,7 +108,7 @@ def _find_stopped(reports: Iterable[Report]) -> list[tuple[Report, str]]:
 def _describe(
     now: Sequence[Report], culprits: Sequence[tuple[Report, str]], state: str, call_timeout: float = 0.0
 ) -> Stall:
-    calls = now[0].calls
+    calls = now[0].calls  # of the controller
     phase = next((call.name for call in calls if not call.worker), "start")
     waits = [f"{call.name} of {call.worker} ({call.seconds:.0f} s)" for call in calls if call.worker]
     names = ", ".join(name for _, name in culprits[:3]) + (f" and {len(culprits) - 3} more" if culprits[3:] else "")

@@ -182,7 +182,10 @@ def _select_part(loaded: dict[str, Any], part: str) -> Any:
 
 
 def _choose_split(known: dict[str, Any], entry: DatasetEntry, splits: Sequence[str]) -> tuple[str, bool]:
-    """Return the split of an entry, and whether it is a part of one or several splits, e.g. `train[:10%]`."""
+    """Return the split of an entry, and whether it is a part of one or several splits, e.g. `train[:10%]`.
+
+    splits: names to try if the entry names none and there are several.
+    """
     wanted = [entry.split] if entry.split else [*known] if len(known) == 1 else splits
     if found := next((split for split in wanted if split in known), None):
         return found, False

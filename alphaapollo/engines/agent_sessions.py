@@ -125,7 +125,7 @@ class AgentSession:
     encoded_images: dict[str, EncodedImage] = field(default_factory=dict)  # of all chats as sent, by digest
     num_started: int = 0  # requested answers, including failed ones, but not retries
     reached_limit: str = ""  # limit of requests that the session has reached
-    overflow: str = ""  # error of the last request if its prompt was too long
+    prompt_error: str = ""  # error of the last request if its prompt was too long
     engine_error: Exception | None = None
     engine_failed: asyncio.Event = field(default_factory=asyncio.Event)
     _samplings: Counter[str] = field(default_factory=Counter)  # prompt digest -> how often it was sampled
@@ -256,13 +256,13 @@ class Request:
     def check_prompt(self, token_ids: list[int]) -> None:
         """Raise ValueError if the rendered prompt leaves no token for an answer."""
         limit = self._longest_sequence(token_ids)
-        self.session.overflow = ""
+        self.session.prompt_error = ""
         if len(token_ids) >= limit:
-            self.session.overflow = (
+            self.session.prompt_error = (
                 f"This model's maximum context length is {limit} tokens. However, the messages resulted in "
                 f"{len(token_ids)} tokens. Please reduce the length of the messages."
             )
-            raise ValueError(self.session.overflow)
+            raise ValueError(self.session.prompt_error)
 
     def _longest_sequence(self, prompt_ids: list[int]) -> int:
         """Tokens at which the path must end: max_model_len, or sampling.max_tokens after its first prompt."""

@@ -269,7 +269,8 @@ def make_transcript(prompt: list[Message], session: AgentSession, end: EpisodeEn
         transcript.num_prompt_messages = len(chat[0][0])
         rewards = sum(answer.reward or 0.0 for answer in session.answers)
         transcript.score = replace(score, reward=score.reward + rewards)
-    if score.outcome is Outcome.ENVIRONMENT_FAILED or (session.overflow and end is EpisodeEnd.TOKEN_LIMIT):
+    # Without prompt_error, the last answer was only cut, and is kept.
+    if score.outcome is Outcome.ENVIRONMENT_FAILED or (session.prompt_error and end is EpisodeEnd.TOKEN_LIMIT):
         transcript.failure = score.reason
     return transcript
 
@@ -313,7 +314,7 @@ async def log_request(
     async def generate() -> ModelReply:
         await answer()
         if not request.answers:
-            raise ModelCallError(request.session.overflow or "the request got no answer")
+            raise ModelCallError(request.session.prompt_error or "the request got no answer")
         completions = [one.completion for one in request.answers]
         text = "\n\n".join(one.text for one in request.answers)
         tokens = sum(len(completion.token_ids) for completion in completions)

@@ -23,7 +23,7 @@ from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.runs.checkpoint_folder import RunProgress
 from alphaapollo.runs.training_examples import LoggedExample
 from alphaapollo.session.training import TrainingSession
-from alphaapollo.utils.schedule import is_due
+from alphaapollo.utils.frequency import is_due
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
 if TYPE_CHECKING:

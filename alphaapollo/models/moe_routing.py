@@ -227,8 +227,8 @@ class ExpertLoadBalancer:
         """Return the last forward pass's part of the load-balancing loss, and add its expert loads to `counts`.
         Gradients add up over ranks and micro-batches. A collective if `coefficient` > 0.
 
-        The weight of the passes that all ranks run at the same time is their share of the step's tokens, or of
-        `denominator`."""
+        The weight of the passes that all ranks run at the same time is their share of the step's tokens; with
+        `denominator`, it is num_counted / denominator."""
         routing = self.routers.current
         assert routing is not None, "run a forward pass first"
         self.counts += routing.counts
@@ -239,7 +239,7 @@ class ExpertLoadBalancer:
             return 0.0
         assert routing.probabilities is not None
         stacked = torch.stack([routing.counts.sum(0), routing.probabilities.detach()])
-        dist.all_reduce(stacked)
+        dist.all_reduce(stacked)  # over all ranks: those of one sequence have routed different tokens of it
         counts, probabilities = stacked
         tokens = counts.sum().clamp(min=1.0) / self.routers.sizes.experts_per_token
         share = tokens / self.tokens

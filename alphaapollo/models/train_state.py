@@ -17,6 +17,7 @@ from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
 from alphaapollo.config.schema import Actor, Critic, Optimizer, RoleFsdp, TuningConfig
 from alphaapollo.models.checkpoint import CheckpointSnapshot, load_snapshot, take_snapshot
+from alphaapollo.models.learning_rate import compute_learning_rate, set_learning_rate
 from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.sharding import TensorOffloader, full_tensor, local_tensor, reshard
 
@@ -244,34 +245,10 @@ def set_hyperparams(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer
             group["betas"] = config.betas
 
 
-def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], lr: float) -> None:
-    """Set the learning rate of the next step. torchao's optimizers have a tensor for it."""
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
-
-
 def list_plain_tensors(state: Any) -> list[Tensor]:
     """Return the tensors with the data of an optimizer state on this rank: codes and scales if it is quantized."""
     shard: Any = local_tensor(state)
     return [shard.codes, shard.scale] if hasattr(shard, "codes") else [shard]
-
-
-def compute_learning_rate(step: int, config: Optimizer, total_steps: int) -> float:
-    """Compute the learning rate of optimizer step `step`, counted from 0: a linear warm-up to `config.lr`, then
-    constant, or a cosine to min_lr_ratio * lr at step `total_steps`."""
-    warmup = config.lr_warmup_steps
-    if warmup < 0:
-        warmup = round(config.lr_warmup_steps_ratio * total_steps)
-    if step < warmup:
-        return config.lr * (step + 1) / warmup
-    if config.warmup_style == "constant":
-        return config.lr
-    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-    share = config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
-    return config.lr * share
 
 
 @torch.no_grad()

@@ -86,7 +86,7 @@ class ProcessHost:
     async def _wait(self, number: int, reply: asyncio.Future[bytes], timeout: float, grace: float) -> bytes:
         try:
             await asyncio.wait((reply,), timeout=timeout)
-            await asyncio.wait((reply,), timeout=grace)
+            await asyncio.wait((reply,), timeout=grace)  # it may have arrived while the event loop was blocked
         finally:
             self._waiting.pop(number, None)
         if reply.done():

@@ -34,8 +34,9 @@ def convert_to_score(result: object) -> Score:
     if isinstance(result, Mapping):
         others: dict[str, Any] = {name: value for name, value in result.items() if name != "reward"}
         reward = convert_to_float(result["reward"], "the reward")
-        is_right = reward if reward in (0, 1) and "accuracy" not in others else None
-        result = Score(reward, others, accuracy=is_right)
+        # Score derives an accuracy from the reward only if there are no components.
+        accuracy = reward if reward in (0, 1) and "accuracy" not in others else None
+        result = Score(reward, others, accuracy=accuracy)
     if not isinstance(result, Score):
         return Score(convert_to_float(result, "the reward"))
     if result.outcome.failed:

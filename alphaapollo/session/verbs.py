@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.algorithms.feedback import next_policy_kl_coef
+from alphaapollo.algorithms.adaptive_coefficients import next_policy_kl_coef
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import Columns
 from alphaapollo.batching.sampled_rows import check_first_ratio

@@ -44,7 +44,8 @@ class Passage:
 
 
 def split_passages(path: str, text: str) -> Iterator[Passage]:
-    """Split a document into passages of up to PASSAGE_CHARACTERS: join short paragraphs, split long paragraphs."""
+    """Split a document into passages of up to PASSAGE_CHARACTERS: join short paragraphs, split long paragraphs between
+    lines. A longer line is a passage; what it has beyond 4 * PASSAGE_CHARACTERS is left out."""
     blocks, size = [(1, list[str]())], 0  # (number of the first line, lines)
     for number, line in enumerate(text.splitlines(), start=1):
         is_full = size + len(line) > PASSAGE_CHARACTERS

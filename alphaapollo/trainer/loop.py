@@ -29,7 +29,7 @@ from alphaapollo.session.validation import ValidationResult, validate
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.collect import CollectedGroups, InFlightGroups, collect_groups
 from alphaapollo.trainer.step.update_result import UpdateResult
-from alphaapollo.utils.schedule import is_due
+from alphaapollo.utils.frequency import is_due
 
 
 async def train(run: TrainingRun) -> None:

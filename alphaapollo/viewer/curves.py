@@ -237,6 +237,7 @@ def make_histogram_traces(database: sqlite3.Connection, run: int, kind: str, col
         return []
     low, high = np.quantile(values, [0, 0.999])
     num_values = len(np.unique(values[:10_000]))  # e.g. 2: right or wrong
+    # A few values: a bin for each, and an empty one between neighbours.
     edges = np.linspace(low, high, NUM_BINS + 1 if num_values > 3 else 2 * num_values)
     shares = [
         np.histogram(np.clip(step_values, low, high), edges)[0] / max(len(step_values), 1) for step_values in columns

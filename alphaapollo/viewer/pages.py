@@ -142,6 +142,7 @@ def describe_run(query: Query) -> dict[str, object]:
         "min(reward) AS low, max(reward) AS high, avg(tokens) AS tokens "
         "FROM trajectories WHERE run = ? AND kind = ? AND step = ? GROUP BY kind, step"
     )
+    # rollouts/ has a file for each (kind, step).
     newest = query.select(files, run.id, NEWEST_FILES)
     steps = [row for place in newest for row in query.select(of_file, run.id, *place)]
     return {
@@ -152,6 +153,7 @@ def describe_run(query: Query) -> dict[str, object]:
         "steps": steps,
         "extremes": _list_extremes(query, run, steps[0]) if steps else [],
         "kind_names": KIND_NAMES,
+        # that of training, if there is any
         "histogram_kind": max((row["kind"] for row in steps), key=lambda kind: kind == "step", default=""),
         "history": read_history(run.folder),
         "plan": read_run_plan(run.folder),

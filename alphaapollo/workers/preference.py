@@ -65,7 +65,8 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         return sums
 
     def compute_weights_digest(self) -> int:
-        """Return this rank's part of the base model's digest. The caller adds the parts of all ranks modulo 2**64."""
+        """Return this rank's part of the base model's digest, by which saved reference log-probs are recognized. The
+        caller adds the parts of all ranks modulo 2**64."""
         if not self.mesh.is_first_replica():
             return 0
         named = self.model.named_parameters()

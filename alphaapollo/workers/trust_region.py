@@ -86,8 +86,9 @@ class TrustRegion(PolicyPlugin):
         0 if no trial of the line search succeeds; the weights are then unchanged."""
         gradient, start = self._take_gradient(), [part.clone() for part in self.weights]
         evaluate = partial(self._evaluate, trained, compute_loss)
-        self.is_active, self.radius = True, math.sqrt(torch.finfo(start[0].dtype).eps)
-        old_loss, _, tokens = evaluate()
+        self.radius = math.sqrt(torch.finfo(start[0].dtype).eps)
+        self.is_active = True
+        old_loss, _, tokens = evaluate()  # also records the old policy (make_divergence_target)
         multiply = partial(self._multiply_fisher, trained, start, tokens)
         direction, curvature = conjugate_gradient(multiply, gradient, self._dot, self.options.cg_steps)
         size = math.sqrt(2.0 * self.options.delta / curvature) if curvature > 0 else 0.0

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from alphaapollo.algorithms.feedback import next_policy_kl_coef
+from alphaapollo.algorithms.adaptive_coefficients import next_policy_kl_coef
 from alphaapollo.config.schema import PolicyLossOptions
 from tests.loop.conftest import FinishedRun, Runner
 from tests.loop.replays import check_equal_runs

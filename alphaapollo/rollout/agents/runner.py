@@ -134,10 +134,10 @@ class AgentRunner:
             score = _read_result(session, result)
         except (TypeError, ValueError) as error:
             return environment_failed, make_failure_score(f"the program's result is no reward: {error}")
-        if session.overflow and result.error and not answers:
-            return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.overflow)
+        if session.prompt_error and result.error and not answers:
+            return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.prompt_error)
         cut = "a limit of tokens cut the last answer" if answers and answers[-1].is_truncated else ""
-        if result.error and (limit := session.overflow or cut or session.reached_limit):
+        if result.error and (limit := session.prompt_error or cut or session.reached_limit):
             # grades an empty answer, as score_limit asks
             grade = None if self.grade is None else partial(self._grade, prompt, session, "")
             score = await score_limit(session.limits.reward, grade)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from alphaapollo.algorithms.feedback import next_baseline, next_kl_coef, next_policy_kl_coef
+from alphaapollo.algorithms.adaptive_coefficients import next_baseline, next_kl_coef, next_policy_kl_coef
 from alphaapollo.algorithms.mismatch import mismatch_metrics
 from alphaapollo.batching.batch import BatchLayout, Columns
 from alphaapollo.batching.packing import filter_mini_batches

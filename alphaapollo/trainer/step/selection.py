@@ -35,7 +35,8 @@ def select_trajectories(
     groups: Sequence[TrajectoryGroup], config: Config, step: int
 ) -> tuple[list[PromptTrajectory], Tensor, OtherSamples]:
     """Select the samples of each group to train on: those that can be trained on, or some of them
-    (algorithm.filtration). Returns them with their group indices, and the other samples.
+    (algorithm.filtration). Returns them with their group indices, and those other samples that the baseline includes
+    (filtration.baseline=all).
     """
     assert all(is_usable_for_training(group) for group in groups), "collect_groups() must drop unusable groups"
     pairs: list[PromptTrajectory] = []

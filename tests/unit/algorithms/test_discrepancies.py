@@ -19,9 +19,9 @@ from typing import get_args
 import pytest
 import torch
 
+from alphaapollo.algorithms.adaptive_coefficients import next_kl_coef
 from alphaapollo.algorithms.advantages import AdvantageInputs, get_estimator
 from alphaapollo.algorithms.aggregation import aggregate_sequence_losses, aggregate_token_losses, row_weights
-from alphaapollo.algorithms.feedback import next_kl_coef
 from alphaapollo.algorithms.kl import subtract_kl, unbiased_kl
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from alphaapollo.algorithms.statistics import has_variance

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.algorithms.feedback import next_kl_coef, next_policy_kl_coef
+from alphaapollo.algorithms.adaptive_coefficients import next_kl_coef, next_policy_kl_coef
 from alphaapollo.algorithms.kl import ESTIMATORS, kl_penalty, unbiased_kl
 from alphaapollo.algorithms.policy_losses.ppo import old_policy_penalty
 from alphaapollo.config.schema import KLControl, PolicyLossOptions

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from alphaapollo.algorithms.adaptive_coefficients import next_baseline
 from alphaapollo.algorithms.advantages import AdvantageInputs, estimator_names, get_estimator
-from alphaapollo.algorithms.feedback import next_baseline
 from alphaapollo.config.schema import Algorithm
 from tests.unit.algorithms.batches import make_advantage_inputs, make_complete_inputs
 

@@ -8,12 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from alphaapollo.config.schema import Optimizer
-from alphaapollo.models.train_state import (
-    clip_gradients,
-    compute_learning_rate,
-    make_optimizers,
-    set_hyperparams,
-)
+from alphaapollo.models.learning_rate import compute_learning_rate
+from alphaapollo.models.train_state import clip_gradients, make_optimizers, set_hyperparams
 from tests.unit.tiny import free_address
 
 COSINE = {"warmup_style": "cosine", "min_lr_ratio": 0.2}

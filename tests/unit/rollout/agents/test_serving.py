@@ -238,9 +238,9 @@ def test_errors_are_those_of_the_provider(server):
             await client.chat.completions.create(model="gpt-9", messages=[user("one")])
         with pytest.raises(openai.BadRequestError, match="context length is 60 tokens"):
             await chat(client, [user("one" * 60)])
-        assert session.overflow
+        assert session.prompt_error
         await chat(client, [user("one")])
-        assert not session.overflow
+        assert not session.prompt_error
         with pytest.raises(openai.BadRequestError):
             await chat(client, [user("one")], tools=[{"type": "function", "function": {"parameters": 3}}])
         with pytest.raises(openai.BadRequestError, match="does not read images"):
