@@ -1,4 +1,4 @@
-"""Cache of what is read from many rows at the start of a run: prompts, their lengths, tokenized examples.
+"""Cache of what is read from many rows at the start of a run: prompts, tokenized examples.
 
 An entry is computed again if anything that determines it has changed, or if its file is damaged. The folder is
 $ALPHAAPOLLO_CACHE, or alphaapollo/rows in $XDG_CACHE_HOME or ~/.cache. Several processes may use it at a time.

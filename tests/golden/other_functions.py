@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from alphaapollo.algorithms import feedback, kl, mismatch
+from alphaapollo.algorithms import adaptive_coefficients, kl, mismatch
 from alphaapollo.algorithms.kl import REVERSE
 from alphaapollo.algorithms.preference_losses import AnswerBatch, get_preference_loss
 from alphaapollo.algorithms.statistics import MAX_LOG_RATIO, apply_mask, masked_mean, row_mean
@@ -97,21 +97,27 @@ def mismatch_weights(
 
 
 def kl_fixed(coef, kls, n_steps=None) -> Results:
-    return {"value": [feedback.next_kl_coef(KLControl(kl_coef=coef), coef, measured, 1) for measured in kls]}
+    return {
+        "value": [adaptive_coefficients.next_kl_coef(KLControl(kl_coef=coef), coef, measured, 1) for measured in kls]
+    }
 
 
 def kl_adaptive(coef, target, horizon, kls, n_steps) -> Results:
     config = KLControl(type="adaptive", target_kl=target, horizon=horizon)
-    return _series(lambda coef, measured: feedback.next_kl_coef(config, coef, measured, n_steps), coef, kls)
+    return _series(
+        lambda coef, measured: adaptive_coefficients.next_kl_coef(config, coef, measured, n_steps), coef, kls
+    )
 
 
 def kl_ppo2017(coef, target, kls) -> Results:
     config = KLControl(type="doubling", target_kl=target)
-    return _series(lambda coef, measured: feedback.next_kl_coef(config, coef, measured, 1), coef, kls)
+    return _series(lambda coef, measured: adaptive_coefficients.next_kl_coef(config, coef, measured, 1), coef, kls)
 
 
 def kl_dual_descent(lam, alpha, delta, kls) -> Results:
-    return _series(lambda coef, measured: feedback.next_kl_coef_by_dual_ascent(coef, measured, delta, alpha), lam, kls)
+    return _series(
+        lambda coef, measured: adaptive_coefficients.next_kl_coef_by_dual_ascent(coef, measured, delta, alpha), lam, kls
+    )
 
 
 def _series(update: Callable[[float, float], float], coef: float, kls: Sequence[float]) -> Results:
