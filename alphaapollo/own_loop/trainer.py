@@ -140,7 +140,9 @@ class Trainer:
             specs, timer = prepared.make_specs(), Timer()
             console.start(self.config.trainer.total_training_steps or 0, prepared.start.step)
             probe = make_probe(prepared.renderer, PROBE_TEXT, self.config.data.max_length - 1)
-            session = open_policy_session(prepared, specs, timer, probe, True, keeps_all_checkpoints=True)
+            session = open_policy_session(
+                prepared, specs, timer, probe, pauses_requests=True, keeps_all_checkpoints=True
+            )
 
             async def serve() -> None:
                 """Start the workers, run verbs until the caller closes the trainer, and end the workers."""
