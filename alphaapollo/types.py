@@ -82,6 +82,18 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """A version of a LoRA adapter: a folder in peft's format. In a run, no two folders have the same version."""
+
+    folder: str
+    version: int
+
+
+BASE_MODEL = Adapter("", 0)
+"""Instead of an adapter: the model without any."""
+
+
+@dataclass(frozen=True)
 class Sampling:
     """Sampling parameters of one completion."""
 
@@ -93,6 +105,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()  # a sampled stop token is part of the completion and is trained on
     stop: tuple[str, ...] = ()  # texts that end a completion; the token that completes one is part of it, too
     includes_stop: bool = False  # whether the text of a completion, not only its tokens, has the stop string
+    adapter: Adapter | None = None  # to sample with; None: the engine's newest weights
 
 
 @dataclass(frozen=True)
@@ -373,27 +386,3 @@ class GroupRequest:
     validate: bool = False
     greedy_baseline: bool = False  # also run one episode with greedy sampling
     environment: bytes = b""  # pickled factory of the environments; empty: that of env.env_name
-
-
-@dataclass(frozen=True)
-class WeightUpdate:
-    """Version and checksum of the weights that the trainer sends to the engines.
-
-    folder: folder name in the shared memory of each node (weight_sync/transport.py); empty if vLLM's own transfer
-    (CUDA IPC, NCCL) has already carried the tensors.
-    """
-
-    version: int
-    digest: str  # checksum of the sent tensors (weight_sync/digest.py)
-    folder: str = ""
-
-
-@dataclass(frozen=True)
-class WeightReceipt:
-    """Version and checksum of the weights that an engine has after a weight sync.
-
-    If they differ from the trainer's WeightUpdate, the run stops.
-    """
-
-    version: int
-    digest: str

@@ -133,6 +133,7 @@ SUBCOMMANDS = {  # in the order of --help
         "convert a GGUF file to a Hugging Face folder, to train its model", "cli.main:import_gguf"
     ),
     "serve": Subcommand("vLLM's OpenAI server on a run's newest model", "cli.serve:main"),
+    "tinker": Subcommand("serve a base model to clients of tinker, which train adapters", "tinker_server.main:main"),
     "view": Subcommand("show runs in the browser: curves, samples, tokens; live", "cli.show:view"),
     "report": Subcommand("write a report of runs into one HTML file", "cli.show:report"),
     "samples": Subcommand("print a run's samples side by side, with their rewards", "cli.samples:print_samples"),

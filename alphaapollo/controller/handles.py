@@ -7,10 +7,8 @@ has its own remote calls (ray_launcher.py, process_ranks.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -18,19 +16,17 @@ import numpy as np
 from alphaapollo.algorithms.mismatch import MismatchSums
 from alphaapollo.batching.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.config.schema import LoraForm
-from alphaapollo.controller.errors import WorkerDied
-from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks, await_if_awaitable
 from alphaapollo.observability.timing import start_profile, take_profile
-from alphaapollo.processes.watchdog import remove_paths
-from alphaapollo.types import Completion, GroupRequest, TrajectoryGroup, WeightReceipt, WeightUpdate
 from alphaapollo.utils.heartbeat import Span
 from alphaapollo.weight_sync.digest import format_digest
+from alphaapollo.weight_sync.transport import WeightUpdate
 from alphaapollo.weight_sync.verification import Probe, merge_weight_updates
 
 if TYPE_CHECKING:
-    from alphaapollo.rollout.suites import Suite, SuiteResult
+    from alphaapollo.models.train_state import AdamSettings
     from alphaapollo.rollout.worker import RolloutWorker
+    from alphaapollo.workers.adapter_slots import AdapterForm
     from alphaapollo.workers.critic import CriticWorker, RewardModelWorker
     from alphaapollo.workers.finetuning_worker import FinetuningWorker  # noqa: F401  (used in a string)
     from alphaapollo.workers.model_worker import TrainingWorker
@@ -212,9 +208,32 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         )
         return results[0][0], [logprobs for _, logprobs in results]
 
-    async def take_step(self, lr: float | None, grad_clip: float | None) -> dict[str, float]:
+    async def take_step(self, lr: float | None, grad_clip: float | None, adam: AdamSettings) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients, and return its metrics. None: as configured."""
-        return (await self.ranks.call(lambda worker: worker.take_step(lr, grad_clip)))[0]
+        return (await self.ranks.call(lambda worker: worker.take_step(lr, grad_clip, adam)))[0]
+
+    async def add_adapter(self, name: str, form: AdapterForm) -> None:
+        """Add a LoRA adapter, or replace the one of this name (workers/adapter_slots.py)."""
+        await self.ranks.call(lambda worker: worker.adapters.add(name, form))
+
+    async def list_adapted_layers(self) -> list[str]:
+        """Return the paths of the layers that get adapters."""
+        return list((await self.ranks.call(lambda worker: worker.adapters.list_layers()))[0])
+
+    async def remove_adapter(self, name: str) -> None:
+        await self.ranks.call(lambda worker: worker.adapters.remove(name))
+
+    async def use_adapter(self, name: str) -> None:
+        """Put a LoRA adapter into the model. All other methods use it."""
+        await self.ranks.call(lambda worker: worker.adapters.switch(name))
+
+    async def write_adapter(self, folder: str) -> str:
+        """Write the current adapter in peft's format, with the dtype of the engines, and return its digest."""
+        return (await self.ranks.call(lambda worker: worker.write_adapter(folder)))[0]
+
+    async def reset_optimizer(self) -> None:
+        """Drop the optimizer's state and the number of steps."""
+        await self.ranks.call(lambda worker: worker.state.reset_optimizer(resets_schedule=True))
 
     async def clear_gradients(self) -> None:
         await self.ranks.call(lambda worker: worker.clear_gradients())
@@ -260,117 +279,3 @@ class RewardModelGroup(ModelWorkerGroup["RewardModelWorker"]):
     async def compute_scores(self, batches: Sequence[RankBatch]) -> list[np.ndarray]:
         """Score each token sequence at its last token. Returns float32 [number of sequences] per batch."""
         return await self._call_with_batches(lambda worker, batch: worker.compute_scores(batch), batches)
-
-
-async def generate_group(worker: RolloutWorker, request: GroupRequest) -> TrajectoryGroup:
-    """Generate a group on a rollout worker. A module's function is pickled by name, unlike a lambda."""
-    return await worker.generate(request)
-
-
-async def sleep(worker: RolloutWorker, pauses_requests: bool) -> None:
-    if pauses_requests:
-        await worker.pause()
-    await worker.engine.sleep()
-
-
-async def prepare_weight_sync(worker: RolloutWorker, pauses_requests: bool) -> None:
-    if pauses_requests:
-        await worker.pause()
-    await worker.engine.wake_weights()
-
-
-async def finish_weight_sync(
-    worker: RolloutWorker, probe: Probe, resumes_requests: bool
-) -> tuple[tuple[list[float], Completion], dict[str, float]]:
-    await worker.engine.wake_cache()
-    if resumes_requests:
-        await worker.resume()
-    logprobs = await worker.engine.log_probs(probe.token_ids, probe.images)
-    token_ids, sampling = probe.make_sample_request()
-    sample = await worker.engine.generate(token_ids, sampling, "probe", probe.images)
-    return (logprobs, sample), worker.get_memory_metrics()
-
-
-class EngineGroup(WorkerGroup["RolloutWorker"]):
-    """Handle to the rollout workers. All samples of a group run on one engine and share their prompt's prefill."""
-
-    def __init__(self, ranks: Ranks[RolloutWorker], samples_in_flight: int):
-        super().__init__(ranks)
-        self.samples_in_flight = samples_in_flight  # maximum per engine; more samples would wait in the engine's queue
-        self._balancer = LoadBalancer(ranks.size, samples_in_flight)
-
-    async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
-        """Generate all samples of one prompt on the least loaded engine, as soon as the engine has capacity."""
-        async with self._balancer.reserve_engine(request.num_samples) as rank:
-            return await self.ranks.call_rank(rank, generate_group, request)
-
-    async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
-        """Generate all groups concurrently and yield (index of the request, its group) as each group is complete. If an
-        engine dies, raise WorkerDied after the groups on all other engines are complete."""
-
-        async def generate_indexed(index: int, request: GroupRequest) -> tuple[int, TrajectoryGroup]:
-            return index, await self.generate_group(request)
-
-        tasks = [asyncio.ensure_future(generate_indexed(index, request)) for index, request in enumerate(requests)]
-        death: WorkerDied | None = None
-        try:
-            for done in asyncio.as_completed(tasks):
-                try:
-                    result = await done
-                except WorkerDied as error:
-                    death = death or error
-                else:
-                    yield result
-            if death:
-                raise death
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def run_suites(self, suites: Sequence[Suite], folder: Path) -> list[SuiteResult]:
-        """Run evaluation suites, one after the other on each engine. folder: receives a folder of results per suite."""
-
-        async def run_on_rank(rank: int) -> list[SuiteResult]:
-            run = lambda worker, suite: worker.run_suite(suite, folder / suite.name)  # noqa: E731
-            return [await self.ranks.call_rank(rank, run, suite) for suite in suites[rank :: self.ranks.size]]
-
-        return list(chain.from_iterable(await asyncio.gather(*map(run_on_rank, range(self.ranks.size)))))
-
-    async def prepare_weight_sync(self, pauses_requests: bool) -> None:
-        """Allocate GPU memory for the weights after `sleep`. pauses_requests: first pause the requests that run."""
-        await self.ranks.call(lambda worker: prepare_weight_sync(worker, pauses_requests))
-
-    async def confirm_weights(self, version: int, shared_folder: str = "") -> list[WeightReceipt]:
-        """Load the weights on every engine. Returns a receipt of each engine that has weights (fake engines do not).
-
-        shared_folder: shared-memory folder from which the engines first load the weights; "": the trainer sent them.
-        """
-        receipts = await self.ranks.call(lambda worker: worker.confirm_weights(version, shared_folder))
-        return [receipt for receipt in receipts if receipt is not None]
-
-    async def finish_weight_sync(self, probe: Probe, resumes_requests: bool) -> list[tuple[list[float], Completion]]:
-        """Allocate the KV cache after `sleep`, resume requests, and return each engine's log-probs of the probe and the
-        tokens that it samples at its end."""
-        results = await self.ranks.call(lambda worker: finish_weight_sync(worker, probe, resumes_requests))
-        self._set_memory_metrics(results)
-        return [probed for probed, _ in results]
-
-    async def sleep(self, pauses_requests: bool = False) -> None:
-        """Free the engines' GPU memory until the next weight sync. pauses_requests: first pause requests until then."""
-        await self.ranks.call(lambda worker: sleep(worker, pauses_requests))
-
-    @asynccontextmanager
-    async def release_kv_cache_temporarily(self) -> AsyncIterator[None]:
-        """Context manager that frees the engines' KV caches, but not their weights, while a trainer uses the GPUs."""
-        await self.ranks.call(lambda worker: worker.engine.release_cache())
-        yield
-        await self.ranks.call(lambda worker: worker.engine.wake_cache())
-
-    async def close(self, cleanup_folders: Sequence[str] = ()) -> None:
-        """Shut down the engines, whose cores are separate processes, and then end the workers.
-
-        cleanup_folders: folders that each worker removes on its node.
-        """
-        await self.ranks.call(lambda worker: worker.close())
-        await self.ranks.call(lambda _: remove_paths(map(Path, cleanup_folders)))
-        await self.ranks.close()

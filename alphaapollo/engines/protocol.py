@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
-from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
+from alphaapollo.types import Adapter, Completion, ImageInput, Sampling
+from alphaapollo.weight_sync.transport import WeightReceipt
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -40,6 +41,7 @@ class Engine:
     name = "engine"  # in errors
     is_colocated = False  # whether it frees its GPU memory between generation phases
     serves_adapter = False  # whether it has its own base weights, and receives LoRA adapters
+    keeps_adapters = False  # whether running requests keep their adapter when a new one arrives
 
     is_paused = False
     asleep: frozenset[MemoryPart] = frozenset()  # parts without allocated memory
@@ -125,8 +127,12 @@ class Engine:
         """Load the weights that the trainer wrote to a shared-memory folder, as *.safetensors files of a checkpoint."""
         raise NotImplementedError
 
-    async def load_adapter(self, folder: str) -> None:
-        """Replace the LoRA adapter by the one that the trainer wrote to a shared-memory folder, in peft's format."""
+    async def load_adapter(self, adapter: Adapter) -> str:
+        """Load a LoRA adapter, and return the digest of its weights. The trainer wrote it in peft's format."""
+        raise NotImplementedError
+
+    async def use_adapter(self, adapter: Adapter) -> None:
+        """Load a LoRA adapter, which new requests use by default instead of the one before."""
         raise NotImplementedError
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -204,14 +210,14 @@ class Engine:
             await self.allocate_memory(part)
             self.asleep -= {part}
 
-    async def receive_weights(self, folder: str) -> None:
+    async def receive_weights(self, folder: str, version: int) -> None:
         """Load the weights, or the LoRA adapter, that the trainer wrote to a shared-memory folder."""
         if self.serves_adapter:
-            if self.has_running_requests():  # a running request keeps its adapter
+            if self.has_running_requests() and not self.keeps_adapters:
                 raise EngineError(
                     f"{self.name} cannot replace its LoRA adapter while requests run. Wait until they end."
                 )
-            await self.load_adapter(folder)
+            await self.use_adapter(Adapter(folder, version))
             return
         await self.start_weight_update()
         await self.load_folder(folder)
@@ -244,8 +250,13 @@ class Engine:
         self.is_stale = False
         return receipt
 
+    @property
+    def updates_in_flight(self) -> bool:
+        """Whether new weights arrive while requests run, which are not paused and keep theirs."""
+        return self.serves_adapter and self.keeps_adapters and not self.is_colocated
+
     def _check_no_request_runs(self, action: str) -> None:
-        if self.has_running_requests() and not self.is_paused:
+        if self.has_running_requests() and not self.is_paused and not self.updates_in_flight:
             raise EngineError(f"{self.name} cannot {action} while requests are running. Call pause() first.")
 
     def _check_has_memory(self) -> None:

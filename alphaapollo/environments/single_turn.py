@@ -40,3 +40,10 @@ def check_agent(config: Env) -> None:
 def create_agent_environment(services: Services) -> Never:
     """Raise ValueError: agents call a vLLM engine over HTTP (rollout/agents/), and receive no actions."""
     raise ValueError("env.env_name=agent needs vLLM, which the validation of main_sft does not use. Set another one.")
+
+
+class UnscoredAnswer(SingleTurnEnvironment):
+    """Environment that ends the episode after one answer, without a score."""
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult(done=True)

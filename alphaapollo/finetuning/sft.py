@@ -20,7 +20,7 @@ from typing import Any
 from alphaapollo.batching.batch import RankBatch
 from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.schema import GenerationData, Rollout, SftConfig
-from alphaapollo.controller.handles import EngineGroup
+from alphaapollo.controller.engine_group import EngineGroup
 from alphaapollo.controller.ranks import LocalRanks, Ranks
 from alphaapollo.data.examples import LoadedExamples, load_examples
 from alphaapollo.data.images import collect_images

@@ -42,6 +42,15 @@ class OptimizerStep:
     skipped: bool = False  # the gradients were not finite, and the weights did not change
 
 
+@dataclass(frozen=True)
+class AdamSettings:
+    """Settings of AdamW for one step. None: as configured."""
+
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+
+
 class TrainState:
     """Optimizers, learning rate schedule over `total_steps` and checkpoints of a sharded model. `offload` moves
     configured tensors to host memory. `reload` moves parameters back, `step` reloads optimizer state. name, optim_key:
@@ -61,6 +70,7 @@ class TrainState:
         )
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
         self.take_step: Callable[[], float] | None = None  # moves the weights without optimizers; returns a step size
+        self.adam = AdamSettings()  # of the last step
         self.num_steps = 0  # steps made so far
         self.num_skipped = 0  # steps skipped in a row
 
@@ -76,7 +86,11 @@ class TrainState:
             yield micro_batch
 
     def step(
-        self, skip_bad_step: bool = False, lr: float | None = None, grad_clip: float | None = None
+        self,
+        skip_bad_step: bool = False,
+        lr: float | None = None,
+        grad_clip: float | None = None,
+        adam: AdamSettings = AdamSettings(),
     ) -> OptimizerStep:
         """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective). With
         `skip_bad_step`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise, or
@@ -100,6 +114,9 @@ class TrainState:
             self.module.zero_grad(set_to_none=True)
             return OptimizerStep(norm, lr, skipped=True)
         self.num_skipped = 0
+        if adam != self.adam:
+            set_hyperparams(self.module, self.optimizers, self.config.optim, adam)
+            self.adam = adam
         set_learning_rate(self.optimizers, lr)
         self.moments.reload()
         for optimizer in self.optimizers:
@@ -122,9 +139,12 @@ class TrainState:
                 f"the command again with {self.optim_key}.lr={self.config.optim.lr / 10:g}."
             )
 
-    def reset_optimizer(self) -> None:
+    def reset_optimizer(self, resets_schedule: bool = False) -> None:
+        """Drop the optimizers' state. resets_schedule: also the number of steps."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
+        if resets_schedule:
+            self.num_steps = self.num_skipped = 0
 
     def reload(self) -> None:
         """Move offloaded parameters back to the device. A second call does nothing."""
@@ -149,6 +169,7 @@ class TrainState:
         counts = load_snapshot(folder, self.module, self.optimizers)
         self.num_steps, self.num_skipped = counts["num_steps"], counts.get("num_skipped", 0)
         set_hyperparams(self.module, self.optimizers, self.config.optim)
+        self.adam = AdamSettings()
 
     def get_trained_tensors(self) -> dict[str, list[Tensor]]:
         """Return this rank's slices of the trained "weights" and of the optimizer states, e.g. Adam's "exp_avg"."""
@@ -236,13 +257,21 @@ def find_decayed(model: nn.Module) -> set[nn.Parameter]:
     }
 
 
-def set_hyperparams(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], config: Optimizer) -> None:
-    """Set weight decay and betas from `config`. Call it again after loading a checkpoint, which restores old values."""
-    decayed = find_decayed(model)
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["weight_decay"] = config.weight_decay if group["params"][0] in decayed else 0.0
-        if "betas" in group:
-            group["betas"] = config.betas
+def set_hyperparams(
+    model: nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    config: Optimizer,
+    adam: AdamSettings = AdamSettings(),
+) -> None:
+    """Set weight decay, betas and eps from `config` and, where given, from `adam`. Call it again after loading a
+    checkpoint, which restores old values."""
+    decayed, weight_decay = find_decayed(model), config.weight_decay if adam.weight_decay is None else adam.weight_decay
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["weight_decay"] = weight_decay if group["params"][0] in decayed else 0.0
+            if "betas" in group:
+                group["betas"] = adam.betas or config.betas
+                group["eps"] = optimizer.defaults["eps"] if adam.eps is None else adam.eps
 
 
 def list_plain_tensors(state: Any) -> list[Tensor]:

@@ -79,6 +79,13 @@ class Trainer:
     load = _make_sync(Verbs.load)
     evaluate = _make_sync(Verbs.evaluate)
     log = _make_sync(Verbs.log)
+    add_adapter = _make_sync(Verbs.add_adapter)
+    remove_adapter = _make_sync(Verbs.remove_adapter)
+    save_adapter = _make_sync(Verbs.save_adapter)
+    load_adapter = _make_sync(Verbs.load_adapter)
+    sample_tokens = _make_sync(Verbs.sample_tokens)
+    clear_gradients = _make_sync(Verbs.clear_gradients)
+    list_adapted_layers = _make_sync(Verbs.list_adapted_layers)
 
     @property
     def step(self) -> int:
@@ -88,6 +95,11 @@ class Trainer:
     @property
     def folder(self) -> Path:
         return self.config.trainer.folder
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the workers run. If they have ended, the next verb and the end of the block raise the reason."""
+        return self._thread.is_alive()
 
     @property
     def aio(self) -> AsyncVerbs:

@@ -30,7 +30,7 @@ from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.protocol import Engine
-from alphaapollo.engines.types import MODEL_NAME, EngineError, EngineSpec
+from alphaapollo.engines.types import MODEL_NAME, EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.environments.base import Environment, EnvironmentFactory, Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.timing import read_peak_memory_gib
@@ -45,11 +45,11 @@ from alphaapollo.rollout.self_teacher import TeacherPromptWriter
 from alphaapollo.rollout.suites import ModelServer, Suite, SuiteResult, run_suite
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, Turn, WeightReceipt
+from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, Turn
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.imports import pause_gc
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.weight_sync.transport import TransportKind, WeightReader, get_weights_folder
+from alphaapollo.weight_sync.transport import TransportKind, WeightReader, WeightReceipt, get_weights_folder
 
 THREADS = 64  # size of the default executor, which runs tools and the sandbox
 
@@ -70,6 +70,7 @@ class RolloutWorkerConfig:
     transport: TransportKind = "shared_memory"  # weight transport
     shared_memory: str = ""  # the run's folder under /dev/shm, removed when a worker dies; empty: no folder
     serves_suites: bool = False  # whether evaluation suites run against the engine
+    serves_clients: bool = False  # whether requests may have stop strings and ask for the most probable tokens
     max_steps: int = 0  # iterations of the run, for reward functions; 0: not a training run
     needs_components: bool = False  # whether a reward component that is NaN or infinite makes the score a failure
 
@@ -102,7 +103,7 @@ class RolloutWorker:
             log_path=str(Path(setup.run_dir) / "logs" / f"engine_{index}.log"),
             transport=setup.transport,
             lora_rank=model.lora_rank,
-            chat_tokenizer=tokenizer if env.env_name == "agent" or setup.serves_suites else "",
+            chat_tokenizer=tokenizer if env.env_name == "agent" or setup.serves_suites or setup.serves_clients else "",
             tokenizer_path=tokenizer,
             cleanup_folders=(setup.shared_memory,) if setup.shared_memory else (),
         )
@@ -122,6 +123,7 @@ class RolloutWorker:
         self._teacher_prompts: TeacherPromptWriter | None = None  # None: there is no self-teacher
         self._agents = AsyncExitStack()  # endpoints, and the programs of env.env_name=agent
         self._suite_server: ModelServer | None = None
+        self._numbers = itertools.count()  # of requests without an environment
 
     async def preload_libraries(self) -> None:
         """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
@@ -211,6 +213,12 @@ class RolloutWorker:
             self._teacher_prompts.add_prompts(group)
         return group
 
+    async def answer(self, token_ids: list[int], requests: Sequence[HttpSampling]) -> list[HttpAnswer]:
+        """Sample an answer for each request with the same prompt, without an environment."""
+        with HEARTBEAT.record_call("generate"):
+            numbered = [self.engine.answer_http(token_ids, one, f"answer.{next(self._numbers)}") for one in requests]
+            return await asyncio.gather(*numbered)
+
     def _make_environment(self, factory: EnvironmentFactory, turns: Sequence[Turn]) -> Environment:
         assert self._services is not None, "call start() first"
         return factory(replace(self._services, score=partial(self._rewards.score, turns=turns)))
@@ -238,8 +246,8 @@ class RolloutWorker:
             source = Path(self._weights_folder, folder)
             if self._reader:
                 await self._reader(folder, source)
-            await self.engine.receive_weights(str(source))
-            if self._reader:
+            await self.engine.receive_weights(str(source), version)
+            if self._reader and not self.engine.serves_adapter:  # an engine may load an adapter again
                 shutil.rmtree(source)
         self._rewards.clear_judge_cache()
         return await self.engine.confirm_weights(version)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from alphaapollo.controller.handles import EngineGroup, PolicyGroup
+from alphaapollo.controller.engine_group import EngineGroup
+from alphaapollo.controller.handles import PolicyGroup
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.images import make_example_image
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.session.plan import Plan
-from alphaapollo.types import Completion, ImageInput, Message
+from alphaapollo.types import Adapter, Completion, ImageInput, Message
+from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.verification import (
     PROBE_TOLERANCE_BFLOAT16,
     PROBE_TOLERANCE_FLOAT32,
@@ -94,6 +97,29 @@ class WeightPublisher:
         if not last:
             self.probe_tolerance = tighten_tolerance(self.probe_tolerance, gap)
         return {"sync/probe_gap": gap, **moved}
+
+    async def write_adapter(self, adapter: Adapter) -> tuple[WeightUpdate, list[float]]:
+        """Write the policy's adapter to its folder. Returns its digest, and the policy's log-probs of the probe.
+
+        Raises:
+            FloatingPointError: the weights are not finite. Nothing is written.
+        """
+        expected = await self.policy.compute_probe_log_probs(self._text_probe)
+        check_probe_finite(expected, adapter.version)
+        return WeightUpdate(adapter.version, await self.policy.write_adapter(adapter.folder)), expected
+
+    async def load_adapter(self, adapter: Adapter, update: WeightUpdate, expected: Sequence[float]) -> float:
+        """Load an adapter on all engines beside others, while requests run, and verify it with the result of
+        write_adapter. Returns the mean difference of the probe's log-probs, in nats. Raises WeightSyncError."""
+        loaded = await self.engines.load_adapter(adapter, self._text_probe.token_ids)
+        check_weight_receipts(update, [WeightReceipt(adapter.version, digest) for digest, _ in loaded])
+        found = [logprobs for _, logprobs in loaded]
+        return check_probe_log_probs([expected] * len(found), found, self.probe_tolerance, "a fixed text")
+
+    @property
+    def _text_probe(self) -> Probe:
+        placeholders = {image.placeholder_id for image in self.probe.images}
+        return Probe([token for token in self.probe.token_ids if token not in placeholders])
 
     async def _check_samples(self, samples: list[Completion]) -> None:
         """Compare the log-probs with which each engine sampled tokens with the policy's of the same tokens."""

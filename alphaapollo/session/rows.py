@@ -41,6 +41,16 @@ def make_row(
 
 
 @dataclass(frozen=True)
+class GradientResult:
+    """Result of one `forward_backward`, over all ranks."""
+
+    loss: float
+    num_tokens: int  # trained tokens
+    logprobs: list[np.ndarray]  # of each row, [T], before the step; 0 for tokens not trained on
+    metrics: dict[str, float]  # of a policy loss: means over trained tokens, or over rows for a loss of rows
+
+
+@dataclass(frozen=True)
 class RowReader:
     """Checks rows against the model."""
 

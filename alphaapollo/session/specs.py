@@ -60,11 +60,12 @@ def make_worker_specs(
     total_iterations: int,
     has_reward_function: bool,
     policy_steps: int | None = None,
+    serves_clients: bool = False,
 ) -> WorkerSpecs:
     """Describe how to build the training ranks and the rollout workers of a run.
 
     total_iterations: for learning rate schedules. has_reward_function: also True if the environment gives the reward.
-    policy_steps: optimizer steps of the policy; None: those of the iterations.
+    policy_steps: optimizer steps of the policy; None: those of the iterations. serves_clients: see RolloutWorkerConfig.
     """
     placement = plan.placement
     chosen = {"model": plan.model, "rollout": plan.rollout, "actor": plan.actor}
@@ -96,6 +97,7 @@ def make_worker_specs(
         transport=transport.kind,
         shared_memory=transport.shared_folder,
         serves_suites=bool(config.trainer.val_suites),
+        serves_clients=serves_clients,
         max_steps=total_iterations,
         needs_components="components" in get_estimator(config.algorithm.adv_estimator).needs
         or (groups.enable and groups.metric not in ("accuracy", "reward")),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from alphaapollo.config.schema import ValSampling
-from alphaapollo.controller.handles import EngineGroup
+from alphaapollo.controller.engine_group import EngineGroup
 from alphaapollo.metrics.samples import (
     SampleResult,
     compute_mean_metrics,

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +19,40 @@ from alphaapollo.batching.batch import Columns
 from alphaapollo.batching.sampled_rows import check_first_ratio
 from alphaapollo.data.prompts import check_length_limit
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.environments.base import EnvironmentFactory, StepResult, get_environment_spec
-from alphaapollo.environments.single_turn import SingleTurnEnvironment
+from alphaapollo.engines.types import HttpAnswer, HttpSampling
+from alphaapollo.environments.base import EnvironmentFactory, get_environment_spec
+from alphaapollo.environments.single_turn import UnscoredAnswer
 from alphaapollo.metrics.rollouts import compute_rollout_metrics
+from alphaapollo.models.train_state import AdamSettings
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
 from alphaapollo.runs.checkpoint_folder import find_damage
+from alphaapollo.session.adapters import ADAPTERS, Adapters
 from alphaapollo.session.plan import Plan
 from alphaapollo.session.policy_columns import check_loss, make_columns
 from alphaapollo.session.progress import Progress
-from alphaapollo.session.rows import RowReader, distribute, split_by_row
+from alphaapollo.session.rows import GradientResult, RowReader, distribute, split_by_row
 from alphaapollo.session.teachers import compute_target_columns
 from alphaapollo.session.training import PolicySession
 from alphaapollo.session.validation import compute_group_metrics
-from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
+from alphaapollo.types import (
+    Adapter,
+    Episode,
+    EpisodeTurn,
+    GroupRequest,
+    Message,
+    Prompt,
+    Row,
+    Sampling,
+    TrajectoryGroup,
+)
 from alphaapollo.user_objects import pickle_by_value
 from alphaapollo.utils.seeds import derive_seed
+from alphaapollo.workers.adapter_slots import OWN
 from alphaapollo.workers.loss_functions import LossFunction, cross_entropy
 
 Prompts = Sequence[Prompt | str | list[Message]]
 """Each is a text to continue, a chat `[{"role": ..., "content": ...}]`, or a Prompt of a data file."""
 STEP_NAME = re.compile(r"step_(\d+)")
-
-
-@dataclass(frozen=True)
-class GradientResult:
-    """Result of one `forward_backward`, over all ranks."""
-
-    loss: float
-    num_tokens: int  # trained tokens
-    logprobs: list[np.ndarray]  # of each row, [T], before the step; 0 for tokens not trained on
-    metrics: dict[str, float]  # of a policy loss: means over trained tokens, or over rows for a loss of rows
-
-
-class UnscoredAnswer(SingleTurnEnvironment):
-    """Environment that ends the episode after one answer, without a score."""
-
-    async def step(self, action: str) -> StepResult:
-        return StepResult(done=True)
 
 
 class Verbs:
@@ -64,17 +61,17 @@ class Verbs:
     def __init__(self, session: PolicySession, plan: Plan, renderer: Renderer, reader: RowReader):
         self._session, self._config, self._workers = session, session.config, session.workers
         self._publisher, self._plan, self._renderer, self._reader = session.weights, plan, renderer, reader
-        self.progress = Progress()
-        self._num_accumulated = 0  # forward_backward calls since the last step
-        self._trained_version: int | None = None  # version of the trainer's weights; None: not published
-        self._version, self._training = 0, asyncio.Lock()
+        self.progress, self._training = Progress(), asyncio.Lock()
+        self._adapters = Adapters(self._config, plan.model, self._workers.policy)
 
     async def begin(self, checkpoint: Path | None) -> None:
         """Load the checkpoint to resume from, if any, and send the weights to the engines."""
         self.progress = Progress.read(checkpoint) if checkpoint else self.progress
         await self._session.show_warnings()
-        self._trained_version = self._version = self.progress.step + 1
-        await self._session.restore(checkpoint, self._version)
+        self._adapters[OWN].trained_version = self._adapters.version = self.progress.step + 1
+        await self._session.restore(checkpoint, self._adapters.version)
+        if checkpoint:
+            await self._adapters.load_all(checkpoint / ADAPTERS)
 
     async def sample(
         self,
@@ -84,14 +81,16 @@ class Verbs:
         temperature: float | None = None,
         reward: RewardFunction | None = None,
         seed: int | None = None,
+        adapter: str | Path | None = OWN,
     ) -> list[TrajectoryGroup]:
         """Sample n answers to each prompt. Returns a group per prompt: each of its `trajectories` has `turns[0].text`,
         `turns[0].completion` (tokens, log-probs, stop reason, weight version) and `rows[0]`, the row to train on.
 
         max_tokens, temperature: as configured if None. reward: function (prompt, completion) that scores the answers in
-        this process. seed: None: other samples in each call.
+        this process. seed: None: other samples in each call. adapter: name of an adapter, as last published, or the
+        folder of one; None: the model without adapters.
         """
-        groups = await self.rollout(prompts, n, max_tokens, temperature, UnscoredAnswer, seed)
+        groups = await self.rollout(prompts, n, max_tokens, temperature, UnscoredAnswer, seed, adapter)
         if reward is not None:
             score = adapt_to_episode(reward)
             for prompt, one in ((group.prompt, one) for group in groups for one in group.trajectories):
@@ -108,13 +107,11 @@ class Verbs:
         temperature: float | None = None,
         environment: str | EnvironmentFactory | None = None,
         seed: int | None = None,
+        adapter: str | Path | None = OWN,
     ) -> list[TrajectoryGroup]:
         """Run n episodes per prompt, with the configured rewards, tools and limits. environment: class or registered
         name; None: env.env_name. Other arguments and result as for `sample`."""
-        publisher = self._session.require_engines()
-        async with self._training:
-            if not publisher.engines_hold_weights:
-                await self._publish()
+        chosen = await self._prepare_engines(adapter)
         data, rollout, renderer = self._config.data, self._plan.rollout, self._renderer
         made = [one if isinstance(one, Prompt) else Prompt(number, "", one) for number, one in enumerate(prompts)]
         lengths = [length for one in made for length in renderer.count_prompt_tokens([one])]
@@ -126,10 +123,27 @@ class Verbs:
         position = self.progress.prompts_consumed if seed is None else -1 - seed
         heat = rollout.temperature if temperature is None else temperature
         budget, run_seed = max_tokens or data.max_response_length, self._config.trainer.seed
-        sampling = Sampling(budget, heat, rollout.top_p, rollout.top_k, run_seed)
+        sampling = Sampling(budget, heat, rollout.top_p, rollout.top_k, run_seed, adapter=chosen)
         requests = [GroupRequest(one, n, sampling, position, environment=pickled) for one in made]
         groups = {number: group async for number, group in self._workers.engines.generate(requests)}
         return [groups[number] for number in range(len(requests))]
+
+    async def sample_tokens(
+        self,
+        token_ids: Sequence[int],
+        sampling: Sequence[Sampling],
+        num_top: int = 0,
+        scores_prompt: bool = False,
+        adapter: str | Path | None = OWN,
+    ) -> list[HttpAnswer]:
+        """Sample an answer to the same token ids for each item of `sampling`, without an environment. num_top: number
+        of most probable tokens per position to return. scores_prompt: also return the log-probs of the prompt."""
+        chosen = await self._prepare_engines(adapter)
+        requests = [
+            HttpSampling(replace(one, adapter=chosen), num_top=num_top, scores_prompt=scores_prompt and number == 0)
+            for number, one in enumerate(sampling)
+        ]
+        return await self._workers.engines.answer([*token_ids], requests)
 
     async def forward_backward(
         self,
@@ -137,6 +151,7 @@ class Verbs:
         loss: str | LossFunction = "cross_entropy",
         denominator: float | None = None,
         groups: Sequence[object] | None = None,
+        adapter: str = OWN,
         **columns: Sequence[Any],
     ) -> GradientResult:
         """Compute a loss, and add its gradients to those of earlier calls. If it raises, they are unchanged.
@@ -147,9 +162,10 @@ class Verbs:
             denominator: of the weighted sum over all tokens (or rows, for a policy loss of rows); None: the number of
                 trained tokens, or for a policy loss the weights of actor.loss_agg_mode.
             groups: group of each row. The rows of a group are in one call of the function, one after the other.
+            adapter: name of the adapter to train (add_adapter).
             columns: for each row a number, or a number per token.
         """
-        config = self._config
+        config, state = self._config, self._adapters[adapter]
         loss = cross_entropy if loss == "cross_entropy" else loss
         policy_loss = get_policy_loss(loss) if isinstance(loss, str) else None
         read = self._reader.read(rows, columns)
@@ -161,55 +177,93 @@ class Verbs:
             scored = Columns[np.ndarray]()
             if teacher.uses_full_vocabulary:
                 scored = await compute_target_columns(teacher, policy, self._plan.model, read, layout)
-            seed = derive_seed(config.trainer.seed, "choice", self.progress.step, self._num_accumulated)
+            seed = derive_seed(config.trainer.seed, "choice", self.progress.step, state.num_accumulated)
             inputs = make_columns(read, layout, policy_loss, config, denominator, groups, seed, scored)
         else:
             sent = pickle_by_value("loss", loss, [loss])
             divisor = float(num_tokens) if denominator is None else denominator
             inputs = [Columns[np.ndarray]()] * len(layout.rank_batches)
         kl_coef = self.progress.policy_kl_coef if config.actor_rollout_ref.actor.policy_loss.adapts_kl_coef else None
+        if kl_coef is not None and adapter != OWN:
+            raise ValueError("actor.policy_loss adapts one KL coefficient, for one adapter. Leave adapter out.")
         has_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns
-        async with self._use_trainer():
+        async with self._use_trainer(adapter):
             batches = layout.rank_batches
             metrics, values = await self._workers.policy.accumulate(batches, inputs, sent, divisor, kl_coef)
-            self._num_accumulated, logprobs = self._num_accumulated + 1, split_by_row(layout, read, values)
+            state.num_accumulated, logprobs = state.num_accumulated + 1, split_by_row(layout, read, values)
             if has_ratio and self._publisher:
                 limit = self._publisher.probe_tolerance / min(self._plan.rollout.temperature, 1.0)
-                check_first_ratio(read, logprobs, self._trained_version, limit)
+                check_first_ratio(read, logprobs, state.trained_version, limit)
         return GradientResult(metrics.pop("loss"), num_tokens, logprobs, metrics)
 
-    async def optim_step(self, lr: float | None = None, grad_clip: float | None = None) -> dict[str, float]:
+    async def optim_step(
+        self,
+        lr: float | None = None,
+        grad_clip: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        adapter: str = OWN,
+    ) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients. None: as configured. Returns lr, the gradient norm
         before clipping, and metrics of TRPO and of ppo_kl's coefficient. Raises FloatingPointError if the gradients are
-        not finite."""
-        config = self._config
-        if not self._num_accumulated:
+        not finite. betas, eps, weight_decay: of AdamW, for this step."""
+        config, state, adam = self._config, self._adapters[adapter], AdamSettings(betas, eps, weight_decay)
+        optimizer = config.actor_rollout_ref.actor.optim.name
+        if not state.num_accumulated:
             raise ValueError("there are no gradients. Call forward_backward before optim_step.")
+        if adam != AdamSettings() and optimizer not in ("adamw", "adamw_8bit"):
+            raise ValueError(f"optim.name={optimizer} is not AdamW. Leave betas, eps and weight_decay out.")
         if config.uses_trpo and lr is not None:
             raise ValueError("optim.name=trpo chooses the size of its steps. Leave lr out, and set optim.delta.")
-        async with self._use_trainer():
-            self._num_accumulated, self._trained_version = 0, None
-            metrics = await self._workers.policy.take_step(lr, grad_clip)
+        async with self._use_trainer(adapter):
+            state.num_accumulated, state.trained_version = 0, None
+            metrics = await self._workers.policy.take_step(lr, grad_clip, adam)
         if "policy_kl" in metrics:
             options, coef = config.actor_rollout_ref.actor.policy_loss, self.progress.policy_kl_coef
             self.progress.policy_kl_coef = next_policy_kl_coef(options, coef, metrics["policy_kl"])
         return metrics
 
-    async def publish(self) -> dict[str, float]:
-        """Send the weights to the engines, and verify them as main_ppo does. Returns metrics of the weight sync."""
-        async with self._use_trainer():
-            return await self._publish()
+    async def clear_gradients(self, adapter: str = OWN) -> None:
+        """Drop the accumulated gradients."""
+        async with self._use_trainer(adapter):
+            self._adapters[adapter].num_accumulated = 0
+            await self._workers.policy.clear_gradients()
 
-    async def log_probs(self, rows: Sequence[Row], model: str = "policy") -> list[np.ndarray]:
+    async def publish(self, adapter: str = OWN, folder: Path | None = None) -> dict[str, float]:
+        """Send the weights to the engines, and verify them as main_ppo does. Returns metrics of the weight sync.
+
+        adapter: name of an adapter, which the engines then serve beside others; requests that run keep their version.
+        folder: where this version of the adapter is written in peft's format, to sample from it also later
+        (`sample(adapter=folder)`); None: a folder of the run that later versions replace.
+        """
+        if adapter == OWN:
+            if folder is not None:
+                raise ValueError("folder is for adapters by name. Pass adapter=NAME, or leave folder out.")
+            async with self._use_trainer():
+                return await self._publish()
+        self._adapters.check_engine()
+        publisher = self._session.require_engines()
+        version = self._adapters.begin_publish(adapter, folder)
+        async with self._use_trainer(adapter):
+            update, expected = await publisher.write_adapter(version)
+        await self._prepare_engines(OWN)
+        gap = await publisher.load_adapter(version, update, expected)
+        self._adapters.end_publish(adapter, version)
+        self._adapters[adapter].trained_version = version.version
+        return {"sync/probe_gap": gap}
+
+    async def log_probs(self, rows: Sequence[Row], model: str = "policy", adapter: str = OWN) -> list[np.ndarray]:
         """Compute the log-probs of each row at rollout.temperature, [T]; 0 for tokens not trained on. model: policy,
-        reference (needs actor.use_kl_loss) or teacher (needs teacher.model.path and teacher.divergence)."""
+        reference (needs actor.use_kl_loss) or teacher (needs teacher.model.path and teacher.divergence). adapter: name
+        of the policy's adapter."""
         config = self._config
         exists = {"policy": True, "reference": config.needs_reference, "teacher": config.teacher.uses_sampled_tokens}
         if not exists.get(model):
             raise ValueError(f"model={model}: the workers have {', '.join(one for one in exists if exists[one])}.")
         read = self._reader.read(rows)
         layout = distribute(read, self._plan)
-        async with self._use_trainer():
+        async with self._use_trainer(adapter):
             policy = self._workers.policy
             await policy.load_batch(layout.rank_batches)
             if model == "teacher":
@@ -222,8 +276,8 @@ class Verbs:
 
     async def save(self, name: str | None = None) -> Path:
         """Write a checkpoint to checkpoints/NAME of the run folder, and return its path. None: step_N, after the last
-        logged step."""
-        if self._num_accumulated:
+        logged step. It has all adapters."""
+        if any(state.num_accumulated for state in self._adapters.states.values()):
             raise ValueError("there are gradients, which are not saved. Call optim_step before save.")
         writer, now = self._session.checkpoint_writer, replace(self.progress)
         if matched := STEP_NAME.fullmatch(name or ""):
@@ -231,6 +285,7 @@ class Verbs:
         async with self._use_trainer():
             folder = writer.checkpoints.begin_checkpoint(now.step, name or "")
             await writer.save_and_wait(folder)
+            await self._adapters.save_all(folder / ADAPTERS)
             now.write(folder)
             return await asyncio.to_thread(writer.checkpoints.complete_checkpoint, folder)
 
@@ -248,10 +303,47 @@ class Verbs:
         async with self._use_trainer():
             await self._workers.policy.clear_gradients()
             await self._session.load(path)
-            self._num_accumulated, self.progress = 0, progress
+            self._adapters[OWN].num_accumulated, self.progress = 0, progress
             if self._publisher:
                 await self._publish()
+            await self._adapters.load_all(path / ADAPTERS)
         return progress.step
+
+    async def add_adapter(
+        self,
+        name: str,
+        lora_rank: int | None = None,
+        lora_alpha: float | None = None,
+        target_modules: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        """Add a LoRA adapter with its own weights, gradients and optimizer on the same base model, or start the one of
+        this name again. rank, alpha: None: as configured, which is also the largest rank. target_modules: names of
+        layers; empty: all that have adapters."""
+        form = self._adapters.make_form(name, lora_rank, lora_alpha, tuple(target_modules), seed)
+        async with self._training:
+            await self._adapters.add(name, form)
+
+    async def list_adapted_layers(self) -> list[str]:
+        """Return the paths of the layers that get adapters, e.g. model.layers.0.self_attn.q_proj."""
+        return await self._workers.policy.list_adapted_layers()
+
+    async def remove_adapter(self, name: str) -> None:
+        """Remove an adapter, with its optimizer. Its folders remain."""
+        async with self._training:
+            await self._adapters.remove(name)
+
+    async def save_adapter(self, folder: Path, adapter: str) -> None:
+        """Save an adapter with its optimizer, but without gradients. An earlier folder is replaced when it is
+        complete."""
+        async with self._use_trainer(adapter):
+            await self._adapters.save(adapter, folder)
+
+    async def load_adapter(self, folder: Path, adapter: str, with_optimizer: bool = True) -> None:
+        """Add an adapter as save_adapter saved it, or replace the one of this name. Raises ValueError if the folder
+        is missing or damaged; nothing is then changed."""
+        async with self._use_trainer():
+            await self._adapters.load(adapter, folder, with_optimizer)
 
     async def evaluate(
         self,
@@ -284,16 +376,25 @@ class Verbs:
 
     async def _publish(self) -> dict[str, float]:
         self._session.require_engines()
-        self._version += 1
-        self._trained_version = self._version
-        return await self._session.publish(self._version)
+        state, version = await self._adapters.use(OWN), self._adapters.next_version()
+        state.trained_version = version
+        return await self._session.publish(version)
+
+    async def _prepare_engines(self, adapter: str | Path | None) -> Adapter | None:
+        """Wake the engines that share GPUs with the trainer, and return the adapter to sample with."""
+        publisher, chosen = self._session.require_engines(), self._adapters.find(adapter)
+        async with self._training:
+            if not publisher.engines_hold_weights:
+                await self._publish()
+        return chosen
 
     @asynccontextmanager
-    async def _use_trainer(self) -> AsyncIterator[None]:
-        """Context manager in which the training ranks work. Engines on the same GPUs free their memory first, and get
-        the weights again before the next sample."""
+    async def _use_trainer(self, adapter: str = OWN) -> AsyncIterator[None]:
+        """Context manager in which the training ranks work, with this adapter in the model. Engines on the same GPUs
+        free their memory first, and get the weights again before the next sample."""
         async with self._training:
             shares_gpus = self._plan.placement.shares_gpus
             if shares_gpus and self._publisher and self._publisher.engines_hold_weights:
                 await self._session.hand_over(pauses_requests=True)
+            await self._adapters.use(adapter)
             yield

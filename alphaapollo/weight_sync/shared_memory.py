@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from alphaapollo.types import WeightUpdate
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
+from alphaapollo.weight_sync.transport import WeightUpdate
 
 BUCKET_BYTES = 1 << 30  # minimum size of a bucket; every bucket costs some 50 ms of calls
 FILE_BYTES = 1 << 26  # minimum size of a file in shared memory; a file is hashed while others are written
@@ -66,18 +66,39 @@ class SharedMemorySender:
 class SharedAdapterSender(SharedMemorySender):
     """Weight sender that writes a LoRA adapter as a peft folder, for engines with rollout.lora=adapter.
 
+    A folder is kept until the next one is complete, because an engine may load its adapter again.
+    """
+
+    def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
+        update = super().send(tensors, version)
+        for folder in Path(self.folder).iterdir() if update else ():
+            if update and folder.name != update.folder:
+                shutil.rmtree(folder)
+        return update
+
+    def _write_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
+        return write_adapter_files(tensors, folder, self.dtype)
+
+    def release_sent_weights(self) -> None:
+        """Keep the files (see the class)."""
+
+
+def write_adapter_files(
+    tensors: Iterable[tuple[str, torch.Tensor]], folder: Path, dtype: torch.dtype, base_path: str = ""
+) -> int:
+    """Write a LoRA adapter in peft's format, and return its digest.
+
     The tensors are A and B of every adapted layer, named as in peft's files. B is already multiplied by the adapter's
     scale, so the engine loads exactly the numbers in the files, and a digest can verify them.
     """
-
-    def _write_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
-        adapter = {name: tensor.to("cpu", self.dtype).contiguous() for name, tensor in tensors}
-        write_safetensors(adapter, folder / "adapter_model.safetensors")
-        layers = sorted({name.split(".")[-3] for name in adapter})  # ...q_proj.lora_A.weight
-        rank = next(tensor.shape[0] for name, tensor in adapter.items() if name.endswith("lora_A.weight"))
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers, "bias": "none"}
-        (folder / "adapter_config.json").write_text(json.dumps(config))
-        return compute_joint_digest(adapter.values())
+    adapter = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in tensors}
+    write_safetensors(adapter, folder / "adapter_model.safetensors")
+    layers = sorted({name.split(".")[-3] for name in adapter})  # ...q_proj.lora_A.weight
+    rank = next(tensor.shape[0] for name, tensor in adapter.items() if name.endswith("lora_A.weight"))
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers, "bias": "none"}
+    config |= {"base_model_name_or_path": base_path} if base_path else {}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return compute_joint_digest(adapter.values())
 
 
 def write_safetensors(tensors: Bucket, path: Path) -> None:

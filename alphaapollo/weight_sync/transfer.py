@@ -20,10 +20,9 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest, format_digest
 from alphaapollo.weight_sync.shared_memory import Bucket, make_buckets, prefetch_buckets
-from alphaapollo.weight_sync.transport import CallEngines, TransferMethod, UpdateInfo
+from alphaapollo.weight_sync.transport import CallEngines, TransferMethod, UpdateInfo, WeightUpdate
 
 EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)true", re.IGNORECASE)  # in settings of torch's allocator
 TRANSFER_SECONDS = 300.0  # timeout of the handshake and of each bucket over NCCL

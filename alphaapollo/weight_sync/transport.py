@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from alphaapollo.types import WeightUpdate
-
 if TYPE_CHECKING:
     import torch
 
@@ -26,6 +24,30 @@ TransportKind = Literal["shared_memory", "ipc", "nccl", "adapter"]
 UpdateInfo = dict[str, object] | list[dict[str, object]]
 """Description of a bucket of tensors of ipc or nccl, for the engines."""
 TransferMethod = Literal["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
+
+
+@dataclass(frozen=True)
+class WeightUpdate:
+    """Version and checksum of the weights that the trainer sends to the engines.
+
+    folder: folder name in the shared memory of each node (weight_sync/transport.py); empty if vLLM's own transfer
+    (CUDA IPC, NCCL) has already carried the tensors.
+    """
+
+    version: int
+    digest: str  # checksum of the sent tensors (weight_sync/digest.py)
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class WeightReceipt:
+    """Version and checksum of the weights that an engine has after a weight sync.
+
+    If they differ from the trainer's WeightUpdate, the run stops.
+    """
+
+    version: int
+    digest: str
 
 
 class CallEngines(Protocol):

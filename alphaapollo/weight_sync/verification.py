@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaapollo.types import ImageInput, Sampling, WeightReceipt, WeightUpdate
+from alphaapollo.types import ImageInput, Sampling
+from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
 
 # Tolerances of the mean |log-prob difference|, in nats. float32: at most 1e-5 if all weights are correct, 7e-4 to 9e-3
 # with one stale layer. bfloat16: about 0.02 from rounding alone, depending on the model; above 0.1,

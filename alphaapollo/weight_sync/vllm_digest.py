@@ -30,14 +30,15 @@ def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -
     return (packed + int(torch.stack([*live.values()]).sum())) % MODULUS
 
 
-def compute_adapter_digest(model: torch.nn.Module) -> int:
-    """Compute the digest of the LoRA adapter in a vLLM model without tensor parallelism. Empty adapter slots are zero
-    and do not change the digest."""
+def compute_adapter_digest(model: torch.nn.Module, slot: int) -> int:
+    """Compute the digest of the LoRA adapter in a slot of a vLLM model without tensor parallelism. Its padding is zero
+    and does not change the digest."""
     total = 0
     for layer in model.modules():
         for name in ("lora_a_stacked", "lora_b_stacked"):
             stacked = getattr(layer, name, ())
-            total += compute_joint_digest((stacked,) if isinstance(stacked, torch.Tensor) else stacked)
+            parts = (stacked,) if isinstance(stacked, torch.Tensor) else stacked
+            total += compute_joint_digest(part[slot] for part in parts)
     return total % MODULUS
 
 

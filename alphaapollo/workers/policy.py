@@ -29,8 +29,10 @@ from alphaapollo.models.micro_batch import make_rows
 from alphaapollo.models.policy import check_policy, load_policy
 from alphaapollo.models.sharding import reshard
 from alphaapollo.models.train_state import OptimizerStep, TrainState
-from alphaapollo.types import ImageInput, WeightUpdate
-from alphaapollo.weight_sync.transport import WeightSender
+from alphaapollo.types import ImageInput
+from alphaapollo.weight_sync.shared_memory import SharedAdapterSender
+from alphaapollo.weight_sync.transport import WeightSender, WeightUpdate
+from alphaapollo.workers.adapter_slots import AdapterForm, AdapterSlots
 from alphaapollo.workers.model_worker import MetricSums, TokenParts, compute_optimizer_metrics, merge_token_values
 from alphaapollo.workers.policy_learner import PolicyLearner, find_trained_tokens
 from alphaapollo.workers.policy_objective import TrainedRows, normalize_metrics
@@ -79,6 +81,7 @@ class PolicyWorker(PolicyLearner):
         self.sample_logprobs = self.policy.make_logprobs_function(self.temperature)
         self.shared_prompts = SharedPromptCheck(self.policy, self.sample_logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
+        self.adapters = AdapterSlots(self, AdapterForm(model.lora_rank, model.alpha, seed=setup.seed))
         self.mfu, self.plugins = MfuMeter(self.policy.model, placement.device), list[PolicyPlugin]()
         self.accumulated: list[TrainedRows] = []
         if actor.optim.name == "trpo":
@@ -186,6 +189,11 @@ class PolicyWorker(PolicyLearner):
             return self.sender.send(gather_scaled_adapter(model), version)
         self.state.reload()
         return self.sender.send(gather_parameters(model, self.dtype), version)
+
+    def write_adapter(self, folder: str) -> str:
+        """Write the current adapter for the engines (AdapterSlots.write)."""
+        assert isinstance(self.sender, SharedAdapterSender), "only with rollout.lora=adapter"
+        return self.adapters.write(folder, self.sender.dtype, self.config.path)
 
     def release_sent_weights(self) -> None:
         """Free the memory of the sent weights and offload the policy, after all engines have received the weights."""

@@ -25,7 +25,7 @@ from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.models.train_state import OptimizerStep
+from alphaapollo.models.train_state import AdamSettings, OptimizerStep
 from alphaapollo.workers.loss_functions import UserLoss
 from alphaapollo.workers.model_worker import MetricSums, TrainingWorker, compute_token_outputs, merge_token_values
 from alphaapollo.workers.policy_objective import (
@@ -113,13 +113,18 @@ class PolicyLearner(TrainingWorker):
         metrics |= self.balancer.compute_metrics() if self.balancer else {}
         return metrics, merge_token_values(batch.rows, recorded)
 
-    def take_step(self, lr: float | None = None, grad_clip: float | None = None) -> dict[str, float]:
+    def take_step(
+        self,
+        lr: float | None = None,
+        grad_clip: float | None = None,
+        adam: AdamSettings = AdamSettings(),  # noqa: B008  immutable
+    ) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients, and clear them (a collective). None: as configured.
         Raises FloatingPointError if they are not finite. The weights are then unchanged."""
         self.state.reload()
         adapts, loss_name = self.actor.policy_loss.adapts_kl_coef, self.actor.policy_loss.loss_mode
         measured = [rows for rows in self.accumulated if adapts and getattr(rows.loss, "name", "") == loss_name]
-        step = self._step(True, lr, grad_clip)
+        step = self._step(True, lr, grad_clip, adam)
         if step.skipped:
             self.state.num_skipped = 0
             self.offload()
@@ -143,10 +148,16 @@ class PolicyLearner(TrainingWorker):
         needs_entropy = self.actor.entropy_coeff > 0  # TRPO computes the loss again, but not metrics
         self.accumulated.append(replace(trained, needs_entropy=needs_entropy, logprobs=None, errors=None))
 
-    def _step(self, skip_bad_step: bool, lr: float | None = None, grad_clip: float | None = None) -> OptimizerStep:
+    def _step(
+        self,
+        skip_bad_step: bool,
+        lr: float | None = None,
+        grad_clip: float | None = None,
+        adam: AdamSettings = AdamSettings(),  # noqa: B008  immutable
+    ) -> OptimizerStep:
         """Take an optimizer step with the accumulated gradients."""
         try:
-            step = self.state.step(skip_bad_step, lr, grad_clip)
+            step = self.state.step(skip_bad_step, lr, grad_clip, adam)
         finally:
             self.accumulated = []
         for plugin in self.plugins:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.handles import EngineGroup, PolicyGroup
+from alphaapollo.controller.engine_group import EngineGroup
+from alphaapollo.controller.handles import PolicyGroup
 from alphaapollo.controller.placement import Machine
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal

@@ -36,9 +36,8 @@ from alphaapollo.types import (
     Trajectory,
     TrajectoryGroup,
     Turn,
-    WeightReceipt,
-    WeightUpdate,
 )
+from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
 from scripts.simulation.clock import Clock
 
 

@@ -17,8 +17,8 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.engines.types import EngineSpec
-from alphaapollo.types import WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
+from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
 from examples.quickstart.make_task import SHAPE
 from tests.loop.conftest import DEADLINE
 from tests.vision.models import save_model
@@ -94,7 +94,7 @@ class Session:
         return mean_abs_difference(self.run(self.engine.log_probs(PROBE)), logprobs_of(model, PROBE))
 
     async def receive(self, update: WeightUpdate) -> None:
-        await self.engine.receive_weights(str(self._shared / update.folder))
+        await self.engine.receive_weights(str(self._shared / update.folder), update.version)
 
     def publish(self, update: WeightUpdate) -> WeightReceipt:
         """Receive and confirm an update like the driver."""

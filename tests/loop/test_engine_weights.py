@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from alphaapollo.engines.types import EngineError
-from alphaapollo.types import Sampling, WeightUpdate
+from alphaapollo.types import Sampling
 from alphaapollo.weight_sync import shared_memory, transfer
 from alphaapollo.weight_sync.sglang_transfer import SglangTransferSender
+from alphaapollo.weight_sync.transport import WeightUpdate
 from tests.loop.engine_kit import ENGINES, PROBE, Session, checkpoint, make_model, needs_sglang, start_engine
 from tests.loop.weight_transfer import Client
 

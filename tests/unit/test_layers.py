@@ -31,6 +31,7 @@ LAYERS = [
     ["trainer", "cli", "results", "run_process", "__main__"],
     ["api"],
     ["own_loop"],
+    ["tinker_server"],
 ]
 SAME_LAYER_ALLOWED = {("types", "utils"), ("processes", "utils")}
 

@@ -263,11 +263,12 @@ class Rollout(Section):
     lora: Annotated[
         LoraForm,
         Requires(ActiveWhen("name", "vllm", "sglang")),
-        NEEDS_NO_STALENESS,
         Requires(ActiveWhen("tensor_model_parallel_size", 1)),
         Requires(ActiveWhen("/actor_rollout_ref.model.lora_rank", *range(1, 513)), fix="a rank from 1 to 512"),
     ] = "merged"
     """Weight sync of a policy with LoRA: merged = full weights; adapter = adapters only, which the engine serves."""
+    max_loras: Annotated[PositiveInt, NEEDS_VLLM, ActiveWhen("lora", "adapter")] = 2
+    """Adapters that vLLM applies in one step, e.g. of running and of new requests. Requests of others wait."""
     enable_prefix_caching: bool = True
     """Share the prefill of equal prefixes: the n samples of a prompt, the turns of an episode."""
     router_replay: Annotated[

@@ -43,9 +43,9 @@ from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer, HttpS
 from alphaapollo.processes.allocator import keep_freed_memory
 from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.processes.watchdog import remove_paths
-from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
+from alphaapollo.types import Adapter, Completion, ImageInput, Sampling
 from alphaapollo.utils.imports import pause_gc
-from alphaapollo.weight_sync.transport import UpdateInfo
+from alphaapollo.weight_sync.transport import UpdateInfo, WeightReceipt
 
 OPERATORS: list[object] = []  # libraries of torch operators, which exist as long as they are referenced
 
@@ -171,13 +171,13 @@ class SglangEngine(Engine):
         )
         self._check(await self._manager.update_weights_from_tensor(update))
 
-    async def load_adapter(self, folder: str) -> None:
+    async def use_adapter(self, adapter: Adapter) -> None:
         last, self._adapter = self._adapter, f"adapter_{next(self._numbers)}"
         if last is not None:
             unload = self._io.UnloadLoRAAdapterReqInput(lora_name=last)
             result = await self._manager.unload_lora_adapter(unload)
             self._check((result.success, result.error_message))
-        load = self._io.LoadLoRAAdapterReqInput(lora_name=self._adapter, lora_path=folder)
+        load = self._io.LoadLoRAAdapterReqInput(lora_name=self._adapter, lora_path=adapter.folder)
         result = await self._manager.load_lora_adapter(load)
         self._check((result.success, result.error_message))
 

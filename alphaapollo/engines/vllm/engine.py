@@ -21,26 +21,27 @@ from alphaapollo.engines.process import (
     make_start_error,
 )
 from alphaapollo.engines.protocol import WEIGHTS, Engine, MemoryPart
-from alphaapollo.engines.types import EngineError, EngineSpec, HttpApiSettings
+from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
 from alphaapollo.engines.vllm.process import EngineContext, start_engine_fork_server
 from alphaapollo.engines.vllm.settings import (
     build_completion,
     build_engine_arguments,
+    build_http_answer,
     build_vllm_environment,
     check_routed_experts,
     get_sockets_folder,
+    make_lora_request,
     make_sampling_params,
     read_flat_logprobs,
     register_triton_interpreter,
 )
 from alphaapollo.processes.watchdog import list_child_pids
-from alphaapollo.types import Completion, ImageInput, Sampling, WeightReceipt
-from alphaapollo.weight_sync.transport import UpdateInfo
+from alphaapollo.types import BASE_MODEL, Adapter, Completion, ImageInput, Sampling
+from alphaapollo.weight_sync.transport import UpdateInfo, WeightReceipt
 from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput, TokensInput
-    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -54,6 +55,8 @@ LOG_SECONDS = 10.0  # for a core with an error to write its log and exit
 class VllmEngine(Engine):
     """Engine with one vLLM replica. vLLM's processes exit with this process and write to `spec.log_path`."""
 
+    keeps_adapters = True
+
     def __init__(self, spec: EngineSpec):
         super().__init__(spec)
         self.version = 0
@@ -62,7 +65,8 @@ class VllmEngine(Engine):
         self._core_death: asyncio.Future[None] | None = None
         self._context: EngineContext | None = None  # multiprocessing context that starts the core on a CPU
         self._prepared = False
-        self._adapter: LoRARequest | None = None  # LoRA adapter used by all requests, with transport=adapter
+        self._adapter = BASE_MODEL  # LoRA adapter of requests that name none
+        self._adapter_digest = ""
 
     # Start and shutdown.
 
@@ -210,24 +214,40 @@ class VllmEngine(Engine):
     ) -> Completion:
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         params = make_sampling_params(sampling, ignore_eos=True)  # sampling.stop_token_ids has all stop tokens
-        output = await self._run_request(token_ids, params, request_id, images)
-        return build_completion(output.outputs[0], output.num_cached_tokens or 0)
+        adapter = sampling.adapter or self._adapter
+        output = await self._run_request(token_ids, params, request_id, images, adapter)
+        return build_completion(output.outputs[0], output)
 
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         from vllm.sampling_params import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
-        output = await self._run_request(token_ids, params, "log_probs", images)
+        output = await self._run_request(token_ids, params, "log_probs", images, self._adapter, is_probe=True)
         return read_flat_logprobs(output.prompt_logprobs, token_ids[1:])
 
+    async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
+        sampling, penalties, top = request.sampling, request.penalties, request.num_top
+        self.spec.check_request_length(len(token_ids), sampling.max_tokens)
+        scored = {"prompt_logprobs": top} if request.scores_prompt else {}
+        wanted = {"logprobs": top, "flat_logprobs": False, "ignore_eos": True, **scored, **penalties}
+        params = make_sampling_params(sampling, **wanted)
+        adapter = sampling.adapter or self._adapter
+        output = await self._run_request(token_ids, params, request_id, (), adapter)
+        return build_http_answer(output)
+
     async def _run_request(
-        self, token_ids: list[int], params: SamplingParams, request_id: str, images: Sequence[ImageInput]
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        request_id: str,
+        images: Sequence[ImageInput],
+        adapter: Adapter,
+        is_probe: bool = False,
     ) -> Any:
         from vllm.sampling_params import RequestOutputKind
 
         params.output_kind = RequestOutputKind.FINAL_ONLY
-        is_probe = params.prompt_logprobs is not None
-        stream = self._stream_outputs(token_ids, params, request_id, is_probe, images)
+        stream = self._stream_outputs(token_ids, params, request_id, is_probe, images, adapter)
         output = [output async for output in stream][-1]
         assert output.prompt_token_ids == token_ids, "vLLM changed the prompt"
         return output
@@ -239,6 +259,7 @@ class VllmEngine(Engine):
         request_id: str,
         is_probe: bool = False,
         images: Sequence[ImageInput] = (),
+        adapter: Adapter | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Run a request and yield vLLM's outputs. is_probe: the request computes log-probs of its prompt."""
         from vllm.sampling_params import RequestOutputKind
@@ -248,8 +269,9 @@ class VllmEngine(Engine):
             self.check_has_weights()
         params.skip_clone = True
         try:
-            prompt = self._build_prompt(token_ids, images)
-            answers = self._running_llm.generate(prompt, params, request_id, lora_request=self._adapter)
+            adapter = adapter or self._adapter
+            prompt = self._build_prompt(token_ids, images, adapter.version if self.serves_adapter else self.version)
+            answers = self._running_llm.generate(prompt, params, request_id, lora_request=make_lora_request(adapter))
             is_delta = params.output_kind == RequestOutputKind.DELTA
             lengths: Counter[int] = Counter()  # tokens of each answer, of which a stream has the new ones
             async for output in answers:
@@ -263,10 +285,12 @@ class VllmEngine(Engine):
                 await asyncio.wait((self._core_death,), timeout=LOG_SECONDS)
             raise make_death_error(self.spec) from error
 
-    def _build_prompt(self, token_ids: list[int], images: Sequence[ImageInput]) -> TokensInput | MultiModalInput:
+    def _build_prompt(
+        self, token_ids: list[int], images: Sequence[ImageInput], version: int
+    ) -> TokensInput | MultiModalInput:
         from vllm.inputs.engine import tokens_input
 
-        salt = str(self.version)  # keeps new requests from using prefixes that were cached with other weights
+        salt = str(version)  # keeps new requests from using prefixes that were cached with other weights
         if not images:
             return tokens_input(token_ids, cache_salt=salt)
         assert self._image_prompts is not None, "images are refused for text models before workers start"
@@ -285,8 +309,10 @@ class VllmEngine(Engine):
     async def apply_weights(self, version: int) -> WeightReceipt:
         from alphaapollo.weight_sync.digest import format_digest  # imports torch, so not at the top
 
-        what = "adapter_digest" if self.serves_adapter else "weight_digest"
-        parts = await self._call_workers(f"alphaapollo_compute_{what}")
+        if self.serves_adapter:  # caches are separate for each version
+            self.version = version
+            return WeightReceipt(version, self._adapter_digest)
+        parts = await self._call_workers("alphaapollo_compute_weight_digest")
         if not await self._await_core(self._running_llm.reset_prefix_cache()):
             raise EngineError(f"{self.name} did not reset its prefix cache. See its log {self.spec.log_path}.")
         if self._image_prompts is not None:
@@ -295,18 +321,14 @@ class VllmEngine(Engine):
         self.version = version
         return WeightReceipt(version, format_digest(sum(parts)))
 
-    async def load_adapter(self, folder: str) -> None:
-        """Replace the LoRA adapter. Its new id invalidates prefixes cached with the old one."""
-        from vllm.lora.request import LoRARequest
+    async def load_adapter(self, adapter: Adapter) -> str:
+        from alphaapollo.weight_sync.digest import format_digest
 
-        number = 1
-        if self._adapter is not None:
-            number += self._adapter.lora_int_id
-            await self._await_core(self._running_llm.remove_lora(self._adapter.lora_int_id))
-        adapter = LoRARequest(f"adapter_{number}", number, folder)
-        if not await self._await_core(self._running_llm.add_lora(adapter)):
-            message = f"{self.name} did not load the LoRA adapter {folder}. See its log {self.spec.log_path}"
-            raise EngineError(message)
+        (digest,) = await self._call_workers("alphaapollo_load_adapter", adapter.folder, adapter.version)
+        return format_digest(digest)
+
+    async def use_adapter(self, adapter: Adapter) -> None:
+        self._adapter_digest = await self.load_adapter(adapter)
         self._adapter = adapter
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:

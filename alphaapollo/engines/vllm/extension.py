@@ -17,7 +17,8 @@ from alphaapollo.engines.process import set_up_engine_process
 from alphaapollo.engines.vllm.excluded_tokens import exclude_from_logits
 from alphaapollo.engines.vllm.images import clear_deepstack_features
 from alphaapollo.engines.vllm.patches import PACKED_DIGEST, patch_vllm
-from alphaapollo.engines.vllm.settings import SHARED_MEMORY
+from alphaapollo.engines.vllm.settings import SHARED_MEMORY, make_lora_request
+from alphaapollo.types import Adapter
 from alphaapollo.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers
 
 
@@ -38,9 +39,12 @@ class WorkerExtension:
         torch.cuda.empty_cache()  # copies of received weights; does nothing on a CPU
         return digest
 
-    def alphaapollo_compute_adapter_digest(self) -> int:
-        """Return the digest of the LoRA adapter that this rank has loaded."""
-        return compute_adapter_digest(self.model_runner.get_model())
+    def alphaapollo_load_adapter(self, folder: str, version: int) -> int:
+        """Load a LoRA adapter, and return the digest of the weights in its slot."""
+        request = make_lora_request(Adapter(folder, version))
+        self.model_runner.add_lora(request)
+        slots = self.model_runner.lora_manager._adapter_manager.lora_index_to_id
+        return compute_adapter_digest(self.model_runner.get_model(), slots.index(version))
 
     def alphaapollo_exclude_from_sampling(self, token_ids: Sequence[int]) -> None:
         """Keep the model from sampling `token_ids`. Call once, after the model is loaded."""

@@ -263,7 +263,7 @@ class PolicyClient:
         assert request.parse_answer is not None
         answers = []
         for answer in output.outputs:
-            completion = build_completion(answer, output.num_cached_tokens or 0)
+            completion = build_completion(answer, output)
             content, calls = request.parse_answer(answer.text, list(answer.token_ids))
             answers.append(Answer(request, completion, self._turns.decode(answer.token_ids), content, calls))
         request.record_answers(answers, output)

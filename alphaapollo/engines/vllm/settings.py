@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.engines.types import EngineError, EngineSpec
+from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer
 from alphaapollo.processes.python_command import make_module_command
 from alphaapollo.tools.base import ToolCall, strip_thinking
-from alphaapollo.types import Completion, Sampling, StopReason
+from alphaapollo.types import Adapter, Completion, Sampling, StopReason
 
 if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs, SampleLogprobs
-    from vllm.outputs import CompletionOutput
+    from vllm.lora.request import LoRARequest
+    from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.sampling_params import SamplingParams
 
 
@@ -30,6 +31,7 @@ MIDDLEWARE = "alphaapollo.engines.vllm.middleware.drop_empty_tools"
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # name of the weight transfer that extension.py registers with vLLM
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; other ranks are padded to the next one
+CACHED_ADAPTERS = 16  # adapters in host memory, of which an engine applies the last used ones; others are loaded again
 WITHOUT_MIXED_WINDOWS = ("qwen2_moe",)  # families with a window in some layers, which vLLM computes wrongly
 MAX_LOGPROBS = 20  # log-probs per token that clients of the HTTP API may request, as in OpenAI's API
 RANDOM_SEED = 0  # engine seed; every request has its own seed
@@ -113,9 +115,10 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
         "mm_device_do_normalize": False,
         "skip_mm_profiling": spec.device == "cpu",
     }
-    if spec.transport == "adapter":  # one LoRA adapter on top of the loaded weights
-        max_rank = next(size for size in LORA_RANKS if size >= spec.lora_rank)
-        arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": max_rank}
+    if spec.transport == "adapter":  # LoRA adapters on top of the loaded weights
+        max_rank, count = next(size for size in LORA_RANKS if size >= spec.lora_rank), spec.rollout.max_loras
+        cached = max(count, CACHED_ADAPTERS)
+        arguments |= {"enable_lora": True, "max_loras": count, "max_cpu_loras": cached, "max_lora_rank": max_rank}
     else:
         arguments["weight_transfer_config"] = {"backend": spec.transport}
     if spec.device == "cuda":
@@ -226,19 +229,40 @@ def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParam
     return SamplingParams(**arguments | changes)
 
 
-def build_completion(answer: CompletionOutput, num_cached_tokens: int) -> Completion:
-    """Build the completion of a finished request. num_cached_tokens: prompt tokens found in the prefix cache."""
+def make_lora_request(adapter: Adapter) -> LoRARequest | None:
+    """Return vLLM's description of an adapter, which its workers load when a request first needs it."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(f"adapter_{adapter.version}", adapter.version, adapter.folder) if adapter.folder else None
+
+
+def build_completion(answer: CompletionOutput, output: RequestOutput) -> Completion:
+    """Build the completion of a finished request. With a LoRA adapter, which a request keeps, the weight version is the
+    adapter's."""
     assert answer.weight_versions is not None and answer.logprobs is not None
     *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
+    if output.lora_request is not None:
+        version, earlier = output.lora_request.lora_int_id, []
     return Completion(
         token_ids=list(answer.token_ids),
         logprobs=_read_logprobs(answer.logprobs, answer.token_ids),
         stop_reason=StopReason(answer.finish_reason),
         weight_version=version,
-        num_cached_tokens=num_cached_tokens,
+        num_cached_tokens=output.num_cached_tokens or 0,
         earlier_version_token_counts=tuple(earlier),
         columns={} if answer.routed_experts is None else {"routed_experts": answer.routed_experts},
     )
+
+
+def build_http_answer(output: RequestOutput) -> HttpAnswer:
+    """Build the answer to a request for one completion, with all log-probs that it asked for."""
+    (answer,) = output.outputs
+    found = [{token: one.logprob for token, one in position.items()} for position in answer.logprobs or ()]
+    prompt = [
+        {token: one.logprob for token, one in (position or {}).items()} for position in output.prompt_logprobs or ()
+    ]
+    stop = answer.stop_reason if isinstance(answer.stop_reason, str) else ""
+    return HttpAnswer(build_completion(answer, output), stop, found, prompt[1:])
 
 
 def read_flat_logprobs(logprobs: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:

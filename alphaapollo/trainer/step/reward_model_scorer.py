@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from alphaapollo.batching.packing import build_batch_layout
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.handles import EngineGroup, RewardModelGroup
+from alphaapollo.controller.engine_group import EngineGroup
+from alphaapollo.controller.handles import RewardModelGroup
 from alphaapollo.controller.placement import Placement
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.components import TASK

@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
+from alphaapollo.controller.engine_group import EngineGroup
+from alphaapollo.controller.handles import CriticGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.session.publish import WeightPublisher
-from alphaapollo.types import (
-    Completion,
-    GroupRequest,
-    Prompt,
-    Sampling,
-    StopReason,
-    TrajectoryGroup,
-    WeightReceipt,
-    WeightUpdate,
-)
+from alphaapollo.types import Completion, GroupRequest, Prompt, Sampling, StopReason, TrajectoryGroup
+from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.verification import (
     PROBE_TOLERANCE_BFLOAT16,
     PROBE_TOLERANCE_FLOAT32,

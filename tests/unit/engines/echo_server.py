@@ -11,7 +11,8 @@ from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.remote import receive_spec, serve
 from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.processes.host import reserve_stdin_and_stdout
-from alphaapollo.types import Completion, ImageInput, Sampling, StopReason, WeightReceipt
+from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
+from alphaapollo.weight_sync.transport import WeightReceipt
 
 FAILURES = {1: ValueError("wrong"), 2: EngineError("broken"), 3: EngineDied("dead"), 4: KeyError("unexpected")}
 

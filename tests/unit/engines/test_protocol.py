@@ -11,8 +11,7 @@ import pytest
 
 from alphaapollo.engines.protocol import Engine, MemoryPart
 from alphaapollo.engines.types import EngineError
-from alphaapollo.types import WeightReceipt
-from alphaapollo.weight_sync.transport import TransferMethod
+from alphaapollo.weight_sync.transport import TransferMethod, WeightReceipt
 from tests.unit.engines.specs import make_spec
 
 

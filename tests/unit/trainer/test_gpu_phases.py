@@ -14,7 +14,8 @@ import pytest
 
 from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.config.schema import Config, Data
-from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup, RewardModelGroup
+from alphaapollo.controller.engine_group import EngineGroup
+from alphaapollo.controller.handles import CriticGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
@@ -26,7 +27,8 @@ from alphaapollo.trainer.loop import train, train_async
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
-from alphaapollo.types import Completion, Prompt, StopReason, WeightReceipt, WeightUpdate
+from alphaapollo.types import Completion, Prompt, StopReason
+from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
 from alphaapollo.weight_sync.verification import Probe
 from tests.unit.trainer.fakes import make_plan, make_run_state
 from tests.unit.trainer.samples import group, trajectory

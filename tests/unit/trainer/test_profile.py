@@ -14,7 +14,8 @@ import torch
 from pydantic import ValidationError
 
 from alphaapollo.config.schema import Config
-from alphaapollo.controller.handles import CriticGroup, EngineGroup, PolicyGroup
+from alphaapollo.controller.engine_group import EngineGroup
+from alphaapollo.controller.handles import CriticGroup, PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alphaapollo.types import WeightUpdate
 from alphaapollo.weight_sync import shared_memory
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.shared_memory import (
@@ -23,6 +22,7 @@ from alphaapollo.weight_sync.shared_memory import (
     make_buckets,
     prefetch_buckets,
 )
+from alphaapollo.weight_sync.transport import WeightUpdate
 
 
 def test_buckets_are_cast_and_complete() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from alphaapollo.types import WeightUpdate
+from alphaapollo.weight_sync.transport import WeightUpdate
 from alphaapollo.weight_sync.verification import WeightSyncError, check_probe_finite, merge_weight_updates
 
 

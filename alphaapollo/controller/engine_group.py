@@ -1,0 +1,167 @@
+"""Handle to the rollout workers (see handles.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alphaapollo.controller.errors import WorkerDied
+from alphaapollo.controller.handles import WorkerGroup
+from alphaapollo.controller.load_balancer import LoadBalancer
+from alphaapollo.controller.ranks import Ranks
+from alphaapollo.engines.types import HttpAnswer, HttpSampling
+from alphaapollo.processes.watchdog import remove_paths
+from alphaapollo.types import Adapter, Completion, GroupRequest, Sampling, TrajectoryGroup
+from alphaapollo.weight_sync.transport import WeightReceipt
+from alphaapollo.weight_sync.verification import Probe
+
+if TYPE_CHECKING:
+    from alphaapollo.rollout.suites import Suite, SuiteResult
+    from alphaapollo.rollout.worker import RolloutWorker
+
+
+async def answer_requests(
+    worker: RolloutWorker, token_ids: list[int], requests: Sequence[HttpSampling]
+) -> list[HttpAnswer]:
+    return await worker.answer(token_ids, requests)
+
+
+async def load_adapter(
+    worker: RolloutWorker, adapter: Adapter, probe_ids: list[int]
+) -> tuple[str, list[dict[int, float]]]:
+    digest = await worker.engine.load_adapter(adapter)
+    scoring = HttpSampling(Sampling(1, adapter=adapter), scores_prompt=True)
+    (answer,) = await worker.answer(probe_ids, [scoring])
+    return digest, answer.prompt_logprobs
+
+
+async def generate_group(worker: RolloutWorker, request: GroupRequest) -> TrajectoryGroup:
+    """Generate a group on a rollout worker. A module's function is pickled by name, unlike a lambda."""
+    return await worker.generate(request)
+
+
+async def sleep(worker: RolloutWorker, pauses_requests: bool) -> None:
+    if pauses_requests:
+        await worker.pause()
+    await worker.engine.sleep()
+
+
+async def prepare_weight_sync(worker: RolloutWorker, pauses_requests: bool) -> None:
+    if pauses_requests and not worker.engine.updates_in_flight:
+        await worker.pause()
+    await worker.engine.wake_weights()
+
+
+async def finish_weight_sync(
+    worker: RolloutWorker, probe: Probe, resumes_requests: bool
+) -> tuple[tuple[list[float], Completion], dict[str, float]]:
+    await worker.engine.wake_cache()
+    if resumes_requests:
+        await worker.resume()
+    logprobs = await worker.engine.log_probs(probe.token_ids, probe.images)
+    token_ids, sampling = probe.make_sample_request()
+    sample = await worker.engine.generate(token_ids, sampling, "probe", probe.images)
+    return (logprobs, sample), worker.get_memory_metrics()
+
+
+class EngineGroup(WorkerGroup["RolloutWorker"]):
+    """Handle to the rollout workers. All samples of a group run on one engine and share their prompt's prefill."""
+
+    def __init__(self, ranks: Ranks[RolloutWorker], samples_in_flight: int):
+        super().__init__(ranks)
+        self.samples_in_flight = samples_in_flight  # maximum per engine; more samples would wait in the engine's queue
+        self._balancer = LoadBalancer(ranks.size, samples_in_flight)
+
+    async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
+        """Generate all samples of one prompt on the least loaded engine, as soon as the engine has capacity."""
+        async with self._balancer.reserve_engine(request.num_samples) as rank:
+            return await self.ranks.call_rank(rank, generate_group, request)
+
+    async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
+        """Generate all groups concurrently and yield (index of the request, its group) as each group is complete. If an
+        engine dies, raise WorkerDied after the groups on all other engines are complete."""
+
+        async def generate_indexed(index: int, request: GroupRequest) -> tuple[int, TrajectoryGroup]:
+            return index, await self.generate_group(request)
+
+        tasks = [asyncio.ensure_future(generate_indexed(index, request)) for index, request in enumerate(requests)]
+        death: WorkerDied | None = None
+        try:
+            for done in asyncio.as_completed(tasks):
+                try:
+                    result = await done
+                except WorkerDied as error:
+                    death = death or error
+                else:
+                    yield result
+            if death:
+                raise death
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def answer(self, token_ids: list[int], requests: Sequence[HttpSampling]) -> list[HttpAnswer]:
+        """Sample an answer for each request with the same prompt, on the least loaded engine."""
+        async with self._balancer.reserve_engine(len(requests)) as rank:
+            return await self.ranks.call_rank(rank, answer_requests, token_ids, requests)
+
+    async def load_adapter(self, adapter: Adapter, probe_ids: list[int]) -> list[tuple[str, list[float]]]:
+        """Load a LoRA adapter on every engine. Returns for each engine the digest of the adapter's weights, and the
+        log-probs with it of the probe's tokens after the first."""
+        loaded = await self.ranks.call(lambda worker: load_adapter(worker, adapter, probe_ids))
+        return [
+            (digest, [scores[token] for token, scores in zip(probe_ids[1:], scored, strict=True)])
+            for digest, scored in loaded
+        ]
+
+    async def run_suites(self, suites: Sequence[Suite], folder: Path) -> list[SuiteResult]:
+        """Run evaluation suites, one after the other on each engine. folder: receives a folder of results per suite."""
+
+        async def run_on_rank(rank: int) -> list[SuiteResult]:
+            run = lambda worker, suite: worker.run_suite(suite, folder / suite.name)  # noqa: E731
+            return [await self.ranks.call_rank(rank, run, suite) for suite in suites[rank :: self.ranks.size]]
+
+        return list(chain.from_iterable(await asyncio.gather(*map(run_on_rank, range(self.ranks.size)))))
+
+    async def prepare_weight_sync(self, pauses_requests: bool) -> None:
+        """Allocate GPU memory for the weights after `sleep`. pauses_requests: first pause the requests that run."""
+        await self.ranks.call(lambda worker: prepare_weight_sync(worker, pauses_requests))
+
+    async def confirm_weights(self, version: int, shared_folder: str = "") -> list[WeightReceipt]:
+        """Load the weights on every engine. Returns a receipt of each engine that has weights (fake engines do not).
+
+        shared_folder: shared-memory folder from which the engines first load the weights; "": the trainer sent them.
+        """
+        receipts = await self.ranks.call(lambda worker: worker.confirm_weights(version, shared_folder))
+        return [receipt for receipt in receipts if receipt is not None]
+
+    async def finish_weight_sync(self, probe: Probe, resumes_requests: bool) -> list[tuple[list[float], Completion]]:
+        """Allocate the KV cache after `sleep`, resume requests, and return each engine's log-probs of the probe and the
+        tokens that it samples at its end."""
+        results = await self.ranks.call(lambda worker: finish_weight_sync(worker, probe, resumes_requests))
+        self._set_memory_metrics(results)
+        return [probed for probed, _ in results]
+
+    async def sleep(self, pauses_requests: bool = False) -> None:
+        """Free the engines' GPU memory until the next weight sync. pauses_requests: first pause requests until then."""
+        await self.ranks.call(lambda worker: sleep(worker, pauses_requests))
+
+    @asynccontextmanager
+    async def release_kv_cache_temporarily(self) -> AsyncIterator[None]:
+        """Context manager that frees the engines' KV caches, but not their weights, while a trainer uses the GPUs."""
+        await self.ranks.call(lambda worker: worker.engine.release_cache())
+        yield
+        await self.ranks.call(lambda worker: worker.engine.wake_cache())
+
+    async def close(self, cleanup_folders: Sequence[str] = ()) -> None:
+        """Shut down the engines, whose cores are separate processes, and then end the workers.
+
+        cleanup_folders: folders that each worker removes on its node.
+        """
+        await self.ranks.call(lambda worker: worker.close())
+        await self.ranks.call(lambda _: remove_paths(map(Path, cleanup_folders)))
+        await self.ranks.close()

@@ -1,0 +1,178 @@
+"""Several LoRA adapters on the base model of a user's loop: which one is in the model, their versions in the engines,
+and their folders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from alphaapollo.config.schema import Config, Model
+from alphaapollo.controller.handles import PolicyGroup
+from alphaapollo.runs.checkpoint_folder import find_damage, write_manifest
+from alphaapollo.types import BASE_MODEL, Adapter
+from alphaapollo.utils.disk import read_json
+from alphaapollo.workers.adapter_slots import OWN, AdapterForm
+
+ADAPTERS = "adapters"
+"""Folder in a checkpoint with all adapters but the model's own."""
+FORM = "adapter.json"
+"""File with the form of a saved adapter, and the largest rank of the server that wrote it."""
+NAME = re.compile(r"[\w:-][\w.:-]*")
+PUBLISHED = 2  # versions of an adapter whose folders a run keeps: running requests may need the one before
+
+
+@dataclass
+class AdapterState:
+    """Driver's state of one adapter."""
+
+    form: AdapterForm
+    num_accumulated: int = 0  # forward_backward calls since the last step
+    trained_version: int | None = None  # version of the trainer's weights; None: not published
+    published: Adapter | None = None
+
+
+class Adapters:
+    """The adapters of a loop. A loop without LoRA has one state, that of the model's own weights."""
+
+    def __init__(self, config: Config, model: Model, policy: PolicyGroup):
+        self._config, self._model, self._policy = config, model, policy
+        self._current, self.version = OWN, 0
+        self._folders: dict[Path, Adapter] = {}
+        self.states = {OWN: AdapterState(AdapterForm(model.lora_rank, model.alpha))}
+
+    def __getitem__(self, name: str) -> AdapterState:
+        if name not in self.states:
+            known = ", ".join(sorted(filter(None, self.states))) or "none"
+            raise ValueError(f"there is no adapter {name!r}. Add it with add_adapter. Adapters: {known}.")
+        return self.states[name]
+
+    def make_form(
+        self, name: str, rank: int | None, alpha: float | None, target_modules: tuple[str, ...], seed: int
+    ) -> AdapterForm:
+        """Complete and check the form of a new adapter. Raises ValueError."""
+        model = self._model
+        if not NAME.fullmatch(name):
+            raise ValueError(f"the adapter name {name!r} must consist of letters, digits, `.`, `_`, `-` and `:`.")
+        if not model.lora_rank:
+            raise ValueError("adapters need LoRA. Set lora_rank to the largest rank of an adapter.")
+        if rank is not None and not 1 <= rank <= model.lora_rank:
+            raise ValueError(f"lora_rank={rank} must be from 1 to {model.lora_rank}, the rank of the trainer's own.")
+        return AdapterForm(rank or model.lora_rank, model.alpha if alpha is None else alpha, target_modules, seed)
+
+    async def add(self, name: str, form: AdapterForm) -> None:
+        """Add an adapter to the training ranks. One of the same name is replaced."""
+        await self._policy.add_adapter(name, form)
+        self.states[name] = AdapterState(form)
+
+    async def remove(self, name: str) -> None:
+        """Remove an adapter from the training ranks. The model's own cannot be removed."""
+        if name == OWN:
+            raise ValueError("the trainer's own adapter cannot be removed.")
+        self[name]  # raises ValueError if there is none
+        del self.states[name]
+        await self._policy.remove_adapter(name)
+        self._current = OWN if self._current == name else self._current
+
+    async def use(self, name: str) -> AdapterState:
+        """Put an adapter into the model of the training ranks, and return its state."""
+        state = self[name]
+        if name != self._current:
+            await self._policy.use_adapter(name)
+            self._current = name
+        return state
+
+    def next_version(self) -> int:
+        self.version += 1
+        return self.version
+
+    def find(self, adapter: str | Path | None) -> Adapter | None:
+        """Return the version to sample with. None: the newest weights of the engine.
+
+        adapter: name of an adapter, as last published; folder of one; None: the model without adapters.
+        """
+        if adapter == OWN:
+            return None
+        self.check_engine()
+        if adapter is None:
+            return BASE_MODEL
+        if isinstance(adapter, str):
+            if (published := self[adapter].published) is None:
+                raise ValueError(f"the adapter {adapter!r} was not published. Call publish(adapter={adapter!r}) first.")
+            return published
+        folder = adapter.resolve()
+        if folder not in self._folders:
+            if not (folder / "adapter_config.json").is_file():
+                raise ValueError(f"{adapter} is no folder of an adapter. Pass one that publish or save_adapter wrote.")
+            self._folders[folder] = Adapter(str(folder), self.next_version())
+        return self._folders[folder]
+
+    def check_engine(self) -> None:
+        """Raise ValueError if the engines do not serve adapters by name."""
+        rollout = self._config.actor_rollout_ref.rollout
+        if rollout.lora != "adapter" or rollout.name != "vllm":
+            raise ValueError(
+                f"rollout.lora={rollout.lora}, rollout.name={rollout.name}: sampling with one of several adapters "
+                "needs rollout.lora=adapter and rollout.name=vllm."
+            )
+
+    def begin_publish(self, name: str, folder: Path | None) -> Adapter:
+        """Return the folder and version of an adapter that is published next. None: a folder of the run."""
+        version = self.next_version()
+        if folder is None:
+            folder = self._config.trainer.folder / "adapters" / name / f"v{version:06d}"
+        return Adapter(str(folder.resolve()), version)
+
+    def end_publish(self, name: str, adapter: Adapter) -> None:
+        """Sample with this version from now on, and remove old ones from the run."""
+        folder, state = Path(adapter.folder), self[name]
+        self._folders[folder], state.published = adapter, adapter
+        own = self._config.trainer.folder.resolve() / "adapters" / name
+        for old in sorted(own.glob("v*"))[:-PUBLISHED] if folder.parent == own else ():
+            shutil.rmtree(old)
+
+    async def save(self, name: str, folder: Path) -> None:
+        """Save an adapter with its optimizer. The folder is complete or does not exist."""
+        state, partial = await self.use(name), folder.with_name(f".writing_{folder.name}")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        await self._policy.save(str(partial / "policy"))
+        await self._policy.wait_for_save()
+        largest = {"largest_rank": self._model.lora_rank, "form": asdict(state.form)}
+        (partial / FORM).write_text(json.dumps(largest) + "\n")
+        await asyncio.to_thread(write_manifest, partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+
+    async def save_all(self, folder: Path) -> None:
+        """Save all adapters but the model's own to folders with their names."""
+        for name in sorted(self.states.keys() - {OWN}):
+            await self.save(name, folder / name)
+
+    async def load_all(self, folder: Path) -> None:
+        """Replace all adapters but the model's own by those in a folder, if it exists. The engines get them when they
+        are published again."""
+        for name in self.states.keys() - {OWN}:
+            await self.remove(name)
+        for saved in sorted(folder.glob("*")):
+            await self.load(saved.name, saved)
+
+    async def load(self, name: str, folder: Path, with_optimizer: bool = True) -> None:
+        """Add an adapter as it was saved. One of the same name is replaced. Raises ValueError if it cannot be read."""
+        if damage := await asyncio.to_thread(find_damage, folder):
+            raise ValueError(f"the adapter {folder} cannot be loaded: {damage[0]}.")
+        saved = read_json(folder / FORM)
+        if saved["largest_rank"] != self._model.lora_rank:
+            raise ValueError(
+                f"the adapter {folder} was saved with lora_rank={saved['largest_rank']}, but this trainer has "
+                f"lora_rank={self._model.lora_rank}. Start it with the same rank."
+            )
+        form = saved["form"]
+        await self.add(name, AdapterForm(**form | {"target_modules": tuple(form["target_modules"])}))
+        await self.use(name)
+        await self._policy.load(str(folder / "policy"))
+        if not with_optimizer:
+            await self._policy.reset_optimizer()

@@ -1,0 +1,1 @@
+"""Server for the client `tinker` (docs/tinker.md): its training clients are adapters of `alphaapollo.Trainer`."""

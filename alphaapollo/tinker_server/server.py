@@ -1,0 +1,303 @@
+"""Sessions of clients, and their calls. app.py maps HTTP requests to these methods."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alphaapollo.engines.types import HttpAnswer
+from alphaapollo.own_loop.trainer import AsyncVerbs
+from alphaapollo.tinker_server import requests
+from alphaapollo.tinker_server.calls import CallQueue, Futures
+from alphaapollo.tinker_server.models import ALPHA, Sampler, TrainedModel, find_layers
+from alphaapollo.tinker_server.store import CheckpointStore, ModelRecord
+from alphaapollo.tinker_server.wire import (
+    ForwardBackwardRequest,
+    RequestError,
+    SampledAnswer,
+    TopTokens,
+    write_sample,
+)
+from alphaapollo.types import Sampling, StopReason
+from alphaapollo.utils.seeds import derive_seed
+
+SESSION_SECONDS = 300.0  # without a heartbeat, which the client sends every 10 s; then a session ends
+MAX_TOP = 20  # most probable tokens per position
+MAX_SAMPLES = 4096  # of one session that run at a time; the client waits before it sends more
+NO_HEAD = "This server trains no adapter of the output head: train_unembed has no effect."
+
+
+@dataclass
+class Session:
+    owner: str
+    last_seen: float = field(default_factory=time.monotonic)
+    models: dict[str, TrainedModel] = field(default_factory=dict)
+    samplers: dict[str, Sampler] = field(default_factory=dict)
+    num_samples: int = 0  # running
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What clients may use."""
+
+    name: str
+    tokenizer: str
+    context: int  # tokens of prompt and answer
+    max_rank: int
+    max_models: int
+    stop_token_ids: tuple[int, ...]
+    layers: Sequence[str]  # paths of the layers that get adapters
+
+
+class Server:
+    """State of the server. Its methods run on one event loop; the verbs run on that of the trainer."""
+
+    def __init__(self, verbs: AsyncVerbs, store: CheckpointStore, served: ServedModel, notify: Callable[[str], None]):
+        self.verbs, self.store, self.served, self.notify = verbs, store, served, notify
+        self.futures, self.sessions = Futures(), dict[str, Session]()
+        self._in_use: Counter[Path | None] = Counter()  # running samples by folder of the adapter
+        self._tasks = set[asyncio.Task[None]]()
+
+    # Sessions.
+
+    def create_session(self, owner: str) -> dict[str, Any]:
+        session_id = uuid.uuid4().hex
+        self.sessions[session_id] = Session(owner)
+        return {"type": "create_session", "session_id": session_id, "warning_message": NO_HEAD}
+
+    def find_session(self, session_id: str, owner: str) -> Session:
+        """Return a session, and count this as a heartbeat. Raises RequestError if the owner has no such session."""
+        session = self.sessions.get(session_id.partition(":")[0])
+        if session is None or session.owner != owner:
+            raise RequestError(
+                f"the session {session_id} has ended: the server was restarted, or got no heartbeat for "
+                f"{SESSION_SECONDS:g} s. Create a new ServiceClient, and continue from the last saved state.",
+                status=404,
+            )
+        session.last_seen = time.monotonic()
+        return session
+
+    def find_model(self, model_id: str, owner: str) -> TrainedModel:
+        model = self.find_session(model_id, owner).models.get(model_id)
+        if model is None:
+            raise RequestError(f"there is no model {model_id}. Create it first.", status=404)
+        model.last_request = time.time()
+        return model
+
+    async def end_session(self, session_id: str) -> None:
+        """Save what its models have not saved, and free everything. A second call does nothing."""
+        if (session := self.sessions.pop(session_id, None)) is not None:
+            for model in session.models.values():
+                await model.close()
+            self.futures.drop(f"{session_id}:")
+
+    async def end_silent_sessions(self) -> None:
+        for session_id, session in [*self.sessions.items()]:
+            if time.monotonic() - session.last_seen > SESSION_SECONDS:
+                self.notify(f"session {session_id} ends: no heartbeat for {SESSION_SECONDS:g} s")
+                await self.end_session(session_id)
+
+    # Models.
+
+    def create_model(self, request: requests.CreateModel, owner: str) -> dict[str, Any]:
+        session, lora, served = self.find_session(request.session_id, owner), request.lora_config, self.served
+        if request.base_model != served.name:
+            raise RequestError(f"base_model={request.base_model} is not served. This server has {served.name}.")
+        if lora.rank > served.max_rank:
+            raise RequestError(
+                f"rank={lora.rank} is not served. Use at most {served.max_rank}, or start the server with "
+                f"lora_rank={lora.rank}."
+            )
+        layers = find_layers(served.layers, lora.train_attn, lora.train_mlp)
+        if not layers:
+            raise RequestError("the adapter has no layer. Set train_attn=True or train_mlp=True.")
+        model_id = f"{request.session_id}:train:{request.model_seq_id}"
+
+        async def create() -> dict[str, Any]:
+            seed = uuid.uuid4().int >> 65 if lora.seed is None else lora.seed
+            await self.verbs.add_adapter(model_id, lora.rank, ALPHA, layers, seed)
+            await self._register(session, ModelRecord(model_id, owner, served.name, lora, time.time()))
+            return {"model_id": model_id, "type": "create_model"}
+
+        return self._start_model(model_id, create)
+
+    def _start_model(self, model_id: str, call: Callable[[], Any]) -> dict[str, Any]:
+        """Start a call that makes a model."""
+        count = sum(len(session.models) for session in self.sessions.values())
+        if count >= self.served.max_models and f"{model_id}:0" not in self.futures:
+            raise RequestError(
+                f"the server has {count} models, which is its limit. Close other clients, or start the server with "
+                "a larger --max-models."
+            )
+        self._keep(self.futures.start(f"{model_id}:0", call))
+        return {"request_id": f"{model_id}:0", "model_id": model_id}
+
+    async def _register(self, session: Session, record: ModelRecord) -> TrainedModel:
+        model_id, lora = record.model_id, record.lora
+        if session not in self.sessions.values():
+            await self.verbs.remove_adapter(model_id)
+            raise RequestError(f"the session of {model_id} has ended.")
+        self.store.add_model(record)
+        queue = CallQueue(model_id, self.futures)
+        model = TrainedModel(record, queue, self.verbs, self.store, self._in_use, self.notify)
+        session.models[model_id] = model
+        parts = " and ".join(["attention"] * lora.train_attn + ["MLP"] * lora.train_mlp)
+        self.notify(f"{model_id} created: rank {lora.rank}, {parts}")
+        return model
+
+    def load_weights(self, request: requests.LoadWeights, owner: str) -> dict[str, Any]:
+        if request.session_id is None:
+            assert request.model_id is not None and request.seq_id is not None  # checked when it is parsed
+            model = self.find_model(request.model_id, owner)
+            return {"request_id": model.queue.put(request.seq_id, lambda: model.load(request))}
+        session, model_id = (
+            self.find_session(request.session_id, owner),
+            f"{request.session_id}:train:{request.model_seq_id}",
+        )
+
+        async def load() -> dict[str, Any]:
+            saved = await asyncio.to_thread(self.store.find, request.path, owner)
+            record = ModelRecord(model_id, owner, self.served.name, saved.model.lora, time.time())
+            await self.verbs.add_adapter(model_id)  # replaced by the one that is loaded
+            model = await self._register(session, record)
+            try:
+                return await model.load(request)
+            except BaseException:
+                del session.models[model_id]
+                await model.close()
+                shutil.rmtree(self.store.get_folder(model_id))
+                raise
+
+        return self._start_model(model_id, load)
+
+    def forward_backward(self, request: ForwardBackwardRequest, owner: str) -> dict[str, Any]:
+        model = self.find_model(request.model_id, owner)
+        return self._answer(model, request.seq_id, lambda: model.forward_backward(request))
+
+    def optim_step(self, request: requests.OptimStep, owner: str) -> dict[str, Any]:
+        model = self.find_model(request.model_id, owner)
+        return self._answer(model, request.seq_id, lambda: model.optim_step(request.adam_params))
+
+    def save_weights(self, request: requests.SaveWeights, owner: str) -> dict[str, Any]:
+        model = self.find_model(request.model_id, owner)
+        return self._answer(model, request.seq_id, lambda: model.save(request))
+
+    def save_weights_for_sampler(self, request: requests.SaveWeightsForSampler, owner: str) -> dict[str, Any]:
+        model = self.find_model(request.model_id, owner)
+
+        async def save() -> dict[str, Any]:
+            if request.path is not None:
+                return {"path": await model.save_for_sampler(request), "type": "save_weights_for_sampler"}
+            session = self.find_session(request.model_id, owner)
+            sampler_id = f"{request.model_id.partition(':')[0]}:sample:{request.sampling_session_seq_id}"
+            session.samplers[sampler_id] = await model.make_sampler(sampler_id, request.kind == "inflight")
+            return {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
+
+        return self._answer(model, request.seq_id, save)
+
+    def _answer(self, model: TrainedModel, number: int, call: Callable[[], Any]) -> dict[str, Any]:
+        return {"request_id": model.queue.put(number, call), "model_id": model.name}
+
+    # Samples.
+
+    def create_sampling_session(self, request: requests.CreateSamplingSession, owner: str) -> dict[str, Any]:
+        session, folder = self.find_session(request.session_id, owner), None
+        if request.model_path is not None:
+            checkpoint = self.store.find(request.model_path, owner)
+            if checkpoint.kind != "sampler_weights":
+                raise RequestError(f"{request.model_path} has no sampler weights. Use save_weights_for_sampler.")
+            if checkpoint.model.base_model != self.served.name:
+                raise RequestError(f"{request.model_path} is an adapter of {checkpoint.model.base_model}.")
+            folder = checkpoint.folder
+        if request.base_model not in (None, self.served.name):
+            raise RequestError(f"base_model={request.base_model} is not served. This server has {self.served.name}.")
+        sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
+        session.samplers[sampler_id] = Sampler(sampler_id, folder, request.model_path)
+        return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
+
+    def find_sampler(self, sampler_id: str, owner: str) -> Sampler:
+        sampler = self.find_session(sampler_id, owner).samplers.get(sampler_id)
+        if sampler is None:
+            raise RequestError(f"there is no sampling session {sampler_id}. Create a sampling client.", status=404)
+        return sampler
+
+    def sample(self, request: requests.Sample, owner: str) -> dict[str, Any]:
+        session = self.find_session(request.sampling_session_id, owner)
+        sampler = self.find_sampler(request.sampling_session_id, owner)
+        sampler.check_exists()
+        token_ids = [token for chunk in request.prompt.chunks for token in chunk.tokens]
+        sampling = self._make_sampling(request, len(token_ids))
+        request_id, folder, count = f"{sampler.sampler_id}:{request.seq_id}", sampler.folder, len(sampling)
+        top_prompt, top = request.topk_prompt_logprobs, request.topk_sample_logprobs
+        scores = bool(request.prompt_logprobs or top_prompt)
+
+        async def run() -> bytes:
+            try:
+                answers = await self.verbs.sample_tokens(token_ids, sampling, max(top_prompt, top), scores, folder)
+            finally:
+                session.num_samples, self._in_use[folder] = session.num_samples - count, self._in_use[folder] - 1
+            return encode_answers(answers, token_ids, scores, top_prompt, top)
+
+        if request_id not in self.futures:  # not a repeated request
+            if session.num_samples >= MAX_SAMPLES:
+                raise RequestError(f"{MAX_SAMPLES} samples of this session are running. Wait.", status=429)
+            session.num_samples, self._in_use[folder] = session.num_samples + count, self._in_use[folder] + 1
+            self._keep(self.futures.start(request_id, run))
+        return {"request_id": request_id, "sample_sequence_ids": [f"{request_id}:{i}" for i in range(count)]}
+
+    def _make_sampling(self, request: requests.Sample, num_prompt: int) -> list[Sampling]:
+        params, context = request.sampling_params, self.served.context
+        limit = params.max_tokens or context - num_prompt
+        if not num_prompt or num_prompt + limit > context or limit < 1:
+            raise RequestError(
+                f"a prompt of {num_prompt} tokens and max_tokens={params.max_tokens} do not fit into the context of "
+                f"{context} tokens. Pass at least one token, and use shorter ones."
+            )
+        for name in ("topk_prompt_logprobs", "topk_sample_logprobs"):
+            if getattr(request, name) > MAX_TOP:
+                raise RequestError(f"{name}={getattr(request, name)} exceeds the limit of {MAX_TOP}. Lower it.")
+        stop: Sequence[Any] = [params.stop] if isinstance(params.stop, str) else params.stop or []
+        ids = tuple(one for one in stop if isinstance(one, int))
+        ids = self.served.stop_token_ids if params.stop is None else ids
+        strings = tuple(one for one in stop if isinstance(one, str))
+        first = uuid.uuid4().int if params.seed is None else params.seed
+        seeds = [derive_seed("tinker", first, number) for number in range(request.num_samples)]
+        return [
+            Sampling(limit, params.temperature, params.top_p, params.top_k, seed, ids, strings, True) for seed in seeds
+        ]
+
+    def _keep(self, task: asyncio.Task[None] | None) -> None:
+        """Keep a reference to a task until it is done, as asyncio requires."""
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+def encode_answers(
+    answers: Sequence[HttpAnswer], token_ids: Sequence[int], scores_prompt: bool, top_prompt: int, top: int
+) -> bytes:
+    """Encode answers to a prompt. top_prompt, top: number of most probable tokens that were requested per position."""
+    scores = answers[0].prompt_logprobs
+    made = [
+        SampledAnswer(
+            one.completion.token_ids,
+            one.completion.logprobs,
+            one.completion.stop_reason is StopReason.LENGTH,
+            select_top(one.logprobs, top),
+        )
+        for one in answers
+    ]
+    own = [found[token] for token, found in zip(token_ids[1:], scores, strict=True)] if scores_prompt else None
+    return write_sample(made, own, select_top(scores, top_prompt), answers[0].completion.num_cached_tokens)
+
+
+def select_top(logprobs: Sequence[dict[int, float]], count: int) -> TopTokens:
+    """Return the `count` most probable (token, log-prob) pairs at each position; empty if count is 0."""
+    return [sorted(one.items(), key=lambda pair: -pair[1])[:count] for one in logprobs] if count else ()
