@@ -34,6 +34,8 @@ async def load_adapter(
     worker: RolloutWorker, adapter: Adapter, probe_ids: list[int]
 ) -> tuple[str, list[dict[int, float]]]:
     digest = await worker.engine.load_adapter(adapter)
+    if not probe_ids:
+        return digest, []
     scoring = HttpSampling(Sampling(1, adapter=adapter), scores_prompt=True)
     (answer,) = await worker.answer(probe_ids, [scoring])
     return digest, answer.prompt_logprobs
@@ -111,7 +113,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     async def load_adapter(self, adapter: Adapter, probe_ids: list[int]) -> list[tuple[str, list[float]]]:
         """Load a LoRA adapter on every engine. Returns for each engine the digest of the adapter's weights, and the
-        log-probs with it of the probe's tokens after the first."""
+        log-probs with it of the probe's tokens, if any, after the first."""
         loaded = await self.ranks.call(lambda worker: load_adapter(worker, adapter, probe_ids))
         return [
             (digest, [scores[token] for token, scores in zip(probe_ids[1:], scored, strict=True)])

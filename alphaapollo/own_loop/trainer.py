@@ -97,6 +97,11 @@ class Trainer:
         return self.config.trainer.folder
 
     @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters, without the trainer's own."""
+        return self._verbs.result().adapters.names
+
+    @property
     def is_running(self) -> bool:
         """Whether the workers run. If they have ended, the next verb and the end of the block raise the reason."""
         return self._thread.is_alive()

@@ -7,14 +7,19 @@ import asyncio
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alphaapollo.config.schema import Config, Model
+from alphaapollo.controller.engine_group import EngineGroup
 from alphaapollo.controller.handles import PolicyGroup
+from alphaapollo.engines.types import EngineDied, EngineError
 from alphaapollo.runs.checkpoint_folder import find_damage, write_manifest
+from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.types import BASE_MODEL, Adapter
 from alphaapollo.utils.disk import read_json
+from alphaapollo.weight_sync.transport import WeightUpdate
 from alphaapollo.workers.adapter_slots import OWN, AdapterForm
 
 ADAPTERS = "adapters"
@@ -44,9 +49,14 @@ class Adapters:
         self._folders: dict[Path, Adapter] = {}
         self.states = {OWN: AdapterState(AdapterForm(model.lora_rank, model.alpha))}
 
+    @property
+    def names(self) -> list[str]:
+        """Names of all adapters but the model's own."""
+        return sorted(self.states.keys() - {OWN})
+
     def __getitem__(self, name: str) -> AdapterState:
         if name not in self.states:
-            known = ", ".join(sorted(filter(None, self.states))) or "none"
+            known = ", ".join(self.names) or "none"
             raise ValueError(f"there is no adapter {name!r}. Add it with add_adapter. Adapters: {known}.")
         return self.states[name]
 
@@ -57,6 +67,8 @@ class Adapters:
         model = self._model
         if not NAME.fullmatch(name):
             raise ValueError(f"the adapter name {name!r} must consist of letters, digits, `.`, `_`, `-` and `:`.")
+        if name in self.states:
+            raise ValueError(f"there is an adapter {name!r} already. Use another name, or remove_adapter before.")
         if not model.lora_rank:
             raise ValueError("adapters need LoRA. Set lora_rank to the largest rank of an adapter.")
         if rank is not None and not 1 <= rank <= model.lora_rank:
@@ -89,10 +101,11 @@ class Adapters:
         self.version += 1
         return self.version
 
-    def find(self, adapter: str | Path | None) -> Adapter | None:
+    async def find(self, adapter: str | Path | None, engines: EngineGroup) -> Adapter | None:
         """Return the version to sample with. None: the newest weights of the engine.
 
-        adapter: name of an adapter, as last published; folder of one; None: the model without adapters.
+        adapter: name of an adapter, as last published; folder of one; None: the model without adapters. Raises
+        ValueError if the engines cannot load a folder, which they try when it is first used.
         """
         if adapter == OWN:
             return None
@@ -105,9 +118,14 @@ class Adapters:
             return published
         folder = adapter.resolve()
         if folder not in self._folders:
-            if not (folder / "adapter_config.json").is_file():
-                raise ValueError(f"{adapter} is no folder of an adapter. Pass one that publish or save_adapter wrote.")
-            self._folders[folder] = Adapter(str(folder), self.next_version())
+            found = Adapter(str(folder), self.next_version())
+            try:
+                await engines.load_adapter(found, [])
+            except EngineDied:
+                raise
+            except (EngineError, OSError) as error:
+                raise ValueError(f"{adapter} is no adapter that the engines can load: {error}") from error
+            self._folders[folder] = found
         return self._folders[folder]
 
     def check_engine(self) -> None:
@@ -119,20 +137,39 @@ class Adapters:
                 "needs rollout.lora=adapter and rollout.name=vllm."
             )
 
-    def begin_publish(self, name: str, folder: Path | None) -> Adapter:
-        """Return the folder and version of an adapter that is published next. None: a folder of the run."""
-        version = self.next_version()
-        if folder is None:
-            folder = self._config.trainer.folder / "adapters" / name / f"v{version:06d}"
-        return Adapter(str(folder.resolve()), version)
+    @property
+    def _published_folder(self) -> Path:
+        return self._config.trainer.folder.resolve() / "adapters"
 
-    def end_publish(self, name: str, adapter: Adapter) -> None:
-        """Sample with this version from now on, and remove old ones from the run."""
+    def remove_published(self) -> None:
+        """Remove the versions that an earlier process of the run has published, which no engine uses any more."""
+        shutil.rmtree(self._published_folder, ignore_errors=True)
+
+    def begin_publish(self, name: str, folder: str | Path | None) -> Adapter:
+        """Return the folder and version of an adapter that is published next. None: a folder of the run."""
+        self[name]  # raises ValueError if there is none
+        version = self.next_version()
+        target = Path(folder or self._published_folder / name / f"v{version:06d}")
+        if target.exists():
+            raise ValueError(f"{target} exists. Publish the adapter to a new folder.")
+        return Adapter(str(target.resolve()), version)
+
+    async def end_publish(
+        self, name: str, adapter: Adapter, publisher: WeightPublisher, update: WeightUpdate, expected: Sequence[float]
+    ) -> float:
+        """Load a version on the engines and sample with it from now on. Remove old ones from the run, or this one if
+        the engines do not compute with it as the trainer does. Returns the difference of the probe's log-probs."""
         folder, state = Path(adapter.folder), self[name]
-        self._folders[folder], state.published = adapter, adapter
-        own = self._config.trainer.folder.resolve() / "adapters" / name
+        try:
+            gap = await publisher.load_adapter(adapter, update, expected)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        self._folders[folder], state.published, state.trained_version = adapter, adapter, adapter.version
+        own = self._published_folder / name
         for old in sorted(own.glob("v*"))[:-PUBLISHED] if folder.parent == own else ():
             shutil.rmtree(old)
+        return gap
 
     async def save(self, name: str, folder: Path) -> None:
         """Save an adapter with its optimizer. The folder is complete or does not exist."""
@@ -149,13 +186,13 @@ class Adapters:
 
     async def save_all(self, folder: Path) -> None:
         """Save all adapters but the model's own to folders with their names."""
-        for name in sorted(self.states.keys() - {OWN}):
+        for name in self.names:
             await self.save(name, folder / name)
 
     async def load_all(self, folder: Path) -> None:
         """Replace all adapters but the model's own by those in a folder, if it exists. The engines get them when they
         are published again."""
-        for name in self.states.keys() - {OWN}:
+        for name in self.names:
             await self.remove(name)
         for saved in sorted(folder.glob("*")):
             await self.load(saved.name, saved)

@@ -62,16 +62,17 @@ class Verbs:
         self._session, self._config, self._workers = session, session.config, session.workers
         self._publisher, self._plan, self._renderer, self._reader = session.weights, plan, renderer, reader
         self.progress, self._training = Progress(), asyncio.Lock()
-        self._adapters = Adapters(self._config, plan.model, self._workers.policy)
+        self.adapters = Adapters(self._config, plan.model, self._workers.policy)
 
     async def begin(self, checkpoint: Path | None) -> None:
         """Load the checkpoint to resume from, if any, and send the weights to the engines."""
+        self.adapters.remove_published()
         self.progress = Progress.read(checkpoint) if checkpoint else self.progress
         await self._session.show_warnings()
-        self._adapters[OWN].trained_version = self._adapters.version = self.progress.step + 1
-        await self._session.restore(checkpoint, self._adapters.version)
+        self.adapters[OWN].trained_version = self.adapters.version = self.progress.step + 1
+        await self._session.restore(checkpoint, self.adapters.version)
         if checkpoint:
-            await self._adapters.load_all(checkpoint / ADAPTERS)
+            await self.adapters.load_all(checkpoint / ADAPTERS)
 
     async def sample(
         self,
@@ -137,7 +138,8 @@ class Verbs:
         adapter: str | Path | None = OWN,
     ) -> list[HttpAnswer]:
         """Sample an answer to the same token ids for each item of `sampling`, without an environment. num_top: number
-        of most probable tokens per position to return. scores_prompt: also return the log-probs of the prompt."""
+        of most probable tokens per position to return beside the sampled one. scores_prompt: also return the log-probs
+        of the prompt."""
         chosen = await self._prepare_engines(adapter)
         requests = [
             HttpSampling(replace(one, adapter=chosen), num_top=num_top, scores_prompt=scores_prompt and number == 0)
@@ -165,7 +167,7 @@ class Verbs:
             adapter: name of the adapter to train (add_adapter).
             columns: for each row a number, or a number per token.
         """
-        config, state = self._config, self._adapters[adapter]
+        config, state = self._config, self.adapters[adapter]
         loss = cross_entropy if loss == "cross_entropy" else loss
         policy_loss = get_policy_loss(loss) if isinstance(loss, str) else None
         read = self._reader.read(rows, columns)
@@ -208,7 +210,7 @@ class Verbs:
         """Take an optimizer step with the accumulated gradients. None: as configured. Returns lr, the gradient norm
         before clipping, and metrics of TRPO and of ppo_kl's coefficient. Raises FloatingPointError if the gradients are
         not finite. betas, eps, weight_decay: of AdamW, for this step."""
-        config, state, adam = self._config, self._adapters[adapter], AdamSettings(betas, eps, weight_decay)
+        config, state, adam = self._config, self.adapters[adapter], AdamSettings(betas, eps, weight_decay)
         optimizer = config.actor_rollout_ref.actor.optim.name
         if not state.num_accumulated:
             raise ValueError("there are no gradients. Call forward_backward before optim_step.")
@@ -227,10 +229,10 @@ class Verbs:
     async def clear_gradients(self, adapter: str = OWN) -> None:
         """Drop the accumulated gradients."""
         async with self._use_trainer(adapter):
-            self._adapters[adapter].num_accumulated = 0
+            self.adapters[adapter].num_accumulated = 0
             await self._workers.policy.clear_gradients()
 
-    async def publish(self, adapter: str = OWN, folder: Path | None = None) -> dict[str, float]:
+    async def publish(self, adapter: str = OWN, folder: str | Path | None = None) -> dict[str, float]:
         """Send the weights to the engines, and verify them as main_ppo does. Returns metrics of the weight sync.
 
         adapter: name of an adapter, which the engines then serve beside others; requests that run keep their version.
@@ -242,16 +244,13 @@ class Verbs:
                 raise ValueError("folder is for adapters by name. Pass adapter=NAME, or leave folder out.")
             async with self._use_trainer():
                 return await self._publish()
-        self._adapters.check_engine()
+        self.adapters.check_engine()
         publisher = self._session.require_engines()
-        version = self._adapters.begin_publish(adapter, folder)
+        version = self.adapters.begin_publish(adapter, folder)
         async with self._use_trainer(adapter):
-            update, expected = await publisher.write_adapter(version)
+            written = await publisher.write_adapter(version)
         await self._prepare_engines(OWN)
-        gap = await publisher.load_adapter(version, update, expected)
-        self._adapters.end_publish(adapter, version)
-        self._adapters[adapter].trained_version = version.version
-        return {"sync/probe_gap": gap}
+        return {"sync/probe_gap": await self.adapters.end_publish(adapter, version, publisher, *written)}
 
     async def log_probs(self, rows: Sequence[Row], model: str = "policy", adapter: str = OWN) -> list[np.ndarray]:
         """Compute the log-probs of each row at rollout.temperature, [T]; 0 for tokens not trained on. model: policy,
@@ -277,7 +276,7 @@ class Verbs:
     async def save(self, name: str | None = None) -> Path:
         """Write a checkpoint to checkpoints/NAME of the run folder, and return its path. None: step_N, after the last
         logged step. It has all adapters."""
-        if any(state.num_accumulated for state in self._adapters.states.values()):
+        if any(state.num_accumulated for state in self.adapters.states.values()):
             raise ValueError("there are gradients, which are not saved. Call optim_step before save.")
         writer, now = self._session.checkpoint_writer, replace(self.progress)
         if matched := STEP_NAME.fullmatch(name or ""):
@@ -285,7 +284,7 @@ class Verbs:
         async with self._use_trainer():
             folder = writer.checkpoints.begin_checkpoint(now.step, name or "")
             await writer.save_and_wait(folder)
-            await self._adapters.save_all(folder / ADAPTERS)
+            await self.adapters.save_all(folder / ADAPTERS)
             now.write(folder)
             return await asyncio.to_thread(writer.checkpoints.complete_checkpoint, folder)
 
@@ -303,10 +302,10 @@ class Verbs:
         async with self._use_trainer():
             await self._workers.policy.clear_gradients()
             await self._session.load(path)
-            self._adapters[OWN].num_accumulated, self.progress = 0, progress
+            self.adapters[OWN].num_accumulated, self.progress = 0, progress
             if self._publisher:
                 await self._publish()
-            await self._adapters.load_all(path / ADAPTERS)
+            await self.adapters.load_all(path / ADAPTERS)
         return progress.step
 
     async def add_adapter(
@@ -317,12 +316,12 @@ class Verbs:
         target_modules: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        """Add a LoRA adapter with its own weights, gradients and optimizer on the same base model, or start the one of
-        this name again. rank, alpha: None: as configured, which is also the largest rank. target_modules: names of
-        layers; empty: all that have adapters."""
-        form = self._adapters.make_form(name, lora_rank, lora_alpha, tuple(target_modules), seed)
+        """Add a LoRA adapter with its own weights, gradients and optimizer on the same base model. lora_rank,
+        lora_alpha: None: as configured, which is also the largest rank. target_modules: names of layers; empty: all
+        that have adapters."""
+        form = self.adapters.make_form(name, lora_rank, lora_alpha, tuple(target_modules), seed)
         async with self._training:
-            await self._adapters.add(name, form)
+            await self.adapters.add(name, form)
 
     async def list_adapted_layers(self) -> list[str]:
         """Return the paths of the layers that get adapters, e.g. model.layers.0.self_attn.q_proj."""
@@ -331,19 +330,19 @@ class Verbs:
     async def remove_adapter(self, name: str) -> None:
         """Remove an adapter, with its optimizer. Its folders remain."""
         async with self._training:
-            await self._adapters.remove(name)
+            await self.adapters.remove(name)
 
-    async def save_adapter(self, folder: Path, adapter: str) -> None:
+    async def save_adapter(self, adapter: str, folder: str | Path) -> None:
         """Save an adapter with its optimizer, but without gradients. An earlier folder is replaced when it is
         complete."""
         async with self._use_trainer(adapter):
-            await self._adapters.save(adapter, folder)
+            await self.adapters.save(adapter, Path(folder))
 
-    async def load_adapter(self, folder: Path, adapter: str, with_optimizer: bool = True) -> None:
+    async def load_adapter(self, adapter: str, folder: str | Path, with_optimizer: bool = True) -> None:
         """Add an adapter as save_adapter saved it, or replace the one of this name. Raises ValueError if the folder
         is missing or damaged; nothing is then changed."""
         async with self._use_trainer():
-            await self._adapters.load(adapter, folder, with_optimizer)
+            await self.adapters.load(adapter, Path(folder), with_optimizer)
 
     async def evaluate(
         self,
@@ -376,17 +375,18 @@ class Verbs:
 
     async def _publish(self) -> dict[str, float]:
         self._session.require_engines()
-        state, version = await self._adapters.use(OWN), self._adapters.next_version()
+        state, version = await self.adapters.use(OWN), self.adapters.next_version()
         state.trained_version = version
         return await self._session.publish(version)
 
     async def _prepare_engines(self, adapter: str | Path | None) -> Adapter | None:
         """Wake the engines that share GPUs with the trainer, and return the adapter to sample with."""
-        publisher, chosen = self._session.require_engines(), self._adapters.find(adapter)
-        async with self._training:
-            if not publisher.engines_hold_weights:
-                await self._publish()
-        return chosen
+        publisher = self._session.require_engines()
+        if not publisher.engines_hold_weights:  # else samples need not wait for a verb that trains
+            async with self._training:
+                if not publisher.engines_hold_weights:
+                    await self._publish()
+        return await self.adapters.find(adapter, self._workers.engines)
 
     @asynccontextmanager
     async def _use_trainer(self, adapter: str = OWN) -> AsyncIterator[None]:
@@ -396,5 +396,5 @@ class Verbs:
             shares_gpus = self._plan.placement.shares_gpus
             if shares_gpus and self._publisher and self._publisher.engines_hold_weights:
                 await self._session.hand_over(pauses_requests=True)
-            await self._adapters.use(adapter)
+            await self.adapters.use(adapter)
             yield

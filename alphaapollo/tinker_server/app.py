@@ -7,34 +7,44 @@ import hashlib
 import shutil
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, TypeVar
 
+import msgspec
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from alphaapollo.tinker_server import requests
+from alphaapollo.tinker_server import json_requests
 from alphaapollo.tinker_server.server import Server
 from alphaapollo.tinker_server.store import CheckpointRecord, ModelRecord, format_time
-from alphaapollo.tinker_server.wire import UPGRADE, RequestError, decompress, read_forward_backward
+from alphaapollo.tinker_server.wire import (
+    CLIENT_VERSION,
+    PROTO,
+    UPGRADE,
+    RequestError,
+    decompress,
+    read_forward_backward,
+)
 
 API, PROTOBUF = "/api/v1/", "application/x-protobuf"
-HOLD_SECONDS = 30.0  # of retrieve_future, whose client waits for 45 s and asks again
+HOLD_SECONDS = 40.0  # of retrieve_future, whose client waits for 45 s and asks again
 MAX_BODY = 64 << 20  # bytes, after decompression
 OLDEST_CLIENT = (0, 25)
 LOCAL = "local"  # owner of everything if the server has no keys
 
-T = TypeVar("T", bound=requests.Request)
-BODIES: dict[str, type[requests.Request]] = {
+T = TypeVar("T", bound=json_requests.Request)
+BODIES: dict[str, type[json_requests.Request]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (
-        requests.CreateModel,
-        requests.LoadWeights,
-        requests.OptimStep,
-        requests.SaveWeights,
-        requests.SaveWeightsForSampler,
-        requests.CreateSamplingSession,
+        json_requests.CreateModel,
+        json_requests.LoadWeights,
+        json_requests.OptimStep,
+        json_requests.SaveWeights,
+        json_requests.SaveWeightsForSampler,
+        json_requests.CreateSamplingSession,
     )
 }
 """POST requests whose answer is the result of the server's method of the same name."""
@@ -57,7 +67,7 @@ class Api:
             owner, body = self._find_owner(request), await read_body(request)
             words = request.path_params["path"].split("/")
             if request.method == "POST" and len(words) == 1:
-                result = await self._post(words[0], body, owner, request)
+                result = await self._post_or_refuse(words[0], body, owner, request)
             else:
                 result = await self._handle_resource(request.method, words, body, owner, request)
         except RequestError as error:
@@ -74,11 +84,20 @@ class Api:
             raise RequestError("the API key is unknown. Set TINKER_API_KEY to a key of this server.", status=401)
         return hashlib.sha256(key.encode()).hexdigest()[:16]
 
+    async def _post_or_refuse(self, name: str, body: bytes, owner: str, request: Request) -> Any:
+        try:
+            return await self._post(name, body, owner, request)
+        except RequestError as error:
+            if (call := find_numbered_call(body)) is not None:
+                with suppress(RequestError):  # there is no such model
+                    self.server.refuse(*call, owner, error)
+            raise
+
     async def _post(self, name: str, body: bytes, owner: str, request: Request) -> Any:
         server, version = self.server, get_client_version(request)
 
         def read(kind: type[T]) -> T:
-            return requests.read_json(body, kind, version)
+            return json_requests.read_json(body, kind, version)
 
         if name in BODIES:
             return getattr(server, name)(read(BODIES[name]), owner)
@@ -86,21 +105,21 @@ class Api:
             case "forward_backward":
                 return server.forward_backward(await asyncio.to_thread(read_forward_backward, body), owner)
             case "asample":
-                return server.sample(read(requests.Sample), owner)
+                return server.sample(read(json_requests.Sample), owner)
             case "retrieve_future":
-                return await self._retrieve(read(requests.RetrieveFuture).request_id, owner)
+                return await self._retrieve(read(json_requests.RetrieveFuture).request_id, owner)
             case "create_session":
-                check_client_version(read(requests.CreateSession).sdk_version)
+                check_client_version(read(json_requests.CreateSession).sdk_version)
                 return server.create_session(owner)
             case "session_heartbeat":
-                server.find_session(read(requests.SessionHeartbeat).session_id, owner)
+                server.find_session(read(json_requests.SessionHeartbeat).session_id, owner)
                 return {"type": "session_heartbeat"}
             case "telemetry":
                 return {"status": "accepted"}
             case "get_info":
-                return self._describe_info(read(requests.GetInfo).model_id, owner)
+                return self._describe_info(read(json_requests.GetInfo).model_id, owner)
             case "weights_info":
-                model = server.store.find(read(requests.WeightsInfo).tinker_path, owner).model
+                model = server.store.find(read(json_requests.WeightsInfo).tinker_path, owner).model
                 return describe_adapter(model)
         raise explain_unknown("POST", [name], version)
 
@@ -164,7 +183,7 @@ class Api:
         raise explain_unknown(method, words, get_client_version(request))
 
     def _read_ttl(self, body: bytes, request: Request) -> int | None:
-        return requests.read_json(body, requests.TTL, get_client_version(request)).ttl_seconds
+        return json_requests.read_json(body, json_requests.TTL, get_client_version(request)).ttl_seconds
 
     def _describe_info(self, model_id: str, owner: str) -> dict[str, Any]:
         record, served = self.server.find_model(model_id, owner).record, self.server.served
@@ -224,8 +243,20 @@ def check_client_version(version: str) -> None:
         raise RequestError(f"tinker {version} is too old. {UPGRADE}")
 
 
+def find_numbered_call(body: bytes) -> tuple[str, int, bool] | None:
+    """Return the model and the number of a call, and whether it computes gradients, if the body has them."""
+    with suppress(ValueError, RecursionError, LookupError, TypeError):
+        found = msgspec.json.decode(body)
+        return str(found["model_id"]), int(found["seq_id"]), False
+    with suppress(DecodeError):
+        message = PROTO.ForwardBackwardRequest.FromString(body)
+        return message.model_id, message.seq_id, not message.forward_only
+    return None
+
+
 def explain_unknown(method: str, words: list[str], version: str) -> RequestError:
     return RequestError(
-        f"{method} {'/'.join(words)[:200]} of tinker {version} is no endpoint of this server. {UPGRADE}",
+        f"{method} {'/'.join(words)[:200]} of tinker {version} is not supported by this server, which has most "
+        f"endpoints of tinker {CLIENT_VERSION} (docs/tinker.md).",
         status=404,
     )

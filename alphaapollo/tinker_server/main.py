@@ -22,6 +22,7 @@ from alphaapollo.own_loop.setup import load_loop_config
 from alphaapollo.own_loop.trainer import Trainer
 from alphaapollo.processes.entry_point import entry_point
 from alphaapollo.tinker_server.app import build_app
+from alphaapollo.tinker_server.calls import Futures
 from alphaapollo.tinker_server.server import ServedModel, Server
 from alphaapollo.tinker_server.store import CheckpointStore
 
@@ -57,25 +58,25 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
             f"--host {options.host}: other machines could use the server without a key. Set the environment variable "
             "TINKER_API_KEY to one or more keys, separated by commas."
         )
+    if wrong := [key for key in keys if not key.startswith("tml-")]:
+        raise ValueError(f"TINKER_API_KEY: clients send only keys that start with tml-, but {len(wrong)} do not.")
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     socket.create_server((options.host, options.port), family=family).close()
-    settings = {"model.path": options.model, **DEFAULTS}
-    config = load_loop_config(settings, words, options.engines, None)
+    keys_and_values = {"model.path": options.model, **DEFAULTS}
+    config = load_loop_config(keys_and_values, words, options.engines, None)
     _check_settings(config)
     given = [word.partition("=")[0] for word in words]
-    settings |= {} if set(LENGTHS) & set(given) else _choose_lengths(config)
-    with Trainer(settings, *words, engines=options.engines) as trainer:
+    keys_and_values |= {} if set(LENGTHS) & set(given) else _choose_lengths(config)
+    with Trainer(keys_and_values, *words, engines=options.engines) as trainer:
         store = CheckpointStore(trainer.folder.absolute().parent, int(options.max_storage_gib * 2**30))
         served = _describe_model(trainer, options)
         server = Server(trainer.aio, store, served, lambda text: print(text, flush=True))
         url = f"http://{options.host}:{options.port}"
         key = "one of the server's keys" if keys else "tml-local"
         message = f"{served.name}: tinker.ServiceClient(base_url={url!r}), TINKER_API_KEY={key} (stop with Ctrl-C)"
-        web = WebServer(
-            uvicorn.Config(
-                build_app(server, keys), options.host, options.port, log_level="warning", timeout_graceful_shutdown=1
-            )
-        )
+        settings = uvicorn.Config(build_app(server, keys), options.host, options.port, log_level="warning")
+        settings.timeout_graceful_shutdown = 5
+        web = WebServer(settings, server.futures)
         asyncio.run(_serve(web, server, trainer, message))
         if web.is_interrupted:
             raise KeyboardInterrupt
@@ -87,6 +88,10 @@ class WebServer(uvicorn.Server):
 
     is_interrupted = False
 
+    def __init__(self, config: uvicorn.Config, futures: Futures):
+        super().__init__(config)
+        self._futures = futures
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
@@ -96,21 +101,28 @@ class WebServer(uvicorn.Server):
 
     def _interrupt(self) -> None:
         self.is_interrupted = self.should_exit = True
+        self._futures.stop_waiting()
 
 
 async def _serve(web: WebServer, server: Server, trainer: Trainer, message: str) -> None:
-    """Serve until a signal arrives or the workers end. Then end all sessions, which saves unsaved steps."""
+    """Serve until a signal arrives. Then end all sessions, which saves unsaved steps. Raises the error of a worker that
+    was lost."""
     serving = asyncio.create_task(web.serve())
     while not (web.started or serving.done()):
         await asyncio.sleep(0.05)
     print(message, flush=True)
     while not (await asyncio.wait([serving], timeout=POLL_SECONDS))[0]:
-        web.should_exit |= not trainer.is_running
-        if trainer.is_running:
+        web.should_exit |= not trainer.is_running or server.futures.lost_worker is not None
+        if not web.should_exit:
             await server.end_silent_sessions()
     await serving
     for session_id in [*server.sessions] if trainer.is_running else ():
-        await server.end_session(session_id)
+        try:
+            await server.end_session(session_id)
+        except REPORTED_ERRORS as error:
+            print(f"steps of session {session_id} were not saved: {error}", flush=True)
+    if server.futures.lost_worker is not None:
+        raise server.futures.lost_worker
 
 
 def _check_settings(config: Config) -> None:
@@ -154,7 +166,7 @@ def _describe_model(trainer: Trainer, options: argparse.Namespace) -> ServedMode
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="alphaapollo tinker",
-        usage="alphaapollo tinker MODEL [--host HOST] [--port PORT] [--name NAME] [KEY=VALUE ...]",
+        usage="alphaapollo tinker MODEL [options] [KEY=VALUE ...]",
         description="Serve a base model to clients of the package `tinker`: each trains its own LoRA adapters.",
         epilog="Keys are those of alphaapollo.Trainer, e.g. lora_rank (the largest rank of a client), model.dtype, "
         "rollout.dtype, rollout.max_loras. Set the environment variable TINKER_API_KEY to require one of several keys.",

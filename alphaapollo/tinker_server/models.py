@@ -19,8 +19,8 @@ from alphaapollo.own_loop.trainer import AsyncVerbs
 from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.session.rows import GradientResult
 from alphaapollo.tinker_server.calls import CallQueue
+from alphaapollo.tinker_server.json_requests import AdamParams, LoadWeights, SaveWeights, SaveWeightsForSampler
 from alphaapollo.tinker_server.losses import evaluate_loss, make_loss, make_rows
-from alphaapollo.tinker_server.requests import AdamParams, LoadWeights, SaveWeights, SaveWeightsForSampler
 from alphaapollo.tinker_server.store import SNAPSHOTS, CheckpointRecord, CheckpointStore, ModelRecord
 from alphaapollo.tinker_server.wire import ForwardBackwardRequest, RequestError, write_forward_backward
 from alphaapollo.types import Row
@@ -102,6 +102,11 @@ class TrainedModel:
         outputs = [one.reshape(shape) for one, shape in zip(outputs, shapes, strict=True)]
         return write_forward_backward(total, outputs, {})
 
+    async def fail(self, error: RequestError, is_gradient: bool) -> None:
+        """Fail like a call that was refused before it was in the queue."""
+        self._failure = str(error) if is_gradient else self._failure
+        raise error
+
     async def optim_step(self, adam: AdamParams) -> dict[str, Any]:
         if failure := self._failure:
             self._failure = ""
@@ -132,7 +137,7 @@ class TrainedModel:
         return {"path": await self._save(folder, request.ttl_seconds, request.user_metadata), "type": "save_weights"}
 
     async def _save(self, folder: Path, ttl: int | None = None, metadata: dict[str, str] | None = None) -> str:
-        await self._verbs.save_adapter(folder, self.name)
+        await self._verbs.save_adapter(self.name, folder)
         self._saved_step = self._step
         return self._complete(folder, ttl, metadata)
 
@@ -154,7 +159,7 @@ class TrainedModel:
             own.lora.train_mlp,
         ):
             raise RequestError(f"{request.path} has another rank or other layers than this model. Create a new client.")
-        await self._verbs.load_adapter(checkpoint.folder, self.name, request.optimizer)
+        await self._verbs.load_adapter(self.name, checkpoint.folder, request.optimizer)
         self._failure = ""
         return {"model_id": self.name, "path": request.path, "type": "load_weights"}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from alphaapollo.engines.types import HttpAnswer
 from alphaapollo.own_loop.trainer import AsyncVerbs
-from alphaapollo.tinker_server import requests
+from alphaapollo.tinker_server import json_requests
 from alphaapollo.tinker_server.calls import CallQueue, Futures
 from alphaapollo.tinker_server.models import ALPHA, Sampler, TrainedModel, find_layers
 from alphaapollo.tinker_server.store import CheckpointStore, ModelRecord
@@ -63,7 +63,7 @@ class Server:
         self.verbs, self.store, self.served, self.notify = verbs, store, served, notify
         self.futures, self.sessions = Futures(), dict[str, Session]()
         self._in_use: Counter[Path | None] = Counter()  # running samples by folder of the adapter
-        self._tasks = set[asyncio.Task[None]]()
+        self._tasks, self._starting = set[asyncio.Task[None]](), set[str]()  # _starting: models that are being created
 
     # Sessions.
 
@@ -106,7 +106,7 @@ class Server:
 
     # Models.
 
-    def create_model(self, request: requests.CreateModel, owner: str) -> dict[str, Any]:
+    def create_model(self, request: json_requests.CreateModel, owner: str) -> dict[str, Any]:
         session, lora, served = self.find_session(request.session_id, owner), request.lora_config, self.served
         if request.base_model != served.name:
             raise RequestError(f"base_model={request.base_model} is not served. This server has {served.name}.")
@@ -130,13 +130,16 @@ class Server:
 
     def _start_model(self, model_id: str, call: Callable[[], Any]) -> dict[str, Any]:
         """Start a call that makes a model."""
-        count = sum(len(session.models) for session in self.sessions.values())
-        if count >= self.served.max_models and f"{model_id}:0" not in self.futures:
+        models = {one for session in self.sessions.values() for one in session.models} | self._starting
+        if len(models - {model_id}) >= self.served.max_models:
             raise RequestError(
-                f"the server has {count} models, which is its limit. Close other clients, or start the server with "
-                "a larger --max-models."
+                f"the server has {len(models)} models, which is its limit. Close other clients, or start the server "
+                "with a larger --max-models."
             )
-        self._keep(self.futures.start(f"{model_id}:0", call))
+        if (task := self.futures.start(f"{model_id}:0", call)) is not None:  # not a repeated request
+            self._starting.add(model_id)
+            task.add_done_callback(lambda _: self._starting.discard(model_id))
+            self._keep(task)
         return {"request_id": f"{model_id}:0", "model_id": model_id}
 
     async def _register(self, session: Session, record: ModelRecord) -> TrainedModel:
@@ -152,7 +155,7 @@ class Server:
         self.notify(f"{model_id} created: rank {lora.rank}, {parts}")
         return model
 
-    def load_weights(self, request: requests.LoadWeights, owner: str) -> dict[str, Any]:
+    def load_weights(self, request: json_requests.LoadWeights, owner: str) -> dict[str, Any]:
         if request.session_id is None:
             assert request.model_id is not None and request.seq_id is not None  # checked when it is parsed
             model = self.find_model(request.model_id, owner)
@@ -181,15 +184,15 @@ class Server:
         model = self.find_model(request.model_id, owner)
         return self._answer(model, request.seq_id, lambda: model.forward_backward(request))
 
-    def optim_step(self, request: requests.OptimStep, owner: str) -> dict[str, Any]:
+    def optim_step(self, request: json_requests.OptimStep, owner: str) -> dict[str, Any]:
         model = self.find_model(request.model_id, owner)
         return self._answer(model, request.seq_id, lambda: model.optim_step(request.adam_params))
 
-    def save_weights(self, request: requests.SaveWeights, owner: str) -> dict[str, Any]:
+    def save_weights(self, request: json_requests.SaveWeights, owner: str) -> dict[str, Any]:
         model = self.find_model(request.model_id, owner)
         return self._answer(model, request.seq_id, lambda: model.save(request))
 
-    def save_weights_for_sampler(self, request: requests.SaveWeightsForSampler, owner: str) -> dict[str, Any]:
+    def save_weights_for_sampler(self, request: json_requests.SaveWeightsForSampler, owner: str) -> dict[str, Any]:
         model = self.find_model(request.model_id, owner)
 
         async def save() -> dict[str, Any]:
@@ -202,12 +205,17 @@ class Server:
 
         return self._answer(model, request.seq_id, save)
 
+    def refuse(self, model_id: str, number: int, is_gradient: bool, owner: str, error: RequestError) -> None:
+        """Use the number of a call of a model that was refused, so that its later calls are not waiting for it."""
+        model = self.find_model(model_id, owner)
+        model.queue.put(number, lambda: model.fail(error, is_gradient))
+
     def _answer(self, model: TrainedModel, number: int, call: Callable[[], Any]) -> dict[str, Any]:
         return {"request_id": model.queue.put(number, call), "model_id": model.name}
 
     # Samples.
 
-    def create_sampling_session(self, request: requests.CreateSamplingSession, owner: str) -> dict[str, Any]:
+    def create_sampling_session(self, request: json_requests.CreateSamplingSession, owner: str) -> dict[str, Any]:
         session, folder = self.find_session(request.session_id, owner), None
         if request.model_path is not None:
             checkpoint = self.store.find(request.model_path, owner)
@@ -228,7 +236,7 @@ class Server:
             raise RequestError(f"there is no sampling session {sampler_id}. Create a sampling client.", status=404)
         return sampler
 
-    def sample(self, request: requests.Sample, owner: str) -> dict[str, Any]:
+    def sample(self, request: json_requests.Sample, owner: str) -> dict[str, Any]:
         session = self.find_session(request.sampling_session_id, owner)
         sampler = self.find_sampler(request.sampling_session_id, owner)
         sampler.check_exists()
@@ -252,7 +260,7 @@ class Server:
             self._keep(self.futures.start(request_id, run))
         return {"request_id": request_id, "sample_sequence_ids": [f"{request_id}:{i}" for i in range(count)]}
 
-    def _make_sampling(self, request: requests.Sample, num_prompt: int) -> list[Sampling]:
+    def _make_sampling(self, request: json_requests.Sample, num_prompt: int) -> list[Sampling]:
         params, context = request.sampling_params, self.served.context
         limit = params.max_tokens or context - num_prompt
         if not num_prompt or num_prompt + limit > context or limit < 1:
@@ -274,7 +282,7 @@ class Server:
         ]
 
     def _keep(self, task: asyncio.Task[None] | None) -> None:
-        """Keep a reference to a task until it is done, as asyncio requires."""
+        """Keep a reference to a task until it is done, as asyncio requires. None: a repeated call, which has one."""
         if task is not None:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from alphaapollo.tinker_server.requests import LoraConfig
+from alphaapollo.tinker_server.json_requests import LoraConfig
 from alphaapollo.tinker_server.wire import RequestError
 from alphaapollo.utils.disk import read_small_file, replace_file
 

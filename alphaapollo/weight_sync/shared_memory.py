@@ -96,6 +96,7 @@ def write_adapter_files(
     layers = sorted({name.split(".")[-3] for name in adapter})  # ...q_proj.lora_A.weight
     rank = next(tensor.shape[0] for name, tensor in adapter.items() if name.endswith("lora_A.weight"))
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers, "bias": "none"}
+    config["task_type"] = "CAUSAL_LM"
     config |= {"base_model_name_or_path": base_path} if base_path else {}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return compute_joint_digest(adapter.values())
@@ -113,7 +114,7 @@ def write_safetensors(tensors: Bucket, path: Path) -> None:
         free = shutil.disk_usage(path.parent).free / 2**30
         raise ValueError(
             f"cannot write weights to {path.parent} ({error}): the next file needs {needed:.2f} GiB, but only "
-            f"{free:.2f} GiB are free. Increase shared memory (docker run --shm-size=...)."
+            f"{free:.2f} GiB are free. Free space, or increase shared memory (docker run --shm-size=...)."
         ) from error
 
 

@@ -9,6 +9,7 @@ leaves them 0, so the result is that of the smaller adapter.
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,8 +150,13 @@ class AdapterSlots:
             for _ in tensors:
                 pass
             return ""
-        Path(folder).mkdir(parents=True)
-        return format_digest(write_adapter_files(tensors, Path(folder), dtype, base_path))
+        target = Path(folder)
+        partial = target.with_name(f".writing_{target.name}")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        digest = write_adapter_files(tensors, partial, dtype, base_path)
+        partial.rename(target)
+        return format_digest(digest)
 
     @torch.no_grad()
     def _gather(self) -> Iterator[tuple[str, Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -106,14 +107,11 @@ class Session:
         receipt = self.publish(update)
         assert (receipt.version, receipt.digest) == (update.version, update.digest)
 
-    @contextmanager
-    def send_adapter(self, tensors: dict[str, torch.Tensor], version: int) -> Iterator[WeightUpdate]:
-        """Send an adapter to an engine that serves adapters, until it is released."""
-        sender = SharedAdapterSender(self._shared, torch.float32)
-        update = sender.send(tensors.items(), version)
+    def send_adapter(self, tensors: dict[str, torch.Tensor], version: int) -> WeightUpdate:
+        """Send an adapter to an engine that serves adapters. Its folder is kept until the next one is sent."""
+        update = SharedAdapterSender(self._shared, torch.float32).send(tensors.items(), version)
         assert update is not None
-        yield update
-        sender.release_sent_weights()
+        return update
 
     @contextmanager
     def sent(self, weights: Any, version: int, dtype: torch.dtype = torch.float32) -> Iterator[WeightUpdate]:
@@ -145,12 +143,13 @@ def start_engine(
         lora_rank=lora_rank,
     )
     before = dict(os.environ)
-    engine = make_engine(spec)
+    engine, shared = make_engine(spec), Path(f"/dev/shm/alphaapollo-test-{os.getpid()}")
     with asyncio.Runner() as runner:
         try:
             runner.run(asyncio.wait_for(engine.start(), DEADLINE))
-            yield Session(engine, runner, Path(f"/dev/shm/alphaapollo-test-{os.getpid()}"))
+            yield Session(engine, runner, shared)
         finally:
             runner.run(asyncio.wait_for(engine.close(), DEADLINE))
+            shutil.rmtree(shared, ignore_errors=True)
             os.environ.clear()
             os.environ.update(before)

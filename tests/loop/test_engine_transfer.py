@@ -192,7 +192,7 @@ async def publish_and_sleep(device: Device, has_vision: bool = False, **rollout:
         engine._image_prompts = ImagePromptBuilder(None)  # type: ignore[arg-type]
     await engine.sleep()
     await engine.wake_weights()
-    await engine.receive_weights("folder")
+    await engine.receive_weights("folder", 1)
     await engine.confirm_weights(1)
     await engine.wake_cache()
     await engine.release_cache()

@@ -26,7 +26,7 @@ from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.runs.command_history import read_history
 from alphaapollo.types import Prompt, Row, Score
 from alphaapollo.weight_sync.verification import WeightSyncError
-from examples.own_loop import distill, dpo, grpo, own_loss, sft
+from examples.own_loop import distill, dpo, grpo, learning_rates, own_loss, sft
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, Task, child, wait_until_nothing_is_left
 from tests.loop.ray_nodes import two_ray_nodes
 from tests.loop.warm import KEPT
@@ -111,14 +111,15 @@ def test_a_saved_state_resumes_bit_for_bit(task: Task, tmp_path: Path) -> None:
     assert len((t.folder / "rollouts" / "step_000002.jsonl").read_bytes().splitlines()) == 6
 
 
+def refuse(call: Any, *facts: str, kind: type[Exception] = ValueError) -> None:
+    with pytest.raises(kind) as refused:
+        call()
+    assert all(fact in str(refused.value) for fact in facts), refused.value
+
+
 def check_errors(t: Trainer) -> None:
     """Each invalid input raises one error and changes nothing."""
     row, digest = make_row([5, 6, 7]), t.log_probs([make_row([5, 6, 7])])[0]
-
-    def refuse(call: Any, *facts: str, kind: type[Exception] = ValueError) -> None:
-        with pytest.raises(kind) as refused:
-            call()
-        assert all(fact in str(refused.value) for fact in facts), refused.value
 
     def nan(logp: Any, columns: Any) -> Any:
         return logp * float("nan")
@@ -148,6 +149,10 @@ def check_errors(t: Trainer) -> None:
     refuse(lambda: t.sample(["x" * 300]), "data.max_prompt_length")
     t.forward_backward([row])
     refuse(lambda: t.save(), "optim_step")
+    t.add_adapter("a")
+    for use in (lambda: t.sample([CHAT], adapter=None), lambda: t.publish(adapter="a")):
+        refuse(use, "rollout.lora=merged, rollout.name=hf", "rollout.name=vllm")
+    t.remove_adapter("a")
     np.testing.assert_array_equal(t.log_probs([row])[0], digest)
 
 
@@ -203,6 +208,101 @@ def test_examples(task: Task, tmp_path: Path) -> None:
     last = read_history(t.folder)[-1]
     assert last.state == "failed" and "no engines" in last.error
     assert len(curve("own_loss", "critic/score/mean")) == 2
+
+
+SERVED = {"lora_rank": 8, "rollout.lora": "adapter", "rollout.max_loras": 4, "rollout.kv_cache_gib": 0.1}
+ROWS = [make_row([5, 6, 7, 8, 9]), make_row([9, 5, 7])]
+STEPS: dict[str, dict[str, Any]] = {
+    "a": {"lr": 1e-2, "betas": (0.8, 0.9), "eps": 1e-4},
+    "b": {"lr": 5e-2, "weight_decay": 0.5},
+    "": {"lr": 2e-2},
+}
+
+
+def train_adapters(t: Trainer, *names: str, like: str | None = None) -> np.ndarray:
+    """Take a step with each adapter, and return the log-probs of all."""
+    for name in names:
+        t.forward_backward(ROWS, adapter=name)
+        t.optim_step(adapter=name, **STEPS[name if like is None else like])
+    return np.stack([np.concatenate(t.log_probs(ROWS, adapter=name)) for name in names])
+
+
+def sample_from(t: Trainer, adapter: str | Path | None) -> list[Row]:
+    (group,) = t.sample([CHAT], n=2, seed=3, adapter=adapter)
+    return [one.rows[0] for one in group.trajectories]
+
+
+def read_samples(rows: list[Row]) -> list[Any]:
+    return [[*row.token_ids, *row.logprobs] for row in rows]
+
+
+def find_gap(t: Trainer, rows: list[Row], adapter: str) -> float:
+    """Largest difference of the engine's log-probs from the trainer's."""
+    found = t.log_probs(rows, adapter=adapter)
+    return float(max(np.abs(one - row.logprobs).max() for one, row in zip(found, rows, strict=True)))
+
+
+def check_served_adapters(t: Trainer, kept: Path) -> None:
+    """Engines serve the published versions, a folder and the base model at the same time."""
+    base = sample_from(t, None)
+    assert read_samples(base) == read_samples(sample_from(t, ""))  # B is 0
+    refuse(lambda: t.sample([CHAT], adapter="a"), "'a'", "publish")
+    first = train_adapters(t, "a", "b")
+    for number in range(2):
+        assert t.publish(adapter="a")["sync/probe_gap"] < 5e-5
+        t.publish(adapter="b", folder=kept / str(number))
+        rows = {name: sample_from(t, name) for name in ("a", "b")}
+        assert all(find_gap(t, rows[name], name) < 1e-4 < find_gap(t, rows[name], "") for name in rows)
+        if number == 0:
+            t.forward_backward(rows["a"], loss="ppo", advantages=[1.0, -1.0], adapter="a")
+            t.optim_step(adapter="a", **STEPS["a"])
+            train_adapters(t, "b")
+    assert np.abs(train_adapters(t, "a", "b") - first).min(0).max() > 0.01
+    assert read_samples(sample_from(t, kept / "1")) == read_samples(rows["b"])
+    assert read_samples(sample_from(t, kept / "0")) != read_samples(rows["b"])
+    assert read_samples(sample_from(t, None)) == read_samples(base)
+    row_versions = {row.weight_versions[0][0] for one in (*rows.values(), base) for row in one}
+    assert len(row_versions) == 3
+    refuse(lambda: t.sample([CHAT], adapter=kept / "2"), str(kept / "2"))
+    refuse(lambda: t.optim_step(adapter="a"), "forward_backward")
+    refuse(lambda: t.forward_backward(ROWS, adapter="c"), "'c'", "a, b")
+    refuse(lambda: t.publish(folder=kept / "3"), "folder")
+
+
+def test_adapters_on_one_base(task: Task, tmp_path: Path) -> None:
+    settings, engine = {"model.path": task.model, **SERVED}, "rollout.name=vllm"
+    with Trainer(settings, *words(tmp_path), engine) as t:
+        layers = t.list_adapted_layers()
+        assert {layer.rpartition(".")[2] for layer in layers} > {"q_proj", "down_proj"}
+        t.add_adapter("a", lora_rank=4, lora_alpha=8.0, target_modules=["q_proj", "down_proj"])
+        t.add_adapter("b", seed=1)
+        check_served_adapters(t, tmp_path / "kept")
+        t.save_adapter("b", tmp_path / "saved")
+        expected = train_adapters(t, "b")
+        t.load_adapter("c", tmp_path / "saved")
+        np.testing.assert_array_equal(train_adapters(t, "c", like="b"), expected)
+        t.load_adapter("c", tmp_path / "saved", with_optimizer=False)
+        assert np.abs(train_adapters(t, "c", like="b") - expected).max() > 1e-4
+        t.remove_adapter("c")
+        assert t.adapters == ["a", "b"]
+        refuse(lambda: t.load_adapter("c", tmp_path / "nowhere"), "nowhere")
+        refuse(lambda: t.add_adapter("a"), "'a'")
+        t.log(1, metrics={"train/loss": 1.0})
+        t.save()
+        straight = train_adapters(t, *STEPS)
+        assert t.load("step_1") == 1
+        np.testing.assert_array_equal(train_adapters(t, *STEPS), straight)
+        refuse(lambda: t.sample([CHAT], adapter="a"), "'a'", "publish")
+    with Trainer(settings, *words(tmp_path), engine) as t:  # from step_000001
+        assert t.adapters == ["a", "b"]
+        np.testing.assert_array_equal(train_adapters(t, *STEPS), straight)
+        t.publish(adapter="a")
+        assert find_gap(t, sample_from(t, "a"), "a") < 1e-4
+        t.publish()
+        assert find_gap(t, sample_from(t, ""), "") < 1e-4
+    learning_rates.main(str(task.model), *words(tmp_path, "rates"), engine, "model.dtype=float32", steps=2, size=2, n=2)
+    last = json.loads((tmp_path / "test/rates/metrics.jsonl").read_bytes().splitlines()[-1])
+    assert len([name for name in last if name.startswith("reward/lr_")]) == 4
 
 
 SCRIPT = """

@@ -178,7 +178,7 @@ async def sleep(engine: VllmEngine, case: TransferCase) -> None:
 async def send(sender: Any, engine: VllmEngine, weights: dict[str, torch.Tensor], version: int) -> WeightUpdate:
     update = await asyncio.to_thread(sender.send, weights.items(), version)
     if isinstance(sender, SharedMemorySender):
-        await engine.receive_weights(str(Path(sender.folder, update.folder)))
+        await engine.receive_weights(str(Path(sender.folder, update.folder)), version)
     assert isinstance(update, WeightUpdate)
     return update
 

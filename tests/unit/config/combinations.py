@@ -100,7 +100,6 @@ ERRORS = {
         # asynchronous training, and a reference that works while engines generate
         f"{SEPARATE} gpus=8": "trainer.async_mode=separate rollout.colocate=false",
         f"{CARRY} {ROUTER}": f"{ROUTER} max_staleness=0 max_staleness=1",
-        f"{CARRY} model.lora_rank=8 rollout.lora=adapter": "lora=adapter max_staleness=0 max_staleness=1 lora=merged",
         f"{CARRY} trainer.max_staleness=-1": "trainer.max_staleness -1.",
         # files and folders
         "data.val_files=[val.jsonl,gone.jsonl]": "data.val_files: file: gone.jsonl",

@@ -31,6 +31,7 @@ class Engine:
     held: list[float] = field(default_factory=lambda: [-1.0, -2.0])
     sampled: float | None = None  # log-prob of a sampled token; None: held
     calls: list[str] = field(default_factory=list)  # of a weight sync
+    updates_in_flight: bool = False
 
     async def generate(self, request: Any, *of_the_engine: Any) -> Any:
         if of_the_engine:
@@ -234,12 +235,16 @@ def test_the_policy_update_and_the_mismatch_are_one_call(measures_mismatch: bool
 
 @pytest.mark.parametrize("receipt", [WeightReceipt(1, "abc"), None])
 @pytest.mark.parametrize(
-    ("in_flight", "calls"),
-    [(True, ["pause", "confirm", "resume", "probe", "sample"]), (False, ["confirm", "probe", "sample"])],
+    ("pauses_requests", "in_flight", "calls"),
+    [
+        (True, False, ["pause", "confirm", "resume", "probe", "sample"]),
+        (True, True, ["confirm", "resume", "probe", "sample"]),  # resume does nothing
+        (False, False, ["confirm", "probe", "sample"]),
+    ],
 )
-def test_in_flight_the_engine_is_paused_during_the_sync_and_probed_afterwards(
-    receipt: WeightReceipt | None, in_flight: bool, calls: list[str]
+def test_the_engine_is_paused_during_the_sync_unless_requests_keep_their_weights(
+    receipt: WeightReceipt | None, pauses_requests: bool, in_flight: bool, calls: list[str]
 ) -> None:
-    engine = Engine(receipt=receipt)
-    publish(make_publisher(engine, Policy(), pauses_requests=in_flight))
+    engine = Engine(receipt=receipt, updates_in_flight=in_flight)
+    publish(make_publisher(engine, Policy(), pauses_requests=pauses_requests))
     assert engine.calls == calls

@@ -73,7 +73,7 @@ def test_sleeping_engine_frees_weights_and_receives_new_ones(engine: HFEngine, t
         await engine.sleep()
         asleep = all(parameter.is_meta for parameter in engine._model.parameters())
         await engine.wake_weights()
-        await engine.receive_weights(str(tmp_path / "weights" / update.folder))
+        await engine.receive_weights(str(tmp_path / "weights" / update.folder), update.version)
         receipt = await engine.confirm_weights(1)
         await engine.wake_cache()
         return asleep, receipt.digest, await engine.log_probs([3, 4, 5])
@@ -98,7 +98,7 @@ def test_paused_answer_continues_with_new_weights(engine: HFEngine, tmp_path: Pa
         whole = [*context, *request.sampled]
         before = await engine.log_probs(whole)
         update = send_changed_weights(tmp_path / "weights")
-        await engine.receive_weights(str(tmp_path / "weights" / update.folder))
+        await engine.receive_weights(str(tmp_path / "weights" / update.folder), update.version)
         await engine.confirm_weights(1)
         await engine.resume()
         answer, _ = await asyncio.gather(*calls)

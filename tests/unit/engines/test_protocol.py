@@ -11,6 +11,7 @@ import pytest
 
 from alphaapollo.engines.protocol import Engine, MemoryPart
 from alphaapollo.engines.types import EngineError
+from alphaapollo.types import Adapter
 from alphaapollo.weight_sync.transport import TransferMethod, WeightReceipt
 from tests.unit.engines.specs import make_spec
 
@@ -35,8 +36,8 @@ class RecordingEngine(Engine):
     async def load_folder(self, folder: str) -> None:
         self.calls.append(f"folder {folder}")
 
-    async def load_adapter(self, folder: str) -> None:
-        self.calls.append(f"adapter {folder}")
+    async def use_adapter(self, adapter: Adapter) -> None:
+        self.calls.append(f"adapter {adapter.folder} {adapter.version}")
 
     async def begin_loading(self) -> None:
         self.calls.append("begin")
@@ -64,14 +65,13 @@ FREED = ["free kv_cache weights", "allocate weights", *LOADED, "allocate kv_cach
 
 
 def run(engine: RecordingEngine, calls: list[str]) -> list[str]:
-    """Call methods, `NAME ARGUMENT`. Returns what they called."""
+    """Call methods, `NAME ARGUMENT ...`. Returns what they called."""
 
     async def run_all() -> None:
         for call in calls:
-            name, _, argument = call.partition(" ")
+            name, *arguments = call.split()
             method: Callable[..., Any] = getattr(engine, name)
-            value = int(argument) if argument.isdigit() else argument
-            await method(*[value] if argument else [])
+            await method(*(int(one) if one.isdigit() else one for one in arguments))
 
     asyncio.run(run_all())
     return engine.calls
@@ -84,7 +84,7 @@ def run(engine: RecordingEngine, calls: list[str]) -> list[str]:
         (["sleep", "sleep", "wake_weights", *SYNC, "wake_cache", "wake_cache"], FREED),
         (["release_cache", "release_cache", "wake_cache"], ["free kv_cache", "allocate kv_cache"]),
         (["release_cache", "sleep", "release_cache"], ["free kv_cache", "free weights"]),
-        (["receive_weights v1", "confirm_weights 1"], ["begin", "folder v1", "end", "apply 1"]),
+        (["receive_weights v1 1", "confirm_weights 1"], ["begin", "folder v1", "end", "apply 1"]),
     ],
 )
 def test_calls_in_order(calls: list[str], expected: list[str]) -> None:
@@ -100,7 +100,7 @@ def test_engines_with_their_own_gpus_do_not_sleep() -> None:
     [
         (["sleep", "wake_cache"], "wake_weights"),
         (["sleep", "start_weight_update"], "wake_weights"),
-        (["sleep", "receive_weights v1"], "wake_weights"),
+        (["sleep", "receive_weights v1 1"], "wake_weights"),
         (["update_weights {}"], "start_weight_update"),
         (["start_weight_update", "confirm_weights 1"], "finish_weight_update"),
     ],
@@ -115,16 +115,31 @@ def test_wrong_order(calls: list[str], fix: str) -> None:
 def test_weights_do_not_change_under_running_requests() -> None:
     engine = RecordingEngine()
     engine.is_running = True
-    for call in ("start_weight_update", "receive_weights v1", "confirm_weights 1"):
+    for call in ("start_weight_update", "receive_weights v1 1", "confirm_weights 1"):
         with pytest.raises(EngineError, match=r"Call pause\(\) first"):
             run(engine, [call])
     assert run(engine, ["pause", *SYNC]) == ["hold", *LOADED]
     serving = RecordingEngine("adapter")
-    serving.is_running = serving.is_paused = True  # a running request keeps its adapter
+    serving.is_running = serving.is_paused = True
     with pytest.raises(EngineError, match="adapter"):
-        run(serving, ["receive_weights v1"])
+        run(serving, ["receive_weights v1 1"])
     serving.is_running = False
-    assert run(serving, ["receive_weights v1"]) == ["adapter v1"]
+    assert run(serving, ["receive_weights v1 1"]) == ["adapter v1 1"]
+
+
+@pytest.mark.parametrize("colocate", [False, True])
+def test_adapters_arrive_while_requests_run_if_the_engine_keeps_them(colocate: bool) -> None:
+    """Requests are not paused, unless the engine frees its memory for the trainer."""
+    engine = RecordingEngine("adapter", colocate)
+    engine.keeps_adapters = engine.is_running = True
+    assert engine.updates_in_flight == (not colocate)
+    assert not RecordingEngine("adapter", colocate).updates_in_flight
+    if colocate:
+        with pytest.raises(EngineError, match=r"Call pause\(\) first"):
+            run(engine, ["receive_weights v1 1", "confirm_weights 1"])
+        run(engine, ["pause"])
+    run(engine, ["receive_weights v1 1", "confirm_weights 1"])
+    assert engine.calls[-2:] == ["adapter v1 1", "apply 1"] and engine.calls.count("hold") == colocate
 
 
 def test_the_protocol_has_the_methods_of_a_weight_transfer() -> None:

@@ -36,7 +36,10 @@ EXPERTS = {"tensor_model_parallel_size": 2, "expert_parallel_size": 2}
         ("cuda", {"enforce_eager": True}, {"max_cudagraph_capture_size": ...}),
         ("cuda", EXPERTS, {"enable_expert_parallel": True}),
         ("cuda", {"transport": "nccl"}, {"weight_transfer_config": {"backend": "nccl"}}),
-        ("cuda", ADAPTER, {"enable_lora": True, "max_loras": 1, "max_lora_rank": 16, "weight_transfer_config": ...}),
+        ("cuda", ADAPTER, {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16, "weight_transfer_config": ...}),
+        ("cpu", ADAPTER | {"max_loras": 4}, {"max_loras": 4, "max_cpu_loras": 16}),
+        ("cpu", ADAPTER | {"max_loras": 20}, {"max_loras": 20, "max_cpu_loras": 20}),
+        ("cpu", {}, {"enable_lora": ..., "max_loras": ..., "max_cpu_loras": ...}),
     ],
 )
 def test_engine_arguments(device: str, settings: dict[str, Any], expected: dict[str, Any]) -> None:

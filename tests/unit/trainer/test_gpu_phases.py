@@ -129,6 +129,8 @@ class Trainer:
 class Engine:
     """Rollout worker with an engine that can sleep."""
 
+    updates_in_flight = False
+
     def __init__(self, gpu: Gpu):
         self.gpu, self.engine = gpu, self
 

@@ -139,15 +139,37 @@ def adapter() -> dict[str, torch.Tensor]:
 
 def test_sent_folder_is_a_peft_adapter_with_scale_one(tmp_path: Path) -> None:
     sender = SharedAdapterSender(tmp_path / "w", torch.bfloat16)
-    sender.send(adapter().items(), version=1)
     update = sender.send(adapter().items(), version=2)
     assert update is not None and update.version == 2
-    assert [path.name for path in (tmp_path / "w").iterdir()] == ["v2"]
     read = load_file(tmp_path / "w" / update.folder / "adapter_model.safetensors")
     assert read.keys() == adapter().keys()
     assert all(torch.equal(read[name], tensor.bfloat16()) for name, tensor in adapter().items())
     assert update.digest == format_digest(compute_joint_digest(read.values()))
     config = json.loads((tmp_path / "w" / update.folder / "adapter_config.json").read_text())
     assert config["lora_alpha"] == config["r"] == 4 and config["target_modules"] == ["q_proj", "v_proj"]
+
+
+def test_an_adapter_is_kept_until_the_next_is_complete(tmp_path: Path) -> None:
+    sender = SharedAdapterSender(tmp_path / "w", torch.float32)
+
+    def list_kept() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "w").iterdir() if (path / "adapter_config.json").is_file())
+
+    def gather() -> Iterator[tuple[str, torch.Tensor]]:
+        assert list_kept() == ["v1"]
+        yield from adapter().items()
+
+    def fail() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from list(adapter().items())[:2]
+        raise ValueError("not finite")
+
+    sender.send(adapter().items(), version=1)
     sender.release_sent_weights()
-    assert not (tmp_path / "w").exists()
+    assert list_kept() == ["v1"]
+    sender.send(gather(), version=2)
+    assert list_kept() == ["v2"]
+    with pytest.raises(ValueError, match="not finite"):
+        sender.send(fail(), version=3)
+    assert list_kept() == ["v2"]
+    sender.send(adapter().items(), version=4)
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["v4"]

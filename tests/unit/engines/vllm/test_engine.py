@@ -18,10 +18,16 @@ from vllm.config.lora import MaxLoRARanks
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from alphaapollo.engines.types import EngineError
+from alphaapollo.engines.types import EngineError, HttpSampling
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.patches import return_untruncated_logits
-from alphaapollo.engines.vllm.settings import LORA_RANKS
+from alphaapollo.engines.vllm.settings import (
+    LORA_RANKS,
+    build_completion,
+    build_http_answer,
+    make_lora_request,
+)
+from alphaapollo.types import BASE_MODEL, Adapter, Sampling
 from tests.unit.engines.specs import make_spec
 
 PROMPT, ANSWER = [1, 2, 3], [4, 5, 6, 7]
@@ -73,9 +79,9 @@ class Recorder:
         return 0
 
     def __getattr__(self, name: str) -> Any:
-        async def call(*arguments: Any, **named: Any) -> bool:
+        async def call(*arguments: Any, **named: Any) -> Any:
             self.calls.append((name, *arguments, *named.values()))
-            return True
+            return [7] if name == "collective_rpc" else True
 
         return call
 
@@ -87,7 +93,7 @@ def calls_with_adapter(*methods: str) -> list[tuple[Any, ...]]:
     async def all_of_them() -> None:
         engine._core_death = asyncio.get_running_loop().create_future()
         for number, method in enumerate(methods, start=1):
-            arguments = [f"/shm/v{number}"] if method == "receive_weights" else []
+            arguments = [f"/shm/v{number}", number] if method == "receive_weights" else []
             await getattr(engine, method)(*arguments)
 
     asyncio.run(all_of_them())
@@ -98,12 +104,67 @@ def test_base_weights_of_an_adapter_are_kept_in_host_memory_while_asleep() -> No
     assert calls_with_adapter("sleep") == [("sleep", 1, "keep")]
 
 
-def test_new_adapter_replaces_the_last_one() -> None:
-    calls = calls_with_adapter("receive_weights", "receive_weights")
-    assert [call[0] for call in calls] == ["add_lora", "remove_lora", "add_lora"]
-    first, (_, removed), second = calls[0][1], calls[1], calls[2][1]
-    assert (first.lora_int_id, first.lora_path) == (1, "/shm/v1") and removed == 1
-    assert (second.lora_int_id, second.lora_path) == (2, "/shm/v2") and second.lora_name != first.lora_name
+def test_requests_use_the_newest_adapter_or_the_one_that_they_name() -> None:
+    """The workers keep older adapters, also those that load_adapter loads. A version is part of the prompt's salt."""
+    found: list[tuple[str, str | None]] = []
+
+    async def generate(prompt: Any, params: Any, request_id: str, lora_request: Any) -> Any:
+        found.append((prompt["cache_salt"], lora_request and lora_request.lora_path))
+        answer = CompletionOutput(0, "", ANSWER, 0.0, None, finish_reason="length")
+        answer.logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in ANSWER]  # type: ignore[assignment]
+        answer.weight_versions = [SimpleNamespace(version="9", start=0, end=4)]  # type: ignore[list-item]
+        yield RequestOutput("id", None, PROMPT, None, [answer], finished=True, lora_request=lora_request)
+
+    async def run() -> list[int]:
+        recorder = Recorder()
+        engine = make_engine(recorder, transport="adapter", lora_rank=8, colocate=False)
+        engine._core_death = asyncio.get_running_loop().create_future()
+        for version in (1, 2):
+            await engine.receive_weights(f"/shm/v{version}", version)
+        assert (await engine.confirm_weights(2)).digest == f"{7:016x}"
+        assert await engine.load_adapter(Adapter("/other", 3)) == f"{7:016x}"
+        loaded = [call[2] for call in recorder.calls if call[1] == "alphaapollo_load_adapter"]
+        assert loaded == [("/shm/v1", 1), ("/shm/v2", 2), ("/other", 3)]
+        recorder.generate = generate  # type: ignore[attr-defined]
+        sampling = [Sampling(4, adapter=one) for one in (None, Adapter("/other", 3), BASE_MODEL)]
+        answers = [await engine.generate(PROMPT, one, "id") for one in sampling]
+        await engine.answer_http(PROMPT, HttpSampling(sampling[1]), "id")
+        return [one.weight_version for one in answers]
+
+    assert asyncio.run(run()) == [2, 3, 9]
+    assert found == [("2", "/shm/v2"), ("3", "/other"), ("0", None), ("3", "/other")]
+
+
+def make_output(adapter: Adapter, **fields: Any) -> RequestOutput:
+    """Output of a request whose 4 tokens were sampled while the engine's version changed from 8 to 9."""
+    answer = CompletionOutput(0, "", ANSWER, 0.0, None, finish_reason="stop")
+    one, two = SimpleNamespace(logprob=-1.0), SimpleNamespace(logprob=-2.0)
+    spans = [SimpleNamespace(version=str(8 + number), start=2 * number, end=2 * number + 2) for number in range(2)]
+    own = {"logprobs": [{token: one, 0: two} for token in ANSWER], "weight_versions": spans}
+    vars(answer).update(own | {"stop_reason": fields.pop("stop_reason", None)})
+    lora = make_lora_request(adapter)
+    return RequestOutput("id", None, PROMPT, None, [answer], finished=True, lora_request=lora, **fields)
+
+
+def test_a_completion_has_the_version_of_its_adapter() -> None:
+    assert make_lora_request(BASE_MODEL) is None
+    with_base = build_completion((output := make_output(BASE_MODEL)).outputs[0], output)
+    assert with_base.weight_versions == [(8, 2), (9, 2)] and with_base.num_cached_tokens == 0
+    output = make_output(Adapter("/folder", 5), num_cached_tokens=2)
+    with_adapter = build_completion(output.outputs[0], output)
+    assert with_adapter.weight_versions == [(5, 4)] and with_adapter.num_cached_tokens == 2
+
+
+def test_an_http_answer_has_all_log_probs_and_the_stop_string() -> None:
+    assert build_http_answer(make_output(BASE_MODEL)).prompt_logprobs == []
+    scored = [None, *({token: SimpleNamespace(logprob=-0.5)} for token in PROMPT[1:])]
+    output = make_output(Adapter("/folder", 5))
+    output.prompt_logprobs = scored  # type: ignore[assignment]
+    answer = build_http_answer(output)
+    assert answer.logprobs == [{token: -1.0, 0: -2.0} for token in ANSWER]
+    assert answer.completion.logprobs == [-1.0] * 4 and answer.prompt_logprobs == [{2: -0.5}, {3: -0.5}]
+    stops = [build_http_answer(make_output(BASE_MODEL, stop_reason=one)).stop_string for one in (None, 7, "END")]
+    assert stops == ["", "", "END"]
 
 
 def test_adapter_rank_is_rounded_up_to_one_vllm_supports() -> None:

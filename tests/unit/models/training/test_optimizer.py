@@ -6,10 +6,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
-from alphaapollo.config.schema import Optimizer
+from alphaapollo.config.schema import Actor, Optimizer
 from alphaapollo.models.learning_rate import compute_learning_rate
-from alphaapollo.models.train_state import clip_gradients, make_optimizers, set_hyperparams
+from alphaapollo.models.sharding import full_tensor
+from alphaapollo.models.train_state import (
+    AdamSettings,
+    TrainState,
+    clip_gradients,
+    make_optimizers,
+    set_hyperparams,
+)
 from tests.unit.tiny import free_address
 
 COSINE = {"warmup_style": "cosine", "min_lr_ratio": 0.2}
@@ -54,6 +64,27 @@ def test_settings_of_the_configuration_replace_those_of_a_checkpoint():
     set_hyperparams(model, [optimizer], Optimizer(weight_decay=0.3, betas=(0.8, 0.95)))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.95)}
+
+
+def test_settings_of_adam_for_one_step(one_rank: None):
+    """Steps equal those of torch.optim.AdamW with settings that change. A step without settings uses the configured
+    ones, eps included."""
+    torch.manual_seed(0)
+    ours = fully_shard(nn.Linear(3, 2, bias=False), mesh=init_device_mesh("cpu", (1,)))
+    plain = nn.Linear(3, 2, bias=False)
+    plain.weight.data = full_tensor(ours.weight.detach()).clone()
+    state = TrainState(ours, Actor(optim={"lr": 0.01, "weight_decay": 0.1}), 100, "policy", "optim")
+    optimizer = torch.optim.AdamW(plain.parameters(), fused=True)
+    configured = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
+    changes = [{}, {"betas": (0.5, 0.6), "eps": 1e-3}, {"weight_decay": 0.0}, {}, {"eps": 1e-12}, {"eps": 1e-12}, {}]
+    for number, change in enumerate(changes):
+        gradient = torch.randn(2, 3)
+        plain.weight.grad = gradient.clone()
+        ours.weight.grad = distribute_tensor(gradient, ours.weight.device_mesh, ours.weight.placements)
+        optimizer.param_groups[0].update({"lr": 0.01 * number, **configured, **change})
+        optimizer.step()
+        state.step(lr=0.01 * number, grad_clip=1e9, adam=AdamSettings(**change))  # type: ignore[arg-type]
+        torch.testing.assert_close(full_tensor(ours.weight.detach()), plain.weight.detach(), rtol=0, atol=0)
 
 
 class TopKRouter(nn.Module):

@@ -204,4 +204,6 @@ def _describe_problem(message: str, client_version: str) -> str:
     if problem.startswith("Object contains unknown field "):
         field = f"{path}.{problem.removeprefix('Object contains unknown field ')}".removeprefix(".")
         return f"tinker {client_version} sends the field {field}, which this server does not know. {UPGRADE}"
+    if "matching regex" in problem:
+        return f"{path} must consist of up to 128 letters, digits, `.`, `_` and `-`, and must not begin with `.`."
     return f"{path or 'the body'}: {problem[0].lower()}{problem[1:]}."

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaapollo.tinker_server import requests as r
+from alphaapollo.tinker_server import json_requests as r
 from alphaapollo.tinker_server.wire import RequestError
 
 KINDS = [kind for kind in r.Request.__subclasses__() if kind.__struct_config__.tag]
@@ -51,8 +51,8 @@ def test_sample(stop: object) -> None:
         (r.OptimStep, STEP | {"adam_params": {"learning_rate": -1}}, "adam_params.learning_rate: expected float >= 0"),
         (r.OptimStep, STEP | {"adam_params": {"beta1": 1}}, "adam_params.beta1: expected float < 1"),
         (r.OptimStep, STEP | {"type": "sample"}, "optim_step: type: invalid value 'sample'"),
-        (r.SaveWeights, SAVE | {"path": "../a"}, "save_weights: path: expected str matching"),
-        (r.SaveWeights, SAVE | {"path": "a\n"}, "save_weights: path: expected str matching"),
+        (r.SaveWeights, SAVE | {"path": "../a"}, "save_weights: path must consist of up to 128 letters"),
+        (r.SaveWeights, SAVE | {"path": "a\n"}, "save_weights: path must consist of up to 128 letters"),
         (r.SaveWeights, SAVE | {"ttl_seconds": 60}, "ttl_seconds: expected int >= 3600"),
         (r.SaveWeightsForSampler, SAVE, "set path for a checkpoint, or sampling_session_seq_id"),
         (r.SaveWeightsForSampler, SAVE | {"kind": "other"}, "kind: invalid enum value 'other'"),
