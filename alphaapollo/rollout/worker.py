@@ -247,8 +247,10 @@ class RolloutWorker:
             if self._reader:
                 await self._reader(folder, source)
             await self.engine.receive_weights(str(source), version)
-            if self._reader and not self.engine.serves_adapter:  # an engine may load an adapter again
-                shutil.rmtree(source)
+            if self._reader:
+                for copy in source.parent.iterdir():
+                    if copy != source or not self.engine.serves_adapter:  # it may load its newest adapter again
+                        shutil.rmtree(copy)
         self._rewards.clear_judge_cache()
         return await self.engine.confirm_weights(version)
 

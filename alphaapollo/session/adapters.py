@@ -168,6 +168,7 @@ class Adapters:
         self._folders[folder], state.published, state.trained_version = adapter, adapter, adapter.version
         own = self._published_folder / name
         for old in sorted(own.glob("v*"))[:-PUBLISHED] if folder.parent == own else ():
+            self._folders.pop(old, None)
             shutil.rmtree(old)
         return gap
 
@@ -201,6 +202,8 @@ class Adapters:
         """Add an adapter as it was saved. One of the same name is replaced. Raises ValueError if it cannot be read."""
         if damage := await asyncio.to_thread(find_damage, folder):
             raise ValueError(f"the adapter {folder} cannot be loaded: {damage[0]}.")
+        if not (folder / FORM).is_file():
+            raise ValueError(f"{folder} has no {FORM}. Pass a folder that save_adapter wrote.")
         saved = read_json(folder / FORM)
         if saved["largest_rank"] != self._model.lora_rank:
             raise ValueError(

@@ -216,6 +216,8 @@ class Verbs:
             raise ValueError("there are no gradients. Call forward_backward before optim_step.")
         if adam != AdamSettings() and optimizer not in ("adamw", "adamw_8bit"):
             raise ValueError(f"optim.name={optimizer} is not AdamW. Leave betas, eps and weight_decay out.")
+        if not all(0 <= beta < 1 for beta in betas or ()) or (eps is not None and eps <= 0):
+            raise ValueError(f"betas={betas}, eps={eps}: betas must be in [0, 1), and eps above 0.")
         if config.uses_trpo and lr is not None:
             raise ValueError("optim.name=trpo chooses the size of its steps. Leave lr out, and set optim.delta.")
         async with self._use_trainer(adapter):

@@ -61,7 +61,7 @@ class AdamParams(Request):
     learning_rate: Nonnegative = 1e-4
     beta1: Beta = 0.9
     beta2: Beta = 0.95
-    eps: Nonnegative = 1e-12
+    eps: Annotated[float, Meta(gt=0)] = 1e-12
     weight_decay: Nonnegative = 0.0
     grad_clip_norm: Nonnegative = 0.0  # 0: no clipping
 

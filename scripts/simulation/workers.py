@@ -187,6 +187,8 @@ class FakePolicy:
 class FakeRollout:
     """Fake rollout worker: groups have random tokens and take as long as their longest sample."""
 
+    updates_in_flight = False
+
     def __init__(self, latencies: Latencies, clock: Clock):
         self.engine, self.latencies, self.clock = self, latencies, clock
         self.version = 0

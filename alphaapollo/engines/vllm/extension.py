@@ -42,9 +42,10 @@ class WorkerExtension:
     def alphaapollo_load_adapter(self, folder: str, version: int) -> int:
         """Load a LoRA adapter, and return the digest of the weights in its slot."""
         request = make_lora_request(Adapter(folder, version))
+        assert request is not None
         self.model_runner.add_lora(request)
         slots = self.model_runner.lora_manager._adapter_manager.lora_index_to_id
-        return compute_adapter_digest(self.model_runner.get_model(), slots.index(version))
+        return compute_adapter_digest(self.model_runner.get_model(), slots.index(request.lora_int_id))
 
     def alphaapollo_exclude_from_sampling(self, token_ids: Sequence[int]) -> None:
         """Keep the model from sampling `token_ids`. Call once, after the model is loaded."""

@@ -3,6 +3,7 @@
 record_digest_before_packing CPU: record the digest of each weight when vLLM packs it for its kernel
 repack_experts_on_each_load  CPU: pack expert weights again after each weight sync
 pad_single_row               CPU: results of a sequence do not depend on the batch size
+skip_base_rows               CPU: requests without an adapter, in a batch with adapters, do not get the last one
 use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
 return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
 """
@@ -31,12 +32,14 @@ def patch_vllm() -> None:
 
     TopKTopPSampler.forward_native = return_untruncated_logprobs(TopKTopPSampler.forward_native)
     if current_platform.is_cpu():
-        from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+        from vllm.lora.ops.torch_ops import lora_ops
+        from vllm.lora.punica_wrapper import punica_cpu
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
         use_fused_kernels()
         # Adapters have no part for the output head. vLLM's kernel for it fails for a batch with prompt log-probs.
-        PunicaWrapperCPU.add_lora_logits = lambda self, logits, *arguments, **options: logits
+        punica_cpu.PunicaWrapperCPU.add_lora_logits = lambda self, logits, *arguments, **options: logits
+        lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = skip_base_rows(lora_ops.bgmv_shrink)
         process = UnquantizedFusedMoEMethod.process_weights_after_loading
         UnquantizedFusedMoEMethod.process_weights_after_loading = repack_experts_on_each_load(process)
         utils.dispatch_cpu_unquantized_gemm = record_digest_before_packing(utils.dispatch_cpu_unquantized_gemm)
@@ -69,6 +72,19 @@ def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[...,
             layer.cpu_linear = pad_single_row(layer.cpu_linear)
 
     return record_weight_digest_and_pack
+
+
+def skip_base_rows(shrink: Callable[..., None]) -> Callable[..., None]:
+    """Wrap vLLM's function that computes A x for each row of a batch with the adapter in the row's slot: rows without an
+    adapter, whose slot is -1, get 0. vLLM reads -1 as the last slot."""
+
+    def compute_rows_with_adapters(
+        inputs: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, slots: torch.Tensor, scaling: float = 1.0
+    ) -> None:
+        shrink(inputs, weights, output, slots, scaling)
+        output[slots < 0] = 0.0
+
+    return compute_rows_with_adapters
 
 
 def repack_experts_on_each_load(process_weights: Callable[..., None]) -> Callable[..., None]:

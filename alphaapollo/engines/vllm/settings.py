@@ -230,10 +230,11 @@ def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParam
 
 
 def make_lora_request(adapter: Adapter) -> LoRARequest | None:
-    """Return vLLM's description of an adapter, which its workers load when a request first needs it."""
+    """Return vLLM's description of an adapter, which its workers load when a request first needs it. Its id, which vLLM
+    requires to be at least 1, is the version + 1."""
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(f"adapter_{adapter.version}", adapter.version, adapter.folder) if adapter.folder else None
+    return LoRARequest(f"adapter_{adapter.version}", adapter.version + 1, adapter.folder) if adapter.folder else None
 
 
 def build_completion(answer: CompletionOutput, output: RequestOutput) -> Completion:
@@ -242,7 +243,7 @@ def build_completion(answer: CompletionOutput, output: RequestOutput) -> Complet
     assert answer.weight_versions is not None and answer.logprobs is not None
     *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
     if output.lora_request is not None:
-        version, earlier = output.lora_request.lora_int_id, []
+        version, earlier = output.lora_request.lora_int_id - 1, []
     return Completion(
         token_ids=list(answer.token_ids),
         logprobs=_read_logprobs(answer.logprobs, answer.token_ids),

@@ -1,4 +1,4 @@
-"""JSON requests of tinker_server/requests.py, also against the client's own request types."""
+"""JSON requests of tinker_server/json_requests.py, also against the client's own request types."""
 
 from __future__ import annotations
 
