@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import DEADLINE, ROOT, Runner, wait_until_nothing_is_left
+from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, wait_until_nothing_is_left
+from tests.loop.ray_nodes import two_ray_nodes
 from tests.loop.tinker_kit import KEYS, start_program, start_server
 
 tinker = pytest.importorskip("tinker")
@@ -126,3 +127,12 @@ def test_recipes_of_the_cookbook(ppo: Runner, tmp_path: Path) -> None:
         assert [one["name"] for one in saved] == ["000003", "final"], recipe
         for one in saved:
             assert (server.runs / one["state_path"].removeprefix("tinker://")).is_dir()
+
+
+@pytest.mark.nightly
+def test_two_ranks_and_engines_on_two_nodes(ppo: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with two_ray_nodes(tmp_path, monkeypatch, **{MARK: str(ppo.out)}):
+        server = start_server(ppo, "--engines", 2, "trainer.nnodes=2")
+        assert "all calls passed" in run(Path(sys.executable), tmp_path, CALLS, server.url)
+        server.program.signal(signal.SIGINT)
+        assert server.program.wait(DEADLINE) == 130

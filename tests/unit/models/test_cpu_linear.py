@@ -12,14 +12,14 @@ from alphaapollo.models.cpu_linear import compute_weight_grad, is_onednn_faster
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
-@pytest.mark.parametrize("bias", [True, False])
-def test_same_values_and_gradients_as_torch(monkeypatch: pytest.MonkeyPatch, bias: bool):
+@pytest.mark.parametrize(("bias", "length"), [(True, 7), (False, 7), (False, 0)])
+def test_same_values_and_gradients_as_torch(monkeypatch: pytest.MonkeyPatch, bias: bool, length: int):
     monkeypatch.setattr(linear, "is_onednn_faster", lambda: True)
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(24, 40, bias=bias), nn.SiLU(), nn.Linear(40, 16, bias=bias))
     plain = copy.deepcopy(ours)
     linear.use_onednn(ours)
-    x, y = torch.randn(2, 3, 7, 24)
+    x, y = torch.randn(2, 3, length, 24)
     x.requires_grad_()
     y = x.detach().clone().requires_grad_()
     ours(x).square().sum().backward()
