@@ -107,9 +107,17 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
                 task.cancel()
 
     async def answer(self, token_ids: list[int], requests: Sequence[HttpSampling]) -> list[HttpAnswer]:
-        """Sample an answer for each request with the same prompt, on the least loaded engine."""
-        async with self._balancer.reserve_engine(len(requests)) as rank:
-            return await self.ranks.call_rank(rank, answer_requests, token_ids, requests)
+        """Sample an answer for each request with the same prompt, on the least loaded engine, or on several if one has
+        no capacity for all."""
+        size = self.samples_in_flight
+
+        async def answer_part(part: Sequence[HttpSampling]) -> list[HttpAnswer]:
+            async with self._balancer.reserve_engine(len(part)) as rank:
+                answers: list[HttpAnswer] = await self.ranks.call_rank(rank, answer_requests, token_ids, part)
+                return answers
+
+        parts = [requests[start : start + size] for start in range(0, len(requests), size)]
+        return list(chain.from_iterable(await asyncio.gather(*map(answer_part, parts))))
 
     async def load_adapter(self, adapter: Adapter, probe_ids: list[int]) -> list[tuple[str, list[float]]]:
         """Load a LoRA adapter on every engine. Returns for each engine the digest of the adapter's weights, and the

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from alphaapollo.config.schema import Config, Model
 from alphaapollo.controller.engine_group import EngineGroup
+from alphaapollo.controller.errors import WorkerFailed
 from alphaapollo.controller.handles import PolicyGroup
-from alphaapollo.engines.types import EngineDied, EngineError
+from alphaapollo.engines.types import EngineError
 from alphaapollo.runs.checkpoint_folder import find_damage, write_manifest
 from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.types import BASE_MODEL, Adapter
@@ -45,8 +46,9 @@ class Adapters:
 
     def __init__(self, config: Config, model: Model, policy: PolicyGroup):
         self._config, self._model, self._policy = config, model, policy
-        self._current, self.version = OWN, 0
-        self._folders: dict[Path, Adapter] = {}
+        self._current: str | None = OWN  # None: unknown, after a call to the ranks that failed
+        self.version = 0
+        self._folders, self._loading = dict[tuple[Path, int], Adapter](), asyncio.Lock()
         self.states = {OWN: AdapterState(AdapterForm(model.lora_rank, model.alpha))}
 
     @property
@@ -86,13 +88,14 @@ class Adapters:
             raise ValueError("the trainer's own adapter cannot be removed.")
         self[name]  # raises ValueError if there is none
         del self.states[name]
+        self._current = None
         await self._policy.remove_adapter(name)
-        self._current = OWN if self._current == name else self._current
 
     async def use(self, name: str) -> AdapterState:
         """Put an adapter into the model of the training ranks, and return its state."""
         state = self[name]
         if name != self._current:
+            self._current = None
             await self._policy.use_adapter(name)
             self._current = name
         return state
@@ -117,16 +120,16 @@ class Adapters:
                 raise ValueError(f"the adapter {adapter!r} was not published. Call publish(adapter={adapter!r}) first.")
             return published
         folder = adapter.resolve()
-        if folder not in self._folders:
-            found = Adapter(str(folder), self.next_version())
-            try:
-                await engines.load_adapter(found, [])
-            except EngineDied:
-                raise
-            except (EngineError, OSError) as error:
-                raise ValueError(f"{adapter} is no adapter that the engines can load: {error}") from error
-            self._folders[folder] = found
-        return self._folders[folder]
+        key = folder, _read_time(folder)
+        async with self._loading:
+            if key not in self._folders:
+                found = Adapter(str(folder), self.next_version())
+                try:
+                    await engines.load_adapter(found, [])
+                except (EngineError, WorkerFailed, OSError) as error:
+                    raise ValueError(f"{adapter} is no adapter that the engines can load: {error}") from error
+                self._folders[key] = found
+        return self._folders[key]
 
     def check_engine(self) -> None:
         """Raise ValueError if the engines do not serve adapters by name."""
@@ -157,18 +160,15 @@ class Adapters:
     async def end_publish(
         self, name: str, adapter: Adapter, publisher: WeightPublisher, update: WeightUpdate, expected: Sequence[float]
     ) -> float:
-        """Load a version on the engines and sample with it from now on. Remove old ones from the run, or this one if
-        the engines do not compute with it as the trainer does. Returns the difference of the probe's log-probs."""
+        """Load a version on the engines, and sample with it from now on if they compute with it as the trainer does.
+        Remove old ones from the run. Returns the difference of the probe's log-probs."""
         folder, state = Path(adapter.folder), self[name]
-        try:
-            gap = await publisher.load_adapter(adapter, update, expected)
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
-        self._folders[folder], state.published, state.trained_version = adapter, adapter, adapter.version
+        gap = await publisher.load_adapter(adapter, update, expected)
+        self._folders[folder, _read_time(folder)] = adapter
+        state.published, state.trained_version = adapter, adapter.version
         own = self._published_folder / name
         for old in sorted(own.glob("v*"))[:-PUBLISHED] if folder.parent == own else ():
-            self._folders.pop(old, None)
+            self._folders.pop((old, _read_time(old)), None)
             shutil.rmtree(old)
         return gap
 
@@ -212,7 +212,17 @@ class Adapters:
             )
         form = saved["form"]
         await self.add(name, AdapterForm(**form | {"target_modules": tuple(form["target_modules"])}))
-        await self.use(name)
-        await self._policy.load(str(folder / "policy"))
-        if not with_optimizer:
-            await self._policy.reset_optimizer()
+        try:
+            await self.use(name)
+            await self._policy.load(str(folder / "policy"))
+            if not with_optimizer:
+                await self._policy.reset_optimizer()
+        except BaseException:
+            await self.remove(name)
+            raise
+
+
+def _read_time(folder: Path) -> int:
+    """Return when the weights in an adapter's folder were written, in nanoseconds; 0 if there are none."""
+    file = folder / "adapter_model.safetensors"
+    return file.stat().st_mtime_ns if file.is_file() else 0

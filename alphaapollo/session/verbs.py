@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ from alphaapollo.session.progress import Progress
 from alphaapollo.session.rows import GradientResult, RowReader, distribute, split_by_row
 from alphaapollo.session.teachers import compute_target_columns
 from alphaapollo.session.training import PolicySession
+from alphaapollo.session.turns import Turns
 from alphaapollo.session.validation import compute_group_metrics
 from alphaapollo.types import (
-    Adapter,
     Episode,
     EpisodeTurn,
     GroupRequest,
@@ -56,13 +56,13 @@ STEP_NAME = re.compile(r"step_(\d+)")
 
 
 class Verbs:
-    """State of a user's loop in the driver, and its verbs. Only one verb at a time uses the training ranks."""
+    """State of a user's loop in the driver, and its verbs."""
 
     def __init__(self, session: PolicySession, plan: Plan, renderer: Renderer, reader: RowReader):
         self._session, self._config, self._workers = session, session.config, session.workers
         self._publisher, self._plan, self._renderer, self._reader = session.weights, plan, renderer, reader
-        self.progress, self._training = Progress(), asyncio.Lock()
-        self.adapters = Adapters(self._config, plan.model, self._workers.policy)
+        self.progress, self.adapters = Progress(), Adapters(self._config, plan.model, self._workers.policy)
+        self._turns = Turns(session, self.adapters, plan.placement.shares_gpus)
 
     async def begin(self, checkpoint: Path | None) -> None:
         """Load the checkpoint to resume from, if any, and send the weights to the engines."""
@@ -112,7 +112,8 @@ class Verbs:
     ) -> list[TrajectoryGroup]:
         """Run n episodes per prompt, with the configured rewards, tools and limits. environment: class or registered
         name; None: env.env_name. Other arguments and result as for `sample`."""
-        chosen = await self._prepare_engines(adapter)
+        async with self._turns.use_engines():
+            chosen = await self.adapters.find(adapter, self._workers.engines)
         data, rollout, renderer = self._config.data, self._plan.rollout, self._renderer
         made = [one if isinstance(one, Prompt) else Prompt(number, "", one) for number, one in enumerate(prompts)]
         lengths = [length for one in made for length in renderer.count_prompt_tokens([one])]
@@ -126,7 +127,8 @@ class Verbs:
         budget, run_seed = max_tokens or data.max_response_length, self._config.trainer.seed
         sampling = Sampling(budget, heat, rollout.top_p, rollout.top_k, run_seed, adapter=chosen)
         requests = [GroupRequest(one, n, sampling, position, environment=pickled) for one in made]
-        groups = {number: group async for number, group in self._workers.engines.generate(requests)}
+        async with self._turns.sample():
+            groups = {number: group async for number, group in self._workers.engines.generate(requests)}
         return [groups[number] for number in range(len(requests))]
 
     async def sample_tokens(
@@ -140,12 +142,14 @@ class Verbs:
         """Sample an answer to the same token ids for each item of `sampling`, without an environment. num_top: number
         of most probable tokens per position to return beside the sampled one. scores_prompt: also return the log-probs
         of the prompt."""
-        chosen = await self._prepare_engines(adapter)
+        async with self._turns.use_engines():
+            chosen = await self.adapters.find(adapter, self._workers.engines)
         requests = [
             HttpSampling(replace(one, adapter=chosen), num_top=num_top, scores_prompt=scores_prompt and number == 0)
             for number, one in enumerate(sampling)
         ]
-        return await self._workers.engines.answer([*token_ids], requests)
+        async with self._turns.sample():
+            return await self._workers.engines.answer([*token_ids], requests)
 
     async def forward_backward(
         self,
@@ -189,7 +193,7 @@ class Verbs:
         if kl_coef is not None and adapter != OWN:
             raise ValueError("actor.policy_loss adapts one KL coefficient, for one adapter. Leave adapter out.")
         has_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns
-        async with self._use_trainer(adapter):
+        async with self._turns.use_ranks(adapter):
             batches = layout.rank_batches
             metrics, values = await self._workers.policy.accumulate(batches, inputs, sent, divisor, kl_coef)
             state.num_accumulated, logprobs = state.num_accumulated + 1, split_by_row(layout, read, values)
@@ -220,7 +224,7 @@ class Verbs:
             raise ValueError(f"betas={betas}, eps={eps}: betas must be in [0, 1), and eps above 0.")
         if config.uses_trpo and lr is not None:
             raise ValueError("optim.name=trpo chooses the size of its steps. Leave lr out, and set optim.delta.")
-        async with self._use_trainer(adapter):
+        async with self._turns.use_ranks(adapter):
             state.num_accumulated, state.trained_version = 0, None
             metrics = await self._workers.policy.take_step(lr, grad_clip, adam)
         if "policy_kl" in metrics:
@@ -230,7 +234,7 @@ class Verbs:
 
     async def clear_gradients(self, adapter: str = OWN) -> None:
         """Drop the accumulated gradients."""
-        async with self._use_trainer(adapter):
+        async with self._turns.use_ranks(adapter):
             self.adapters[adapter].num_accumulated = 0
             await self._workers.policy.clear_gradients()
 
@@ -244,15 +248,18 @@ class Verbs:
         if adapter == OWN:
             if folder is not None:
                 raise ValueError("folder is for adapters by name. Pass adapter=NAME, or leave folder out.")
-            async with self._use_trainer():
-                return await self._publish()
+            async with self._turns.use_ranks():
+                return await self._turns.publish()
         self.adapters.check_engine()
-        publisher = self._session.require_engines()
-        version = self.adapters.begin_publish(adapter, folder)
-        async with self._use_trainer(adapter):
-            written = await publisher.write_adapter(version)
-        await self._prepare_engines(OWN)
-        return {"sync/probe_gap": await self.adapters.end_publish(adapter, version, publisher, *written)}
+        publisher, version = self._session.require_engines(), self.adapters.begin_publish(adapter, folder)
+        try:
+            async with self._turns.use_ranks(adapter):
+                written = await publisher.write_adapter(version)
+            async with self._turns.use_engines():
+                return {"sync/probe_gap": await self.adapters.end_publish(adapter, version, publisher, *written)}
+        except BaseException:
+            shutil.rmtree(version.folder, ignore_errors=True)
+            raise
 
     async def log_probs(self, rows: Sequence[Row], model: str = "policy", adapter: str = OWN) -> list[np.ndarray]:
         """Compute the log-probs of each row at rollout.temperature, [T]; 0 for tokens not trained on. model: policy,
@@ -264,7 +271,7 @@ class Verbs:
             raise ValueError(f"model={model}: the workers have {', '.join(one for one in exists if exists[one])}.")
         read = self._reader.read(rows)
         layout = distribute(read, self._plan)
-        async with self._use_trainer(adapter):
+        async with self._turns.use_ranks(adapter):
             policy = self._workers.policy
             await policy.load_batch(layout.rank_batches)
             if model == "teacher":
@@ -283,7 +290,7 @@ class Verbs:
         writer, now = self._session.checkpoint_writer, replace(self.progress)
         if matched := STEP_NAME.fullmatch(name or ""):
             now.step, name = int(matched[1]), None
-        async with self._use_trainer():
+        async with self._turns.use_ranks():
             folder = writer.checkpoints.begin_checkpoint(now.step, name or "")
             await writer.save_and_wait(folder)
             await self.adapters.save_all(folder / ADAPTERS)
@@ -301,12 +308,12 @@ class Verbs:
             known = ", ".join(sorted(one.name for one in named.parent.glob("[!.]*"))) or "none"
             raise ValueError(f"{path} cannot be loaded: {damage[0]}. Checkpoints of this run: {known}.")
         progress = Progress.read(path)
-        async with self._use_trainer():
+        async with self._turns.use_ranks():
             await self._workers.policy.clear_gradients()
             await self._session.load(path)
             self.adapters[OWN].num_accumulated, self.progress = 0, progress
             if self._publisher:
-                await self._publish()
+                await self._turns.publish()
             await self.adapters.load_all(path / ADAPTERS)
         return progress.step
 
@@ -322,7 +329,7 @@ class Verbs:
         lora_alpha: None: as configured, which is also the largest rank. target_modules: names of layers; empty: all
         that have adapters."""
         form = self.adapters.make_form(name, lora_rank, lora_alpha, tuple(target_modules), seed)
-        async with self._training:
+        async with self._turns.use_ranks():
             await self.adapters.add(name, form)
 
     async def list_adapted_layers(self) -> list[str]:
@@ -331,19 +338,19 @@ class Verbs:
 
     async def remove_adapter(self, name: str) -> None:
         """Remove an adapter, with its optimizer. Its folders remain."""
-        async with self._training:
+        async with self._turns.use_ranks():
             await self.adapters.remove(name)
 
     async def save_adapter(self, adapter: str, folder: str | Path) -> None:
         """Save an adapter with its optimizer, but without gradients. An earlier folder is replaced when it is
         complete."""
-        async with self._use_trainer(adapter):
+        async with self._turns.use_ranks(adapter):
             await self.adapters.save(adapter, Path(folder))
 
     async def load_adapter(self, adapter: str, folder: str | Path, with_optimizer: bool = True) -> None:
         """Add an adapter as save_adapter saved it, or replace the one of this name. Raises ValueError if the folder
-        is missing or damaged; nothing is then changed."""
-        async with self._use_trainer():
+        is missing or damaged; nothing is then changed. If reading it fails later, there is no adapter of this name."""
+        async with self._turns.use_ranks():
             await self.adapters.load(adapter, Path(folder), with_optimizer)
 
     async def evaluate(
@@ -374,29 +381,3 @@ class Verbs:
             self._session.rollout_log.write(step, groups)
         self.progress.step = step
         self._session.log(step, logged)
-
-    async def _publish(self) -> dict[str, float]:
-        self._session.require_engines()
-        state, version = await self.adapters.use(OWN), self.adapters.next_version()
-        state.trained_version = version
-        return await self._session.publish(version)
-
-    async def _prepare_engines(self, adapter: str | Path | None) -> Adapter | None:
-        """Wake the engines that share GPUs with the trainer, and return the adapter to sample with."""
-        publisher = self._session.require_engines()
-        if not publisher.engines_hold_weights:  # else samples need not wait for a verb that trains
-            async with self._training:
-                if not publisher.engines_hold_weights:
-                    await self._publish()
-        return await self.adapters.find(adapter, self._workers.engines)
-
-    @asynccontextmanager
-    async def _use_trainer(self, adapter: str = OWN) -> AsyncIterator[None]:
-        """Context manager in which the training ranks work, with this adapter in the model. Engines on the same GPUs
-        free their memory first, and get the weights again before the next sample."""
-        async with self._training:
-            shares_gpus = self._plan.placement.shares_gpus
-            if shares_gpus and self._publisher and self._publisher.engines_hold_weights:
-                await self._session.hand_over(pauses_requests=True)
-            await self.adapters.use(adapter)
-            yield

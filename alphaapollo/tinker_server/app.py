@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
+import logging
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from alphaapollo.tinker_server import json_requests
 from alphaapollo.tinker_server.server import Server
-from alphaapollo.tinker_server.store import CheckpointRecord, ModelRecord, format_time
+from alphaapollo.tinker_server.store import ModelRecord, format_time
 from alphaapollo.tinker_server.wire import (
     CLIENT_VERSION,
     PROTO,
@@ -29,8 +29,10 @@ from alphaapollo.tinker_server.wire import (
     read_forward_backward,
 )
 
+logger = logging.getLogger(__name__)
 API, PROTOBUF = "/api/v1/", "application/x-protobuf"
 HOLD_SECONDS = 40.0  # of retrieve_future, whose client waits for 45 s and asks again
+RETRIED = 429  # status of requests that the client sends again
 MAX_BODY = 64 << 20  # bytes, after decompression
 OLDEST_CLIENT = (0, 25)
 LOCAL = "local"  # owner of everything if the server has no keys
@@ -74,6 +76,9 @@ class Api:
             return JSONResponse({"detail": str(error)}, error.status)
         except ClientDisconnect:
             return Response(status_code=499)
+        except Exception as error:
+            logger.exception("%s %s failed", request.method, request.url.path)
+            return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 500)
         return result if isinstance(result, Response) else JSONResponse(result)
 
     def _find_owner(self, request: Request) -> str:
@@ -88,9 +93,9 @@ class Api:
         try:
             return await self._post(name, body, owner, request)
         except RequestError as error:
-            if (call := find_numbered_call(body)) is not None:
+            if error.status != RETRIED and (call := find_numbered_call(body)) is not None:
                 with suppress(RequestError):  # there is no such model
-                    self.server.refuse(*call, owner, error)
+                    self.server.fail_call(*call, owner, error)
             raise
 
     async def _post(self, name: str, body: bytes, owner: str, request: Request) -> Any:
@@ -103,7 +108,7 @@ class Api:
             return getattr(server, name)(read(BODIES[name]), owner)
         match name:
             case "forward_backward":
-                return server.forward_backward(await asyncio.to_thread(read_forward_backward, body), owner)
+                return server.forward_backward(await asyncio.to_thread(read_forward_backward, body), owner, len(body))
             case "asample":
                 return server.sample(read(json_requests.Sample), owner)
             case "retrieve_future":
@@ -145,7 +150,7 @@ class Api:
                 return {}
             case "POST", ["sessions", session_id, "finish"]:
                 server.find_session(session_id, owner)
-                await server.end_session(session_id)
+                await asyncio.shield(server.end_session(session_id))
                 return {}
             case "GET", ["healthz"]:
                 return {"status": "ok"}
@@ -172,13 +177,12 @@ class Api:
                 found = [one for model in store.list_models(owner) for one in store.list_checkpoints(model)]
                 return paginate(request, "checkpoints", [one.describe() for one in found])
             case "DELETE", ["training_runs", model_id, "checkpoints", kind, name]:
-                shutil.rmtree(store.find(f"{model_id}/{kind}/{name}", owner).folder)
+                store.remove(store.find(f"{model_id}/{kind}/{name}", owner).folder)
                 return {}
             case "PUT", ["training_runs", model_id, "checkpoints", kind, name, "ttl"]:
-                found_one, ttl = store.find(f"{model_id}/{kind}/{name}", owner), self._read_ttl(body, request)
-                expires = None if ttl is None else time.time() + ttl
-                record = CheckpointRecord(found_one.record.step, expires, found_one.record.user_metadata)
-                store.complete(found_one.model, found_one.folder, record)
+                checkpoint, ttl = store.find(f"{model_id}/{kind}/{name}", owner), self._read_ttl(body, request)
+                checkpoint.record.expires_at = None if ttl is None else time.time() + ttl
+                store.write_record(checkpoint)
                 return {}
         raise explain_unknown(method, words, get_client_version(request))
 

@@ -1,7 +1,7 @@
 """Futures of calls, and the order of the calls of one model.
 
 The client sends calls without waiting for earlier ones, over several connections, and asks for each result later. It
-numbers the calls of a model from 1. They run in this order, in which they need not arrive.
+numbers the calls of a model: 0 creates it. Calls may arrive in any order. They run in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from alphaapollo.controller.errors import WorkerLost
-from alphaapollo.engines.types import EngineDied
 from alphaapollo.tinker_server.wire import RequestError
 
-WORKER_ERRORS = (EngineDied, WorkerLost)
 Call = Callable[[], Awaitable[Any]]
 KEEP_SECONDS = 300.0  # of results that were retrieved, for a client that lost the answer
+GAP_SECONDS = 400.0  # that later calls wait for one that does not arrive; the client repeats a request for 300 s
+MAX_WAITING = 256 << 20  # bytes of the requests of one model that wait; the client then waits before it sends more
 
 
 class Futures:
@@ -25,7 +25,7 @@ class Futures:
     def __init__(self) -> None:
         self._futures: dict[str, asyncio.Future[Any]] = {}
         self.lost_worker: Exception | None = None
-        self._closing = asyncio.Event()
+        self._closing, self._tasks = asyncio.Event(), set[asyncio.Task[None]]()
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._futures
@@ -34,17 +34,23 @@ class Futures:
         future = self._futures[request_id] = asyncio.get_running_loop().create_future()
         return future
 
-    def start(self, request_id: str, call: Call) -> asyncio.Task[None] | None:
-        """Start a call at once. A repeated one is not run again."""
-        if request_id in self._futures:
-            return None
-        return asyncio.create_task(self.run(call, self.add(request_id)))
+    def start(self, request_id: str, call: Call) -> None:
+        """Start a call at once. It is cancelled when its future is."""
+        future = self.add(request_id)
+        task = asyncio.create_task(self.run(call, future))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        future.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
 
     async def wait(self, request_id: str, seconds: float) -> asyncio.Future[Any] | None:
         """Return the completed future of a call; None if it is not complete after some seconds. Raises RequestError for
         an unknown call."""
         if (future := self._futures.get(request_id)) is None:
-            raise RequestError(f"there is no call {request_id}: its session has ended.", status=404)
+            raise RequestError(
+                f"the result of {request_id} does not exist any more: results are kept for {KEEP_SECONDS:g} s after "
+                "they were retrieved, and until the session ends.",
+                status=404,
+            )
         closing = asyncio.create_task(self._closing.wait())
         await asyncio.wait([future, closing], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         closing.cancel()
@@ -60,8 +66,10 @@ class Futures:
         """Run a call and complete its future with the result or the error."""
         try:
             result = await call()
-        except Exception as error:  # noqa: BLE001  the client gets it
-            self.lost_worker = error if isinstance(error, WORKER_ERRORS) else self.lost_worker
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the client gets it
+            if isinstance(error, asyncio.CancelledError):
+                error = RuntimeError("the call was cancelled, because its session or the workers have ended")
+            self.lost_worker = error if isinstance(error, WorkerLost) else self.lost_worker
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # it counts as retrieved, also if the client has gone
@@ -70,25 +78,31 @@ class Futures:
                 future.set_result(result)
 
     def drop(self, prefix: str) -> None:
-        """Remove the calls whose ids start with a prefix. Those that are waiting are cancelled."""
+        """Remove the calls whose ids start with a prefix. Those that are not complete are cancelled."""
         for request_id in [one for one in self._futures if one.startswith(prefix)]:
             self._futures.pop(request_id).cancel()
 
 
 class CallQueue:
-    """Calls of one model in the order of their numbers."""
+    """Calls of one model in the order of their numbers.
 
-    def __init__(self, model_id: str, futures: Futures):
-        self.model_id, self._futures = model_id, futures
-        self._next, self._waiting = 1, dict[int, tuple[Call, asyncio.Future[Any]]]()
+    on_gap: called with a message if a call did not arrive, before later ones run.
+    """
+
+    def __init__(self, model_id: str, futures: Futures, on_gap: Callable[[str], None]):
+        self.model_id, self._futures, self._on_gap = model_id, futures, on_gap
+        self._next, self._waiting = 0, dict[int, tuple[Call, asyncio.Future[Any], int]]()
         self._arrived, self._is_closing = asyncio.Event(), False
         self._task = asyncio.create_task(self._run())
 
-    def put(self, number: int, call: Call) -> str:
-        """Add a call, and return its request id. A repeated one is not run again."""
+    def put(self, number: int, call: Call, size: int = 0) -> str:
+        """Add a call, and return its request id. A repeated one is not run again. size: bytes of its request. Raises
+        RequestError if too many are waiting."""
         request_id = f"{self.model_id}:{number}"
         if number >= self._next and request_id not in self._futures:
-            self._waiting[number] = call, self._futures.add(request_id)
+            if number > self._next and size + sum(size for _, _, size in self._waiting.values()) > MAX_WAITING:
+                raise RequestError(f"the calls of {self.model_id} that wait have {MAX_WAITING} bytes.", status=429)
+            self._waiting[number] = call, self._futures.add(request_id), size
             self._arrived.set()
         return request_id
 
@@ -101,8 +115,13 @@ class CallQueue:
     async def _run(self) -> None:
         while not self._is_closing:
             if self._next in self._waiting:
-                await self._futures.run(*self._waiting.pop(self._next))
+                call, future, _ = self._waiting.pop(self._next)
+                await self._futures.run(call, future)
                 self._next += 1
-            else:
-                self._arrived.clear()
-                await self._arrived.wait()
+                continue
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), GAP_SECONDS if self._waiting else None)
+            except TimeoutError:
+                self._on_gap(f"call {self._next} did not arrive within {GAP_SECONDS:g} s")
+                self._next = min(self._waiting)

@@ -71,7 +71,11 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
         store = CheckpointStore(trainer.folder.absolute().parent, int(options.max_storage_gib * 2**30))
         served = _describe_model(trainer, options)
         server = Server(trainer.aio, store, served, lambda text: print(text, flush=True))
-        url = f"http://{options.host}:{options.port}"
+        url = (
+            f"http://[{options.host}]:{options.port}"
+            if ":" in options.host
+            else f"http://{options.host}:{options.port}"
+        )
         key = "one of the server's keys" if keys else "tml-local"
         message = f"{served.name}: tinker.ServiceClient(base_url={url!r}), TINKER_API_KEY={key} (stop with Ctrl-C)"
         settings = uvicorn.Config(build_app(server, keys), options.host, options.port, log_level="warning")
@@ -113,14 +117,12 @@ async def _serve(web: WebServer, server: Server, trainer: Trainer, message: str)
     print(message, flush=True)
     while not (await asyncio.wait([serving], timeout=POLL_SECONDS))[0]:
         web.should_exit |= not trainer.is_running or server.futures.lost_worker is not None
-        if not web.should_exit:
-            await server.end_silent_sessions()
+        if web.should_exit:
+            server.futures.stop_waiting()
+        else:
+            server.end_silent_sessions()
     await serving
-    for session_id in [*server.sessions] if trainer.is_running else ():
-        try:
-            await server.end_session(session_id)
-        except REPORTED_ERRORS as error:
-            print(f"steps of session {session_id} were not saved: {error}", flush=True)
+    await server.end_all_sessions()
     if server.futures.lost_worker is not None:
         raise server.futures.lost_worker
 

@@ -7,8 +7,8 @@ import itertools
 import math
 import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ import numpy as np
 from alphaapollo.own_loop.trainer import AsyncVerbs
 from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.session.rows import GradientResult
-from alphaapollo.tinker_server.calls import CallQueue
+from alphaapollo.tinker_server.calls import CallQueue, Futures
 from alphaapollo.tinker_server.json_requests import AdamParams, LoadWeights, SaveWeights, SaveWeightsForSampler
 from alphaapollo.tinker_server.losses import evaluate_loss, make_loss, make_rows
-from alphaapollo.tinker_server.store import SNAPSHOTS, CheckpointRecord, CheckpointStore, ModelRecord
+from alphaapollo.tinker_server.store import SNAPSHOTS, Checkpoint, CheckpointStore, ModelRecord
 from alphaapollo.tinker_server.wire import ForwardBackwardRequest, RequestError, write_forward_backward
 from alphaapollo.types import Row
 
 ALPHA = 32.0  # LoRA alpha of all models; the client sends none
 KEPT_SNAPSHOTS = 16  # newest weights of sampling clients per model; saved weights are kept until they are deleted
+MAX_TARGETS = 4 << 20  # of one forward_backward; with K targets per token, each costs as much as a token
+NO_TARGETS = np.zeros(0)
 SHOW_SECONDS = 10.0  # between two lines about the steps of a model
 
 
@@ -38,32 +40,28 @@ class Sampler:
     folder: Path | None  # of the adapter; None: the base model
     path: str | None = None  # tinker://...; None: a snapshot, or the base model
 
-    def check_exists(self) -> None:
-        if self.folder is not None and not self.folder.is_dir():
-            raise RequestError(
-                f"the weights of {self.sampler_id} were removed: a model keeps those of its last {KEPT_SNAPSHOTS} "
-                "sampling clients. Use save_weights_for_sampler(name) to keep them.",
-                status=404,
-            )
-
 
 class TrainedModel:
-    """Model of a training client. Its calls run one after the other, in `queue`."""
+    """Model of a training client. Its calls run one after the other, in `queue`; the first creates the adapter.
+
+    context: most tokens of a datum.
+    """
 
     def __init__(
         self,
         record: ModelRecord,
-        queue: CallQueue,
+        futures: Futures,
         verbs: AsyncVerbs,
         store: CheckpointStore,
-        in_use: Counter[Path | None],
+        context: int,
         notify: Callable[[str], None],
     ):
-        self.record, self.queue, self.last_request = record, queue, time.time()
-        self._verbs, self._store, self._in_use, self._notify = verbs, store, in_use, notify
-        self._tracker = JsonlTracker(store.get_folder(record.model_id) / "metrics.jsonl", 0)
+        self.record, self.last_request = record, time.time()
+        self.queue = CallQueue(record.model_id, futures, self._refuse_step)
+        self._verbs, self._store, self._context, self._notify = verbs, store, context, notify
+        self._tracker: JsonlTracker | None = None  # None: the adapter is not created
         self._step = self._saved_step = 0
-        self._failure = ""  # of a forward_backward since the last step, which must not run then
+        self._failure = ""  # error of a forward_backward since the last step; the next step is refused
         self._loss, self._num_tokens, self._shown = 0.0, 0, 0.0
         self._numbers, self._inflight = itertools.count(), list[Sampler]()
 
@@ -71,18 +69,56 @@ class TrainedModel:
     def name(self) -> str:
         return self.record.model_id
 
+    async def create(self, layers: Sequence[str]) -> dict[str, Any]:
+        """Create the adapter with new weights."""
+        lora = self.record.lora
+        seed = uuid.uuid4().int >> 65 if lora.seed is None else lora.seed
+        await self._verbs.add_adapter(self.name, lora.rank, ALPHA, layers, seed)
+        self._begin_folder()
+        return {"model_id": self.name, "type": "create_model"}
+
+    async def create_from(self, checkpoint: Checkpoint, with_optimizer: bool) -> dict[str, Any]:
+        """Create the adapter from a training checkpoint."""
+        await self._verbs.load_adapter(self.name, checkpoint.folder, with_optimizer)
+        self._begin_folder()
+        return {"model_id": self.name, "path": checkpoint.path, "type": "load_weights"}
+
+    def _begin_folder(self) -> None:
+        self._store.add_model(self.record)
+        self._tracker = JsonlTracker(self._store.get_folder(self.name) / "metrics.jsonl", 0)
+        lora = self.record.lora
+        parts = " and ".join(["attention"] * lora.train_attn + ["MLP"] * lora.train_mlp)
+        self._notify(f"{self.name} created: rank {lora.rank}, {parts}")
+
+    def _refuse_step(self, failure: str) -> None:
+        self._failure = failure
+
+    def _get_tracker(self) -> JsonlTracker:
+        if self._tracker is None:
+            raise RequestError(f"{self.name} was not created, because its first call failed. Create a new client.")
+        return self._tracker
+
     async def forward_backward(self, request: ForwardBackwardRequest) -> bytes:
+        self._get_tracker()
         try:
             return await self._forward_backward(request)
         except Exception as error:
             if not request.forward_only:
-                self._failure = str(error) or repr(error)
+                self._refuse_step(str(error) or repr(error))
             raise
 
     async def _forward_backward(self, request: ForwardBackwardRequest) -> bytes:
         loss = make_loss(request.loss_fn, request.config)
         if not request.data:
             raise RequestError("forward_backward: there is no datum. Pass at least one.")
+        for number, datum in enumerate(request.data):
+            if len(datum.tokens) > self._context:
+                text = (
+                    f"datum {number} has {len(datum.tokens)} tokens, and the server's context {self._context}. Cut it."
+                )
+                raise RequestError(text)
+        if (count := sum(one.inputs.get("target_tokens", NO_TARGETS).size for one in request.data)) > MAX_TARGETS:
+            raise RequestError(f"the call has {count} targets, and at most {MAX_TARGETS} are allowed. Split it.")
 
         def make_all_rows() -> list[list[Row]]:
             return [make_rows(datum, f"datum {i}", request.loss_fn) for i, datum in enumerate(request.data)]
@@ -91,7 +127,7 @@ class TrainedModel:
         rows = [row for made in by_datum for row in made]
         if request.forward_only:
             logprobs = await self._verbs.log_probs(rows, adapter=self.name)
-            total = evaluate_loss(loss, rows, logprobs)
+            total = await asyncio.to_thread(evaluate_loss, loss, rows, logprobs)
         else:
             result: GradientResult = await self._verbs.forward_backward(rows, loss, 1.0, adapter=self.name)
             logprobs, total = result.logprobs, result.loss
@@ -104,14 +140,19 @@ class TrainedModel:
 
     async def fail(self, error: RequestError, is_gradient: bool) -> None:
         """Fail like a call that was refused before it was in the queue."""
-        self._failure = str(error) if is_gradient else self._failure
+        if is_gradient:
+            self._refuse_step(str(error))
         raise error
 
     async def optim_step(self, adam: AdamParams) -> dict[str, Any]:
-        if failure := self._failure:
-            self._failure = ""
+        tracker, failure = self._get_tracker(), self._failure
+        shown = {"train/loss": self._loss, "train/tokens": float(self._num_tokens)}
+        self._failure, self._loss, self._num_tokens = "", 0.0, 0
+        if failure:
             await self._verbs.clear_gradients(adapter=self.name)
-            raise RequestError(f"no step was taken, because a forward_backward before it failed: {failure}")
+            raise RequestError(
+                f"the step was refused and its gradients were dropped, because a call before it failed: {failure}"
+            )
         metrics = await self._verbs.optim_step(
             adam.learning_rate,
             adam.grad_clip_norm or math.inf,
@@ -121,10 +162,8 @@ class TrainedModel:
             adapter=self.name,
         )
         self._step += 1
-        shown = {"train/loss": self._loss, "train/tokens": float(self._num_tokens)}
         shown |= {f"train/{name}": metrics[name] for name in ("grad_norm", "lr")}
-        self._loss, self._num_tokens = 0.0, 0
-        self._tracker.log(self._step, shown)
+        tracker.log(self._step, shown)
         if time.monotonic() - self._shown > SHOW_SECONDS:
             self._shown = time.monotonic()
             text = ", ".join(f"{name.removeprefix('train/')} {value:.4g}" for name, value in shown.items())
@@ -132,46 +171,39 @@ class TrainedModel:
         return {"metrics": {"grad_norm:mean": metrics["grad_norm"]}}
 
     async def save(self, request: SaveWeights) -> dict[str, Any]:
+        self._get_tracker()
         name = request.path or f"step_{self._step:06d}"
-        folder = await asyncio.to_thread(self._store.begin, self.record, "weights", name, request.overwrite)
+        folder = await asyncio.to_thread(self._store.reserve_folder, self.record, "weights", name, request.overwrite)
         return {"path": await self._save(folder, request.ttl_seconds, request.user_metadata), "type": "save_weights"}
 
     async def _save(self, folder: Path, ttl: int | None = None, metadata: dict[str, str] | None = None) -> str:
         await self._verbs.save_adapter(self.name, folder)
         self._saved_step = self._step
-        return self._complete(folder, ttl, metadata)
-
-    def _complete(self, folder: Path, ttl: int | None, metadata: dict[str, str] | None) -> str:
-        record = CheckpointRecord(self._step, None if ttl is None else time.time() + ttl, metadata)
-        return self._store.complete(self.record, folder, record).path
+        return self._store.complete(self.record, folder, self._step, ttl, metadata).path
 
     async def load(self, request: LoadWeights) -> dict[str, Any]:
         """Load a training checkpoint of the same owner. Gradients are dropped."""
-        checkpoint = await asyncio.to_thread(self._store.find, request.path, self.record.owner)
-        saved, own = checkpoint.model, self.record
-        if checkpoint.kind != "weights":
-            raise RequestError(f"{request.path} has no state of a training. Pass a path of save_state.")
-        if saved.base_model != own.base_model or request.base_model not in (None, own.base_model):
-            raise RequestError(f"{request.path} is an adapter of {saved.base_model}. This server has {own.base_model}.")
-        if (saved.lora.rank, saved.lora.train_attn, saved.lora.train_mlp) != (
-            own.lora.rank,
-            own.lora.train_attn,
-            own.lora.train_mlp,
-        ):
+        self._get_tracker()
+        own = self.record
+        checkpoint = await asyncio.to_thread(find_state, self._store, request, own.owner, own.base_model)
+        saved = checkpoint.model.lora
+        if (saved.rank, saved.train_attn, saved.train_mlp) != (own.lora.rank, own.lora.train_attn, own.lora.train_mlp):
             raise RequestError(f"{request.path} has another rank or other layers than this model. Create a new client.")
         await self._verbs.load_adapter(self.name, checkpoint.folder, request.optimizer)
-        self._failure = ""
+        self._failure, self._loss, self._num_tokens, self._saved_step = "", 0.0, 0, self._step
         return {"model_id": self.name, "path": request.path, "type": "load_weights"}
 
     async def save_for_sampler(self, request: SaveWeightsForSampler) -> str:
-        folder = await asyncio.to_thread(
-            self._store.begin, self.record, "sampler_weights", request.path or "", overwrites=False
-        )
+        self._get_tracker()
+        name, kind = request.path or "", "sampler_weights"
+        folder = await asyncio.to_thread(self._store.reserve_folder, self.record, kind, name, overwrites=False)
         await self._verbs.publish(self.name, folder)
-        return self._complete(folder, request.ttl_seconds, request.user_metadata)
+        ttl, metadata = request.ttl_seconds, request.user_metadata
+        return self._store.complete(self.record, folder, self._step, ttl, metadata).path
 
     async def make_sampler(self, sampler_id: str, is_inflight: bool) -> Sampler:
         """Publish the weights for a sampling client. inflight: earlier clients of this kind use them, too."""
+        self._get_tracker()
         folder = self._store.get_folder(self.name) / SNAPSHOTS / f"{next(self._numbers):06d}"
         await self._verbs.publish(self.name, folder)
         sampler = Sampler(sampler_id, folder)
@@ -179,21 +211,39 @@ class TrainedModel:
             self._inflight.append(sampler)
             for one in self._inflight:
                 one.folder = folder
-        kept = {folder, *sorted(folder.parent.iterdir())[-KEPT_SNAPSHOTS:]}
-        for old in folder.parent.iterdir():
-            if old not in kept and not self._in_use[old]:
-                shutil.rmtree(old)
+        for old in sorted(folder.parent.glob("[!.]*"))[:-KEPT_SNAPSHOTS]:
+            self._store.remove(old)
         return sampler
 
     async def close(self) -> None:
         """Save steps that were not saved, and free the adapter."""
         await self.queue.close()
-        if self._step > self._saved_step:
-            path = await self._save(self._store.get_folder(self.name) / "weights" / f"unsaved_step_{self._step:06d}")
-            self._notify(f"{self.name} ended after step {self._step}; its last steps are saved as {path}")
-        await self._verbs.remove_adapter(self.name)
+        if self._tracker is None:
+            return
         self._tracker.close()
-        shutil.rmtree(self._store.get_folder(self.name) / SNAPSHOTS, ignore_errors=True)
+        folder = self._store.get_folder(self.name)
+        try:
+            if self._step > self._saved_step:
+                path = await self._save(folder / "weights" / f"unsaved_step_{self._step:06d}")
+                self._notify(f"{self.name} ended after step {self._step}; its last steps are saved as {path}")
+        finally:
+            await self._verbs.remove_adapter(self.name)
+            snapshots = [*(folder / SNAPSHOTS).glob("*")]
+            for snapshot in snapshots:
+                self._store.remove(snapshot)
+            if not (self._step or snapshots or self._store.list_checkpoints(self.record)):
+                shutil.rmtree(folder, ignore_errors=True)  # the client has not used it
+
+
+def find_state(store: CheckpointStore, request: LoadWeights, owner: str, base_model: str) -> Checkpoint:
+    """Return the training checkpoint that a request names. Raises RequestError if it cannot be loaded here."""
+    checkpoint = store.find(request.path, owner)
+    if checkpoint.kind != "weights":
+        raise RequestError(f"{request.path} is not a training checkpoint. Pass a path that save_state returned.")
+    if checkpoint.model.base_model != base_model or request.base_model not in (None, base_model):
+        text = f"{request.path} is an adapter of {checkpoint.model.base_model}. This server has {base_model}."
+        raise RequestError(text)
+    return checkpoint
 
 
 def find_layers(paths: Iterable[str], attention: bool, mlp: bool) -> list[str]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from alphaapollo.engines.types import HttpAnswer
 from alphaapollo.own_loop.trainer import AsyncVerbs
 from alphaapollo.tinker_server import json_requests
-from alphaapollo.tinker_server.calls import CallQueue, Futures
-from alphaapollo.tinker_server.models import ALPHA, Sampler, TrainedModel, find_layers
+from alphaapollo.tinker_server.calls import Futures
+from alphaapollo.tinker_server.models import KEPT_SNAPSHOTS, Sampler, TrainedModel, find_layers, find_state
 from alphaapollo.tinker_server.store import CheckpointStore, ModelRecord
 from alphaapollo.tinker_server.wire import (
     ForwardBackwardRequest,
@@ -34,7 +31,7 @@ MAX_SAMPLES = 4096  # of one session that run at a time; the client waits before
 NO_HEAD = "This server trains no adapter of the output head: train_unembed has no effect."
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     owner: str
     last_seen: float = field(default_factory=time.monotonic)
@@ -62,8 +59,7 @@ class Server:
     def __init__(self, verbs: AsyncVerbs, store: CheckpointStore, served: ServedModel, notify: Callable[[str], None]):
         self.verbs, self.store, self.served, self.notify = verbs, store, served, notify
         self.futures, self.sessions = Futures(), dict[str, Session]()
-        self._in_use: Counter[Path | None] = Counter()  # running samples by folder of the adapter
-        self._tasks, self._starting = set[asyncio.Task[None]](), set[str]()  # _starting: models that are being created
+        self._closing = set[asyncio.Task[None]]()
 
     # Sessions.
 
@@ -91,18 +87,33 @@ class Server:
         model.last_request = time.time()
         return model
 
-    async def end_session(self, session_id: str) -> None:
-        """Save what its models have not saved, and free everything. A second call does nothing."""
-        if (session := self.sessions.pop(session_id, None)) is not None:
-            for model in session.models.values():
-                await model.close()
-            self.futures.drop(f"{session_id}:")
+    def end_session(self, session_id: str) -> asyncio.Task[None]:
+        """Save what its models have not saved, and free everything, in a task. A second call does nothing."""
+        task = asyncio.create_task(self._close(session_id, self.sessions.pop(session_id, None)))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
 
-    async def end_silent_sessions(self) -> None:
+    async def _close(self, session_id: str, session: Session | None) -> None:
+        for sampler_id in session.samplers if session else ():
+            self.futures.drop(f"{sampler_id}:")
+        for model in session.models.values() if session else ():
+            try:
+                await model.close()
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  other models are closed, too
+                self.notify(f"steps of {model.name} may be lost: {error or repr(error)}")
+        self.futures.drop(f"{session_id}:")
+
+    def end_silent_sessions(self) -> None:
         for session_id, session in [*self.sessions.items()]:
             if time.monotonic() - session.last_seen > SESSION_SECONDS:
                 self.notify(f"session {session_id} ends: no heartbeat for {SESSION_SECONDS:g} s")
-                await self.end_session(session_id)
+                self.end_session(session_id)
+
+    async def end_all_sessions(self) -> None:
+        for session_id in [*self.sessions]:
+            self.end_session(session_id)
+        await asyncio.gather(*self._closing)
 
     # Models.
 
@@ -119,70 +130,38 @@ class Server:
         if not layers:
             raise RequestError("the adapter has no layer. Set train_attn=True or train_mlp=True.")
         model_id = f"{request.session_id}:train:{request.model_seq_id}"
+        model = self._add_model(session, ModelRecord(model_id, owner, served.name, lora, time.time()))
+        return self._answer(model, 0, lambda: model.create(layers))
 
-        async def create() -> dict[str, Any]:
-            seed = uuid.uuid4().int >> 65 if lora.seed is None else lora.seed
-            await self.verbs.add_adapter(model_id, lora.rank, ALPHA, layers, seed)
-            await self._register(session, ModelRecord(model_id, owner, served.name, lora, time.time()))
-            return {"model_id": model_id, "type": "create_model"}
-
-        return self._start_model(model_id, create)
-
-    def _start_model(self, model_id: str, call: Callable[[], Any]) -> dict[str, Any]:
-        """Start a call that makes a model."""
-        models = {one for session in self.sessions.values() for one in session.models} | self._starting
-        if len(models - {model_id}) >= self.served.max_models:
-            raise RequestError(
-                f"the server has {len(models)} models, which is its limit. Close other clients, or start the server "
-                "with a larger --max-models."
-            )
-        if (task := self.futures.start(f"{model_id}:0", call)) is not None:  # not a repeated request
-            self._starting.add(model_id)
-            task.add_done_callback(lambda _: self._starting.discard(model_id))
-            self._keep(task)
-        return {"request_id": f"{model_id}:0", "model_id": model_id}
-
-    async def _register(self, session: Session, record: ModelRecord) -> TrainedModel:
-        model_id, lora = record.model_id, record.lora
-        if session not in self.sessions.values():
-            await self.verbs.remove_adapter(model_id)
-            raise RequestError(f"the session of {model_id} has ended.")
-        self.store.add_model(record)
-        queue = CallQueue(model_id, self.futures)
-        model = TrainedModel(record, queue, self.verbs, self.store, self._in_use, self.notify)
-        session.models[model_id] = model
-        parts = " and ".join(["attention"] * lora.train_attn + ["MLP"] * lora.train_mlp)
-        self.notify(f"{model_id} created: rank {lora.rank}, {parts}")
+    def _add_model(self, session: Session, record: ModelRecord) -> TrainedModel:
+        """Return the model of a session with this id, which a repeated request has already made, or a new one."""
+        if (model := session.models.get(record.model_id)) is None:
+            count = sum(len(one.models) for one in self.sessions.values())
+            if count >= self.served.max_models:
+                raise RequestError(
+                    f"the server has {count} models, which is its limit. Close other clients, or start the server with "
+                    "a larger --max-models."
+                )
+            context = self.served.context
+            model = TrainedModel(record, self.futures, self.verbs, self.store, context, self.notify)
+            session.models[record.model_id] = model
         return model
 
     def load_weights(self, request: json_requests.LoadWeights, owner: str) -> dict[str, Any]:
         if request.session_id is None:
             assert request.model_id is not None and request.seq_id is not None  # checked when it is parsed
-            model = self.find_model(request.model_id, owner)
-            return {"request_id": model.queue.put(request.seq_id, lambda: model.load(request))}
-        session, model_id = (
-            self.find_session(request.session_id, owner),
-            f"{request.session_id}:train:{request.model_seq_id}",
-        )
+            trained = self.find_model(request.model_id, owner)
+            return self._answer(trained, request.seq_id, lambda: trained.load(request))
+        session = self.find_session(request.session_id, owner)
+        model_id = f"{request.session_id}:train:{request.model_seq_id}"
+        checkpoint = find_state(self.store, request, owner, self.served.name)
+        record = ModelRecord(model_id, owner, self.served.name, checkpoint.model.lora, time.time())
+        model = self._add_model(session, record)
+        return self._answer(model, 0, lambda: model.create_from(checkpoint, request.optimizer))
 
-        async def load() -> dict[str, Any]:
-            saved = await asyncio.to_thread(self.store.find, request.path, owner)
-            record = ModelRecord(model_id, owner, self.served.name, saved.model.lora, time.time())
-            await self.verbs.add_adapter(model_id)  # replaced by the one that is loaded
-            model = await self._register(session, record)
-            try:
-                return await model.load(request)
-            except BaseException:
-                del session.models[model_id]
-                await model.close()
-                shutil.rmtree(self.store.get_folder(model_id))
-                raise
-
-        return self._start_model(model_id, load)
-
-    def forward_backward(self, request: ForwardBackwardRequest, owner: str) -> dict[str, Any]:
+    def forward_backward(self, request: ForwardBackwardRequest, owner: str, size: int) -> dict[str, Any]:
         model = self.find_model(request.model_id, owner)
-        return self._answer(model, request.seq_id, lambda: model.forward_backward(request))
+        return self._answer(model, request.seq_id, lambda: model.forward_backward(request), size)
 
     def optim_step(self, request: json_requests.OptimStep, owner: str) -> dict[str, Any]:
         model = self.find_model(request.model_id, owner)
@@ -205,13 +184,13 @@ class Server:
 
         return self._answer(model, request.seq_id, save)
 
-    def refuse(self, model_id: str, number: int, is_gradient: bool, owner: str, error: RequestError) -> None:
-        """Use the number of a call of a model that was refused, so that its later calls are not waiting for it."""
+    def fail_call(self, model_id: str, number: int, is_gradient: bool, owner: str, error: RequestError) -> None:
+        """Fail a numbered call whose request is invalid, so that later calls can run."""
         model = self.find_model(model_id, owner)
         model.queue.put(number, lambda: model.fail(error, is_gradient))
 
-    def _answer(self, model: TrainedModel, number: int, call: Callable[[], Any]) -> dict[str, Any]:
-        return {"request_id": model.queue.put(number, call), "model_id": model.name}
+    def _answer(self, model: TrainedModel, number: int, call: Callable[[], Any], size: int = 0) -> dict[str, Any]:
+        return {"request_id": model.queue.put(number, call, size), "model_id": model.name}
 
     # Samples.
 
@@ -239,7 +218,12 @@ class Server:
     def sample(self, request: json_requests.Sample, owner: str) -> dict[str, Any]:
         session = self.find_session(request.sampling_session_id, owner)
         sampler = self.find_sampler(request.sampling_session_id, owner)
-        sampler.check_exists()
+        if sampler.folder is not None and not self.store.exists(sampler.folder):
+            raise RequestError(
+                f"the weights of {sampler.sampler_id} were removed: a model keeps those of its last {KEPT_SNAPSHOTS} "
+                "sampling clients. Use save_weights_for_sampler(name) to keep them.",
+                status=404,
+            )
         token_ids = [token for chunk in request.prompt.chunks for token in chunk.tokens]
         sampling = self._make_sampling(request, len(token_ids))
         request_id, folder, count = f"{sampler.sampler_id}:{request.seq_id}", sampler.folder, len(sampling)
@@ -250,14 +234,18 @@ class Server:
             try:
                 answers = await self.verbs.sample_tokens(token_ids, sampling, max(top_prompt, top), scores, folder)
             finally:
-                session.num_samples, self._in_use[folder] = session.num_samples - count, self._in_use[folder] - 1
-            return encode_answers(answers, token_ids, scores, top_prompt, top)
+                session.num_samples -= count
+                if folder is not None:
+                    self.store.release(folder)
+            return await asyncio.to_thread(encode_answers, answers, token_ids, scores, top_prompt, top)
 
         if request_id not in self.futures:  # not a repeated request
-            if session.num_samples >= MAX_SAMPLES:
-                raise RequestError(f"{MAX_SAMPLES} samples of this session are running. Wait.", status=429)
-            session.num_samples, self._in_use[folder] = session.num_samples + count, self._in_use[folder] + 1
-            self._keep(self.futures.start(request_id, run))
+            if session.num_samples and session.num_samples + count > MAX_SAMPLES:
+                raise RequestError(f"{session.num_samples} samples of this session are running. Wait.", status=429)
+            session.num_samples += count
+            if folder is not None:
+                self.store.use(folder)
+            self.futures.start(request_id, run)
         return {"request_id": request_id, "sample_sequence_ids": [f"{request_id}:{i}" for i in range(count)]}
 
     def _make_sampling(self, request: json_requests.Sample, num_prompt: int) -> list[Sampling]:
@@ -280,12 +268,6 @@ class Server:
         return [
             Sampling(limit, params.temperature, params.top_p, params.top_k, seed, ids, strings, True) for seed in seeds
         ]
-
-    def _keep(self, task: asyncio.Task[None] | None) -> None:
-        """Keep a reference to a task until it is done, as asyncio requires. None: a repeated call, which has one."""
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
 
 
 def encode_answers(

@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from alphaapollo.tinker_server.wire import RequestError
 from alphaapollo.utils.disk import read_small_file, replace_file
 
 KINDS = {"weights": "training", "sampler_weights": "sampler"}  # folder -> tinker's type
+MODEL_ID = re.compile(r"[0-9a-f]{32}:train:[0-9]{1,9}")
 SCHEME, MODEL_FILE, CHECKPOINT_FILE, SNAPSHOTS = "tinker://", "model.json", "checkpoint.json", "snapshots"
 
 
@@ -36,9 +39,11 @@ class ModelRecord(msgspec.Struct):
 
 
 class CheckpointRecord(msgspec.Struct):
-    """Content of checkpoint.json. Without this file, the checkpoint has the defaults."""
+    """Content of checkpoint.json. A folder without this file is not complete."""
 
-    step: int = 0
+    step: int
+    created: float
+    size: int  # bytes
     expires_at: float | None = None
     user_metadata: dict[str, str] | None = None
 
@@ -63,9 +68,9 @@ class Checkpoint:
         return {
             "checkpoint_id": f"{self.kind}/{self.folder.name}",
             "checkpoint_type": KINDS[self.kind],
-            "time": format_time(self.folder.stat().st_mtime),
+            "time": format_time(self.record.created),
             "tinker_path": self.path,
-            "size_bytes": count_bytes(self.folder),
+            "size_bytes": self.record.size,
             "public": False,
             "user_metadata": self.record.user_metadata,
             "expires_at": None if expires is None else format_time(expires),
@@ -77,8 +82,33 @@ class CheckpointStore:
 
     def __init__(self, root: Path, max_bytes: int):
         self.root, self.max_bytes = root, max_bytes
-        for folder in [*root.glob(f"*/{SNAPSHOTS}"), *root.glob("*/*/.writing_*")]:  # of a server that was killed
+        self._in_use, self._removed = Counter[Path](), set[Path]()
+        for file in root.glob(f"*/{MODEL_FILE}"):  # remove what a server that was killed has left
+            for folder in [file.parent / SNAPSHOTS, *file.parent.glob("*/.writing_*")]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    # Folders of adapters that engines may load again while requests run are removed after the last request.
+
+    def use(self, folder: Path) -> None:
+        self._in_use[folder] += 1
+
+    def release(self, folder: Path) -> None:
+        self._in_use -= Counter([folder])
+        if folder in self._removed and folder not in self._in_use:
+            self._removed.discard(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+    def remove(self, folder: Path) -> None:
+        """Remove a checkpoint or a snapshot, now or when the last request that uses it ends."""
+        if folder in self._in_use:
+            self._removed.add(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def exists(self, folder: Path) -> bool:
+        return folder not in self._removed and folder.is_dir()
+
+    # Models and checkpoints.
 
     def get_folder(self, model_id: str) -> Path:
         return self.root / model_id
@@ -90,21 +120,22 @@ class CheckpointStore:
 
     def list_models(self, owner: str) -> list[ModelRecord]:
         """Return an owner's models, newest first."""
-        models = [self._read_model(file) for file in self.root.glob(f"*/{MODEL_FILE}")]
-        return sorted((one for one in models if one.owner == owner), key=lambda one: -one.created)
+        models = [self._read_model(file.parent.name) for file in self.root.glob(f"*/{MODEL_FILE}")]
+        return sorted((one for one in models if one and one.owner == owner), key=lambda one: -one.created)
 
     def find_model(self, model_id: str, owner: str) -> ModelRecord:
         """Raises RequestError if the owner has no such model."""
-        for model in self.list_models(owner):
-            if model.model_id == model_id:
-                return model
-        raise RequestError(f"there is no model {model_id!r} of this API key. list_training_runs has them.", status=404)
+        model = self._read_model(model_id) if MODEL_ID.fullmatch(model_id) else None
+        if model is None or model.owner != owner:
+            text = f"there is no model {model_id!r} of this API key. Call list_training_runs() to see your models."
+            raise RequestError(text, status=404)
+        return model
 
     def list_checkpoints(self, model: ModelRecord) -> list[Checkpoint]:
         """Return a model's checkpoints, oldest first. Expired ones are removed."""
         folders = [one for kind in KINDS for one in self.get_folder(model.model_id).glob(f"{kind}/[!.]*")]
-        found = [self._read_checkpoint(model, one) for one in sorted(folders, key=lambda one: one.stat().st_mtime)]
-        return [one for one in found if one is not None]
+        found = [one for folder in folders if (one := self._read_checkpoint(model, folder)) is not None]
+        return sorted(found, key=lambda one: one.record.created)
 
     def find(self, path: str, owner: str) -> Checkpoint:
         """Return the checkpoint with the path tinker://MODEL/KIND/NAME. Raises RequestError if it does not exist."""
@@ -112,14 +143,16 @@ class CheckpointStore:
         for checkpoint in self.list_checkpoints(self.find_model(model_id, owner)):
             if name == f"{checkpoint.kind}/{checkpoint.folder.name}":
                 return checkpoint
-        raise RequestError(f"there is no checkpoint {path}. list_checkpoints has those of a model.", status=404)
+        text = f"there is no checkpoint {path}. Call list_checkpoints(model_id) to see those of a model."
+        raise RequestError(text, status=404)
 
-    def begin(self, model: ModelRecord, kind: str, name: str, overwrites: bool) -> Path:
+    def reserve_folder(self, model: ModelRecord, kind: str, name: str, overwrites: bool) -> Path:
         """Return the folder of a new checkpoint. Raises RequestError if it exists, or if there is no space left."""
         folder = self.get_folder(model.model_id) / kind / name
         if folder.exists() and not overwrites:
             raise RequestError(f"the checkpoint {kind}/{name} exists. Use another name, or overwrite=True.")
-        used = sum(count_bytes(self.get_folder(one.model_id)) for one in self.list_models(model.owner))
+        models = self.list_models(model.owner)
+        used = sum(one.record.size for owned in models for one in self.list_checkpoints(owned))
         if used >= self.max_bytes:
             raise RequestError(
                 f"the checkpoints of this API key have {used / 2**30:.2f} GiB, and the server's limit is "
@@ -127,30 +160,31 @@ class CheckpointStore:
             )
         return folder
 
-    def complete(self, model: ModelRecord, folder: Path, record: CheckpointRecord) -> Checkpoint:
-        """Write the record of a checkpoint whose files are complete."""
-        replace_file(folder / CHECKPOINT_FILE, [msgspec.json.encode(record)])
-        return Checkpoint(model, folder, record)
+    def complete(
+        self, model: ModelRecord, folder: Path, step: int, ttl: int | None, metadata: dict[str, str] | None
+    ) -> Checkpoint:
+        """Write the record of a checkpoint whose files are complete. ttl: seconds; None: it does not expire."""
+        now, size = time.time(), sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        record = CheckpointRecord(step, now, size, None if ttl is None else now + ttl, metadata)
+        return self.write_record(Checkpoint(model, folder, record))
 
-    def _read_model(self, file: Path) -> ModelRecord:
-        return msgspec.json.decode(read_small_file(file), type=ModelRecord)
+    def write_record(self, checkpoint: Checkpoint) -> Checkpoint:
+        replace_file(checkpoint.folder / CHECKPOINT_FILE, [msgspec.json.encode(checkpoint.record)])
+        return checkpoint
+
+    def _read_model(self, model_id: str) -> ModelRecord | None:
+        with suppress(OSError, ValueError):  # ValueError: of another version
+            return msgspec.json.decode(read_small_file(self.get_folder(model_id) / MODEL_FILE), type=ModelRecord)
+        return None
 
     def _read_checkpoint(self, model: ModelRecord, folder: Path) -> Checkpoint | None:
-        file, record = folder / CHECKPOINT_FILE, CheckpointRecord()
-        if file.is_file():
-            record = msgspec.json.decode(read_small_file(file), type=CheckpointRecord)
-        if record.expires_at is not None and record.expires_at < time.time():
-            shutil.rmtree(folder, ignore_errors=True)
-            return None
-        return Checkpoint(model, folder, record)
-
-
-def count_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in _list_files(folder))
-
-
-def _list_files(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.rglob("*") if file.is_file())
+        with suppress(OSError, ValueError):
+            record = msgspec.json.decode(read_small_file(folder / CHECKPOINT_FILE), type=CheckpointRecord)
+            if record.expires_at is not None and record.expires_at < time.time():
+                self.remove(folder)
+            elif folder not in self._removed:
+                return Checkpoint(model, folder, record)
+        return None
 
 
 def format_time(seconds: float) -> str:

@@ -145,10 +145,8 @@ class AdapterSlots:
     def write(self, folder: str, dtype: torch.dtype, base_path: str) -> str:
         """Write the current adapter to a new folder in peft's format (a collective; rank 0 writes). Returns the digest
         on rank 0, else ""."""
-        tensors = self._gather()
+        tensors = [(key, one.to("cpu", dtype)) for key, one in self._gather()]  # before what can fail on one rank
         if dist.get_rank():
-            for _ in tensors:
-                pass
             return ""
         target = Path(folder)
         partial = target.with_name(f".writing_{target.name}")

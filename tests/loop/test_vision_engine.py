@@ -280,7 +280,7 @@ def test_adapters_of_the_language_model(tmp_path: Path) -> None:
             for layer in get_lora_layers(model).values():
                 for part in (layer.lora_A["default"].weight, layer.lora_B["default"].weight):
                     part.data = torch.randn(part.shape, generator=torch.Generator().manual_seed(version)) * 0.1
-            with session.send_adapter(dict(gather_scaled_adapter(model)), version) as update:
-                receipt = session.publish(update)
+            update = session.send_adapter(dict(gather_scaled_adapter(model)), version)
+            receipt = session.publish(update)
             assert (receipt.version, receipt.digest) == (update.version, update.digest)
             vision.compute_probe_difference(model)

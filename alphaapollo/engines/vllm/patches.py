@@ -75,8 +75,8 @@ def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[...,
 
 
 def skip_base_rows(shrink: Callable[..., None]) -> Callable[..., None]:
-    """Wrap vLLM's function that computes A x for each row of a batch with the adapter in the row's slot: rows without an
-    adapter, whose slot is -1, get 0. vLLM reads -1 as the last slot."""
+    """Wrap vLLM's function that computes A x of each row of a batch with the adapter in the row's slot: rows without
+    an adapter, whose slot is -1, get 0. vLLM reads -1 as the last slot."""
 
     def compute_rows_with_adapters(
         inputs: torch.Tensor, weights: torch.Tensor, output: torch.Tensor, slots: torch.Tensor, scaling: float = 1.0
