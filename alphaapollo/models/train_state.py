@@ -51,6 +51,9 @@ class AdamSettings:
     weight_decay: float | None = None
 
 
+AS_CONFIGURED = AdamSettings()
+
+
 class TrainState:
     """Optimizers, learning rate schedule over `total_steps` and checkpoints of a sharded model. `offload` moves
     configured tensors to host memory. `reload` moves parameters back, `step` reloads optimizer state. name, optim_key:
@@ -70,7 +73,7 @@ class TrainState:
         )
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
         self.take_step: Callable[[], float] | None = None  # moves the weights without optimizers; returns a step size
-        self.adam = AdamSettings()  # of the last step
+        self.adam = AS_CONFIGURED  # of the last step
         self.num_steps = 0  # steps made so far
         self.num_skipped = 0  # steps skipped in a row
 
@@ -90,7 +93,7 @@ class TrainState:
         skip_bad_step: bool = False,
         lr: float | None = None,
         grad_clip: float | None = None,
-        adam: AdamSettings = AdamSettings(),
+        adam: AdamSettings = AS_CONFIGURED,
     ) -> OptimizerStep:
         """Clip the accumulated gradients, run an optimizer step and clear the gradients (a collective). With
         `skip_bad_step`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise, or
@@ -169,7 +172,7 @@ class TrainState:
         counts = load_snapshot(folder, self.module, self.optimizers)
         self.num_steps, self.num_skipped = counts["num_steps"], counts.get("num_skipped", 0)
         set_hyperparams(self.module, self.optimizers, self.config.optim)
-        self.adam = AdamSettings()
+        self.adam = AS_CONFIGURED
 
     def get_trained_tensors(self) -> dict[str, list[Tensor]]:
         """Return this rank's slices of the trained "weights" and of the optimizer states, e.g. Adam's "exp_avg"."""
@@ -261,7 +264,7 @@ def set_hyperparams(
     model: nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
     config: Optimizer,
-    adam: AdamSettings = AdamSettings(),
+    adam: AdamSettings = AS_CONFIGURED,
 ) -> None:
     """Set weight decay, betas and eps from `config` and, where given, from `adam`. Call it again after loading a
     checkpoint, which restores old values."""

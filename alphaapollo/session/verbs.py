@@ -23,7 +23,7 @@ from alphaapollo.engines.types import HttpAnswer, HttpSampling
 from alphaapollo.environments.base import EnvironmentFactory, get_environment_spec
 from alphaapollo.environments.single_turn import UnscoredAnswer
 from alphaapollo.metrics.rollouts import compute_rollout_metrics
-from alphaapollo.models.train_state import AdamSettings
+from alphaapollo.models.train_state import AS_CONFIGURED, AdamSettings
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
 from alphaapollo.runs.checkpoint_folder import find_damage
 from alphaapollo.session.adapters import ADAPTERS, Adapters
@@ -218,7 +218,7 @@ class Verbs:
         optimizer = config.actor_rollout_ref.actor.optim.name
         if not state.num_accumulated:
             raise ValueError("there are no gradients. Call forward_backward before optim_step.")
-        if adam != AdamSettings() and optimizer not in ("adamw", "adamw_8bit"):
+        if adam != AS_CONFIGURED and optimizer not in ("adamw", "adamw_8bit"):
             raise ValueError(f"optim.name={optimizer} is not AdamW. Leave betas, eps and weight_decay out.")
         if not all(0 <= beta < 1 for beta in betas or ()) or (eps is not None and eps <= 0):
             raise ValueError(f"betas={betas}, eps={eps}: betas must be in [0, 1), and eps above 0.")

@@ -23,7 +23,6 @@ from alphaapollo.tinker_server.store import ModelRecord, format_time
 from alphaapollo.tinker_server.wire import (
     CLIENT_VERSION,
     PROTO,
-    UPGRADE,
     RequestError,
     decompress,
     read_forward_backward,
@@ -34,7 +33,6 @@ API, PROTOBUF = "/api/v1/", "application/x-protobuf"
 HOLD_SECONDS = 40.0  # of retrieve_future, whose client waits for 45 s and asks again
 RETRIED = 429  # status of requests that the client sends again
 MAX_BODY = 64 << 20  # bytes, after decompression
-OLDEST_CLIENT = (0, 25)
 LOCAL = "local"  # owner of everything if the server has no keys
 
 T = TypeVar("T", bound=json_requests.Request)
@@ -114,7 +112,7 @@ class Api:
             case "retrieve_future":
                 return await self._retrieve(read(json_requests.RetrieveFuture).request_id, owner)
             case "create_session":
-                check_client_version(read(json_requests.CreateSession).sdk_version)
+                read(json_requests.CreateSession)
                 return server.create_session(owner)
             case "session_heartbeat":
                 server.find_session(read(json_requests.SessionHeartbeat).session_id, owner)
@@ -238,13 +236,6 @@ async def read_body(request: Request) -> bytes:
 
 def get_client_version(request: Request) -> str:
     return request.headers.get("x-stainless-package-version", "(unknown version)")[:32]
-
-
-def check_client_version(version: str) -> None:
-    """Raises RequestError for a client that is too old. Others are not refused: unknown fields and endpoints are."""
-    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if len(parts) == 2 and parts < OLDEST_CLIENT:
-        raise RequestError(f"tinker {version} is too old. {UPGRADE}")
 
 
 def find_numbered_call(body: bytes) -> tuple[str, int, bool] | None:

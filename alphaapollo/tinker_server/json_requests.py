@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from alphaapollo.tinker_server.wire import CLIENT_VERSION as CLIENT_VERSION
 from alphaapollo.tinker_server.wire import UPGRADE, RequestError
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]

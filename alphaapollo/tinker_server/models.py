@@ -8,7 +8,8 @@ import math
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class TrainedModel:
         self.queue = CallQueue(record.model_id, futures, self._refuse_step)
         self._verbs, self._store, self._context, self._notify = verbs, store, context, notify
         self._tracker: JsonlTracker | None = None  # None: the adapter is not created
+        self.has_failed = False  # whether it could not be created
         self._step = self._saved_step = 0
         self._failure = ""  # error of a forward_backward since the last step; the next step is refused
         self._loss, self._num_tokens, self._shown = 0.0, 0, 0.0
@@ -73,15 +75,24 @@ class TrainedModel:
         """Create the adapter with new weights."""
         lora = self.record.lora
         seed = uuid.uuid4().int >> 65 if lora.seed is None else lora.seed
-        await self._verbs.add_adapter(self.name, lora.rank, ALPHA, layers, seed)
-        self._begin_folder()
+        await self._begin(self._verbs.add_adapter(self.name, lora.rank, ALPHA, layers, seed))
         return {"model_id": self.name, "type": "create_model"}
 
     async def create_from(self, checkpoint: Checkpoint, with_optimizer: bool) -> dict[str, Any]:
         """Create the adapter from a training checkpoint."""
-        await self._verbs.load_adapter(self.name, checkpoint.folder, with_optimizer)
-        self._begin_folder()
+        await self._begin(self._verbs.load_adapter(self.name, checkpoint.folder, with_optimizer))
         return {"model_id": self.name, "path": checkpoint.path, "type": "load_weights"}
+
+    async def _begin(self, creation: Awaitable[None]) -> None:
+        """Wait until the adapter is created, and create the model's folder."""
+        try:
+            await creation
+            self._begin_folder()
+        except BaseException:
+            self.has_failed = True
+            with suppress(ValueError):  # there is no adapter
+                await self._verbs.remove_adapter(self.name)
+            raise
 
     def _begin_folder(self) -> None:
         self._store.add_model(self.record)

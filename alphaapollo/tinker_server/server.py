@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from alphaapollo.engines.types import HttpAnswer
 from alphaapollo.own_loop.trainer import AsyncVerbs
 from alphaapollo.tinker_server import json_requests
 from alphaapollo.tinker_server.calls import Futures
@@ -18,11 +17,9 @@ from alphaapollo.tinker_server.store import CheckpointStore, ModelRecord
 from alphaapollo.tinker_server.wire import (
     ForwardBackwardRequest,
     RequestError,
-    SampledAnswer,
-    TopTokens,
     write_sample,
 )
-from alphaapollo.types import Sampling, StopReason
+from alphaapollo.types import Sampling
 from alphaapollo.utils.seeds import derive_seed
 
 SESSION_SECONDS = 300.0  # without a heartbeat, which the client sends every 10 s; then a session ends
@@ -136,7 +133,7 @@ class Server:
     def _add_model(self, session: Session, record: ModelRecord) -> TrainedModel:
         """Return the model of a session with this id, which a repeated request has already made, or a new one."""
         if (model := session.models.get(record.model_id)) is None:
-            count = sum(len(one.models) for one in self.sessions.values())
+            count = sum(not model.has_failed for one in self.sessions.values() for model in one.models.values())
             if count >= self.served.max_models:
                 raise RequestError(
                     f"the server has {count} models, which is its limit. Close other clients, or start the server with "
@@ -237,7 +234,7 @@ class Server:
                 session.num_samples -= count
                 if folder is not None:
                     self.store.release(folder)
-            return await asyncio.to_thread(encode_answers, answers, token_ids, scores, top_prompt, top)
+            return await asyncio.to_thread(write_sample, answers, token_ids, scores, top_prompt, top)
 
         if request_id not in self.futures:  # not a repeated request
             if session.num_samples and session.num_samples + count > MAX_SAMPLES:
@@ -268,26 +265,3 @@ class Server:
         return [
             Sampling(limit, params.temperature, params.top_p, params.top_k, seed, ids, strings, True) for seed in seeds
         ]
-
-
-def encode_answers(
-    answers: Sequence[HttpAnswer], token_ids: Sequence[int], scores_prompt: bool, top_prompt: int, top: int
-) -> bytes:
-    """Encode answers to a prompt. top_prompt, top: number of most probable tokens that were requested per position."""
-    scores = answers[0].prompt_logprobs
-    made = [
-        SampledAnswer(
-            one.completion.token_ids,
-            one.completion.logprobs,
-            one.completion.stop_reason is StopReason.LENGTH,
-            select_top(one.logprobs, top),
-        )
-        for one in answers
-    ]
-    own = [found[token] for token, found in zip(token_ids[1:], scores, strict=True)] if scores_prompt else None
-    return write_sample(made, own, select_top(scores, top_prompt), answers[0].completion.num_cached_tokens)
-
-
-def select_top(logprobs: Sequence[dict[int, float]], count: int) -> TopTokens:
-    """Return the `count` most probable (token, log-prob) pairs at each position; empty if count is 0."""
-    return [sorted(one.items(), key=lambda pair: -pair[1])[:count] for one in logprobs] if count else ()

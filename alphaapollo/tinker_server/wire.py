@@ -13,6 +13,9 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from alphaapollo.engines.types import HttpAnswer
+from alphaapollo.types import StopReason
+
 CLIENT_VERSION = "0.38"
 UPGRADE = f"This server speaks tinker {CLIENT_VERSION}. Install tinker=={CLIENT_VERSION}.0, or a newer alphaapollo."
 
@@ -42,7 +45,6 @@ int32, a map is a repeated Named... message, and the content of bytes fields tha
 
 DTYPES: dict[int, np.dtype] = {1: np.dtype(np.float32), 2: np.dtype(np.int64)}  # of DType; the client sends no others
 MAX_DENSE_SIZE = 64 * 2**20  # elements of the sparse tensors of one request
-TopTokens = Sequence[Sequence[tuple[int, float]]]  # at each position the most probable (token id, log-prob)
 MISSING_LOGPROB = -99999.0  # with token id 0: an empty entry of TopkLogprobs
 
 
@@ -212,42 +214,37 @@ def write_forward_backward(loss: float, logprobs: Sequence[np.ndarray], metrics:
     return bytes(output.SerializeToString())
 
 
-@dataclass(frozen=True)
-class SampledAnswer:
-    token_ids: Sequence[int]  # [T]
-    logprobs: Sequence[float]  # [T]
-    stops_at_limit: bool  # whether the answer ended at max_tokens, not at a stop token
-    top: TopTokens = ()  # [T]; empty: not requested
-
-
 def write_sample(
-    answers: Sequence[SampledAnswer], prompt_logprobs: Sequence[float] | None, prompt_top: TopTokens, num_cached: int
+    answers: Sequence[HttpAnswer], token_ids: Sequence[int], scores_prompt: bool, prompt_top: int, top: int
 ) -> bytes:
-    """Encode the answers to a prompt of P tokens.
+    """Encode the answers of an engine to a prompt of P tokens. The first answer has the log-probs of the prompt.
 
     Args:
-        prompt_logprobs: [P - 1], of the prompt's tokens after the first; None: not requested.
-        prompt_top: [P - 1], of these tokens; empty: not requested.
-        num_cached: number of the prompt's tokens that were in the engine's prefix cache.
+        token_ids: [P], of the prompt.
+        scores_prompt: whether to return the log-probs of the prompt's tokens after the first.
+        prompt_top, top: number of most probable tokens to return per position of prompt and answers.
     """
-    response = PROTO.SampleResponse(prompt_cache_hit_tokens=num_cached)
-    if prompt_logprobs is not None:
-        response.prompt_logprobs = np.array([math.nan, *prompt_logprobs], np.float32).tobytes()
-    if prompt_top:
-        response.topk_prompt_logprobs.CopyFrom(_make_topk([(), *prompt_top]))
+    first, scored = answers[0].completion, answers[0].prompt_logprobs
+    response = PROTO.SampleResponse(prompt_cache_hit_tokens=first.num_cached_tokens)
+    if scores_prompt:
+        own = [found[token] for token, found in zip(token_ids[1:], scored, strict=True)]
+        response.prompt_logprobs = np.array([math.nan, *own], np.float32).tobytes()
+    if prompt_top and scored:
+        response.topk_prompt_logprobs.CopyFrom(_make_topk([{}, *scored], prompt_top))
     for answer in answers:
-        sequence = response.sequences.add(stop_reason=int(answer.stops_at_limit))
-        sequence.tokens = np.array(answer.token_ids, np.int32).tobytes()
-        sequence.logprobs = np.array(answer.logprobs, np.float32).tobytes()
-        if answer.top:
-            sequence.topk_sampled_logprobs.CopyFrom(_make_topk(answer.top))
+        is_cut = answer.completion.stop_reason is StopReason.LENGTH
+        sequence = response.sequences.add(stop_reason=int(is_cut))
+        sequence.tokens = np.array(answer.completion.token_ids, np.int32).tobytes()
+        sequence.logprobs = np.array(answer.completion.logprobs, np.float32).tobytes()
+        if top:
+            sequence.topk_sampled_logprobs.CopyFrom(_make_topk(answer.logprobs, top))
     return bytes(response.SerializeToString())
 
 
-def _make_topk(positions: TopTokens) -> Any:
-    length, k = len(positions), max(map(len, positions))
-    ids, logprobs = np.zeros((length, k), np.int32), np.full((length, k), MISSING_LOGPROB, np.float32)
-    for position, pairs in enumerate(positions):
-        for place, (token, logprob) in enumerate(pairs):
+def _make_topk(positions: Sequence[Mapping[int, float]], k: int) -> Any:
+    """Encode the k most probable tokens at each position, of their log-probs."""
+    ids, logprobs = np.zeros((len(positions), k), np.int32), np.full((len(positions), k), MISSING_LOGPROB, np.float32)
+    for position, found in enumerate(positions):
+        for place, (token, logprob) in enumerate(sorted(found.items(), key=lambda pair: -pair[1])[:k]):
             ids[position, place], logprobs[position, place] = token, logprob
-    return PROTO.TopkLogprobs(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), k=k, length=length)
+    return PROTO.TopkLogprobs(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), k=k, length=len(positions))

@@ -25,7 +25,7 @@ from alphaapollo.config.schema import Actor, RolloutCorrection
 from alphaapollo.models.lm_head import TokenStats
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.models.train_state import AdamSettings, OptimizerStep
+from alphaapollo.models.train_state import AS_CONFIGURED, AdamSettings, OptimizerStep
 from alphaapollo.workers.loss_functions import UserLoss
 from alphaapollo.workers.model_worker import MetricSums, TrainingWorker, compute_token_outputs, merge_token_values
 from alphaapollo.workers.policy_objective import (
@@ -117,7 +117,7 @@ class PolicyLearner(TrainingWorker):
         self,
         lr: float | None = None,
         grad_clip: float | None = None,
-        adam: AdamSettings = AdamSettings(),  # noqa: B008  immutable
+        adam: AdamSettings = AS_CONFIGURED,
     ) -> dict[str, float]:
         """Take an optimizer step with the accumulated gradients, and clear them (a collective). None: as configured.
         Raises FloatingPointError if they are not finite. The weights are then unchanged."""
@@ -153,7 +153,7 @@ class PolicyLearner(TrainingWorker):
         skip_bad_step: bool,
         lr: float | None = None,
         grad_clip: float | None = None,
-        adam: AdamSettings = AdamSettings(),  # noqa: B008  immutable
+        adam: AdamSettings = AS_CONFIGURED,
     ) -> OptimizerStep:
         """Take an optimizer step with the accumulated gradients."""
         try:

@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaapollo.engines.types import HttpAnswer
 from alphaapollo.tinker_server.wire import (
     MAX_DENSE_SIZE,
     PROTO,
     RequestError,
-    SampledAnswer,
     decompress,
     read_forward_backward,
     write_forward_backward,
     write_sample,
 )
+from alphaapollo.types import Completion, StopReason
 
 INT64 = {"dtype": 2}
 
@@ -215,16 +216,18 @@ def test_results_in_the_client() -> None:
     for array, found in zip(arrays, output.loss_fn_outputs, strict=True):
         assert found["logprobs"].shape == list(array.shape) and np.array_equal(found["logprobs"].to_numpy(), array)
 
+    stopped = Completion([5, 6], [-1.0, -2.0], StopReason.STOP, 1, num_cached_tokens=2)
     answers = [
-        SampledAnswer([5, 6], [-1.0, -2.0], False, [[(5, -1.0), (0, -2.0)], [(6, -2.0)]]),
-        SampledAnswer([7], [-3.0], True),
+        HttpAnswer(stopped, None, [{0: -2.0, 5: -1.0}, {6: -2.0}], [{2: -0.5}, {3: -1.5, 8: -0.25}]),
+        HttpAnswer(Completion([7], [-3.0], StopReason.LENGTH, 1), None, [{7: -3.0}], []),
     ]
-    sample = response_conv.deserialize_sample_response(write_sample(answers, [-0.5, -1.5], [[(2, -0.5)], []], 2))
+    sample = response_conv.deserialize_sample_response(write_sample(answers, [9, 2, 3], True, 1, 2))
     assert sample.prompt_logprobs == [None, -0.5, -1.5] and sample.prompt_cache_hit_tokens == 2
-    assert sample.topk_prompt_logprobs == [None, [(2, -0.5)], None]
+    assert sample.topk_prompt_logprobs == [None, [(2, -0.5)], [(8, -0.25)]]
     first, second = sample.sequences
     assert (first.tokens, first.logprobs, first.stop_reason) == ([5, 6], [-1.0, -2.0], "stop")
     assert first.topk_logprobs == [[(5, -1.0), (0, -2.0)], [(6, -2.0)]]
-    assert (second.tokens, second.topk_logprobs, second.stop_reason) == ([7], None, "length")
-    plain = response_conv.deserialize_sample_response(write_sample(answers, None, (), 0))
+    assert (second.tokens, second.topk_logprobs, second.stop_reason) == ([7], [[(7, -3.0)]], "length")
+    plain = response_conv.deserialize_sample_response(write_sample(answers, [9, 2, 3], False, 0, 0))
+    assert plain.sequences[0].topk_logprobs is None
     assert plain.prompt_logprobs is None and plain.topk_prompt_logprobs is None
