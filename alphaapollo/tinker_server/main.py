@@ -71,11 +71,8 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
         store = CheckpointStore(trainer.folder.absolute().parent, int(options.max_storage_gib * 2**30))
         served = _describe_model(trainer, options)
         server = Server(trainer.aio, store, served, lambda text: print(text, flush=True))
-        url = (
-            f"http://[{options.host}]:{options.port}"
-            if ":" in options.host
-            else f"http://{options.host}:{options.port}"
-        )
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        url = f"http://{host}:{options.port}"
         key = "one of the server's keys" if keys else "tml-local"
         message = f"{served.name}: tinker.ServiceClient(base_url={url!r}), TINKER_API_KEY={key} (stop with Ctrl-C)"
         settings = uvicorn.Config(build_app(server, keys), options.host, options.port, log_level="warning")
@@ -143,10 +140,8 @@ def _check_settings(config: Config) -> None:
 
 
 def _choose_lengths(config: Config) -> dict[str, int]:
-    positions = getattr(
-        load_config(config.actor_rollout_ref.model).get_text_config(), "max_position_embeddings", CONTEXT
-    )
-    context = min(positions, CONTEXT)
+    text_config = load_config(config.actor_rollout_ref.model).get_text_config()
+    context = min(getattr(text_config, "max_position_embeddings", CONTEXT), CONTEXT)
     return dict(zip(LENGTHS, (context // 2, context - context // 2), strict=True))
 
 

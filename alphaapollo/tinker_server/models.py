@@ -124,10 +124,8 @@ class TrainedModel:
             raise RequestError("forward_backward: there is no datum. Pass at least one.")
         for number, datum in enumerate(request.data):
             if len(datum.tokens) > self._context:
-                text = (
-                    f"datum {number} has {len(datum.tokens)} tokens, and the server's context {self._context}. Cut it."
-                )
-                raise RequestError(text)
+                size = len(datum.tokens)
+                raise RequestError(f"datum {number} has {size} tokens, but the context is {self._context}. Cut it.")
         if (count := sum(one.inputs.get("target_tokens", NO_TARGETS).size for one in request.data)) > MAX_TARGETS:
             raise RequestError(f"the call has {count} targets, and at most {MAX_TARGETS} are allowed. Split it.")
 
