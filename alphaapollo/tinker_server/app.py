@@ -31,6 +31,7 @@ from alphaapollo.tinker_server.wire import (
 logger = logging.getLogger(__name__)
 API, PROTOBUF = "/api/v1/", "application/x-protobuf"
 HOLD_SECONDS = 40.0  # of retrieve_future, whose client waits for 45 s and asks again
+ENDED = 410  # status with which the client stops its heartbeats
 RETRIED = 429  # status of requests that the client sends again
 MAX_BODY = 64 << 20  # bytes, after decompression
 LOCAL = "local"  # owner of everything if the server has no keys
@@ -115,7 +116,10 @@ class Api:
                 read(json_requests.CreateSession)
                 return server.create_session(owner)
             case "session_heartbeat":
-                server.find_session(read(json_requests.SessionHeartbeat).session_id, owner)
+                try:
+                    server.find_session(read(json_requests.SessionHeartbeat).session_id, owner)
+                except RequestError as error:
+                    raise RequestError(str(error), status=ENDED) from None
                 return {"type": "session_heartbeat"}
             case "telemetry":
                 return {"status": "accepted"}

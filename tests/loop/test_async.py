@@ -36,7 +36,8 @@ def check_counts(lines: Sequence[dict[str, float]]) -> None:
     ],
 )
 def test_async_run_resumes_after_kill(ppo: Runner, mode: str, engine: str, controller: str) -> None:
-    """Resumed in one process."""
+    """Resumed in one process. Whether an answer has tokens of two versions depends on the time that answers take: that
+    they continue with new weights is tested in test_engine_in_flight.py."""
     settings = (
         f"actor_rollout_ref.rollout.name={engine}",
         *(mode, CORRECTED, "trainer.max_staleness=2", "trainer.save_freq=3", "trainer.test_freq=3"),
@@ -59,8 +60,6 @@ def test_async_run_resumes_after_kill(ppo: Runner, mode: str, engine: str, contr
     assert lines[2]["async/carried"] == len(saved["unfinished"])
     assert lines[-1]["async/carried"] == 0  # the last iteration starts no group that is not used
     assert 0 < max(line["staleness/max"] for line in lines) <= 2
-    if mode == CARRY:  # with separate, all requests may end before the next weights arrive
-        assert max(line["staleness/mixed"] for line in lines) > 0
     for line in lines:
         assert line["sync/probe_gap"] < 5e-5 and line["actor/grad_norm"] > 0
         assert line["async/trained"] == 4 and line["rollout/trajectories"] == 16

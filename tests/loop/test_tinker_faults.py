@@ -56,6 +56,7 @@ def test_a_killed_server_and_ctrl_c(ppo: Runner) -> None:
     assert [list(one) for one in zip(*steps, strict=True)] == losses
     second.program.signal(signal.SIGINT)
     assert second.program.wait(DEADLINE) == 130
+    service._session_holder.close()  # ends its heartbeats; close() would wait for the server
     wait_until_nothing_is_left(ppo)
     for tenant in tenants:
         assert [one.name for one in (second.runs / tenant.model_id / "weights").iterdir()] == ["unsaved_step_000003"]

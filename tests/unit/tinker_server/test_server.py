@@ -223,6 +223,7 @@ def test_a_silent_session_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert any(f"{model_id}/weights/unsaved_step_000002" in line for line in client.printed)
         for answer in (await client.step(model_id, 5), await client.retrieve(f"{model_id}:4")):
             assert answer.status_code == 404 and "last saved state" in answer.text
+        assert (await client.post("session_heartbeat", session_id=session)).status_code == 410
 
     run_with_client(test, tmp_path)
 
