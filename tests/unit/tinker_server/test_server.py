@@ -186,10 +186,8 @@ class Client:
         message = PROTO.ForwardBackwardRequest(model_id=model_id, seq_id=number, loss_fn="cross_entropy")
         datum = message.data.add()
         datum.model_input.add().encoded_text.tokens = np.array([5, 6], np.int32).tobytes()
-        for name, values, dtype in (
-            ("target_tokens", np.array([6, 7]), 2),
-            ("weights", np.full(2, weight, np.float32), 1),
-        ):
+        arrays = ("target_tokens", np.array([6, 7]), 2), ("weights", np.full(2, weight, np.float32), 1)
+        for name, values, dtype in arrays:
             datum.loss_fn_inputs.add(key=name, value=PROTO.Tensor(dense=values.tobytes(), dtype=dtype))
         return await self.post("forward_backward", message.SerializeToString())
 
