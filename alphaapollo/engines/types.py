@@ -68,7 +68,7 @@ class EngineSpec:
     log_path: str  # log file of the engine
     transport: TransportKind = "shared_memory"  # weight transport
     lora_rank: int = 0  # LoRA rank of the served adapters, with transport=adapter
-    chat_tokenizer: str = ""  # tokenizer of the HTTP API for agents; empty: requests are token ids
+    chat_tokenizer: str = ""  # for clients that send chats or stop strings; empty: requests are token ids
     tokenizer_path: str = ""  # only ids of its tokens are sampled; empty: all ids except placeholders of images
     cleanup_folders: tuple[str, ...] = ()  # shared-memory folders to remove when the run ends
 

@@ -71,9 +71,14 @@ class LoopPreparation(PolicyPreparation):
         """Describe how to build the policy workers and, if there are engines, the rollout workers. A loop has no critic
         and no reward model."""
         steps = self.config.trainer.total_training_steps or 1  # if it is not set, no schedule needs it (check_config)
-        run_id, counts = new_run_id(), {"total_iterations": steps, "policy_steps": steps}
         specs = make_worker_specs(
-            self.config, self.plan, run_id, has_reward_function=True, serves_clients=True, **counts
+            self.config,
+            self.plan,
+            new_run_id(),
+            steps,
+            has_reward_function=True,
+            policy_steps=steps,
+            serves_clients=True,
         )
         specs = replace(specs, rank_builders={"policy": specs.rank_builders["policy"]})
         if self.has_engines:

@@ -240,8 +240,9 @@ class RolloutWorker:
         pause_all_time_limits(False)
 
     async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
-        """Finish a weight sync, and return the digest of the engine's weights, if any. Running requests must be paused.
-        `folder`: folder in this node's shared memory from which weights are loaded first; empty: none."""
+        """Finish a weight sync, and return the digest of the engine's weights, if any. Running requests must be paused,
+        unless they keep their adapter. `folder`: folder in this node's shared memory from which weights are loaded
+        first; empty: none."""
         if folder:
             source = Path(self._weights_folder, folder)
             if self._reader:

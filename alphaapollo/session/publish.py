@@ -57,7 +57,7 @@ class WeightPublisher:
     engines: EngineGroup
     probe: Probe
     probe_tolerance: float  # largest accepted mean difference of the probe's log-probs, in nats
-    pauses_requests: bool = False  # whether requests may be running; they are paused during a publish
+    pauses_requests: bool = False  # whether requests may be running; during a publish they pause or keep their adapter
     engines_hold_weights: bool = field(default=False, init=False)  # False: they sleep until the next publish
     _last_logprobs: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
 

@@ -19,7 +19,7 @@ import numpy as np
 from alphaapollo.own_loop.trainer import AsyncVerbs
 from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.session.rows import GradientResult
-from alphaapollo.tinker_server.calls import CallQueue, Futures
+from alphaapollo.tinker_server.calls import Call, CallQueue, Futures
 from alphaapollo.tinker_server.json_requests import AdamParams, LoadWeights, SaveWeights, SaveWeightsForSampler
 from alphaapollo.tinker_server.losses import evaluate_loss, make_loss, make_rows
 from alphaapollo.tinker_server.store import SNAPSHOTS, Checkpoint, CheckpointStore, ModelRecord
@@ -71,6 +71,16 @@ class TrainedModel:
     def name(self) -> str:
         return self.record.model_id
 
+    def put(self, number: int, call: Call, size: int = 0) -> dict[str, Any]:
+        """Add a call to the queue, and return what the client gets at once. size: see CallQueue.put."""
+
+        async def run() -> Any:
+            if number:
+                self._get_tracker()
+            return await call()
+
+        return {"request_id": self.queue.put(number, run, size), "model_id": self.name}
+
     async def create(self, layers: Sequence[str]) -> dict[str, Any]:
         """Create the adapter with new weights."""
         lora = self.record.lora
@@ -110,7 +120,6 @@ class TrainedModel:
         return self._tracker
 
     async def forward_backward(self, request: ForwardBackwardRequest) -> bytes:
-        self._get_tracker()
         try:
             return await self._forward_backward(request)
         except Exception as error:
@@ -180,7 +189,6 @@ class TrainedModel:
         return {"metrics": {"grad_norm:mean": metrics["grad_norm"]}}
 
     async def save(self, request: SaveWeights) -> dict[str, Any]:
-        self._get_tracker()
         name = request.path or f"step_{self._step:06d}"
         folder = await asyncio.to_thread(self._store.reserve_folder, self.record, "weights", name, request.overwrite)
         return {"path": await self._save(folder, request.ttl_seconds, request.user_metadata), "type": "save_weights"}
@@ -192,7 +200,6 @@ class TrainedModel:
 
     async def load(self, request: LoadWeights) -> dict[str, Any]:
         """Load a training checkpoint of the same owner. Gradients are dropped."""
-        self._get_tracker()
         own = self.record
         checkpoint = await asyncio.to_thread(find_state, self._store, request, own.owner, own.base_model)
         saved = checkpoint.model.lora
@@ -203,7 +210,6 @@ class TrainedModel:
         return {"model_id": self.name, "path": request.path, "type": "load_weights"}
 
     async def save_for_sampler(self, request: SaveWeightsForSampler) -> str:
-        self._get_tracker()
         name, kind = request.path or "", "sampler_weights"
         folder = await asyncio.to_thread(self._store.reserve_folder, self.record, kind, name, overwrites=False)
         await self._verbs.publish(self.name, folder)
@@ -212,7 +218,6 @@ class TrainedModel:
 
     async def make_sampler(self, sampler_id: str, is_inflight: bool) -> Sampler:
         """Publish the weights for a sampling client. inflight: earlier clients of this kind use them, too."""
-        self._get_tracker()
         folder = self._store.get_folder(self.name) / SNAPSHOTS / f"{next(self._numbers):06d}"
         await self._verbs.publish(self.name, folder)
         sampler = Sampler(sampler_id, folder)

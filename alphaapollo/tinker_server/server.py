@@ -14,11 +14,7 @@ from alphaapollo.tinker_server import json_requests
 from alphaapollo.tinker_server.calls import Futures
 from alphaapollo.tinker_server.models import KEPT_SNAPSHOTS, Sampler, TrainedModel, find_layers, find_state
 from alphaapollo.tinker_server.store import CheckpointStore, ModelRecord
-from alphaapollo.tinker_server.wire import (
-    ForwardBackwardRequest,
-    RequestError,
-    write_sample,
-)
+from alphaapollo.tinker_server.wire import ForwardBackwardRequest, RequestError, write_sample
 from alphaapollo.types import Sampling
 from alphaapollo.utils.seeds import derive_seed
 
@@ -116,8 +112,7 @@ class Server:
 
     def create_model(self, request: json_requests.CreateModel, owner: str) -> dict[str, Any]:
         session, lora, served = self.find_session(request.session_id, owner), request.lora_config, self.served
-        if request.base_model != served.name:
-            raise RequestError(f"base_model={request.base_model} is not served. This server has {served.name}.")
+        self._check_base_model(request.base_model)
         if lora.rank > served.max_rank:
             raise RequestError(
                 f"rank={lora.rank} is not served. Use at most {served.max_rank}, or start the server with "
@@ -128,7 +123,11 @@ class Server:
             raise RequestError("the adapter has no layer. Set train_attn=True or train_mlp=True.")
         model_id = f"{request.session_id}:train:{request.model_seq_id}"
         model = self._add_model(session, ModelRecord(model_id, owner, served.name, lora, time.time()))
-        return self._answer(model, 0, lambda: model.create(layers))
+        return model.put(0, lambda: model.create(layers))
+
+    def _check_base_model(self, name: str) -> None:
+        if name != self.served.name:
+            raise RequestError(f"base_model={name} is not served. This server has {self.served.name}.")
 
     def _add_model(self, session: Session, record: ModelRecord) -> TrainedModel:
         """Return the model of a session with this id, which a repeated request has already made, or a new one."""
@@ -148,25 +147,25 @@ class Server:
         if request.session_id is None:
             assert request.model_id is not None and request.seq_id is not None  # checked when it is parsed
             trained = self.find_model(request.model_id, owner)
-            return self._answer(trained, request.seq_id, lambda: trained.load(request))
+            return trained.put(request.seq_id, lambda: trained.load(request))
         session = self.find_session(request.session_id, owner)
         model_id = f"{request.session_id}:train:{request.model_seq_id}"
         checkpoint = find_state(self.store, request, owner, self.served.name)
         record = ModelRecord(model_id, owner, self.served.name, checkpoint.model.lora, time.time())
         model = self._add_model(session, record)
-        return self._answer(model, 0, lambda: model.create_from(checkpoint, request.optimizer))
+        return model.put(0, lambda: model.create_from(checkpoint, request.optimizer))
 
     def forward_backward(self, request: ForwardBackwardRequest, owner: str, size: int) -> dict[str, Any]:
         model = self.find_model(request.model_id, owner)
-        return self._answer(model, request.seq_id, lambda: model.forward_backward(request), size)
+        return model.put(request.seq_id, lambda: model.forward_backward(request), size)
 
     def optim_step(self, request: json_requests.OptimStep, owner: str) -> dict[str, Any]:
         model = self.find_model(request.model_id, owner)
-        return self._answer(model, request.seq_id, lambda: model.optim_step(request.adam_params))
+        return model.put(request.seq_id, lambda: model.optim_step(request.adam_params))
 
     def save_weights(self, request: json_requests.SaveWeights, owner: str) -> dict[str, Any]:
         model = self.find_model(request.model_id, owner)
-        return self._answer(model, request.seq_id, lambda: model.save(request))
+        return model.put(request.seq_id, lambda: model.save(request))
 
     def save_weights_for_sampler(self, request: json_requests.SaveWeightsForSampler, owner: str) -> dict[str, Any]:
         model = self.find_model(request.model_id, owner)
@@ -179,15 +178,12 @@ class Server:
             session.samplers[sampler_id] = await model.make_sampler(sampler_id, request.kind == "inflight")
             return {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
 
-        return self._answer(model, request.seq_id, save)
+        return model.put(request.seq_id, save)
 
     def fail_call(self, model_id: str, number: int, is_gradient: bool, owner: str, error: RequestError) -> None:
         """Fail a numbered call whose request is invalid, so that later calls can run."""
         model = self.find_model(model_id, owner)
-        model.queue.put(number, lambda: model.fail(error, is_gradient))
-
-    def _answer(self, model: TrainedModel, number: int, call: Callable[[], Any], size: int = 0) -> dict[str, Any]:
-        return {"request_id": model.queue.put(number, call, size), "model_id": model.name}
+        model.put(number, lambda: model.fail(error, is_gradient))
 
     # Samples.
 
@@ -200,8 +196,7 @@ class Server:
             if checkpoint.model.base_model != self.served.name:
                 raise RequestError(f"{request.model_path} is an adapter of {checkpoint.model.base_model}.")
             folder = checkpoint.folder
-        if request.base_model not in (None, self.served.name):
-            raise RequestError(f"base_model={request.base_model} is not served. This server has {self.served.name}.")
+        self._check_base_model(request.base_model or self.served.name)
         sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
         session.samplers[sampler_id] = Sampler(sampler_id, folder, request.model_path)
         return {"type": "create_sampling_session", "sampling_session_id": sampler_id}

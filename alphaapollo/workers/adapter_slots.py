@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from alphaapollo.models.lora import ADAPTER, gather_adapter, get_lora_layers, is_adapter_parameter
+from alphaapollo.models.lora import ADAPTER, gather_scaled_adapter, get_lora_layers, is_adapter_parameter
 from alphaapollo.models.sharding import local_tensor
 from alphaapollo.utils.seeds import derive_seed
 from alphaapollo.weight_sync.digest import format_digest
@@ -160,8 +160,7 @@ class AdapterSlots:
     def _gather(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (name in peft's files, tensor) of the matrices of the current adapter, without padding; B is multiplied
         by the scale (a collective)."""
-        form = self.form
-        for name, tensor in gather_adapter(self.worker.policy.model):
-            if form.adapts(name):
-                is_a = name.endswith("lora_A.weight")
-                yield name, tensor[: form.rank] if is_a else tensor[:, : form.rank] * (form.alpha / form.rank)
+        rank = self.form.rank
+        for name, tensor in gather_scaled_adapter(self.worker.policy.model):
+            if self.form.adapts(name):
+                yield name, tensor[:rank] if name.endswith("lora_A.weight") else tensor[:, :rank]

@@ -214,15 +214,14 @@ class VllmEngine(Engine):
     ) -> Completion:
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         params = make_sampling_params(sampling, ignore_eos=True)  # sampling.stop_token_ids has all stop tokens
-        adapter = sampling.adapter or self._adapter
-        output = await self._run_request(token_ids, params, request_id, images, adapter)
+        output = await self._run_request(token_ids, params, request_id, images, sampling.adapter)
         return build_completion(output.outputs[0], output)
 
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
         from vllm.sampling_params import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
-        output = await self._run_request(token_ids, params, "log_probs", images, self._adapter, is_probe=True)
+        output = await self._run_request(token_ids, params, "log_probs", images, is_probe=True)
         return read_flat_logprobs(output.prompt_logprobs, token_ids[1:])
 
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
@@ -231,8 +230,7 @@ class VllmEngine(Engine):
         scored = {"prompt_logprobs": top} if request.scores_prompt else {}
         wanted = {"logprobs": top, "flat_logprobs": False, "ignore_eos": True, **scored, **penalties}
         params = make_sampling_params(sampling, **wanted)
-        adapter = sampling.adapter or self._adapter
-        output = await self._run_request(token_ids, params, request_id, (), adapter)
+        output = await self._run_request(token_ids, params, request_id, (), sampling.adapter)
         return build_http_answer(output)
 
     async def _run_request(
@@ -241,7 +239,7 @@ class VllmEngine(Engine):
         params: SamplingParams,
         request_id: str,
         images: Sequence[ImageInput],
-        adapter: Adapter,
+        adapter: Adapter | None = None,
         is_probe: bool = False,
     ) -> Any:
         from vllm.sampling_params import RequestOutputKind
