@@ -50,7 +50,9 @@ def write_objects(
         values |= {"env.agent.grade": True} if reward else {}
     if environment:
         graded = {"graded": bool(reward)}
-        registrations.append(("environments.base:register_environment", environment.__name__, graded, environment))
+        registrations.append(
+            ("environments.classes:register_environment_object", environment.__name__, graded, environment)
+        )
         values |= {"env.custom_module": path, "env.env_name": environment.__name__}
     if tools:
         registrations += [("user_objects:find_tool_decorator", tool.__name__, {}, tool) for tool in tools]

@@ -9,7 +9,7 @@ methods share the event loop with all other episodes, so they must await slow op
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -18,7 +18,7 @@ from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Env
 from alphaapollo.config.schema.base import Section
-from alphaapollo.tools.base import ToolCallParser
+from alphaapollo.tools.base import Tool, ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.plugins import find_plugins, load_plugin
@@ -78,7 +78,8 @@ class Environment(Protocol):
     """Environment of one episode of one prompt.
 
     After an exception, the episode is retried once in a new environment. After a second exception, it is masked (not
-    trained on). With env.context=memory, an optional method `recall(steps: Sequence[memory.Step]) -> list[Message]`
+    trained on). An optional method `score_at_limit() -> Score` scores an episode that a limit of turns or tokens ends.
+    With env.context=memory, an optional method `recall(steps: Sequence[memory.Step]) -> list[Message]`
     returns the prompt of each later turn. By default, that prompt is the first observation and the past steps.
     """
 
@@ -127,15 +128,22 @@ class EnvironmentSpec:
     tools: Callable[[Env], list[str]] | None = lambda config: config.tools  # names of the tools; None: no tool calls
     own_prompts: bool = False  # True: creates and scores its prompts, so rows need no reward function
     settings: type[Section] | None = None  # class of env.settings; None: the environment has no settings
+    keeps_settings: bool = False  # True: env.settings are arguments of a class that declares none
+    own_tools: Callable[[], Sequence[Tool]] | None = None  # makes the tools that the environment itself consists of
 
     def is_graded(self, config: Env) -> bool:
         """Return whether episodes are scored by the reward function, so that each row needs one."""
         return self.graded(config) if callable(self.graded) else self.graded
 
+    def list_tools(self, config: Env) -> list[str]:
+        """Return the names of all tools but those of env.mcp_servers."""
+        own = self.own_tools() if self.own_tools else ()
+        return [*(tool.name for tool in own), *(self.tools(config) if self.tools else ())]
+
     def read_settings(self, config: Env) -> Section | None:
         """Convert env.settings to the class `settings`. Raises ValueError for settings that it does not have."""
         if self.settings is None:
-            if config.settings:
+            if config.settings and not self.keeps_settings:
                 raise ValueError(f"env.settings={config.settings}: {config.env_name} has no settings. Remove them.")
             return None
         try:
@@ -152,6 +160,11 @@ FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 def register_environment(name: str, **options: Any) -> Callable[[FactoryT], FactoryT]:
     """Decorator that registers an environment class as env.env_name=name. `options`: fields of EnvironmentSpec."""
     return _ENVIRONMENTS.register(name, lambda factory: EnvironmentSpec(factory, **options))
+
+
+def is_environment(name: str) -> bool:
+    """Return whether an environment of this name is registered, without importing packages."""
+    return name in _ENVIRONMENTS
 
 
 def get_environment_spec(name: str) -> EnvironmentSpec:

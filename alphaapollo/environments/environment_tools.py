@@ -39,10 +39,11 @@ async def open_toolbox(config: Env) -> ToolBox | None:
 
 def make_toolbox(config: Env, mcp_tools: Sequence[Tool] = ()) -> ToolBox | None:
     """Create the toolbox of an environment from its own tools, env.tools and `mcp_tools`; None without tools."""
-    get_names = get_environment_spec(config.env_name).tools
-    names = get_names(config) if get_names else []
+    spec = get_environment_spec(config.env_name)
+    names = spec.tools(config) if spec.tools else []
     settings = _merge_tool_settings(config, names)
-    tools = [*make_tools(names, settings), *mcp_tools]
+    own_tools = spec.own_tools() if spec.own_tools else ()
+    tools = [*own_tools, *make_tools(names, settings), *mcp_tools]
     limits = config.tool_limits
     if (seconds := float(settings.get("python_code", {}).get("timeout", 0))) > limits.timeout:
         raise ValueError(

@@ -32,11 +32,7 @@ def check_step_reply(reply: object) -> StepResult:
         result = replace(result, observation=Observation(check_messages(result.observation.messages, "step")))
     _check_number(result.reward, "reward")
     if result.score is not None:
-        _check_type(result.score, Score, "step: score", "a Score")
-        if not result.score.outcome.failed:
-            _check_number(result.score.reward, "score.reward")
-            for name, value in result.score.components.items():
-                _check_number(value, f"score.components[{name!r}]")
+        check_score(result.score, "step: score")
     if result.kept_chars is not None:
         _check_type(result.kept_chars, int, "step: kept_chars", "an int")
     if not isinstance(result.info, dict) or not all(isinstance(key, str) for key in result.info):
@@ -47,6 +43,16 @@ def check_step_reply(reply: object) -> StepResult:
             raise EnvironmentFailure("step: info['tool_calls'] must be a list of dicts with status and seconds.")
         _check_number(call.get("seconds"), "info['tool_calls']: seconds")
     return result
+
+
+def check_score(score: object, name: str) -> Score:
+    """Check and return a score of an environment. Raises EnvironmentFailure if it is invalid."""
+    found = _check_type(score, Score, name, "a Score")
+    if not found.outcome.failed:
+        _check_number(found.reward, "score.reward")
+        for component, value in found.components.items():
+            _check_number(value, f"score.components[{component!r}]")
+    return found
 
 
 def check_messages(messages: object, method_name: str) -> list[Message]:

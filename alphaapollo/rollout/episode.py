@@ -28,7 +28,7 @@ from alphaapollo.environments.memory import Step
 from alphaapollo.processes.time_limit import TimeLimit, exclude_from_time_limit
 from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rollout.context import AppendContext, PromptTooLong, build_append_context_rows, check_rows_match_turns
-from alphaapollo.rollout.environment_replies import check_reset_reply, check_step_reply
+from alphaapollo.rollout.environment_replies import check_reset_reply, check_score, check_step_reply
 from alphaapollo.types import (
     EpisodeEnd,
     GroupRequest,
@@ -139,6 +139,7 @@ class _EpisodeAttempt:
     engine_prompts: list[list[int]] = field(default_factory=list)  # one per turn
     engine_images: list[tuple[ImageInput, ...]] = field(default_factory=list)  # one per turn
     score: Score | None = None
+    too_long: str = ""  # why a later prompt is too long; the policy's actions may have made it so
     first_observation: list[Message] | str | None = None
     build_rows: Callable[[Sequence[Turn]], list[Row]] = build_append_context_rows
 
@@ -173,19 +174,15 @@ class EpisodeRunner:
                 attempt = _EpisodeAttempt()
                 try:
                     end = await self._run_attempt(task, attempt, time_limit)
-                    score = attempt.score or await self._score_episode_without_answer(task.prompt, end, attempt.turns)
+                    score = attempt.score or await self._score_episode_without_answer(task.prompt, end, attempt)
                     break
                 except TimeoutError:
                     limit = f"env.episode_timeout={self.limits.environment_seconds:g} s"
                     end = EpisodeEnd.TIME_LIMIT
                     score = make_failure_score(f"{limit} was exceeded in turn {len(attempt.turns)}")
                     break
-                except PromptTooLong as failure:
-                    if not attempt.turns:
-                        end, score = EpisodeEnd.PROMPT_LIMIT, make_failure_score(str(failure))
-                        break
-                    end = EpisodeEnd.TOKEN_LIMIT  # the policy's actions may have made the prompt too long
-                    score = await self._score_episode_without_answer(task.prompt, end, attempt.turns, str(failure))
+                except PromptTooLong as failure:  # the first prompt
+                    end, score = EpisodeEnd.PROMPT_LIMIT, make_failure_score(str(failure))
                     break
                 except EnvironmentFailure as failure:
                     end = EpisodeEnd.ENVIRONMENT_FAILED
@@ -211,7 +208,11 @@ class EpisodeRunner:
             first_observation = check_reset_reply(await call("reset", task.prompt))
             context.start_episode(first_observation)
             attempt.first_observation = first_observation
-            return await self._run_turns(task, attempt, context, partial(call, "step"))
+            end = await self._run_turns(task, attempt, context, partial(call, "step"))
+            scores_limits = self.limits.reward is None and hasattr(environment, "score_at_limit")
+            if attempt.score is None and end is not EpisodeEnd.DONE and scores_limits:
+                attempt.score = check_score(await call("score_at_limit"), "score_at_limit")
+            return end
         finally:
             await self.environment_caller.close(environment)
 
@@ -254,18 +255,20 @@ class EpisodeRunner:
                 return EpisodeEnd.TURN_LIMIT
             assert result.observation is not None
             step = Step(turn.text, result.observation.messages, result.reward)
-            context_ids, context_images = context.add_turn_and_get_context(turn.completion.token_ids, step)
+            try:
+                context_ids, context_images = context.add_turn_and_get_context(turn.completion.token_ids, step)
+            except PromptTooLong as failure:
+                attempt.too_long = str(failure)
+                return EpisodeEnd.TOKEN_LIMIT
             budget -= len(context_ids) if context.uses_budget else 0
             if budget <= 0:
                 return EpisodeEnd.TOKEN_LIMIT
 
-    async def _score_episode_without_answer(
-        self, prompt: Prompt, end: EpisodeEnd, turns: Sequence[Turn], detail: str = ""
-    ) -> Score:
+    async def _score_episode_without_answer(self, prompt: Prompt, end: EpisodeEnd, attempt: _EpisodeAttempt) -> Score:
         if end is EpisodeEnd.DONE:
             return Score(0.0, reason="the environment returned no score")
-        score = await score_limit(self.limits.reward, self.grade and partial(self.grade, prompt, "", turns))
-        reasons = [f"no answer before the {end.replace('_', ' ')}", detail, score.reason]
+        score = await score_limit(self.limits.reward, self.grade and partial(self.grade, prompt, "", attempt.turns))
+        reasons = [f"no answer before the {end.replace('_', ' ')}", attempt.too_long, score.reason]
         return replace(score, reason=": ".join(filter(None, reasons)))
 
     def _truncate_turn(self, turn: Turn, kept_chars: int) -> None:

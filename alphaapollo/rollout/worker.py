@@ -32,6 +32,7 @@ from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.types import MODEL_NAME, EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.environments.base import Environment, EnvironmentFactory, Services, get_environment_spec
+from alphaapollo.environments.classes import load_environment_module
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.observability.timing import read_peak_memory_gib
 from alphaapollo.processes.time_limit import pause_all_time_limits
@@ -48,7 +49,6 @@ from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, Turn
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.imports import pause_gc
-from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.transport import TransportKind, WeightReader, WeightReceipt, get_weights_folder
 
 THREADS = 64  # size of the default executor, which runs tools and the sandbox
@@ -111,8 +111,7 @@ class RolloutWorker:
         self._weights_folder = get_weights_folder(setup.shared_memory, f"{node}/{index}" if reader else node)
         self._reader = reader
         self._setup, self._index = setup, index
-        if env.custom_module:
-            load_user_module(env.custom_module, "env.custom_module")
+        load_environment_module(env)
         self._environment = get_environment_spec(env.env_name)
         self._tools: ToolBox | None = None
         self._rewards = RewardClient(setup.reward, setup.custom_reward)

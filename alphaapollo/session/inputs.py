@@ -34,6 +34,7 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
+from alphaapollo.environments.classes import load_environment_module
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.planning.template import try_chats
 from alphaapollo.planning.trials import try_ground_truths, try_reward_function
@@ -43,7 +44,6 @@ from alphaapollo.rewards.registry import check_judges, check_prompts_are_gradabl
 from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
-from alphaapollo.utils.user_module import load_user_module
 
 RunConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
 
@@ -86,8 +86,7 @@ def find_local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[s
 def find_environment_spec(env: Env) -> EnvironmentSpec:
     """Return the specification of the environment `env.env_name`. Raises ValueError if the environment is unknown or
     its settings are invalid."""
-    if env.custom_module:
-        load_user_module(env.custom_module, "env.custom_module")
+    load_environment_module(env)
     return check_environment(env)
 
 
@@ -101,11 +100,11 @@ def collect_environment_notices(
         if not (isinstance(config, Config) and config.reward_model.enable):  # its score may be required
             keys.append("reward.required")
         unused += [(key, f"env.env_name is {env.env_name}, which scores itself") for key in keys]
-    if environment.tools is None or not (environment.tools(env) or env.mcp_servers):
+    if not (environment.list_tools(env) or env.mcp_servers):
         limits = [f"env.tool_limits.{name}" for name in type(env.tool_limits).model_fields]
         unused += [(key, f"env.env_name is {env.env_name}, and no tools are given to it") for key in limits]
     elif env.max_steps == 1:
-        tools = ", ".join([*environment.tools(env), *env.mcp_servers])
+        tools = ", ".join([*environment.list_tools(env), *env.mcp_servers])
         shown = f"env.max_steps=1 ends an episode before the model sees the output of {tools}."
         return [*describe_ineffective_keys(config, unused), shown]
     return describe_ineffective_keys(config, unused)

@@ -124,16 +124,16 @@ class Env(Section):
         Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm", "sglang"), when="agent"),
         CHANGES_ENVIRONMENT,
     ] = "single_turn"
-    """Environment, by its registered name."""
+    """Environment, by its registered name, or by the name of a class in env.custom_module."""
     seed: int = 0
     """Seed of the environments' own randomness."""
     prompt: Annotated[str, ActiveWhen("active_env_section", *PROMPT_ENVIRONMENTS, None, shown_key="env_name")] = ""
     """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`; openenv
     `{observation}`."""
     custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
-    """Python file that registers your own environments."""
+    """Python file with your own environments: registered ones, or classes of other frameworks."""
     settings: dict[str, Scalar | list[Scalar]] = {}
-    """Settings of your own environment, e.g. {size: 5}. The environment declares them."""
+    """Settings of your own environment, e.g. {size: 5}. It declares them, or they are arguments of its class."""
     max_steps: Annotated[PositiveInt, WHEN_MULTI_TURN] = 1
     """Maximum turns per episode."""
     max_tokens_per_turn: PositiveInt | None = None

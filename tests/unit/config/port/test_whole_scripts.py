@@ -137,7 +137,7 @@ def test_asynchronous_training_has_a_correction_and_engines_with_their_own_gpus(
     source = """from trl import AsyncGRPOConfig, AsyncGRPOTrainer
 AsyncGRPOTrainer(model="m", reward_funcs=f, environment_factory=E, args=AsyncGRPOConfig(max_staleness=4))"""
     ported = port_script(source, "a.py")
-    assert "# environment_factory=E: not supported" in ported
+    assert "env.env_name=E" in ported and "env.custom_module=FILE" in ported
     ((_, words),) = run(ported)
     config = load_config(Config, "ppo", words)
     check_start(config)

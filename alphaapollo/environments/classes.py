@@ -1,0 +1,280 @@
+"""Environment classes that were written for other frameworks, used as they are.
+
+    TRL's environment_factory   reset(**columns) -> None or text; public methods are tools; get_reward()
+    Gymnasium, gym              reset(seed=...) -> observation[, info]; step(action) -> 5 or 4 results
+    SkyRL-Gym                   init(messages) -> messages, metadata; step(text) -> {observations, reward, done, ...}
+
+`register_environment_object` finds out which one a class is, and registers it under its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments.action_parser import read_action
+from alphaapollo.environments.actions import make_action_handler
+from alphaapollo.environments.base import (
+    Observation,
+    Services,
+    StepResult,
+    is_environment,
+    register_environment,
+)
+from alphaapollo.environments.informal_math import make_tag_instruction
+from alphaapollo.environments.text_game import derive_instance_seed
+from alphaapollo.rewards.base import convert_to_float
+from alphaapollo.tools.base import Session, Tool
+from alphaapollo.tools.function_tool import MethodTool
+from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.user_module import load_user_module
+
+OBJECT = "environment"  # key of the episode's object in `Session.state`
+FRAMEWORKS = {"gymnasium", "gym", "skyrl_gym"}  # packages of base classes
+NOT_TOOLS = ("reset", "get_reward", "close")
+CONTRACTS = (
+    "this project's own (__init__(services), reset, step, close); TRL's (reset, and public methods that are tools); "
+    "Gymnasium's (reset, step); SkyRL-Gym's (init, step)"
+)
+
+
+def load_environment_module(config: Env) -> None:
+    """Import env.custom_module. If nothing in it registers env.env_name, register its object of this name."""
+    if not config.custom_module:
+        return
+    module = load_user_module(config.custom_module, "env.custom_module")
+    found = getattr(module, config.env_name, None)
+    if callable(found) and not is_environment(config.env_name):
+        register_environment_object(config.env_name)(found)
+
+
+def register_environment_object(name: str, graded: bool = False) -> Callable[[Any], Any]:
+    """Return a decorator that registers an environment class, or a function that creates environments, of this project
+    or of another framework. graded: whether a reward function is given, whose reward is added to that of get_reward().
+
+    The decorator raises ValueError if the object fits none of the contracts.
+    """
+
+    def register(made_by: Any) -> Any:
+        if _takes_services(made_by):
+            return register_environment(name, graded=graded)(made_by)
+        probed = made_by if inspect.isclass(made_by) else type(made_by())  # TRL probes one instance, too
+        names = {one for one, _ in inspect.getmembers(probed, inspect.isfunction) if not one.startswith("_")}
+        tools = names - {*NOT_TOOLS}
+        if "init" in names and "step" in names:
+            return register_environment(name, tools=None, keeps_settings=True)(partial(ConversationClass, made_by))
+        if "reset" in names and "step" in names and "get_reward" not in names:
+            return register_environment(name, tools=None, keeps_settings=True)(partial(StepClass, made_by))
+        if "reset" not in names or not (tools or "get_reward" in names):
+            listed = ", ".join(sorted(names)) or "none"
+            raise ValueError(
+                f"the environment {name} has the public methods {listed}, which fit none of the known contracts: "
+                f"{CONTRACTS}. Add the missing methods."
+            )
+        is_graded = graded or "get_reward" not in names
+        owned = partial(_make_tools, probed, tools)
+        options: dict[str, Any] = {"graded": is_graded, "own_tools": owned, "keeps_settings": True}
+        return register_environment(name, **options)(partial(ToolClass, made_by, is_graded))
+
+    return register
+
+
+def _takes_services(made_by: Any) -> bool:
+    """Return whether an object is an environment of this project: it is called with `services`."""
+    bases = {base.__module__.partition(".")[0] for base in getattr(made_by, "__mro__", ())}
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [one for one in inspect.signature(made_by).parameters.values() if one.kind in positional]
+    if bases & FRAMEWORKS or not parameters or parameters[0].name in ("env_config", "extras"):
+        return False
+    return parameters[0].name == "services" or parameters[0].default is inspect.Parameter.empty
+
+
+def _make_tools(made_by: type, names: set[str]) -> list[Tool]:
+    return [MethodTool(getattr(made_by, name), OBJECT) for name in sorted(names)]
+
+
+def _choose_arguments(function: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `arguments` that a function accepts."""
+    parameters = inspect.signature(function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+async def _call(function: Callable[..., Any], *arguments: object, **named: object) -> Any:
+    """Call a function of a user's class, a sync one in a thread."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments, **named)
+    return await asyncio.to_thread(function, *arguments, **named)
+
+
+def _list_columns(prompt: Prompt) -> dict[str, Any]:
+    """Return the columns of a row, as other frameworks pass them to environments."""
+    given = {"data_source": prompt.data_source} if prompt.data_source else {}
+    truth = {} if prompt.ground_truth is None else {"ground_truth": prompt.ground_truth}
+    return {"prompt": prompt.content} | given | truth | prompt.extra_info | prompt.env_kwargs
+
+
+def _append_text(prompt: Prompt, text: str) -> Observation:
+    """Return the prompt with a text at the end of its last message."""
+    messages = [Message(role="user", content=prompt.content)] if isinstance(prompt.content, str) else prompt.content
+    last = Message({**messages[-1], "content": messages[-1]["content"] + text})
+    return Observation([*messages[:-1], last])
+
+
+class _ForeignEnvironment:
+    """An episode with an object of a user's class, which is made with env.settings as arguments."""
+
+    def __init__(self, make: Callable[..., Any], services: Services):
+        self._make, self._config = make, services.config
+        self._object: Any = None
+
+    async def _create(self, **arguments: object) -> Any:
+        wanted = {**_choose_arguments(self._make, arguments), **self._config.settings}
+        self._object = await _call(self._make, **wanted)
+        return self._object
+
+    async def close(self) -> None:
+        if callable(close := getattr(self._object, "close", None)):
+            await _call(close)
+
+
+class ToolClass(_ForeignEnvironment):
+    """Environment of TRL's `environment_factory`: public methods are tools; an answer without a call ends the episode.
+
+    The text or messages that `reset` returns are appended to the row's last message, as TRL does.
+    """
+
+    def __init__(self, make: Callable[..., Any], is_graded: bool, services: Services):
+        super().__init__(make, services)
+        self._services, self._is_graded = services, is_graded
+        self._actions, self._session = make_action_handler(services), Session()
+
+    async def reset(self, prompt: Prompt) -> Observation:
+        self._prompt = prompt
+        self._session.state[OBJECT] = await self._create()
+        columns = _list_columns(prompt)
+        shown = await _call(self._object.reset, **_choose_arguments(self._object.reset, columns))
+        if shown is not None and not isinstance(shown, str):
+            raise TypeError(f"reset returned a {type(shown).__name__}. Return a text, or None.")
+        words = f"\n\n{make_tag_instruction(self._services.tools)}" if self._config.action_format == "tags" else ""
+        return _append_text(prompt, (shown or "") + words)
+
+    async def step(self, action: str) -> StepResult:
+        result = await self._actions.handle(action, self._session)
+        if isinstance(result, StepResult):
+            return result
+        return StepResult(done=True, score=await self._score(result.text), kept_chars=result.kept_chars)
+
+    async def score_at_limit(self) -> Score:
+        return await self._score("")
+
+    async def _score(self, text: str) -> Score:
+        """Return the reward of get_reward(), the grade of the text, or their sum."""
+        score = await self._services.score(self._prompt, text) if self._is_graded else Score(0.0)
+        if not hasattr(self._object, "get_reward") or score.outcome.failed:
+            return score
+        reward = convert_to_float(await _call(self._object.get_reward), "get_reward()")
+        parts = {**score.components, type(self._object).__name__: reward}
+        if not self._is_graded and reward in (0.0, 1.0):
+            parts["accuracy"] = reward
+        return Score(score.reward + reward, parts, reason=score.reason)
+
+
+class StepClass(_ForeignEnvironment):
+    """Environment of Gymnasium (`step` with five results), or of the older gym (four).
+
+    The observation follows the row's prompt. The action is the content of <answer>...</answer>, or the first word, read
+    as JSON if the action space is not one of texts; without an action space, a text without this tag is the action.
+    """
+
+    async def reset(self, prompt: Prompt) -> Observation:
+        await self._create()
+        seed = derive_instance_seed(self._config, prompt) % 2**31
+        reset, arguments = self._object.reset, {"seed": seed, "options": prompt.env_kwargs or None}
+        result = await _call(reset, **_choose_arguments(reset, arguments))
+        shown = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+        return _append_text(prompt, f"\n\n{_format_observation(shown)}")
+
+    async def step(self, action: str) -> StepResult:
+        space = getattr(self._object, "action_space", None)
+        found = read_action(action, allow_bare_word=space is not None)
+        value: Any = action if space is None and found.error else found.content
+        error = "" if space is None else found.error
+        if space is not None and not error:
+            value, error = _read_action_of_space(space, found.content)
+        if error:
+            message = Message(role="user", content=f"invalid action: {error}")
+            return StepResult(Observation([message]), valid=False)
+        result = await _call(self._object.step, value)
+        if not isinstance(result, tuple) or len(result) not in (4, 5):
+            raise TypeError(
+                "step must return (observation, reward, terminated, truncated, info), or (observation, reward, done, "
+                f"info), not {result!r:.80}"
+            )
+        shown, reward, *ends, info = result
+        done = any(map(bool, ends))
+        return _make_step_result(reward, done, info, _format_observation(shown), found.kept_chars)
+
+
+class ConversationClass(_ForeignEnvironment):
+    """Environment of SkyRL-Gym: `step` takes the model's text and returns the next messages."""
+
+    async def reset(self, prompt: Prompt) -> Observation:
+        extras = {
+            **_list_columns(prompt),
+            "reward_spec": {"ground_truth": prompt.ground_truth},
+            "max_turns": self._config.max_steps,
+        }
+        await self._create(env_config={}, extras=extras)
+        messages = _append_text(prompt, "").messages
+        first, _ = await _call(self._object.init, messages)
+        return Observation(first)
+
+    async def step(self, action: str) -> StepResult:
+        result = await _call(self._object.step, action)
+        return _make_step_result(
+            result["reward"], bool(result["done"]), result.get("metadata"), result.get("observations") or None
+        )
+
+
+def _make_step_result(
+    reward: object, done: bool, info: object, shown: str | list[Message] | None, kept_chars: int | None = None
+) -> StepResult:
+    """Return the result of a step. The score of an episode is 0, because each step has its reward. `is_success` or
+    `success` of the last `info` is the accuracy."""
+    messages = [Message(role="user", content=shown)] if isinstance(shown, str) else shown
+    found = info if isinstance(info, Mapping) else {}
+    success = next((found[key] for key in ("is_success", "success") if key in found), None)
+    components = {} if success is None else {"accuracy": float(bool(success))}
+    return StepResult(
+        observation=Observation(messages) if messages and not done else None,
+        done=done,
+        reward=convert_to_float(reward, "the reward of step"),
+        score=Score(0.0, components) if done else None,
+        kept_chars=kept_chars,
+    )
+
+
+def _format_observation(shown: object) -> str:
+    return shown if isinstance(shown, str) else str(shown)
+
+
+def _read_action_of_space(space: Any, text: str) -> tuple[Any, str]:
+    """Return the action of a Gymnasium space that a text stands for, and why there is none."""
+    value: Any = text
+    if type(space).__name__ != "Text":
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return None, f"{text[:50]!r} is not an action of {space}"
+        if isinstance(value, list):
+            import numpy as np
+
+            value = np.asarray(value, dtype=getattr(space, "dtype", None))
+    return (value, "") if space.contains(value) else (None, f"{text[:50]!r} is not an action of {space}")

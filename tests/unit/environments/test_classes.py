@@ -1,0 +1,205 @@
+"""Environment classes of other frameworks, as users have them: played in a rollout worker with their own interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alphaapollo.config.schema import Env
+from alphaapollo.environments.base import get_environment_spec
+from alphaapollo.environments.classes import load_environment_module, register_environment_object
+from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
+from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
+
+FILE = '''
+class Counter:  # TRL's environment_factory
+    def __init__(self, start: int = 0):
+        self.total, self.closed = start, False
+
+    def reset(self, goal, **columns):
+        self.goal, self.columns = goal, columns
+        return f" Reach {goal}."
+
+    def add(self, x: int) -> int:
+        """Add a number to the total.
+
+        Args:
+            x: the number.
+        """
+        if x > 100:
+            raise ValueError("too large")
+        self.total += x
+        return {"total": self.total}
+
+    def get_reward(self) -> float:
+        return float(self.total == self.goal)
+
+    def _helper(self): ...
+
+
+class Graded:  # without get_reward
+    def reset(self, **columns): ...
+
+    async def look(self) -> str:
+        """Look around."""
+        return "a door"
+
+
+class Space:
+    dtype, start, n = "int64", 0, 4
+
+    def contains(self, value):
+        return isinstance(value, int) and 0 <= value < self.n
+
+    def __repr__(self):
+        return "Discrete(4)"
+
+
+class Lake:  # Gymnasium
+    action_space = Space()
+
+    def __init__(self, size=3):
+        self.size, self.place = size, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        return self.place, {}
+
+    def step(self, action):
+        self.place += action
+        done = self.place >= self.size
+        return self.place, float(done), done, False, {"is_success": done}
+
+    def close(self): ...
+
+
+class OldGame:  # gym: four results, an action that is a text
+    def reset(self):
+        return "Say hello."
+
+    def step(self, text):
+        return "Again.", 0.25, "hello" in text, {}
+
+
+class Chat:  # SkyRL-Gym
+    def __init__(self, env_config, extras):
+        self.truth, self.turns = extras["reward_spec"]["ground_truth"], extras["max_turns"]
+
+    def init(self, prompt):
+        return prompt, {}
+
+    def step(self, action):
+        done = self.truth in action
+        observations = [] if done else [{"role": "user", "content": "No."}]
+        return {"observations": observations, "reward": float(done), "done": done, "metadata": {}}
+
+    def close(self): ...
+
+
+def make_lake(size=2):
+    return Lake(size)
+
+
+class Nothing:
+    def play(self): ...
+'''
+PROMPT = Prompt(3, "openai/gsm8k", [Message(role="user", content="Count.")], "7", extra_info={"goal": 7})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with a tokenizer and the file of the classes."""
+    folder = tmp_path_factory.mktemp("classes")
+    (folder / "classes_of_users.py").write_text(FILE)
+    return write_model(folder)
+
+
+def play(folder: Path, name: str, *texts: str, max_tokens: int = 3000, **settings: object) -> Trajectory:
+    """The trajectory of an episode in which the model writes these texts."""
+    env = Env(env_name=name, custom_module=str(folder / "classes_of_users.py"), **{"max_steps": 5, **settings})
+    waiting = list(texts)
+    engine = TextEngine(folder, lambda _: waiting.pop(0))
+    worker = make_worker(folder, engine, env, max_prompt_length=4000, max_response_length=4000)
+    (group,) = generate(worker, GroupRequest(PROMPT, 1, Sampling(max_tokens=max_tokens), 0))
+    return group.trajectories[0]
+
+
+def messages_after(trajectory: Trajectory, turn: int) -> str:
+    observation = trajectory.turns[turn].observation
+    return observation[0]["content"]
+
+
+def test_public_methods_are_tools_and_get_reward_scores(folder):
+    done = play(folder, "Counter", '<add>{"x": 3}</add>', '<add>{"x": 4}</add>', "<answer>done</answer>")
+    first = done.first_observation[-1]["content"]
+    assert first.startswith("Count. Reach 7.") and "Add a number to the total." in first and "_helper" not in first
+    assert "\"{'total': 3}\"" in messages_after(done, 0), "str(result), as in TRL"
+    assert done.score.reward == 1.0 and done.score.components == {"Counter": 1.0, "accuracy": 1.0}
+    failed = play(folder, "Counter", '<add>{"x": 101}</add>', "<answer>done</answer>", settings={"start": 7})
+    assert "ValueError: too large" in messages_after(failed, 0) and failed.score.reward == 1.0
+
+
+def test_get_reward_also_scores_an_episode_at_its_limit(folder):
+    cut = play(folder, "Counter", '<add>{"x": 7}</add>', max_steps=1)
+    assert cut.end is EpisodeEnd.TURN_LIMIT and cut.score.reward == 1.0
+    chosen = play(folder, "Counter", '<add>{"x": 7}</add>', max_steps=1, limit_reward=-1.0)
+    assert chosen.score.reward == -1.0
+
+
+def test_class_without_get_reward_is_scored_by_the_reward_function(folder):
+    done = play(folder, "Graded", "<look>{}</look>", "<answer>#### 7</answer>")
+    assert "a door" in messages_after(done, 0) and done.score.reward == 1.0
+    assert play(folder, "Graded", "<answer>#### 8</answer>").score.reward == 0.0
+
+
+def test_step_with_five_results(folder):
+    won = play(folder, "Lake", "<answer>9</answer>", "up", "<answer>1</answer>", "<answer>2</answer>")
+    assert won.first_observation[-1]["content"] == "Count.\n\n0"
+    assert [turn.valid for turn in won.turns] == [False, False, True, True]
+    assert messages_after(won, 0) == "invalid action: '9' is not an action of Discrete(4)"
+    assert [turn.reward for turn in won.turns] == [0.0, 0.0, 0.0, 1.0]
+    assert won.end is EpisodeEnd.DONE and won.score.components == {"accuracy": 1.0}
+    small = play(folder, "make_lake", "<answer>2</answer>", settings={"size": 2})
+    assert small.end is EpisodeEnd.DONE, "a function that makes environments, with env.settings as arguments"
+
+
+def test_step_with_four_results_takes_the_text(folder):
+    done = play(folder, "OldGame", "hm", "well, hello")
+    assert done.end is EpisodeEnd.DONE and [turn.reward for turn in done.turns] == [0.25, 0.25]
+
+
+def test_init_and_step_of_conversations(folder):
+    done = play(folder, "Chat", "It is 6.", "It is 7.")
+    assert messages_after(done, 0) == "No." and [turn.reward for turn in done.turns] == [0.0, 1.0]
+
+
+def test_class_that_fits_nothing_is_refused_with_the_contracts(folder):
+    env = Env(env_name="Nothing", custom_module=str(folder / "classes_of_users.py"))
+    with pytest.raises(ValueError, match=r"Nothing has the public methods play, which fit none .*TRL's.*Gymnasium's"):
+        load_environment_module(env)
+
+
+def test_wrong_result_of_step_is_a_failure(folder):
+    class Wrong:
+        def reset(self): ...
+
+        def step(self, action):
+            return "only an observation"
+
+    register_environment_object("Wrong")(Wrong)
+    failed = play(folder, "Wrong", "a", "b")
+    assert failed.score.outcome is Outcome.ENVIRONMENT_FAILED and "step must return (observation" in failed.score.reason
+
+
+def test_reward_function_is_added_to_get_reward(folder):
+    class Both:
+        def reset(self): ...
+
+        def get_reward(self):
+            return 0.5
+
+    register_environment_object("Both", graded=True)(Both)
+    assert get_environment_spec("Both").is_graded(Env(env_name="Both"))
+    done = play(folder, "Both", "<answer>#### 7</answer>")
+    assert done.score.reward == 1.5 and done.score.components == {"accuracy": 1.0, "Both": 0.5}
