@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema import Env
+from alphaapollo.environments import base
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.environments.classes import load_environment_module, register_environment_object
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
@@ -113,6 +114,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classes")
     (folder / "classes_of_users.py").write_text(FILE)
     return write_model(folder)
+
+
+@pytest.fixture(autouse=True)
+def _forget_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base._ENVIRONMENTS, "_entries", dict(base._ENVIRONMENTS._entries))
 
 
 def play(folder: Path, name: str, *texts: str, max_tokens: int = 3000, **settings: object) -> Trajectory:

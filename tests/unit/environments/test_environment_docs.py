@@ -13,6 +13,7 @@ from alphaapollo.config.schema import Config, Env
 from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments import base
 from alphaapollo.environments.base import StepResult
+from alphaapollo.environments.classes import load_environment_module
 from alphaapollo.environments.memory import MemoryType
 from alphaapollo.tools.function_tool import FunctionTool
 from alphaapollo.tools.toolbox import ToolBox
@@ -64,8 +65,15 @@ def test_first_example_plays(load_example):
     assert lost[-1].score.reward == pytest.approx(2 / 3)
 
 
-def test_settings_example_reads_its_settings(load_example):
+def test_class_of_another_framework_is_registered(load_example, tmp_path):
     load_example(1)
+    env = Env(env_name="Counter", custom_module=str(tmp_path / "module.py"))
+    load_environment_module(env)
+    assert base.check_environment(env).list_tools(env) == ["add"]
+
+
+def test_settings_example_reads_its_settings(load_example):
+    load_example(2)
     assert make(Env(env_name="maze", settings={"size": 9})).size == 9
 
 
@@ -77,7 +85,7 @@ def test_tool_example_plays(load_example):
     async def score(prompt: Prompt, text: str) -> Score:
         return Score(float(text.endswith("<answer>42</answer>")))
 
-    load_example(2)
+    load_example(3)
     texts = '<twice>{"x": 21}</twice>', "So <answer>42</answer>!"
     tools = ToolBox([FunctionTool(twice)], ToolLimits())
     _, (called, answered) = take_turns(Env(env_name="question_with_tools"), row(), *texts, score=score, tools=tools)
