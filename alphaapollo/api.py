@@ -50,7 +50,7 @@ def rl(
         config: Keys of main_ppo as a dict, or the path of a YAML file (docs/config.md).
         overrides: KEY=VALUE or presets, e.g. "trainer.seed=1", "algorithm=dapo".
         reward: Reward function, `(prompt, completion)` or `(prompt, trajectory)` (docs/rewards.md).
-        environment: Class that implements environments/base.py; with `reward`, the reward function scores its episodes.
+        environment: Class of environments/base.py, TRL, Gymnasium or SkyRL-Gym; `reward`, if given, scores it.
         tools: Functions with types and a docstring, for an environment that calls tools.
         estimator: Advantage estimator `(inputs, config) -> Advantages`, or an `Estimator` that declares its needs.
         agent: Program `run(task, endpoint)` that calls the model over HTTP (docs/agents.md). With `reward`, the reward

@@ -26,7 +26,7 @@ from alphaapollo.environments.base import (
     is_environment,
     register_environment,
 )
-from alphaapollo.environments.informal_math import make_tag_instruction
+from alphaapollo.environments.informal_math import describe_tool
 from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.rewards.base import convert_to_float
 from alphaapollo.tools.base import Session, Tool
@@ -34,6 +34,7 @@ from alphaapollo.tools.function_tool import MethodTool
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
 
+INSTRUCTION = "\n\nDo exactly one thing:\n%sor end with <answer>...</answer>."
 OBJECT = "environment"  # key of the episode's object in `Session.state`
 FRAMEWORKS = {"gymnasium", "gym", "skyrl_gym"}  # packages of base classes
 NOT_TOOLS = ("reset", "get_reward", "close")
@@ -162,8 +163,11 @@ class ToolClass(_ForeignEnvironment):
         shown = await _call(self._object.reset, **_choose_arguments(self._object.reset, columns))
         if shown is not None and not isinstance(shown, str):
             raise TypeError(f"reset returned a {type(shown).__name__}. Return a text, or None.")
-        words = f"\n\n{make_tag_instruction(self._services.tools)}" if self._config.action_format == "tags" else ""
-        return _append_text(prompt, (shown or "") + words)
+        text, tools = shown or "", self._services.tools
+        if self._config.action_format == "tags":
+            calls = [describe_tool(schema["function"]) for schema in tools.schemas()] if tools else []
+            text += INSTRUCTION % "".join(f"{call}\n" for call in calls)
+        return _append_text(prompt, text)
 
     async def step(self, action: str) -> StepResult:
         result = await self._actions.handle(action, self._session)
