@@ -37,7 +37,7 @@ from alphaapollo.utils.user_module import load_user_module
 INSTRUCTION = "\n\nDo exactly one thing:\n%sor end with <answer>...</answer>."
 OBJECT = "environment"  # key of the episode's object in `Session.state`
 FRAMEWORKS = {"gymnasium", "gym", "skyrl_gym"}  # packages of base classes
-NOT_TOOLS = ("reset", "get_reward", "close")
+NOT_TOOLS = {"reset", "get_reward", "close"}
 CONTRACTS = (
     "this project's own (__init__(services), reset, step, close); TRL's (reset, and public methods that are tools); "
     "Gymnasium's (reset, step); SkyRL-Gym's (init, step)"
@@ -55,8 +55,8 @@ def load_environment_module(config: Env) -> None:
 
 
 def register_environment_object(name: str, graded: bool = False) -> Callable[[Any], Any]:
-    """Return a decorator that registers an environment class, or a function that creates environments, of this project
-    or of another framework. graded: whether a reward function is given, whose reward is added to that of get_reward().
+    """Return a decorator that registers an environment class of this project or of another framework, or a function
+    that creates environments. graded: whether a reward function is given; its reward is added to that of get_reward().
 
     The decorator raises ValueError if the object fits none of the contracts.
     """
@@ -66,7 +66,7 @@ def register_environment_object(name: str, graded: bool = False) -> Callable[[An
             return register_environment(name, graded=graded)(made_by)
         probed = made_by if inspect.isclass(made_by) else type(made_by())  # TRL probes one instance, too
         names = {one for one, _ in inspect.getmembers(probed, inspect.isfunction) if not one.startswith("_")}
-        tools = names - {*NOT_TOOLS}
+        tools = names - NOT_TOOLS
         if "init" in names and "step" in names:
             return register_environment(name, tools=None, keeps_settings=True)(partial(ConversationClass, made_by))
         if "reset" in names and "step" in names and "get_reward" not in names:
@@ -203,15 +203,15 @@ class StepClass(_ForeignEnvironment):
         reset, arguments = self._object.reset, {"seed": seed, "options": prompt.env_kwargs or None}
         result = await _call(reset, **_choose_arguments(reset, arguments))
         shown = result[0] if isinstance(result, tuple) and len(result) == 2 else result
-        return _append_text(prompt, f"\n\n{_format_observation(shown)}")
+        return _append_text(prompt, f"\n\n{shown}")
 
     async def step(self, action: str) -> StepResult:
         space = getattr(self._object, "action_space", None)
         found = read_action(action, allow_bare_word=space is not None)
-        value: Any = action if space is None and found.error else found.content
-        error = "" if space is None else found.error
+        value: Any = action if found.error else found.content
+        error = found.error if space is not None else ""
         if space is not None and not error:
-            value, error = _read_action_of_space(space, found.content)
+            value, error = _read_action_of_space(space, value)
         if error:
             message = Message(role="user", content=f"invalid action: {error}")
             return StepResult(Observation([message]), valid=False)
@@ -223,7 +223,7 @@ class StepClass(_ForeignEnvironment):
             )
         shown, reward, *ends, info = result
         done = any(map(bool, ends))
-        return _make_step_result(reward, done, info, _format_observation(shown), found.kept_chars)
+        return _make_step_result(reward, done, info, str(shown), found.kept_chars)
 
 
 class ConversationClass(_ForeignEnvironment):
@@ -263,10 +263,6 @@ def _make_step_result(
         score=Score(0.0, components) if done else None,
         kept_chars=kept_chars,
     )
-
-
-def _format_observation(shown: object) -> str:
-    return shown if isinstance(shown, str) else str(shown)
 
 
 def _read_action_of_space(space: Any, text: str) -> tuple[Any, str]:
