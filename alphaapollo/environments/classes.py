@@ -30,7 +30,6 @@ from alphaapollo.environments.informal_math import describe_tool
 from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.rewards.base import convert_to_float
 from alphaapollo.tools.base import Session, Tool
-from alphaapollo.tools.function_tool import MethodTool
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.user_module import load_user_module
 
@@ -96,6 +95,8 @@ def _takes_services(made_by: Any) -> bool:
 
 
 def _make_tools(made_by: type, names: set[str]) -> list[Tool]:
+    from alphaapollo.tools.function_tool import MethodTool  # its packages are not needed by other environments
+
     return [MethodTool(getattr(made_by, name), OBJECT) for name in sorted(names)]
 
 
