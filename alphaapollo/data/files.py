@@ -1,7 +1,8 @@
 """Read the rows of an entry of data.train_files: a file, a glob, a folder, or a data set on the Hugging Face hub.
 
-Formats: parquet, arrow (of the library datasets), jsonl, json, csv and tsv, the text formats also compressed. The
-library datasets finds the splits of folders, reads data sets that `save_to_disk` wrote, and downloads from the hub.
+Formats: parquet, arrow (of the library datasets), jsonl, json, csv and tsv, the text formats also compressed, and
+folders of tasks (data/harbor.py). The library datasets finds the splits of other folders, reads data sets that
+`save_to_disk` wrote, and downloads from the hub.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from alphaapollo.data.harbor import find_tasks, list_task_files, read_task_rows
 from alphaapollo.utils.disk import read_yaml
 from alphaapollo.utils.hub import DATA_FILE, DatasetEntry
 
@@ -42,6 +44,7 @@ class ResolvedFiles:
     hub_id: str = ""  # OWNER/NAME, for a data set on the hub
     part: str = ""  # rows of a split that are read, e.g. `train[:10%]`; empty: all
     notices: tuple[str, ...] = ()  # messages for the user
+    tasks: tuple[Path, ...] = ()  # folders of tasks, each of which is a row; `files` are the files in them
 
     @property
     def folder(self) -> Path:
@@ -94,11 +97,20 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
     if path.exists() and not path.is_dir():
         raise ValueError(f"{text} is a pipe or a device, which can be read only once. Write its content to a file.")
     if not path.is_dir() and (matches := sorted(glob.glob(str(path), recursive=True))):
-        return ResolvedFiles(text, tuple(file for one in matches for file in resolve_entry(one, splits).files))
+        found = [resolve_entry(one, splits) for one in matches]
+        tasks = tuple(task for one in found for task in one.tasks)
+        if tasks and not all(one.tasks for one in found):
+            raise ValueError(f"{text} matches folders of tasks and other data. Use one entry for each.")
+        return ResolvedFiles(text, tuple(file for one in found for file in one.files), tasks=tasks)
     folder = Path(entry.path).expanduser()
     results = folder / "results.jsonl"
     if results.is_file() and (folder / "config.yaml").is_file():  # run of main_generation
         return ResolvedFiles(text, (results,))
+    if folder.is_dir() and (found_tasks := find_tasks(folder.absolute())):
+        if entry != DatasetEntry(entry.path):
+            raise ValueError(f"{text}: a folder of tasks has no splits or configs. Use {entry.path}.")
+        files_of_tasks = tuple(file for task in found_tasks for file in list_task_files(task))
+        return ResolvedFiles(str(folder.absolute()), files_of_tasks, tasks=tuple(found_tasks))
     if folder.is_dir() and not entry.revision:
         source = _resolve_folder(folder.absolute(), entry, splits)
         files = map(os.path.abspath, source.files)
@@ -216,6 +228,8 @@ def read_rows(path: str | Path) -> DataRows:
     """Read all rows of an entry of data.train_files. Rows of the hub without a column `data_source` get the id of the
     data set as `data_source`. Raises ValueError if there are no rows, or one is unreadable."""
     source = resolve_entry(str(path))
+    if source.tasks:
+        return DataRows(read_task_rows(source.tasks), [*map(str, source.tasks)], source)
     names = [str(path)] if source.dataset is not None or len(source.files) == 1 else map(str, source.files)
     rows, dataset = list[DataRow](), source.dataset
     tables = [*map(_read_file, source.files)] if dataset is None else [dataset.with_format("arrow")[:].to_pylist()]
@@ -269,7 +283,9 @@ def list_column_names(rows: Iterable[DataRow]) -> list[str]:
 
 def _read_file(path: Path) -> list[DataRow | BadRow]:
     """Read a file. Raises ValueError if it is not readable as its suffix says."""
-    (path,) = resolve_entry(str(path)).files
+    if len(files := resolve_entry(str(path)).files) != 1:
+        raise ValueError(f"{path} has {len(files)} files. Use one data file.")
+    (path,) = files
     kind = DATA_FILE.search(path.name)[1].lower()  # type: ignore[index]
     try:
         if path.name.lower().endswith(("json", "jsonl")):

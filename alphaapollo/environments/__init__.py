@@ -1,5 +1,6 @@
 """Environments by name. Importing this package registers the built-in environments."""
 
+from alphaapollo.environments import harbor as harbor
 from alphaapollo.environments import informal_math as informal_math
 from alphaapollo.environments import openenv as openenv
 from alphaapollo.environments import reasoning_gym as reasoning_gym

@@ -153,7 +153,7 @@ class EnvironmentSpec:
 
 
 _ENVIRONMENTS: Registry[EnvironmentSpec] = Registry("environment")
-BUILT_IN = ("agent", "informal_math", "openenv", "reasoning_gym", "single_turn", "verifiers")
+BUILT_IN = ("agent", "harbor", "informal_math", "openenv", "reasoning_gym", "single_turn", "verifiers")
 FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from alphaapollo.utils.user_module import format_error
 
-Group = Literal["commands", "engines", "environments", "rewards", "sections"]
+Group = Literal["commands", "engines", "environments", "rewards", "sandboxes", "sections"]
 
 
 @cache

@@ -62,6 +62,13 @@ class OpenEnv(Section):
     """Field of the observation that the model sees; empty = the complete observation as JSON."""
 
 
+class Harbor(Section):
+    backend: str = "rootless"
+    """Sandbox of a task: rootless, bubblewrap, docker, podman, or that of an installed package."""
+    rootfs: Annotated[str, NAMES_CODE] = ""
+    """Folder of an unpacked image, whose programs the sandbox has instead of this machine's; rootless and bubblewrap."""
+
+
 class InformalMath(Section):
     enable_python_code: bool = True
     """Let the model run Python in the sandbox."""
@@ -168,6 +175,7 @@ class Env(Section):
     informal_math: Annotated[InformalMath, _make_environment_condition("informal_math")] = InformalMath()
     reasoning_gym: Annotated[ReasoningGym, _make_environment_condition("reasoning_gym")] = ReasoningGym()
     verifiers: Annotated[Verifiers, NAMES_CODE, _make_environment_condition("verifiers")] = Verifiers()
+    harbor: Annotated[Harbor, _make_environment_condition("harbor")] = Harbor()
     openenv: Annotated[OpenEnv, _make_environment_condition("openenv")] = OpenEnv()
     plugins: Annotated[Sections, PluginSections("env", "env_name", "single_turn"), Field(validate_default=True)] = {}
     """Settings of environments of installed packages by name, e.g. {maze: {size: 5}} (docs/plugins.md)."""

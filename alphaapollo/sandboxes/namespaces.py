@@ -1,0 +1,242 @@
+"""Rootless sandboxes: namespaces of the kernel, without a daemon or an image store. init.py is their first process.
+
+This machine's programs (/usr), or an unpacked image, are the base of the image; the instructions of a Dockerfile are
+applied to it. bubblewrap creates the same namespaces on machines where other programs must not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from alphaapollo.sandboxes.base import ExecResult, SandboxFailedError, SandboxSpec
+from alphaapollo.sandboxes.dockerfile import Copy, Image, Run, read_dockerfile
+from alphaapollo.sandboxes.streams import pack
+
+BOOT = "import sys; sys.path.append(sys.argv[1]); from alphaapollo.sandboxes.init import main; main()"
+PACKAGES = str(Path(__file__).resolve().parents[2])
+DEFAULTS = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+}
+BUBBLEWRAP = ["--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--as-pid-1"]
+LENGTH = struct.Struct("!I")
+GRACE = 15.0  # seconds beyond the time limit of an operation until the sandbox counts as failed
+_numbers = itertools.count()
+
+
+class NamespaceSandbox:
+    """Sandbox of the backends rootless and bubblewrap."""
+
+    def __init__(self, spec: SandboxSpec, backend: str):
+        self._spec, self._backend = spec, backend
+        self._image = Image("scratch", (), "/", {}, ())
+        self._storage_mb = min(spec.storage_mb, spec.memory_mb)  # files are in memory
+        self._process: asyncio.subprocess.Process | None = None
+        self._forwarder: asyncio.Server | None = None
+        self._busy = asyncio.Lock()
+        self.workdir, self.forwarded_port = "/", 0
+
+    async def start(self) -> None:
+        spec = self._spec
+        if spec.docker_image and spec.rootfs is None:
+            raise ValueError(f"the image {spec.docker_image} needs docker or podman. Use one, or an unpacked image.")
+        if spec.rootfs and (not spec.rootfs.is_dir() or spec.rootfs.stat().st_mode & 0o5 != 0o5):
+            raise ValueError(f"{spec.rootfs}: no folder that other users can read. Unpack an image there, chmod o+rx.")
+        if spec.image is not None:
+            self._image = read_dockerfile(spec.image)
+        if self._image.unsupported:
+            lines = "; ".join(self._image.unsupported)
+            raise ValueError(
+                f"{spec.image}/Dockerfile: needs docker or podman: {lines}. Use one, or an unpacked image."
+            )
+        self.workdir = self._image.workdir
+        try:
+            async with asyncio.timeout(spec.build_timeout):
+                await self._start_first_process()
+                for step in self._image.steps:
+                    await self._apply(step)
+                await self._request({"op": "protect", "workdir": self.workdir})
+        except TimeoutError:
+            await self.close()
+            raise SandboxFailedError(f"the sandbox did not start in {spec.build_timeout:g} s") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        timeout: float,
+        environment: Mapping[str, str] | None = None,
+        cwd: str = "",
+        max_output: int = 1 << 16,
+    ) -> ExecResult:
+        own = {**DEFAULTS, **self._image.environment, **self._spec.environment}
+        header = {
+            "op": "exec",
+            "command": command,
+            "timeout": timeout,
+            "environment": {**own, **(environment or {})},
+            "cwd": cwd or self.workdir,
+            "max_output": max_output,
+        }
+        reply, output = await self._request(header, timeout=timeout)
+        text = output.decode(errors="replace")
+        return ExecResult(reply["code"], text, reply.get("timed_out", False), reply["seconds"], reply["reason"])
+
+    async def write(self, path: str, source: Path | Mapping[str, bytes]) -> None:
+        header = {"op": "copy", "path": path, "rename": "", "replace": True, "storage_mb": self._storage_mb}
+        sources = [(".", source)] if isinstance(source, Path) else [*source.items()]
+        await self._request(header, await asyncio.to_thread(pack, sources))
+
+    async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
+        reply, content = await self._request({"op": "read", "path": path, "max_bytes": max_bytes})
+        if reply["too_long"]:
+            raise ValueError(f"{path} has more than {max_bytes} bytes")
+        return content
+
+    async def kill_processes(self) -> None:
+        await self._request({"op": "kill"})
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if self._forwarder is not None:
+            self._forwarder.close()
+        if process is not None:
+            self._writer.close()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _start_first_process(self) -> None:
+        command = [sys.executable, "-I", "-S", "-c", BOOT, PACKAGES]
+        if self._backend == "bubblewrap":
+            if (program := shutil.which("bwrap")) is None:
+                raise ValueError("bubblewrap is not installed. Install it, or use the sandbox rootless.")
+            command = [
+                program,
+                *BUBBLEWRAP,
+                "--die-with-parent",
+                "--bind",
+                "/",
+                "/",
+                "--dev-bind",
+                "/dev",
+                "/dev",
+                *command,
+            ]
+        ours, theirs = socket.socketpair()
+        passing, passed = socket.socketpair()
+        with passing, passed, theirs:
+            os.dup2(passed.fileno(), passed.fileno(), inheritable=True)
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=theirs.fileno(), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+                env={}, cwd="/", start_new_session=True, pass_fds=[passed.fileno()],
+            )  # fmt: skip
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+            spec = self._spec
+            setting = {name: getattr(spec, name) for name in ("cpus", "memory_mb", "max_processes")}
+            setting |= {
+                "backend": self._backend,
+                "storage_mb": self._storage_mb,
+                "folders": [os.path.dirname(step.target) for step in self._image.steps if isinstance(step, Copy)],
+                "rootfs": str(spec.rootfs.resolve()) if spec.rootfs else "",
+                "number": next(_numbers),
+                "passed": passed.fileno() if spec.forward_to else None,
+            }
+            try:
+                reply, _ = await self._request(setting)
+            except SandboxFailedError as error:
+                raise ValueError(
+                    f"this machine cannot start the sandbox {self._backend}: {error}. It needs Linux 5.12 and user "
+                    "namespaces (docs/tasks.md). Allow them, or use another sandbox."
+                ) from error
+            if spec.forward_to:
+                self.forwarded_port = reply["port"]
+                _, descriptors, _, _ = socket.recv_fds(passing, 1, 1)
+                listener = socket.socket(fileno=descriptors[0])
+                self._forwarder = await asyncio.start_server(self._forward, sock=listener)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Connect a client in the sandbox with the address that it may reach."""
+        assert self._spec.forward_to is not None
+        with contextlib.suppress(OSError):
+            their_reader, their_writer = await asyncio.open_connection(*self._spec.forward_to)
+            try:
+                await asyncio.gather(_pipe(reader, their_writer), _pipe(their_reader, writer))
+            finally:
+                their_writer.close()
+        writer.close()
+
+    async def _apply(self, step: Copy | Run) -> None:
+        """Apply an instruction of the Dockerfile."""
+        if isinstance(step, Copy):
+            folder, name, content = await asyncio.to_thread(_pack_copy, step)
+            await self._request({"op": "copy", "path": folder, "rename": name, "replace": False}, content)
+            return
+        done = await self.exec(
+            step.command, timeout=self._spec.build_timeout, environment=step.environment, cwd=step.workdir
+        )
+        if done.code:
+            said = done.reason or done.output.strip()[-300:]
+            raise ValueError(
+                f"{self._spec.image}/Dockerfile: RUN {step.command[:200]} failed with exit code {done.code} ({said}). "
+                "It may need a network, root, or programs of its image. Use docker, podman or an unpacked image."
+            )
+
+    async def _request(
+        self, header: dict[str, Any], content: bytes = b"", timeout: float = GRACE
+    ) -> tuple[dict[str, Any], bytes]:
+        """Send a request and return its reply. A failure, and a cancelled request, end the sandbox."""
+        async with self._busy:
+            if self._process is None:
+                raise SandboxFailedError("the sandbox has ended")
+            try:
+                async with asyncio.timeout(timeout + GRACE):
+                    head = json.dumps({**header, "size": len(content)}).encode()
+                    self._writer.write(LENGTH.pack(len(head)) + head + content)
+                    await self._writer.drain()
+                    (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+                    reply: dict[str, Any] = json.loads(await self._reader.readexactly(size))
+                    answer = await self._reader.readexactly(reply["size"])
+            except (OSError, EOFError, TimeoutError) as error:  # TimeoutError is an OSError
+                await self.close()
+                ended = "does not answer" if isinstance(error, TimeoutError) else "was killed"
+                raise SandboxFailedError(f"the first process of the sandbox {ended}") from error
+            except asyncio.CancelledError:
+                await asyncio.shield(self.close())
+                raise
+        if reason := reply.get("error"):
+            if reply.get("missing") and header.get("op") == "read":
+                raise FileNotFoundError(reason)
+            raise SandboxFailedError(reason)
+        return reply, answer
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.write_eof()
+
+
+def _pack_copy(step: Copy) -> tuple[str, str, bytes]:
+    """Return the folder of a COPY, the new name of its only file, and the archive."""
+    is_folder = step.target.endswith("/") or len(step.sources) != 1
+    folder, name = (step.target, "") if is_folder else os.path.split(step.target)
+    sources = [("." if source.is_dir() else source.name, source) for source in step.sources]
+    return folder, name, pack(sources, step.mode)

@@ -1,0 +1,55 @@
+"""The output of a command, and archives of files for a sandbox. Imports only the standard library (init.py)."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class OutputBuffer:
+    """The beginning and the end of a stream. limit: bytes that are kept."""
+
+    def __init__(self, limit: int):
+        self._half, self._head, self._tail, self._omitted = max(1, limit // 2), bytearray(), bytearray(), 0
+
+    def add(self, chunk: bytes) -> None:
+        space = self._half - len(self._head)
+        self._head += chunk[:space]
+        self._tail += chunk[space:]
+        extra = max(0, len(self._tail) - self._half)
+        del self._tail[:extra]
+        self._omitted += extra
+
+    def get(self) -> bytes:
+        note = f"\n... {self._omitted} bytes are not shown ...\n".encode() if self._omitted else b""
+        return bytes(self._head) + note + bytes(self._tail)
+
+    def get_text(self) -> str:
+        return self.get().decode(errors="replace")
+
+
+def pack(sources: Iterable[tuple[str, Path | bytes]], mode: int | None = None) -> bytes:
+    """Return an archive of files and folders with their names; the name "." is for the content of a folder.
+
+    All belong to root. mode: of all files; None: their own.
+    """
+
+    def prepare(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.mode = member.mode if mode is None or member.isdir() else mode
+        member.uid = member.gid = 0
+        member.uname = member.gname = "root"
+        return member
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, source in sources:
+            if isinstance(source, Path):
+                archive.add(source, name, filter=prepare)
+            else:
+                member = tarfile.TarInfo(name)
+                member.size, member.mode, member.mtime = len(source), 0o755, int(time.time())
+                archive.addfile(prepare(member), io.BytesIO(source))
+    return buffer.getvalue()

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+cp owl.txt rice.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+wc -l < moon.txt > kite.txt

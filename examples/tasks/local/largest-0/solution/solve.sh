@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+ls -S | head -1 > pond.txt
