@@ -53,6 +53,8 @@ def get_grader(data_source: str) -> str:
     """Return the name of the grader of a data source. Raises ValueError if no pattern matches."""
     if (grader := find_grader(data_source)) is not None:
         return grader
+    if data_source == "harbor":
+        raise ValueError("task folders are graded by their tests. Set env.env_name=harbor, or agent (docs/tasks.md).")
     known = "; ".join(f"{name}: {', '.join(patterns.split())}" for name, patterns in GRADERS.items())
     got = f"data_source {data_source!r}" if data_source else "rows without a data_source"
     raise ValueError(

@@ -116,10 +116,12 @@ class NamespaceSandbox:
         if self._forwarder is not None:
             self._forwarder.close()
         if process is not None:
-            self._writer.close()
-            with contextlib.suppress(ProcessLookupError):
+            self._writer.close()  # it ends at the end of its socket
+            try:
+                await asyncio.wait_for(process.wait(), GRACE)
+            except TimeoutError:
                 process.kill()
-            await process.wait()
+                await process.wait()
 
     async def _start_first_process(self) -> None:
         command = [sys.executable, "-I", "-S", "-c", BOOT, PACKAGES]

@@ -202,7 +202,9 @@ def _load_prompts(
         more: list[DataFinding] = []
         return load_prompts(files, data.prompt_key, data.allow_image_urls, renderer, more), more
 
-    digests = [digest_file(file) for entry in files for file in resolve_entry(entry).files]
+    sources = [resolve_entry(entry) for entry in files]
+    digests = [digest_file(file) for source in sources for file in source.files]
+    digests += [str(task) for source in sources for task in source.tasks]  # rows name the folders of tasks
     prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key), load)
     findings += found
     return prompts

@@ -66,7 +66,7 @@ class Harbor(Section):
     backend: str = "rootless"
     """Sandbox of a task: rootless, bubblewrap, docker, podman, or that of an installed package."""
     rootfs: Annotated[str, NAMES_CODE] = ""
-    """Folder of an unpacked image, whose programs the sandbox has instead of this machine's; rootless and bubblewrap."""
+    """Folder of an unpacked image, whose programs replace this machine's; rootless and bubblewrap."""
 
 
 class InformalMath(Section):

@@ -9,6 +9,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.data.files import HELD_OUT, read_rows, read_rows_leniently, resolve_entry
 from alphaapollo.data.harbor import find_tasks, read_task
 from alphaapollo.data.prompts import load_prompts
+from alphaapollo.rewards.registry import get_grader
 from alphaapollo.runs.input_digests import compute_input_digests
 from alphaapollo.session.inputs import read_prompts
 from tests.builders import write_rows
@@ -270,3 +271,8 @@ def test_prompts_of_a_run(folder, renderer):
     data = data.model_copy(update={"truncation": "error"})
     with pytest.raises(ValueError, match=f"data.train_files: 1 of 2 prompts .* The first is {folder}/tasks/b with"):
         read_prompts("tasks", "data.train_files", renderer, data)
+
+
+def test_rows_of_tasks_need_their_environment():
+    with pytest.raises(ValueError, match=r"Set env\.env_name=harbor"):
+        get_grader("harbor")

@@ -31,5 +31,5 @@ def test_agent_solves_a_task(server, file, command, reward):
         result = await run_program(Agent(path=str(EXAMPLES / file)), TASK, variables)
         assert result.value == reward, (result, server.script.prompts[-1:])
 
-    session, rows = server.run(play)
+    _, rows = server.run(play)
     assert [len(row.turn_ends) for row in rows] == [2]
