@@ -140,28 +140,33 @@ class NamespaceSandbox:
                 "/dev",
                 *command,
             ]
+        spec = self._spec
         ours, theirs = socket.socketpair()
-        passing, passed = socket.socketpair()
-        with passing, passed, theirs:
-            os.dup2(passed.fileno(), passed.fileno(), inheritable=True)
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=theirs.fileno(), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-                env={}, cwd="/", start_new_session=True, pass_fds=[passed.fileno()],
-            )  # fmt: skip
-            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-            spec = self._spec
-            setting = {name: getattr(spec, name) for name in ("cpus", "memory_mb", "max_processes")}
-            setting |= {
+        passing, passed = socket.socketpair()  # for the descriptor of a listening socket
+        with passing:
+            setting = {
                 "backend": self._backend,
+                "cpus": spec.cpus,
+                "memory_mb": spec.memory_mb,
                 "storage_mb": self._storage_mb,
+                "max_processes": spec.max_processes,
                 "folders": [os.path.dirname(step.target) for step in self._image.steps if isinstance(step, Copy)],
                 "rootfs": str(spec.rootfs.resolve()) if spec.rootfs else "",
                 "number": next(_numbers),
                 "passed": passed.fileno() if spec.forward_to else None,
             }
+            with theirs, passed:  # their ends belong to the sandbox alone, so that its end is noticed
+                self._process = await asyncio.create_subprocess_exec(
+                    *command, stdin=theirs.fileno(), stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.DEVNULL, env={}, cwd="/", start_new_session=True,
+                    pass_fds=[passed.fileno()],
+                )  # fmt: skip
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
             try:
                 reply, _ = await self._request(setting)
             except SandboxFailedError as error:
+                if self._process is None:  # it was killed
+                    raise
                 raise ValueError(
                     f"this machine cannot start the sandbox {self._backend}: {error}. It needs Linux 5.12 and user "
                     "namespaces (docs/tasks.md). Allow them, or use another sandbox."
