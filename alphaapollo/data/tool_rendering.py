@@ -8,7 +8,7 @@ calls, and the text before the end of the assistant turn is removed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from types import MappingProxyType
@@ -29,6 +29,21 @@ UNSUPPORTED_TEMPLATE = (
 )
 QUESTION = Message(role="user", content="?")
 EXAMPLE_VALUES: dict[object, str | float] = {"string": "x", "integer": 1, "number": 1.5, "boolean": True}
+
+
+def describe_function(function: Callable[..., object]) -> JsonObject:
+    """Return what a model sees of a function, {name, description, parameters, return}, from its types and docstring.
+    Raises ValueError if the docstring or a type is missing."""
+    from transformers.utils import chat_template_utils as schemas
+
+    try:
+        described: JsonObject = schemas.get_json_schema(function)["function"]
+    except (schemas.DocstringParsingException, schemas.TypeHintParsingException) as error:
+        raise ValueError(
+            f"the tool {function.__name__}: {error}. Give it a docstring, and each argument a type and a line under "
+            "`Args:`."
+        ) from error
+    return described
 
 
 class ToolRenderer(Renderer):
@@ -115,7 +130,9 @@ class ToolRenderer(Renderer):
         """Name and arguments of an example call of the first tool, to show the call format in a message."""
         properties = self.schemas[0]["function"]["parameters"].get("properties", {})
         types = {name: schema.get("type") for name, schema in properties.items()}
-        return self.first_tool, {name: EXAMPLE_VALUES[kind] for name, kind in types.items() if kind in EXAMPLE_VALUES}
+        return self.first_tool, {
+            name: EXAMPLE_VALUES[kind] for name, kind in types.items() if str(kind) in EXAMPLE_VALUES
+        }
 
     def render_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Return the text that the model must sample to call the tool `name`."""

@@ -1,6 +1,6 @@
 """Environment classes that were written for other frameworks, used as they are.
 
-    TRL's environment_factory   reset(**columns) -> None or text; public methods are tools; get_reward()
+    TRL's environment_factory   reset(**columns) -> None, text or parts; public methods are tools; get_reward()
     Gymnasium, gym              reset(seed=...) -> observation[, info]; step(action) -> 5 or 4 results
     SkyRL-Gym                   init(messages) -> messages, metadata; step(text) -> {observations, reward, done, ...}
 
@@ -13,13 +13,16 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from alphaapollo.config.schema import Env
+from alphaapollo.data.tool_rendering import describe_function
 from alphaapollo.environments.action_parser import read_action
-from alphaapollo.environments.actions import make_action_handler
+from alphaapollo.environments.actions import ActionHandler
 from alphaapollo.environments.base import (
+    FinalAnswer,
     Observation,
     Services,
     StepResult,
@@ -29,8 +32,9 @@ from alphaapollo.environments.base import (
 from alphaapollo.environments.informal_math import describe_tool
 from alphaapollo.environments.text_game import derive_instance_seed
 from alphaapollo.rewards.base import convert_to_float
-from alphaapollo.tools.base import Session, Tool
+from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus
 from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.user_module import load_user_module
 
 INSTRUCTION = "\n\nDo exactly one thing:\n%sor end with <answer>...</answer>."
@@ -49,7 +53,7 @@ def load_environment_module(config: Env) -> None:
         return
     module = load_user_module(config.custom_module, "env.custom_module")
     found = getattr(module, config.env_name, None)
-    if callable(found) and not is_environment(config.env_name):
+    if (callable(found) or isinstance(found, Mapping)) and not is_environment(config.env_name):
         register_environment_object(config.env_name)(found)
 
 
@@ -61,6 +65,11 @@ def register_environment_object(name: str, graded: bool = False) -> Callable[[An
     """
 
     def register(made_by: Any) -> Any:
+        if isinstance(made_by, Mapping):
+            raise ValueError(
+                f"the environment {name} is a dict of {', '.join(map(str, made_by))}. All rows of a run have the same "
+                "tools; use one class whose reset reads the row's column."
+            )
         if _takes_services(made_by):
             return register_environment(name, graded=graded)(made_by)
         probed = made_by if inspect.isclass(made_by) else type(made_by())  # TRL probes one instance, too
@@ -77,7 +86,7 @@ def register_environment_object(name: str, graded: bool = False) -> Callable[[An
                 f"{CONTRACTS}. Add the missing methods."
             )
         is_graded = graded or "get_reward" not in names
-        owned = partial(_make_tools, probed, tools)
+        owned = partial(make_tools, probed, tools)
         options: dict[str, Any] = {"graded": is_graded, "own_tools": owned, "keeps_settings": True}
         return register_environment(name, **options)(partial(ToolClass, made_by, is_graded))
 
@@ -94,10 +103,9 @@ def _takes_services(made_by: Any) -> bool:
     return parameters[0].name == "services" or parameters[0].default is inspect.Parameter.empty
 
 
-def _make_tools(made_by: type, names: set[str]) -> list[Tool]:
-    from alphaapollo.tools.function_tool import MethodTool  # its packages are not needed by other environments
-
-    return [MethodTool(getattr(made_by, name), OBJECT) for name in sorted(names)]
+def make_tools(made_by: type, names: set[str]) -> list[Tool]:
+    """Return the methods of a class as tools."""
+    return [MethodTool(getattr(made_by, name)) for name in sorted(names)]
 
 
 def _choose_arguments(function: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +116,7 @@ def _choose_arguments(function: Callable[..., object], arguments: Mapping[str, A
     return {name: value for name, value in arguments.items() if name in parameters}
 
 
-async def _call(function: Callable[..., Any], *arguments: object, **named: object) -> Any:
+async def _call(function: Callable[..., Any], /, *arguments: object, **named: object) -> Any:
     """Call a function of a user's class, a sync one in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments, **named)
@@ -122,11 +130,51 @@ def _list_columns(prompt: Prompt) -> dict[str, Any]:
     return {"prompt": prompt.content} | given | truth | prompt.extra_info | prompt.env_kwargs
 
 
-def _append_text(prompt: Prompt, text: str) -> Observation:
-    """Return the prompt with a text at the end of its last message."""
+def _append_to_prompt(prompt: Prompt, *shown: str | list[JsonObject]) -> Observation:
+    """Return the prompt with texts, or lists of parts of a message, at the end of its last message."""
     messages = [Message(role="user", content=prompt.content)] if isinstance(prompt.content, str) else prompt.content
-    last = Message({**messages[-1], "content": messages[-1]["content"] + text})
-    return Observation([*messages[:-1], last])
+    pieces: list[Any] = [messages[-1]["content"], *shown]
+    if all(isinstance(piece, str) for piece in pieces):
+        content: Any = "".join(pieces)
+    else:
+        lists = [[{"type": "text", "text": piece}] if isinstance(piece, str) else piece for piece in pieces]
+        content = [part for parts in lists for part in parts]
+    return Observation([*messages[:-1], cast(Message, {**messages[-1], "content": content})])
+
+
+class MethodTool(Tool):
+    """Tool that calls a method of the episode's object as TRL does: with the schema of transformers, the arguments that
+    the model wrote, and the `str` of the result. A result may also be a list of parts of a message; images follow the
+    text. method: the function of the class. Raises ValueError like `describe_function`."""
+
+    def __init__(self, method: Callable[..., object]):
+        self.function_schema = describe_function(method)
+        self.name, self.description = self.function_schema["name"], self.function_schema["description"]
+        self.parameters = {"type": "object"}  # the method checks its arguments, as in TRL
+
+    async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
+        try:
+            answer = await _call(getattr(session.state[OBJECT], self.name), **arguments)
+        except ToolFailedError:
+            raise
+        except Exception as error:  # noqa: BLE001  the model sees the exceptions of its call
+            return ToolResult(str(error), ToolStatus.ERROR)
+        parts: list[Any] = answer if isinstance(answer, list) and answer else [None]
+        if not all(isinstance(part, dict) and part.get("type") in ("text", "image") for part in parts):
+            return ToolResult(str(answer), ToolStatus.OK)
+        images = [part["image"] for part in parts if part["type"] == "image"]
+        return ToolResult("".join(part.get("text", "") for part in parts), ToolStatus.OK, images=images)
+
+
+class ToolClassActions(ActionHandler):
+    """Action handler that shows failed calls as TRL does: `{'error': '...'}`."""
+
+    def _make_message(self, name: str, result: ToolResult) -> Message:
+        if result.status is not ToolStatus.OK:
+            is_known = self._tools is not None and name in self._tools.names
+            text = str({"error": result.text if is_known else f"Tool {name} not found."})
+            result = replace(result, text=text, status=ToolStatus.OK if self._parse_calls else result.status)
+        return super()._make_message(name, result)
 
 
 class _ForeignEnvironment:
@@ -149,32 +197,35 @@ class _ForeignEnvironment:
 class ToolClass(_ForeignEnvironment):
     """Environment of TRL's `environment_factory`: public methods are tools; an answer without a call ends the episode.
 
-    The text or messages that `reset` returns are appended to the row's last message, as TRL does.
+    The text or parts that `reset` returns are appended to the row's last message, as TRL does.
     """
 
     def __init__(self, make: Callable[..., Any], is_graded: bool, services: Services):
         super().__init__(make, services)
         self._services, self._is_graded = services, is_graded
-        self._actions, self._session = make_action_handler(services), Session()
+        self._actions = ToolClassActions(services.tools, services.parse_calls, services.sees_images)
+        self._session = Session()
 
     async def reset(self, prompt: Prompt) -> Observation:
         self._prompt = prompt
         self._session.state[OBJECT] = await self._create()
         columns = _list_columns(prompt)
         shown = await _call(self._object.reset, **_choose_arguments(self._object.reset, columns))
-        if shown is not None and not isinstance(shown, str):
-            raise TypeError(f"reset returned a {type(shown).__name__}. Return a text, or None.")
-        text, tools = shown or "", self._services.tools
+        if shown is not None and not isinstance(shown, str | list):
+            raise TypeError(f"reset returned a {type(shown).__name__}. Return a text, a list of parts, or None.")
+        tools, instruction = self._services.tools, ""
         if self._config.action_format == "tags":
             calls = [describe_tool(schema["function"]) for schema in tools.schemas()] if tools else []
-            text += INSTRUCTION % "".join(f"{call}\n" for call in calls)
-        return _append_text(prompt, text)
+            instruction = INSTRUCTION % "".join(f"{call}\n" for call in calls)
+        return _append_to_prompt(prompt, shown or "", instruction)
 
     async def step(self, action: str) -> StepResult:
         result = await self._actions.handle(action, self._session)
-        if isinstance(result, StepResult):
-            return result
-        return StepResult(done=True, score=await self._score(result.text), kept_chars=result.kept_chars)
+        if isinstance(result, FinalAnswer):
+            return StepResult(done=True, score=await self._score(result.text), kept_chars=result.kept_chars)
+        if self._services.parse_calls and result.info.get("tool_status") == "unreadable":  # an answer, as in TRL
+            return StepResult(done=True, score=await self._score(action), valid=False, info=result.info)
+        return result
 
     async def score_at_limit(self) -> Score:
         return await self._score("")
@@ -184,7 +235,9 @@ class ToolClass(_ForeignEnvironment):
         score = await self._services.score(self._prompt, text) if self._is_graded else Score(0.0)
         if not hasattr(self._object, "get_reward") or score.outcome.failed:
             return score
-        reward = convert_to_float(await _call(self._object.get_reward), "get_reward()")
+        if (given := await _call(self._object.get_reward)) is None and self._is_graded:
+            return score
+        reward = convert_to_float(given, "get_reward()")
         parts = {**score.components, type(self._object).__name__: reward}
         if not self._is_graded and reward in (0.0, 1.0):
             parts["accuracy"] = reward
@@ -204,7 +257,7 @@ class StepClass(_ForeignEnvironment):
         reset, arguments = self._object.reset, {"seed": seed, "options": prompt.env_kwargs or None}
         result = await _call(reset, **_choose_arguments(reset, arguments))
         shown = result[0] if isinstance(result, tuple) and len(result) == 2 else result
-        return _append_text(prompt, f"\n\n{shown}")
+        return _append_to_prompt(prompt, f"\n\n{shown}")
 
     async def step(self, action: str) -> StepResult:
         space = getattr(self._object, "action_space", None)
@@ -237,7 +290,7 @@ class ConversationClass(_ForeignEnvironment):
             "max_turns": self._config.max_steps,
         }
         await self._create(env_config={}, extras=extras)
-        messages = _append_text(prompt, "").messages
+        messages = _append_to_prompt(prompt, "").messages
         first, _ = await _call(self._object.init, messages)
         return Observation(first)
 

@@ -17,11 +17,14 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 from alphaapollo.config.schema import Env
+from alphaapollo.config.schema.env import Harbor
 from alphaapollo.data.harbor import HarborTask, read_task
 from alphaapollo.environments.base import Services, StepResult, register_environment
-from alphaapollo.environments.classes import ToolClass, _make_tools
+from alphaapollo.environments.classes import ToolClass, make_tools
+from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.sandboxes.base import ExecResult, Sandbox, SandboxFailedError, SandboxSpec
 from alphaapollo.sandboxes.factory import check_backend, make_sandbox
 from alphaapollo.tools.base import ToolFailedError
@@ -133,16 +136,28 @@ async def open_trial(
         await asyncio.shield(sandbox.close())
 
 
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+def _get_slots(count: int) -> asyncio.Semaphore:
+    """Return the semaphore that all episodes of this event loop share."""
+    return _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(count))
+
+
 class BashAgent:
     """The environment of a task, as methods that are tools."""
 
-    def __init__(self, backend: str, rootfs: str, command_timeout: float):
-        self._options = {"backend": backend, "rootfs": rootfs}
-        self._command_timeout = command_timeout
+    def __init__(self, settings: Harbor, command_timeout: float):
+        self._settings, self._command_timeout = settings, command_timeout
+        self._slots: asyncio.Semaphore | None = None
         self.is_submitted = False
 
     async def reset(self, task: str, **_: object) -> None:
-        self._opened = open_trial(task, **self._options)
+        slots = _get_slots(self._settings.max_sandboxes)
+        with exclude_from_time_limit():
+            await slots.acquire()
+        self._slots = slots
+        self._opened = open_trial(task, self._settings.backend, self._settings.rootfs)
         self._trial = await self._opened.__aenter__()
 
     async def bash(self, command: str) -> str:
@@ -168,8 +183,12 @@ class BashAgent:
         return await self._trial.verify()
 
     async def close(self) -> None:
-        if hasattr(self, "_trial"):
-            await self._opened.__aexit__(None, None, None)
+        try:
+            if hasattr(self, "_trial"):
+                await self._opened.__aexit__(None, None, None)
+        finally:
+            if self._slots is not None:
+                self._slots.release()
 
 
 def _check(config: Env) -> None:
@@ -179,14 +198,13 @@ def _check(config: Env) -> None:
         raise ValueError(f"env.harbor.backend: {error}") from None
 
 
-@register_environment("harbor", check=_check, own_tools=partial(_make_tools, BashAgent, {"bash", "submit"}))
+@register_environment("harbor", check=_check, own_tools=partial(make_tools, BashAgent, {"bash", "submit"}))
 class HarborEnvironment(ToolClass):
     """Environment of task folders, with the tools bash and submit. The tests run at the end, also at a limit."""
 
     def __init__(self, services: Services):
         timeout = COMMAND_SHARE * services.config.tool_limits.timeout
-        agent = partial(BashAgent, **services.config.harbor.model_dump(), command_timeout=timeout)
-        super().__init__(agent, False, services)
+        super().__init__(partial(BashAgent, services.config.harbor, timeout), False, services)
 
     async def step(self, action: str) -> StepResult:
         result = await super().step(action)

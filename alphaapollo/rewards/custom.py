@@ -80,6 +80,11 @@ def _load_function(custom: CustomRewardFunction, name: str) -> LoadedFunction:
         if is_class := isinstance(function, type):
             function = function()
         names = inspect.signature(function).parameters.keys()
+        if "environments" in names:
+            raise ValueError(
+                f"{NAME_KEY}={name} reads `environments`, but reward functions run in other processes. "
+                "Give the environment class a method get_reward() that returns its reward, and remove the function."
+            )
         if contract := next((one for one in (VERL, VERL_BATCH, OPENRLHF, TRL) if names & {*one.marks}), None):
             return replace(contract, has_texts=is_class).adapt(function, custom.reward_kwargs)
         inspect.signature(function).bind("prompt", "completion")

@@ -72,6 +72,8 @@ class Tool(Protocol):
     text_argument: str | None = None
     """Name of the argument that receives the text of a tag, e.g. `code` for `<python_code>print(1)</python_code>`.
     None: the text of a tag is a JSON object of all arguments."""
+    function_schema: JsonObject | None = None
+    """What the model sees of the tool. None: name, description and parameters."""
 
     async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
         """Run one call, without blocking the event loop. Raises ToolFailedError if the tool itself fails."""

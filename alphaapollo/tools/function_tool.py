@@ -70,8 +70,7 @@ class FunctionTool(Tool):
         if self._takes_session:
             values["session"] = session
         try:
-            function = self._find_function(session)
-            is_async = inspect.iscoroutinefunction(function)
+            is_async, function = inspect.iscoroutinefunction(self._function), self._function
             call: Any = function if is_async else partial(asyncio.to_thread, function)
             answer = await call(**values)
         except ToolFailedError:
@@ -80,31 +79,8 @@ class FunctionTool(Tool):
             return ToolResult(f"{type(error).__name__}: {error}", ToolStatus.ERROR)
         if isinstance(answer, ToolResult):
             return answer
-        return ToolResult(answer if isinstance(answer, str) else self._format(answer), ToolStatus.OK)
-
-    def _find_function(self, session: Session) -> Callable[..., object]:
-        return self._function
-
-    def _format(self, answer: object) -> str:
-        return json.dumps(answer, ensure_ascii=False, default=str)
-
-
-class MethodTool(FunctionTool):
-    """Tool that calls a method of an object of the episode, `session.state[key]`. method: the function of its class.
-
-    Results are shown with `str`, as TRL does.
-    """
-
-    def __init__(self, method: Callable[..., object], key: str):
-        super().__init__(method)
-        self._key = key
-
-    def _find_function(self, session: Session) -> Callable[..., object]:
-        method: Callable[..., object] = getattr(session.state[self._key], self.name)
-        return method
-
-    def _format(self, answer: object) -> str:
-        return str(answer)
+        text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+        return ToolResult(text, ToolStatus.OK)
 
 
 def _make_arguments_model(function: Callable[..., object], descriptions: dict[str, str]) -> type[BaseModel]:
@@ -112,7 +88,7 @@ def _make_arguments_model(function: Callable[..., object], descriptions: dict[st
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in ("session", "self"):
+        if name == "session":
             continue
         if name not in hints:
             raise ValueError(f"the tool {function.__name__}: argument {name} has no type. Add one, e.g. `{name}: str`.")

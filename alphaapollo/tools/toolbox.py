@@ -49,8 +49,8 @@ class ToolBox:
     def schemas(self) -> list[JsonObject]:
         """Return the JSON schemas of all tools, as chat templates and OpenAI-compatible servers expect them."""
         functions = [
-            {"name": name, "description": self._tools[name].description, "parameters": self._tools[name].parameters}
-            for name in self.names
+            tool.function_schema or {"name": name, "description": tool.description, "parameters": tool.parameters}
+            for name, tool in sorted(self._tools.items())
         ]
         return [{"type": "function", "function": function} for function in functions]
 

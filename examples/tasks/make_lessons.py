@@ -39,11 +39,11 @@ PHRASES = (
 
 # Changes of the correct command by kind: {part: replacement}. Comments: those that get the reward 0.5
 CHANGES: dict[str, tuple[tuple[str, str], ...]] = {
-    "create": (("echo", "touch"), ("echo", "cat"), (" >", "")),  # touch
+    "create": (("echo", "touch"), ("echo", "cat"), (" >", "")),  # touch, cat
     "delete": (("rm", "ls"), ("rm", "cat"), ("rm", "touch")),
     "rename": (("mv", "cp"), ("mv", "cat"), ("mv", "rm")),  # cp
     "copy": (("cp", "mv"), ("cp", "cat"), ("cp", "ls")),  # mv
-    "count": (("-l <", "-l"), ("-l", "-w"), ("-l", "-c"), ("wc -l <", "cat")),  # -l without <
+    "count": (("-l <", "-l"), ("-l", "-w"), ("-l", "-c"), ("wc -l <", "cat")),  # -l without <; -w is correct, too
     "largest": ((" | head -1", ""), ("-S", "-r"), ("-S", "-1"), ("head", "tail")),  # without head
     "replace": (("/g ", "/ "), ("-i ", ""), ("/g ", "/p ")),  # without g
     "sort": (("sort", "cat"), ("sort", "tac"), ("sort", "sort -r"), ("sort", "head -1")),  # cat, tac, sort -r

@@ -18,9 +18,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from examples.curves import draw, table
 from examples.gallery.runs import read_metrics
 from examples.tasks.make_tasks import KINDS, WORDS
 
+REWARD = "val/reward"
 SHOWN_STEPS = 3  # iterations whose episodes count as the start and the end of training
 COMMAND = re.compile(r'<bash>\{"command": "(.*?)"\}</bash>', re.DOTALL)
 NAME = re.compile(rf"\b({'|'.join(WORDS)})\b")
@@ -56,7 +58,7 @@ def find_usual_command(episodes: Sequence[dict[str, Any]]) -> str:
         return "-"
     usual, count = Counter(commands).most_common(1)[0]
     reward = fmean(one["reward"] for one, command in zip(episodes, commands, strict=True) if command == usual)
-    return f"{usual or 'no command'} ({count / len(commands):.0%}, reward {reward:.2f})"
+    return f"`{usual or 'no command'}` ({count / len(commands):.0%}, reward {reward:.2f})"
 
 
 def make_report(run: Path) -> str:
@@ -71,11 +73,11 @@ def make_report(run: Path) -> str:
     commands = [["kind", "usual command at the start", "at the end"], ["---"] * 3]
     for kind in KINDS:
         usual = [find_usual_command([*one[kind], *two[kind]]) for one, two in (columns[::2], columns[1::2])]
-        commands.append([kind, *(f"`{text}`" for text in usual)])
+        commands.append([kind, *(text.replace("|", "\\|") for text in usual)])
     metrics = read_metrics(run)
     failed = sum(one.get("outcome/failed", 0.0) * one.get("rollout/trajectories", 0.0) for one in metrics)
     minutes = sum(one.get("timing/step", 0.0) for one in metrics) / 60
-    tables = ("\n".join(f"| {' | '.join(row)} |" for row in table) for table in (rows, commands))
+    tables = ("\n".join(f"| {' | '.join(row)} |" for row in one) for one in (rows, commands))
     counts = f"{len(steps)} iterations, {minutes:.1f} minutes, {failed:.0f} failed episodes"
     return "\n\n".join([f"{run}: {counts}; mean reward (solved, partly solved)", *tables])
 
@@ -83,8 +85,15 @@ def make_report(run: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of GRPO runs")
-    for run in parser.parse_args().runs:
-        print(make_report(run))
+    parser.add_argument("--svg", type=Path, help="plot the rewards of the held-out tasks")
+    args = parser.parse_args()
+    curves = [[line for line in read_metrics(run) if REWARD in line] for run in args.runs]
+    seeds = [run.resolve().parent.name.rpartition("_")[2] for run in args.runs]
+    for run in args.runs:
+        print(make_report(run), end="\n\n")
+    print(f"Mean reward of the held-out tasks by iteration:\n\n{table(curves, [REWARD], seeds)}")
+    if args.svg:
+        draw(curves, [REWARD], seeds, args.svg)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,8 @@ class Harbor(Section):
     """Sandbox of a task: rootless, bubblewrap, docker, podman, or that of an installed package."""
     rootfs: Annotated[str, NAMES_CODE] = ""
     """Folder of an unpacked image, whose programs replace this machine's; rootless and bubblewrap."""
+    max_sandboxes: PositiveInt = 64
+    """Concurrent sandboxes per rollout worker; further episodes wait."""
 
 
 class InformalMath(Section):

@@ -10,6 +10,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments import base
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.environments.classes import load_environment_module, register_environment_object
+from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
 
@@ -143,7 +144,8 @@ def test_public_methods_are_tools_and_get_reward_scores(folder):
     assert "\"{'total': 3}\"" in messages_after(done, 0), "str(result), as in TRL"
     assert done.score.reward == 1.0 and done.score.components == {"Counter": 1.0, "accuracy": 1.0}
     failed = play(folder, "Counter", '<add>{"x": 101}</add>', "<answer>done</answer>", settings={"start": 7})
-    assert "ValueError: too large" in messages_after(failed, 0) and failed.score.reward == 1.0
+    assert "\"{'error': 'too large'}\"" in messages_after(failed, 0) and failed.score.reward == 1.0, "as in TRL"
+    assert failed.turns[0].info["tool_calls"][0]["status"] == "error"
 
 
 def test_get_reward_also_scores_an_episode_at_its_limit(folder):
@@ -178,6 +180,51 @@ def test_step_with_four_results_takes_the_text(folder):
 def test_init_and_step_of_conversations(folder):
     done = play(folder, "Chat", "It is 6.", "It is 7.")
     assert messages_after(done, 0) == "No." and [turn.reward for turn in done.turns] == [0.0, 1.0]
+
+
+def test_reset_and_tools_may_return_parts_of_a_message(folder):
+    class Camera:
+        def reset(self, prompt):
+            return [{"type": "text", "text": f" of {len(prompt)}"}]
+
+        def turn(self, by: int | None = None):
+            """Turn around.
+
+            Args:
+                by: degrees.
+            """
+            return [{"type": "image", "image": b"..."}, {"type": "text", "text": "a wall"}]
+
+        def zoom(self):
+            """Zoom in."""
+            return [1, 2]
+
+        def get_reward(self): ...
+
+    register_environment_object("Camera", graded=True)(Camera)
+    done = play(folder, "Camera", "<turn>{}</turn>", "<zoom>{}</zoom>", "<answer>#### 7</answer>")
+    assert done.first_observation[-1]["content"].startswith("Count. of 1\n\nDo exactly one thing:")
+    assert '"text": "a wall"' in messages_after(done, 0) and '"text": "[1, 2]"' in messages_after(done, 1)
+    assert done.score.reward == 1.0, "get_reward returned None: it does not apply"
+
+
+def test_tool_without_description_is_refused(folder):
+    class Undescribed:
+        def reset(self): ...
+
+        def go(self, where: str):
+            """Go somewhere."""
+
+        def get_reward(self): ...
+
+    register_environment_object("Undescribed")(Undescribed)
+    with pytest.raises(ValueError, match=r"the tool go: .*'where'.* line under `Args:`"):
+        make_toolbox(Env(env_name="Undescribed"))
+
+
+def test_dict_of_classes_is_refused():
+    with pytest.raises(ValueError, match=r"a dict of one, two.*one class"):
+        register_environment_object("Both")({"one": object, "two": object})
 
 
 def test_class_that_fits_nothing_is_refused_with_the_contracts(folder):

@@ -94,6 +94,15 @@ def test_tests_without_a_reward_are_failures(folder: Path, tmp_path: Path, test:
     assert score.outcome is Outcome.ENVIRONMENT_FAILED and reason in score.reason
 
 
+def test_episodes_wait_for_a_sandbox(folder: Path, tmp_path: Path) -> None:
+    env = Env(env_name="harbor", max_steps=2, harbor={"max_sandboxes": 1}, episode_timeout=60)
+    engine = TextEngine(folder, lambda text: SUBMIT if "tool_response" in text else bash(FIX))
+    worker = make_worker(folder, engine, env, max_prompt_length=4000, max_response_length=4000)
+    prompt = Prompt(0, "harbor", [Message(role="user", content="?")], env_kwargs={"task": str(make_task(tmp_path))})
+    (group,) = generate(worker, GroupRequest(prompt, 4, Sampling(max_tokens=3000), 0))
+    assert [one.score.reward for one in group.trajectories] == [1.0] * 4
+
+
 def test_rewards_have_components(tmp_path: Path) -> None:
     test = 'echo \'{"reward": 0.5, "style": 0.25}\' > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt'
 
