@@ -145,6 +145,7 @@ def main() -> int:
             print(
                 f"{number:4d} s: {len(trials)} trials, memory {growth:+.1f} MB, {len(left)} processes left", flush=True
             )
+            faults += [f"no trial ended in the minute from {number} s"] if not trials else []
             faults += [f"processes left: {left}"] if left else []
             faults += [f"memory grew by {growth:.0f} MB"] if growth > GROWTH_MB else []
     faults += [f"no reason: {outcome}" for _, outcome in outcomes if outcome.startswith("unnamed")]

@@ -92,6 +92,10 @@ class _TaskFile(Struct, frozen=True):
     steps: list[Any] = []
 
 
+# msgspec describes a class at its first use, and crashes (segmentation fault, 0.22) if two threads do so at once.
+convert({}, _TaskFile)
+
+
 @dataclass(frozen=True)
 class HarborTask:
     """A task: the agent's instruction, its sandbox, and the limits of its phases."""

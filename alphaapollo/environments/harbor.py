@@ -100,8 +100,7 @@ def _read_reward(name: str, path: str, content: bytes) -> Score:
             raise ValueError("a value is not a finite number")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise SandboxFailedError(f"{name}: {path} has no reward ({type(error).__name__}: {error})") from error
-    accuracy = {"accuracy": reward} if reward in (0, 1) else {}
-    return Score(reward, {**accuracy, **{key: one for key, one in parts.items() if len(parts) > 1}})
+    return Score(reward, {"accuracy": float(reward >= 1), **{key: one for key, one in parts.items() if len(parts) > 1}})
 
 
 @asynccontextmanager

@@ -1,6 +1,8 @@
 """Task folders of Harbor: which folders are tasks, what is read of them, and the rows and files that result."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -276,3 +278,23 @@ def test_prompts_of_a_run(folder, renderer):
 def test_rows_of_tasks_need_their_environment():
     with pytest.raises(ValueError, match=r"Set env\.env_name=harbor"):
         get_grader("harbor")
+
+
+THREADS = """
+import sys, threading
+from pathlib import Path
+from alphaapollo.data.harbor import read_task
+
+sys.setswitchinterval(1e-6)
+start = threading.Barrier(8)
+threads = [threading.Thread(target=lambda: (start.wait(), read_task(Path(sys.argv[1])))) for _ in range(8)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+"""
+
+
+def test_threads_read_tasks_at_the_same_time():
+    """Without the first conversion in data/harbor.py, one in three of these processes ends by a segmentation fault."""
+    task = Path(__file__).parents[3] / "examples" / "tasks" / "local" / "copy-0"
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", THREADS, str(task)], check=True, timeout=60)

@@ -111,7 +111,7 @@ def test_rewards_have_components(tmp_path: Path) -> None:
             return await trial.verify()
 
     score = asyncio.run(run())
-    assert (score.reward, score.components) == (0.5, {"reward": 0.5, "style": 0.25})
+    assert (score.reward, score.components) == (0.5, {"accuracy": 0.0, "reward": 0.5, "style": 0.25})
 
 
 def test_commands_share_the_time_of_the_agent(folder: Path, tmp_path: Path) -> None:
