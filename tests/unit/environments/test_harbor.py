@@ -15,6 +15,7 @@ from alphaapollo.environments.base import check_environment
 from alphaapollo.environments.harbor import open_trial
 from alphaapollo.sandboxes.base import SandboxFailedError
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
+from examples.tasks.make_lessons import TOOLS
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
 
 TEST = """
@@ -49,7 +50,12 @@ def play(folder: Path, task: Path, *texts: str, **settings: object) -> Trajector
     """The trajectory of an episode in which the model writes these texts."""
     env = Env(env_name="harbor", **{"max_steps": 4, **settings})
     waiting = [*texts, *texts]  # an episode that fails is played twice
-    engine = TextEngine(folder, lambda _: waiting.pop(0))
+
+    def answer(prompt: str) -> str:
+        assert TOOLS in prompt  # as in the lessons of the example
+        return waiting.pop(0)
+
+    engine = TextEngine(folder, answer)
     worker = make_worker(folder, engine, env, max_prompt_length=4000, max_response_length=4000)
     prompt = Prompt(0, "harbor", [Message(role="user", content="Repair it.")], env_kwargs={"task": str(task)})
     (group,) = generate(worker, GroupRequest(prompt, 1, Sampling(max_tokens=3000), 0))
