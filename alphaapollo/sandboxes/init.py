@@ -86,7 +86,7 @@ class Sandbox:
                 cwd=header["cwd"], env=header["environment"], start_new_session=True,
                 preexec_fn=lambda: isolation.prepare_command(self.limits),
             )  # fmt: skip
-        except (OSError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, subprocess.SubprocessError) as error:  # ValueError: e.g. a null byte
             os.close(pipe)
             return {"code": 126, "seconds": 0.0, "reason": ""}, f"the command cannot start: {error}\n".encode()
         finally:
@@ -104,8 +104,8 @@ class Sandbox:
                 reason = f"time limit of {header['timeout']:g} s"
                 kill_all()
             self.watch()
-        while pipe in select.select([pipe], [], [], 0)[0] and read_pipe(pipe, output):
-            pass
+        if select.select([pipe], [], [], 0)[0]:  # processes that it left behind may write on and on
+            read_pipe(pipe, output)
         process.returncode = code
         os.close(pipe)
         os.close(ended)
@@ -183,7 +183,7 @@ def copy(header: Header, content: bytes) -> Reply:
     if header["replace"]:
         ends = [end for end, letter in enumerate(path) if letter == "/" and end]
         for part in (path[:end] for end in (*ends, len(path))):
-            if os.path.islink(part) or os.path.isfile(part):
+            if os.path.lexists(part) and (os.path.islink(part) or not os.path.isdir(part)):
                 os.unlink(part)
         os.makedirs(path, exist_ok=True)
         isolation.mount_memory(path, header["storage_mb"])

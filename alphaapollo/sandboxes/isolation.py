@@ -189,7 +189,13 @@ def restrict(spec: Mapping[str, Any]) -> None:
 
 
 def protect(workdir: str) -> None:
-    """Make /usr and /etc read only, so that an agent cannot replace programs that its tests use."""
+    """Make /usr and /etc read only, so that an agent cannot replace programs that its tests use.
+
+    /tests and /logs become mount points, so that they exist for the tests even if no file can be created any more.
+    """
+    for name in ("/tests", "/logs"):
+        os.makedirs(name, exist_ok=True)
+        mount(name, name, None, BIND)
     for name in (f"/{name}" for name in (*LINKED, "usr", "etc")):
         source = name
         if os.path.islink(name):  # a link could be replaced, a mount point cannot

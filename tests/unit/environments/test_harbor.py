@@ -126,14 +126,22 @@ def test_commands_share_the_time_of_the_agent(folder: Path, tmp_path: Path) -> N
     assert len(done.turns) == 1 and done.score.reward == 0.0 and done.end is EpisodeEnd.DONE
 
 
-def test_agent_may_remove_everything(folder: Path, tmp_path: Path) -> None:
-    done = play(folder, make_task(tmp_path), bash("cd /; rm -rf /app /root /logs /tmp /home"), SUBMIT)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cd /; rm -rf /app /root /logs /tests /tmp /home",
+        "head -c 1G /dev/zero > /big",
+        "mkdir /many; cd /many; python3 -c 'import os\nwhile True: os.mknod(os.urandom(8).hex())'",
+        "(setsid yes &); (yes &); exit 0",
+        "rm -rf /tests /logs; mkfifo /tests /logs",
+        "kill -9 -1",
+        "echo \0",
+        "echo \ud800",
+    ],
+)
+def test_agent_cannot_prevent_the_verdict(folder: Path, tmp_path: Path, command: str) -> None:
+    done = play(folder, make_task(tmp_path), bash(command), SUBMIT, max_steps=2)
     assert (done.score.reward, done.score.outcome) == (0.0, Outcome.SCORED)
-
-
-def test_a_full_disk_does_not_prevent_the_verdict(folder: Path, tmp_path: Path) -> None:
-    done = play(folder, make_task(tmp_path), bash(FIX), bash("head -c 1G /dev/zero > /big"), SUBMIT)
-    assert (done.score.reward, done.score.outcome) == (1.0, Outcome.SCORED)
 
 
 def test_tasks_that_cannot_run_are_failures_with_a_reason(folder: Path, tmp_path: Path) -> None:
