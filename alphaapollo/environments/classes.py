@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -54,12 +54,21 @@ def load_environment_module(config: Env) -> None:
     module = load_user_module(config.custom_module, "env.custom_module")
     found = getattr(module, config.env_name, None)
     if (callable(found) or isinstance(found, Mapping)) and not is_environment(config.env_name):
-        register_environment_object(config.env_name)(found)
+        functions = [one for one in vars(module).values() if inspect.isfunction(one) and reads_environments(one)]
+        register_environment_object(config.env_name, rewards=functions)(found)
 
 
-def register_environment_object(name: str, graded: bool = False) -> Callable[[Any], Any]:
+def reads_environments(function: Callable[..., object]) -> bool:
+    """Return whether a function is a reward function of TRL that gets the objects of the episodes."""
+    return "environments" in inspect.signature(function).parameters
+
+
+def register_environment_object(
+    name: str, graded: bool = False, rewards: Sequence[Callable[..., Any]] = ()
+) -> Callable[[Any], Any]:
     """Return a decorator that registers an environment class of this project or of another framework, or a function
-    that creates environments. graded: whether a reward function is given; its reward is added to that of get_reward().
+    that creates environments. graded: whether a reward function is given. rewards: reward functions of TRL that read
+    `environments`. The reward of an episode is the sum of these and of get_reward().
 
     The decorator raises ValueError if the object fits none of the contracts.
     """
@@ -85,10 +94,10 @@ def register_environment_object(name: str, graded: bool = False) -> Callable[[An
                 f"the environment {name} has the public methods {listed}, which fit none of the known contracts: "
                 f"{CONTRACTS}. Add the missing methods."
             )
-        is_graded = graded or "get_reward" not in names
+        is_graded = graded or not (rewards or "get_reward" in names)
         owned = partial(make_tools, probed, tools)
         options: dict[str, Any] = {"graded": is_graded, "own_tools": owned, "keeps_settings": True}
-        return register_environment(name, **options)(partial(ToolClass, made_by, is_graded))
+        return register_environment(name, **options)(partial(ToolClass, made_by, is_graded, rewards))
 
     return register
 
@@ -200,9 +209,11 @@ class ToolClass(_ForeignEnvironment):
     The text or parts that `reset` returns are appended to the row's last message, as TRL does.
     """
 
-    def __init__(self, make: Callable[..., Any], is_graded: bool, services: Services):
+    def __init__(
+        self, make: Callable[..., Any], is_graded: bool, rewards: Sequence[Callable[..., Any]], services: Services
+    ):
         super().__init__(make, services)
-        self._services, self._is_graded = services, is_graded
+        self._services, self._is_graded, self._rewards = services, is_graded, rewards
         self._actions = ToolClassActions(services.tools, services.parse_calls, services.sees_images)
         self._session = Session()
 
@@ -231,17 +242,31 @@ class ToolClass(_ForeignEnvironment):
         return await self._score("")
 
     async def _score(self, text: str) -> Score:
-        """Return the reward of get_reward(), the grade of the text, or their sum."""
+        """Return the sum of the grade of the text, get_reward(), and the reward functions that read `environments`."""
         score = await self._services.score(self._prompt, text) if self._is_graded else Score(0.0)
-        if not hasattr(self._object, "get_reward") or score.outcome.failed:
+        if score.outcome.failed:
             return score
-        if (given := await _call(self._object.get_reward)) is None and self._is_graded:
-            return score
-        reward = convert_to_float(given, "get_reward()")
-        parts = {**score.components, type(self._object).__name__: reward}
-        if not self._is_graded and reward in (0.0, 1.0):
+        given: dict[str, Any] = {}
+        if hasattr(self._object, "get_reward"):
+            given[type(self._object).__name__] = await _call(self._object.get_reward)
+        for function in self._rewards:
+            arguments = _choose_arguments(function, self._list_reward_arguments(text))
+            (given[function.__name__],) = await _call(function, **arguments)
+        counted = {name: value for name, value in given.items() if value is not None}  # None: it does not apply
+        if not counted and not self._is_graded:
+            raise TypeError(f"{', '.join(given)} returned None instead of a reward")
+        parts = {name: convert_to_float(value, name) for name, value in counted.items()}
+        reward = sum(parts.values())
+        if parts and not self._is_graded and reward in (0.0, 1.0):
             parts["accuracy"] = reward
-        return Score(score.reward + reward, parts, reason=score.reason)
+        return replace(score, reward=score.reward + reward, components={**score.components, **parts}, accuracy=None)
+
+    def _list_reward_arguments(self, text: str) -> dict[str, Any]:
+        """Return the arguments of a reward function of TRL for one episode: lists of one value."""
+        prompt = self._prompt.content
+        completion = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        columns = {name: [value] for name, value in _list_columns(self._prompt).items()}
+        return columns | {"prompts": [prompt], "completions": [completion], "environments": [self._object]}
 
 
 class StepClass(_ForeignEnvironment):

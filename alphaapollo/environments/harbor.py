@@ -203,7 +203,7 @@ class HarborEnvironment(ToolClass):
 
     def __init__(self, services: Services):
         timeout = COMMAND_SHARE * services.config.tool_limits.timeout
-        super().__init__(partial(BashAgent, services.config.harbor, timeout), False, services)
+        super().__init__(partial(BashAgent, services.config.harbor, timeout), False, (), services)
 
     async def step(self, action: str) -> StepResult:
         result = await super().step(action)

@@ -82,8 +82,8 @@ def _load_function(custom: CustomRewardFunction, name: str) -> LoadedFunction:
         names = inspect.signature(function).parameters.keys()
         if "environments" in names:
             raise ValueError(
-                f"{NAME_KEY}={name} reads `environments`, but reward functions run in other processes. "
-                "Give the environment class a method get_reward() that returns its reward, and remove the function."
+                f"{NAME_KEY}={name} reads `environments`. Put it beside the class of env.env_name in the file of "
+                f"env.custom_module, where it is found, and remove {PATH_KEY}."
             )
         if contract := next((one for one in (VERL, VERL_BATCH, OPENRLHF, TRL) if names & {*one.marks}), None):
             return replace(contract, has_texts=is_class).adapt(function, custom.reward_kwargs)

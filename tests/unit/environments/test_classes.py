@@ -12,6 +12,7 @@ from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.environments.classes import load_environment_module, register_environment_object
 from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
+from alphaapollo.user_objects import load_objects, write_objects
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
 
 FILE = '''
@@ -256,3 +257,66 @@ def test_reward_function_is_added_to_get_reward(folder):
     assert get_environment_spec("Both").is_graded(Env(env_name="Both"))
     done = play(folder, "Both", "<answer>#### 7</answer>")
     assert done.score.reward == 1.5 and done.score.components == {"accuracy": 1.0, "Both": 0.5}
+
+
+REWARDED = '''
+class Game:
+    def reset(self, **columns):
+        self.reward = 0.0
+
+    def win(self) -> str:
+        """Win."""
+        self.reward = 1.0
+        return "won"
+
+
+def reward_func(environments, completions, ground_truth, goal, **kwargs):
+    (game,), (answer,), = environments, completions
+    return [game.reward if (ground_truth, goal) == (["7"], [7]) else -1.0]
+
+
+async def politeness(environments, completions, **kwargs):
+    return [0.5 if "please" in one[-1]["content"] else None for one in completions]
+'''
+
+
+def play_game(folder: Path, *texts: str, name: str = "rewarded", module: str = REWARDED) -> Trajectory:
+    (folder / f"{name}.py").write_text(module)
+    waiting = list(texts) * 2
+    env = Env(env_name="Game", custom_module=str(folder / f"{name}.py"), max_steps=3)
+    worker = make_worker(folder, TextEngine(folder, lambda _: waiting.pop(0)), env, max_prompt_length=4000)
+    (group,) = generate(worker, GroupRequest(PROMPT, 1, Sampling(max_tokens=3000), 0))
+    return group.trajectories[0]
+
+
+def test_reward_functions_of_the_file_get_the_objects(folder):
+    won = play_game(folder, "<win>{}</win>", "<answer>please</answer>").score
+    assert (won.reward, won.components) == (1.5, {"reward_func": 1.0, "politeness": 0.5})
+    lost = play_game(folder, "<answer>no</answer>").score  # the second one returns None
+    assert (lost.reward, lost.accuracy) == (0.0, 0.0) and "politeness" not in lost.components
+
+
+def test_reward_functions_that_never_apply_are_a_failure(folder):
+    broken = REWARDED.replace("game.reward if", "None if")
+    score = play_game(folder, "<answer>no</answer>", name="broken", module=broken).score
+    assert score.outcome is Outcome.ENVIRONMENT_FAILED and "reward_func, politeness returned None" in score.reason
+
+
+def test_python_api_passes_the_objects_to_a_reward_function(tmp_path, monkeypatch):
+    class Given:
+        def reset(self, **columns): ...
+
+        def look(self) -> str:
+            """Look."""
+            return "a door"
+
+    registered = {}
+    monkeypatch.setattr(
+        "alphaapollo.environments.classes.register_environment_object",
+        lambda name, **options: registered.setdefault(name, options) and (lambda made_by: made_by),
+    )
+    words = write_objects(tmp_path, reward=lambda environments, **_: [1.0 for _ in environments], environment=Given)
+    assert not any("custom_reward_function" in word for word in words)
+    load_objects(str(tmp_path / "objects.py"))
+    (function,) = registered["Given"]["rewards"]
+    assert function([None, None]) == [1.0, 1.0] and not registered["Given"]["graded"]
