@@ -109,6 +109,8 @@ def write_shards(base: Path, folder: Path, mesh_shape: tuple[int, ...]) -> dict[
     shutil.copytree(base, folder / "huggingface", ignore=shutil.ignore_patterns("*.safetensors"))
     weights = AutoModelForCausalLM.from_pretrained(base).state_dict()
     size = int(torch.tensor(mesh_shape).prod())
+    if dist.is_initialized():  # by a run of an earlier test in this process
+        dist.destroy_process_group()
     for rank in range(size):
         dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
         try:

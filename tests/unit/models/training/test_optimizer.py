@@ -41,6 +41,8 @@ def test_learning_rates_of_100_steps(settings: dict[str, Any], rates: dict[int, 
 
 @pytest.fixture
 def one_rank():
+    if dist.is_initialized():  # by a run of an earlier test in this process
+        dist.destroy_process_group()
     dist.init_process_group("gloo", init_method=free_address(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
