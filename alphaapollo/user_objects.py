@@ -43,9 +43,9 @@ def write_objects(
     """Pickle the objects of an API call (`rl`, `evolve`) into files. Returns overrides that load them, e.g.
     `env.custom_module=.../objects.py`. Raises ValueError if an object cannot be pickled."""
     values, registrations, path = dict[str, object](), list[Registration](), str(folder / "objects.py")
-    plays: list[Callable[..., object]] = []  # reward functions that read the environments of the episodes
+    object_rewards: list[Callable[..., object]] = []  # reward functions that read the environments of the episodes
     if environment and reward and "environments" in inspect.signature(reward).parameters:
-        plays, reward = [reward], None
+        object_rewards, reward = [reward], None
     if reward:  # graders load only this file
         values["custom_reward_function.path"] = _write_pickle(folder / "reward.py", reward, [reward])
         values["custom_reward_function.name"] = "compute_score"
@@ -53,7 +53,7 @@ def write_objects(
         values |= {"env.env_name": "agent", "env.agent.path": _write_pickle(folder / "agent.py", agent, [agent])}
         values |= {"env.agent.grade": True} if reward else {}
     if environment:
-        options = {"graded": bool(reward), "rewards": plays}
+        options = {"graded": bool(reward), "rewards": object_rewards}
         registrations.append(
             ("environments.classes:register_environment_object", environment.__name__, options, environment)
         )
@@ -73,7 +73,7 @@ def write_objects(
         values |= {f"roles.{slot}.plugin": role.__name__ for slot, role in roles.items()}
         values["evolving.custom_module"] = path
     if registrations:
-        _write_pickle(Path(path), registrations, [*plays, *(value for *_, value in registrations)])
+        _write_pickle(Path(path), registrations, [*object_rewards, *(value for *_, value in registrations)])
     return [format_override(key, value) for key, value in values.items()]
 
 

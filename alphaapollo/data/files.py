@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 from alphaapollo.data.harbor import find_tasks, list_task_files, read_task_rows
 from alphaapollo.utils.disk import read_yaml
 from alphaapollo.utils.hub import DATA_FILE, DatasetEntry
+from alphaapollo.utils.text import show_first
 
 T = TypeVar("T")
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
 TRAIN = ("train",)
 HELD_OUT = ("validation", "val", "valid", "dev", "test")
-MAX_BAD_ROWS_SHOWN = 5
 MAX_RATIO, MAX_EXPANDED = 100, 1 << 30  # a compressed file may expand to the larger one, in bytes
 SUFFIXES = (".parquet", ".jsonl", ".json")
 SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # also stands for a byte that is not UTF-8
@@ -270,8 +270,7 @@ def convert_rows(path: str, rows: DataRows, convert_row: Callable[[DataRow], T])
         except ValueError as error:
             errors.append(f"{location.removeprefix(f'{path}, ')}: {error}")
     if errors:
-        more = [f"and {len(errors) - MAX_BAD_ROWS_SHOWN} more"] if len(errors) > MAX_BAD_ROWS_SHOWN else []
-        shown = "\n  ".join(errors[:MAX_BAD_ROWS_SHOWN] + more)
+        shown = show_first(errors)
         raise ValueError(f"{path}: {len(errors)} of {len(rows)} rows are invalid (row numbers start at 0):\n  {shown}")
     return converted
 

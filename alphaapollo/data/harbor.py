@@ -20,10 +20,10 @@ from msgspec import Meta, Struct, convert
 
 from alphaapollo.types import JsonObject
 from alphaapollo.utils.hub import DATA_FILE
+from alphaapollo.utils.text import show_first
 
 COMPOSE = "environment/docker-compose.yaml"
 MAX_DEPTH = 3  # of a task below the folder that contains tasks
-MAX_SHOWN = 5  # invalid tasks
 CANARY = re.compile(r"<!--.*canary.*-->|#.*canary.*", re.IGNORECASE)  # mark of benchmarks, for filters of training data
 TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 SIZE = re.compile(r"\s*(\d+\.?\d*)\s*([gmk])\s*", re.IGNORECASE)
@@ -171,9 +171,7 @@ def read_task_rows(folders: Sequence[Path]) -> list[JsonObject]:
         except ValueError as error:
             errors.append(str(error))
     if errors:
-        more = [f"and {len(errors) - MAX_SHOWN} more"] if len(errors) > MAX_SHOWN else []
-        shown = "\n  ".join(errors[:MAX_SHOWN] + more)
-        raise ValueError(f"{len(errors)} of {len(folders)} tasks are invalid:\n  {shown}")
+        raise ValueError(f"{len(errors)} of {len(folders)} tasks are invalid:\n  {show_first(errors)}")
     return rows
 
 

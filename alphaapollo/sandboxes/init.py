@@ -21,7 +21,6 @@ import shutil
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import tarfile
 import time
@@ -30,11 +29,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from alphaapollo.sandboxes import isolation
-from alphaapollo.sandboxes.streams import OutputBuffer
+from alphaapollo.sandboxes.streams import LENGTH, OutputBuffer, make_frame
 
 Header = dict[str, Any]
 Reply = tuple[Header, bytes]
-LENGTH = struct.Struct("!I")
 WATCH_SECONDS = 0.1
 
 
@@ -183,11 +181,11 @@ def copy(header: Header, content: bytes) -> Reply:
     if header["replace"]:
         ends = [end for end, letter in enumerate(path) if letter == "/" and end]
         for part in (path[:end] for end in (*ends, len(path))):
-            if os.path.lexists(part) and (os.path.islink(part) or not os.path.isdir(part)):
-                os.unlink(part)
-        os.makedirs(path, exist_ok=True)
-        isolation.mount_memory(path, header["storage_mb"])
+            if os.path.islink(part) or not os.path.isdir(part):
+                remove(part)
     os.makedirs(path, exist_ok=True)
+    if header["replace"]:
+        isolation.mount_memory(path, header["storage_mb"])
     rename = header["rename"]
     if rename and os.path.isdir(os.path.join(path, rename)):
         path, rename = os.path.join(path, rename), ""
@@ -226,9 +224,8 @@ def receive(control: socket.socket) -> tuple[Header, bytes]:
 
 
 def send(control: socket.socket, header: Header, content: bytes = b"") -> None:
-    head = json.dumps({**header, "size": len(content)}).encode()
     try:
-        control.sendall(LENGTH.pack(len(head)) + head + content)
+        control.sendall(make_frame(header, content))
     except OSError:
         os._exit(0)
 

@@ -13,25 +13,23 @@ import json
 import os
 import shutil
 import socket
-import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from alphaapollo.sandboxes.base import ExecResult, SandboxFailedError, SandboxSpec
-from alphaapollo.sandboxes.dockerfile import Copy, Image, Run, read_dockerfile
-from alphaapollo.sandboxes.streams import pack
+from alphaapollo.sandboxes.dockerfile import DEFAULT_PATH, Copy, Image, Run, read_dockerfile
+from alphaapollo.sandboxes.streams import LENGTH, make_frame, pack
 
 BOOT = "import sys; sys.path.append(sys.argv[1]); from alphaapollo.sandboxes.init import main; main()"
 PACKAGES = str(Path(__file__).resolve().parents[2])
 DEFAULTS = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PATH": DEFAULT_PATH,
     "HOME": "/root",
     "LANG": "C.UTF-8",
 }
 BUBBLEWRAP = ["--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--as-pid-1"]
-LENGTH = struct.Struct("!I")
 GRACE = 15.0  # seconds beyond the time limit of an operation until the sandbox counts as failed
 _numbers = itertools.count()
 
@@ -213,8 +211,7 @@ class NamespaceSandbox:
                 raise SandboxFailedError("the sandbox has ended")
             try:
                 async with asyncio.timeout(timeout + GRACE):
-                    head = json.dumps({**header, "size": len(content)}).encode()
-                    self._writer.write(LENGTH.pack(len(head)) + head + content)
+                    self._writer.write(make_frame(header, content))
                     await self._writer.drain()
                     (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
                     reply: dict[str, Any] = json.loads(await self._reader.readexactly(size))

@@ -1,12 +1,23 @@
-"""The output of a command, and archives of files for a sandbox. Imports only the standard library (init.py)."""
+"""The output of a command, archives of files, and frames of a sandbox. Imports only the standard library (init.py)."""
 
 from __future__ import annotations
 
 import io
+import json
+import struct
 import tarfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+LENGTH = struct.Struct("!I")  # of the JSON header of a frame
+
+
+def make_frame(header: Mapping[str, Any], content: bytes) -> bytes:
+    """Return a request or a reply: the length of the header, the header with the size of the content, the content."""
+    head = json.dumps({**header, "size": len(content)}).encode()
+    return LENGTH.pack(len(head)) + head + content
 
 
 class OutputBuffer:

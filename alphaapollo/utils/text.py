@@ -17,3 +17,9 @@ def cut_at_stop(text: str, stop: Sequence[str], includes_stop: bool = False) -> 
     found = [(text.index(one) + len(one), text.index(one)) for one in stop if one in text]
     end, start = min(found, default=(len(text), len(text)))
     return text[: end if includes_stop else start]
+
+
+def show_first(lines: Sequence[str], count: int = 5) -> str:
+    """Return the first lines, each in a line of its own, and how many more there are."""
+    more = [f"and {len(lines) - count} more"] if len(lines) > count else []
+    return "\n  ".join([*lines[:count], *more])
