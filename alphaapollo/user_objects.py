@@ -52,6 +52,11 @@ def write_objects(
     if agent:
         values |= {"env.env_name": "agent", "env.agent.path": _write_pickle(folder / "agent.py", agent, [agent])}
         values |= {"env.agent.grade": True} if reward else {}
+    if environment and not isinstance(environment, type):
+        raise ValueError(
+            f"environment= is a {type(environment).__name__}. Pass a class. For a factory, name its file in "
+            "env.custom_module (docs/environments.md#classes-of-other-frameworks)."
+        )
     if environment:
         options = {"graded": bool(reward), "rewards": object_rewards}
         registrations.append(

@@ -31,7 +31,7 @@ from alphaapollo.environments.base import (
 )
 from alphaapollo.environments.informal_math import describe_tool
 from alphaapollo.environments.text_game import derive_instance_seed
-from alphaapollo.rewards.base import convert_to_float
+from alphaapollo.rewards.base import convert_to_float, make_failed_score
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.json_types import JsonObject
@@ -39,12 +39,16 @@ from alphaapollo.utils.user_module import load_user_module
 
 INSTRUCTION = "\n\nDo exactly one thing:\n%sor end with <answer>...</answer>."
 OBJECT = "environment"  # key of the episode's object in `Session.state`
+CANCELLED = "cancelled"  # key in `Session.state`: whether a call was cancelled, whose thread may still use the object
 FRAMEWORKS = {"gymnasium", "gym", "skyrl_gym"}  # packages of base classes
 NOT_TOOLS = {"reset", "get_reward", "close"}
 CONTRACTS = (
     "this project's own (__init__(services), reset, step, close); TRL's (reset, and public methods that are tools); "
     "Gymnasium's (reset, step); SkyRL-Gym's (init, step)"
 )
+IdleObjects = dict[str, list[Any]]
+"""Objects of ended episodes by env.settings. Later episodes reset and use them, as in TRL: most classes for TRL keep a
+connection to a server, and have no method that closes it."""
 
 
 def load_environment_module(config: Env) -> None:
@@ -95,9 +99,10 @@ def register_environment_object(
                 f"{CONTRACTS}. Add the missing methods."
             )
         is_graded = graded or not (rewards or "get_reward" in names)
-        owned = partial(make_tools, probed, tools)
+        idle: IdleObjects = {}
+        owned = partial(make_tools, probed, tools, idle)
         options: dict[str, Any] = {"graded": is_graded, "own_tools": owned, "keeps_settings": True}
-        return register_environment(name, **options)(partial(ToolClass, made_by, is_graded, rewards))
+        return register_environment(name, **options)(partial(ToolClass, made_by, is_graded, rewards, idle=idle))
 
     return register
 
@@ -112,9 +117,9 @@ def _takes_services(made_by: Any) -> bool:
     return parameters[0].name == "services" or parameters[0].default is inspect.Parameter.empty
 
 
-def make_tools(made_by: type, names: set[str]) -> list[Tool]:
-    """Return the methods of a class as tools."""
-    return [MethodTool(getattr(made_by, name)) for name in sorted(names)]
+def make_tools(made_by: type, names: set[str], idle: IdleObjects | None = None) -> list[Tool]:
+    """Return the methods of a class as tools, which drop the idle objects when they are closed."""
+    return [MethodTool(getattr(made_by, name), idle) for name in sorted(names)]
 
 
 def _choose_arguments(function: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +161,8 @@ class MethodTool(Tool):
     the model wrote, and the `str` of the result. A result may also be a list of parts of a message; images follow the
     text. method: the function of the class. Raises ValueError like `describe_function`."""
 
-    def __init__(self, method: Callable[..., object]):
+    def __init__(self, method: Callable[..., object], idle: IdleObjects | None = None):
+        self._idle = {} if idle is None else idle
         self.function_schema = describe_function(method)
         self.name, self.description = self.function_schema["name"], self.function_schema["description"]
         self.parameters = {"type": "object"}  # the method checks its arguments, as in TRL
@@ -164,6 +170,9 @@ class MethodTool(Tool):
     async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
         try:
             answer = await _call(getattr(session.state[OBJECT], self.name), **arguments)
+        except asyncio.CancelledError:
+            session.state[CANCELLED] = True
+            raise
         except ToolFailedError:
             raise
         except Exception as error:  # noqa: BLE001  the model sees the exceptions of its call
@@ -173,6 +182,9 @@ class MethodTool(Tool):
             return ToolResult(str(answer), ToolStatus.OK)
         images = [part["image"] for part in parts if part["type"] == "image"]
         return ToolResult("".join(part.get("text", "") for part in parts), ToolStatus.OK, images=images)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._idle.clear)  # the destructors may be slow
 
 
 class ToolClassActions(ActionHandler):
@@ -206,22 +218,31 @@ class _ForeignEnvironment:
 class ToolClass(_ForeignEnvironment):
     """Environment of TRL's `environment_factory`: public methods are tools; an answer without a call ends the episode.
 
-    The text or parts that `reset` returns are appended to the row's last message, as TRL does.
+    The text or parts that `reset` returns are appended to the row's last message, as TRL does. The object of an episode
+    is reused, unless it has a method `close`, or a call other than one of a tool failed.
     """
 
     def __init__(
-        self, make: Callable[..., Any], is_graded: bool, rewards: Sequence[Callable[..., Any]], services: Services
+        self,
+        make: Callable[..., Any],
+        is_graded: bool,
+        rewards: Sequence[Callable[..., Any]],
+        services: Services,
+        idle: IdleObjects | None = None,
     ):
         super().__init__(make, services)
         self._services, self._is_graded, self._rewards = services, is_graded, rewards
+        self._idle = ({} if idle is None else idle).setdefault(repr(self._config.settings), [])
+        self._is_reusable = False
         self._actions = ToolClassActions(services.tools, services.parse_calls, services.sees_images)
         self._session = Session()
 
     async def reset(self, prompt: Prompt) -> Observation:
         self._prompt = prompt
-        self._session.state[OBJECT] = await self._create()
+        self._object = self._idle.pop() if self._idle else await self._create()
+        self._session.state[OBJECT] = self._object
         columns = _list_columns(prompt)
-        shown = await _call(self._object.reset, **_choose_arguments(self._object.reset, columns))
+        shown = await self._use_object(self._object.reset, **_choose_arguments(self._object.reset, columns))
         if shown is not None and not isinstance(shown, str | list):
             raise TypeError(f"reset returned a {type(shown).__name__}. Return a text, a list of parts, or None.")
         tools, instruction = self._services.tools, ""
@@ -241,6 +262,19 @@ class ToolClass(_ForeignEnvironment):
     async def score_at_limit(self) -> Score:
         return await self._score("")
 
+    async def close(self) -> None:
+        if hasattr(self._object, "close"):
+            await super().close()
+        elif self._is_reusable and CANCELLED not in self._session.state:
+            self._idle.append(self._object)
+
+    async def _use_object(self, function: Callable[..., Any], **arguments: object) -> Any:
+        """Call a function that uses the object, which is not reused if the call fails or is cancelled."""
+        self._is_reusable = False
+        result = await _call(function, **arguments)
+        self._is_reusable = True
+        return result
+
     async def _score(self, text: str) -> Score:
         """Return the sum of the grade of the text, get_reward(), and the reward functions that read `environments`."""
         score = await self._services.score(self._prompt, text) if self._is_graded else Score(0.0)
@@ -248,13 +282,14 @@ class ToolClass(_ForeignEnvironment):
             return score
         given: dict[str, Any] = {}
         if hasattr(self._object, "get_reward"):
-            given[type(self._object).__name__] = await _call(self._object.get_reward)
+            given[type(self._object).__name__] = await self._use_object(self._object.get_reward)
         for function in self._rewards:
             arguments = _choose_arguments(function, self._list_reward_arguments(text))
-            (given[function.__name__],) = await _call(function, **arguments)
+            name = function.__name__ if function.__name__ not in given else f"{function.__name__}_{len(given)}"
+            (given[name],) = await self._use_object(function, **arguments)
         counted = {name: value for name, value in given.items() if value is not None}  # None: it does not apply
         if not counted and not self._is_graded:
-            raise TypeError(f"{', '.join(given)} returned None instead of a reward")
+            return make_failed_score(f"{', '.join(given)} returned None instead of a reward")
         parts = {name: convert_to_float(value, name) for name, value in counted.items()}
         reward = sum(parts.values())
         if parts and not self._is_graded and reward in (0.0, 1.0):

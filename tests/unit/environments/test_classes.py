@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from alphaapollo.config.schema import Env
+from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.environments import base
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.environments.classes import load_environment_module, register_environment_object
 from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
 from alphaapollo.user_objects import load_objects, write_objects
+from alphaapollo.utils.user_module import load_user_module
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
 
 FILE = '''
@@ -299,7 +303,76 @@ def test_reward_functions_of_the_file_get_the_objects(folder):
 def test_reward_functions_that_never_apply_are_a_failure(folder):
     broken = REWARDED.replace("game.reward if", "None if")
     score = play_game(folder, "<answer>no</answer>", name="broken", module=broken).score
-    assert score.outcome is Outcome.ENVIRONMENT_FAILED and "reward_func, politeness returned None" in score.reason
+    assert score.outcome is Outcome.GRADER_FAILED, "the episode is not played again"
+    assert "reward_func, politeness returned None" in score.reason
+
+
+REUSED = '''
+import asyncio
+
+MADE = []
+
+
+class Connection:
+    def __init__(self):
+        MADE.append(self)
+        self.resets = 0
+
+    def reset(self, **columns):
+        self.resets += 1
+        if columns["goal"] == "fail":
+            raise ValueError("refused")
+
+    async def wait(self, seconds: float):
+        """Wait.
+
+        Args:
+            seconds: how long.
+        """
+        await asyncio.sleep(seconds)
+
+    def get_reward(self):
+        return float(self.resets)
+
+
+class Closed(Connection):
+    def close(self): ...
+'''
+
+
+def play_in_turn(folder: Path, name: str, first: str, *goals: object) -> tuple[list[Trajectory], list[int]]:
+    """Episodes of one worker, one after another, in which the model writes a text and then an answer; and how often
+    each object was reset."""
+    (folder / "reused.py").write_text(REUSED)
+    limits = ToolLimits(timeout=0.3)
+    env = Env(env_name=name, custom_module=str(folder / "reused.py"), max_steps=3, tool_limits=limits)
+    engine = TextEngine(folder, lambda text: "<answer>done</answer>" if "tool_response" in text else first)
+    worker = make_worker(folder, engine, env, max_prompt_length=4000, max_response_length=4000)
+    made = load_user_module(str(folder / "reused.py"), "").MADE
+    made.clear()
+
+    async def run() -> list[Trajectory]:
+        await worker.start()
+        prompts = [replace(PROMPT, extra_info={"goal": goal}) for goal in goals]
+        groups = [await worker.generate(GroupRequest(one, 1, Sampling(max_tokens=3000), 0)) for one in prompts]
+        await worker.close()
+        return [trajectory for group in groups for trajectory in group.trajectories]
+
+    return asyncio.run(run()), [one.resets for one in made]
+
+
+def test_object_without_close_is_reset_and_reused_as_in_trl(folder):
+    played, resets = play_in_turn(folder, "Connection", '<wait>{"seconds": 0}</wait>', 1, 2, 3)
+    assert resets == [3] and [one.score.reward for one in played] == [1.0, 2.0, 3.0]
+    assert play_in_turn(folder, "Connection", "<answer>no</answer>", 1, 2)[1] == [2], "not those of an earlier worker"
+    assert play_in_turn(folder, "Closed", "<answer>no</answer>", 1, 2)[1] == [1, 1]
+
+
+def test_object_whose_call_was_cancelled_or_whose_reset_failed_is_not_reused(folder):
+    played, resets = play_in_turn(folder, "Connection", '<wait>{"seconds": 9}</wait>', 1, 2)
+    assert resets == [1, 1] and played[0].turns[0].info["tool_calls"][0]["status"] == "timeout"
+    played, resets = play_in_turn(folder, "Connection", "<answer>no</answer>", 1, "fail", 3)
+    assert resets == [2, 1, 1] and played[1].score.outcome is Outcome.ENVIRONMENT_FAILED
 
 
 def test_python_api_passes_the_objects_to_a_reward_function(tmp_path, monkeypatch):
