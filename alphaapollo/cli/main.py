@@ -139,6 +139,7 @@ SUBCOMMANDS = {  # in the order of --help
     "samples": Subcommand("print a run's samples side by side, with their rewards", "cli.samples:print_samples"),
     "chat": Subcommand("chat with a run's model, with its environment and tools", "cli.chat:main"),
     "replay": Subcommand("recompute a recorded iteration and compare", "trainer.replay.__main__:main"),
+    "verify": Subcommand("check a run's update against an independent reference", "cli.verify:main"),
     "tasks": Subcommand("check task folders: solution 1, nothing 0, cheating 0", "cli.tasks:main"),
     "port": Subcommand(
         "convert a script of verl, TRL, OpenRLHF or ms-swift", "config.__main__:main", first_argument="port"

@@ -104,6 +104,14 @@ class TrainingWorkerGroup(ModelWorkerGroup[L]):
         """Load weights, optimizer and schedule from a checkpoint, which any number of ranks may have written."""
         await self.ranks.call(lambda worker: worker.load(checkpoint_folder))
 
+    async def begin_record(self, folder: str, sample_tokens: int) -> None:
+        """Write the gradients of the following optimizer steps to a folder (models/update_record.py)."""
+        await self.ranks.call(lambda worker: worker.begin_record(folder, sample_tokens))
+
+    async def end_record(self) -> None:
+        """Write the weights to the folder of `begin_record`, and stop recording."""
+        await self.ranks.call(lambda worker: worker.end_record())
+
     async def export(self, output_folder: str, lora_form: LoraForm) -> None:
         """Export the model in Hugging Face format. A LoRA model is merged, or exported as a peft adapter."""
         await self.ranks.call(lambda worker: worker.export(output_folder, lora_form))

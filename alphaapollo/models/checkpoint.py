@@ -17,6 +17,7 @@ import pickle
 import random
 import shutil
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -210,6 +211,21 @@ def read_checkpoint_tensors(tensors: dict[str, object], folder: Path) -> None:
     """Read the tensors of a checkpoint folder into the nested dict `tensors`, in place (a collective). Raises
     pickle.UnpicklingError if a file uses a class that is not allowed in a checkpoint."""
     load_tensors(tensors, storage_reader=_RestrictedUnpickleReader(folder), planner=_RestrictedUnpicklePlanner())
+
+
+def read_all_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Read all tensors of a checkpoint folder into this process: `model.<parameter>` and, if it was trained,
+    `optimizer.state.<parameter>.<moment>`. Raises UnpicklingError as read_checkpoint_tensors does."""
+    stored = _RestrictedUnpickleReader(folder).read_metadata().state_dict_metadata.items()
+    kinds = {name: kind for name, kind in stored if isinstance(kind, dcp.TensorStorageMetadata)}
+    tensors: dict[str, Any] = {
+        name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in kinds.items()
+    }
+    reader, planner = _RestrictedUnpickleReader(folder), _RestrictedUnpicklePlanner()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # says that no other process takes part
+        load_tensors(tensors, storage_reader=reader, planner=planner, no_dist=True)
+    return tensors
 
 
 def read_rng_states(file: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from alphaapollo.models.checkpoint import CheckpointSnapshot, load_snapshot, tak
 from alphaapollo.models.learning_rate import compute_learning_rate, set_learning_rate
 from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.sharding import TensorOffloader, full_tensor, local_tensor, reshard
+from alphaapollo.models.update_record import UpdateRecord
 
 T = TypeVar("T")
 MAX_SKIPPED_STEPS = 20  # in a row; after that, the weights are probably damaged
@@ -74,6 +75,7 @@ class TrainState:
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
         self.take_step: Callable[[], float] | None = None  # moves the weights without optimizers; returns a step size
         self.adam = AS_CONFIGURED  # of the last step
+        self.record: UpdateRecord | None = None  # of the current update
         self.num_steps = 0  # steps made so far
         self.num_skipped = 0  # steps skipped in a row
 
@@ -101,6 +103,8 @@ class TrainState:
 
         lr: None: that of the schedule. grad_clip: maximum gradient norm; None: the configured one.
         """
+        if self.record:
+            self.record.write_gradients()
         norm = clip_gradients(self.module.parameters(), self.config.grad_clip if grad_clip is None else grad_clip)
         lr = compute_learning_rate(self.num_steps, self.config.optim, self.total_steps) if lr is None else lr
         if not math.isfinite(norm):

@@ -59,6 +59,7 @@ class WeightPublisher:
     probe_tolerance: float  # largest accepted mean difference of the probe's log-probs, in nats
     pauses_requests: bool = False  # whether requests may be running; during a publish they pause or keep their adapter
     engines_hold_weights: bool = field(default=False, init=False)  # False: they sleep until the next publish
+    engine_logprobs: list[list[float]] = field(default_factory=list, init=False)  # of the probe's text, per engine
     _last_logprobs: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
 
     async def hand_over(self, pauses_requests: bool = False) -> None:
@@ -91,7 +92,7 @@ class WeightPublisher:
             return {}
         last, self._last_logprobs = self._last_logprobs, expected
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}
-        actual = [self.probe.select_text(logprobs) for logprobs, _ in found]
+        self.engine_logprobs = actual = [self.probe.select_text(logprobs) for logprobs, _ in found]
         gap = check_probe_log_probs([expected] * len(actual), actual, self.probe_tolerance, "a fixed text")
         await self._check_samples([sample for _, sample in found])
         if not last:

@@ -25,7 +25,7 @@ from alphaapollo.session.start import open_policy_session
 from alphaapollo.session.training import PolicySession
 from alphaapollo.trainer.loop import train, train_async, validate_and_log
 from alphaapollo.trainer.profile import StepProfiler
-from alphaapollo.trainer.replay.record import record_iterations
+from alphaapollo.trainer.replay.record import Recorder
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.setup.preparation import RlPreparation
 from alphaapollo.trainer.step.curriculum import PromptSampler
@@ -49,11 +49,13 @@ async def run(prepared: RlPreparation, progress: Progress) -> None:
     try:
         prepared.console.start(total, progress.step)
         async with open_policy_session(prepared, specs, timer, prepared.probe, generates_ahead(config)) as session:
-            ready = make_training_run(prepared, session, progress)
+            recorder = Recorder(config.trainer, learn)
+            ready = make_training_run(prepared, session, progress, recorder)
             with tune_gc_and_huge_pages():
                 await initialize_run(ready, prepared.start.checkpoint, timer)
                 training = train_async(ready) if generates_ahead(config) else train(ready)
                 await session.train(training)
+                await recorder.finish()
                 await finish_run(ready)
     finally:
         HEARTBEAT.take_spans()  # drop the spans of a profiled iteration that did not end
@@ -64,7 +66,9 @@ def generates_ahead(config: Config) -> bool:
     return config.trainer.async_mode is not None and config.trainer.max_staleness > 0
 
 
-def make_training_run(prepared: RlPreparation, session: PolicySession, progress: Progress) -> TrainingRun:
+def make_training_run(
+    prepared: RlPreparation, session: PolicySession, progress: Progress, recorder: Recorder
+) -> TrainingRun:
     config, plan, workers = prepared.config, prepared.plan, session.workers
     trainer = config.trainer
     scorer: RewardModelScorer | None = None
@@ -85,11 +89,11 @@ def make_training_run(prepared: RlPreparation, session: PolicySession, progress:
         goal=prepared.goal,
         sampler=sampler,
         progress=progress,
-        learn=record_iterations(trainer.record_steps or (), learn),
+        learn=recorder.learn,
         console=session.console,
         profiler=StepProfiler(trainer.profile_steps or [], workers, trainer.folder, session.console),
         reward_model_scorer=scorer,
-        metric_sources=[sampler, session.checkpoint_writer, *([scorer] if scorer else [])],
+        metric_sources=[sampler, session.checkpoint_writer, recorder, *([scorer] if scorer else [])],
     )
 
 

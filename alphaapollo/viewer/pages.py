@@ -18,6 +18,7 @@ from alphaapollo.runs.command_history import read_history
 from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_plan import read_run_plan
 from alphaapollo.runs.training_examples import LoggedExample, read_examples
+from alphaapollo.runs.update_checks import read_checks
 from alphaapollo.utils.disk import open_regular, parse_json
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer import samples
@@ -158,6 +159,7 @@ def describe_run(query: Query) -> dict[str, object]:
         "history": read_history(run.folder),
         "plan": read_run_plan(run.folder),
         "summary": read_json_object(run.folder / "summary.json"),
+        "checks": read_checks(run.folder),
         "suites": read_suite_results(run.folder)[::-1],
         "evolution": describe_evolution(query, run.id, run.folder) if run.kind == "evolution" else None,
         "warnings": _list_warnings(query, run.id, 5),

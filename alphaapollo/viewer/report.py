@@ -36,6 +36,7 @@ from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.runs.command_history import read_history
 from alphaapollo.runs.model_card import list_non_default_keys
 from alphaapollo.runs.run_plan import read_input_digests
+from alphaapollo.runs.update_checks import read_checks
 from alphaapollo.types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.viewer import run_folders
@@ -317,6 +318,13 @@ def list_costs(run: ReportedRun) -> Iterator[Row]:
     if "train/tokens" in sums:
         query = "SELECT avg(value) * max(step) FROM metrics WHERE run = ? AND name = 'train/tokens'"
         yield "trained tokens, about", f"{run.select(query)[0][0]:,.0f}"
+
+
+def list_checks(run: ReportedRun) -> Iterator[Row]:
+    """Yield (quantity, deviation, tolerance, verdict, where and reason) of the verified update."""
+    for one in read_checks(run.folder):
+        numbers = (f"{one.deviation:.1e}", f"{one.tolerance:.0e}") if one.covered else ("", "")
+        yield one.quantity, *numbers, one.verdict, f"{one.where} ({one.reason})" if one.where else one.reason
 
 
 def list_digests(run: ReportedRun) -> Iterator[Row]:

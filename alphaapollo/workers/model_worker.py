@@ -20,6 +20,7 @@ from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.moe_routing import ExpertLoadBalancer, RouterHooks
 from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.train_state import OptimizerStep, TrainState
+from alphaapollo.models.update_record import UpdateRecord
 from alphaapollo.observability.timing import measure_process_memory
 from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.workers.process_group import WITHOUT_REPLICAS, RankPlacement, initialize_rank, shut_down_rank
@@ -171,6 +172,18 @@ class TrainingWorker(ModelWorker):
             if self.balancer:
                 loss = loss + self.balancer.compute_last_pass_loss()
             (loss * self.placement.world_size).backward()  # FSDP averages over the ranks
+
+    def begin_record(self, folder: str, sample_tokens: int) -> None:
+        """Write the gradients of the following optimizer steps to a folder (models/update_record.py)."""
+        self.state.record = UpdateRecord(folder, self.state.module, sample_tokens)
+
+    def end_record(self) -> None:
+        """Write the weights, and stop recording."""
+        assert self.state.record is not None
+        self.state.reload()
+        self.state.record.write_weights()
+        self.state.record = None
+        self.offload()
 
     def offload(self) -> None:
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""

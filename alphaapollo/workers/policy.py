@@ -29,6 +29,7 @@ from alphaapollo.models.micro_batch import make_rows
 from alphaapollo.models.policy import check_policy, load_policy
 from alphaapollo.models.sharding import reshard
 from alphaapollo.models.train_state import OptimizerStep, TrainState
+from alphaapollo.models.update_record import choose_sample
 from alphaapollo.types import ImageInput
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender
 from alphaapollo.weight_sync.transport import WeightSender, WeightUpdate
@@ -140,6 +141,7 @@ class PolicyWorker(PolicyLearner):
             old = self._compute_log_probs(batch.rows, mini_batches[records_old:])
         for plugin in self.plugins:
             plugin.begin_update(batch)
+        self._record_sample(columns, mini_batches, kl_coef)
         self.mfu.begin_update()
         needs_entropy, done = measures_entropy or self.actor.entropy_coeff > 0, list[OptimizerStep]()
         for epoch in range(self.actor.ppo_epochs):
@@ -163,6 +165,20 @@ class PolicyWorker(PolicyLearner):
         metrics |= self.shared_prompts.pop_metrics() | self.mfu.compute_metrics(self.placement.sequence_parallel_size)
         metrics |= self._pop_plugin_metrics()
         return {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
+
+    def _record_sample(
+        self, columns: Columns[np.ndarray], mini_batches: Sequence[MiniBatch], kl_coef: float | None
+    ) -> None:
+        """If the update is recorded with a sample, write the gradients of its rows at the current weights."""
+        record = self.state.record
+        if record is None or not record.sample_tokens:
+            return
+        assert columns.trajectory_ids is not None
+        rows = choose_sample(self.batch.rows, mini_batches, columns.trajectory_ids, record.sample_tokens)
+        sample = TrainedRows(self.batch, MiniBatch([rows]), self.policy_loss, columns, kl_coef)
+        self._add_gradients(sample, MetricSums(self.data_group))
+        record.write_sample_gradients()
+        self.clear_gradients()
 
     def get_old_log_probs(self) -> np.ndarray:
         """Return the old log-probs that the last `update` used. float32 [response tokens]"""

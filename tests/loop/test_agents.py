@@ -12,6 +12,7 @@ import pytest
 
 from tests.loop.conftest import FinishedRun, Runner, Task, wait_until_nothing_is_left
 from tests.loop.engine_kit import needs_sglang
+from tests.loop.replays import check_verified
 from tests.loop.stack import Case, StackRunner, parametrize
 from tests.loop.test_main_generation import GenerationOnStack
 
@@ -148,8 +149,9 @@ def test_exact_tokens_and_bitwise_resume(stack: StackRunner, ppo: Runner) -> Non
     """Killed in the middle of sessions; no program of the user survives."""
     write_agent(PROGRAM, ppo.out, "time.sleep(0.1)")
     settings = [word.replace("FOLDER", str(ppo.out)) for word in TURNS] + ["trainer.save_freq=1"]
-    whole = stack.run(*settings, name="whole")
+    whole = stack.run(*settings, "trainer.record_steps=[3]", name="whole")
     check_exact_tokens(whole)
+    check_verified(whole, 3)
 
     settings += ["trainer.controller=local", ppo.hold("learn", step=3)]
     program = ppo.start(*settings, name="killed")

@@ -15,6 +15,7 @@ from alphaapollo.algorithms.policy_losses import policy_loss_names
 from alphaapollo.config.load import find_shipped_config_folder, flatten_maps
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.loop.conftest import Task
+from tests.loop.replays import check_verified
 from tests.loop.stack import StackRunner
 
 ALONE = ("gae", "turn_gae", "reinforce", "remax", "reinforce_plus_plus", "none")  # estimators without groups
@@ -29,6 +30,8 @@ EXTRA = {  # in addition to a recipe or an estimator
     "magistral": ["reward.components={}", "reward.required=[]"],
     "prorl": ["algorithm.reference_reset.every=1", "algorithm.reference_reset.patience=null"],
     "gdpo": ["algorithm.gdpo_rewards=[accuracy,length]"],
+    "cispo": ["actor_rollout_ref.actor.optim.name=muon"],
+    "trpo": ["actor_rollout_ref.actor.optim.cg_steps=3"],
     "sdft": [LONGER_PROMPTS],
     "sdpo": [LONGER_PROMPTS],
     "reference_kl_dual": ["algorithm.kl_ctrl.kl_coef=0.1"],
@@ -75,6 +78,7 @@ class AlgorithmRunner(StackRunner):
             "data.val_files": "",
             "trainer.save_freq": -1,
             "trainer.export_hf": False,
+            "trainer.record_steps": [2],
         }
         return {key: value for key, value in sizes.items() if key != ESTIMATOR}
 
@@ -107,7 +111,8 @@ TAUGHT_ALONE = {"distill", "divergence=jsd", *SELF_TAUGHT}  # by whole distribut
 @pytest.mark.parametrize("name", CASES)
 def test_algorithm_trains(runner: AlgorithmRunner, name: str) -> None:
     words = [word.replace("TEACHER", str(runner.out / "teacher")) for word in CASES[name]]
-    lines = runner.run(*words, name=name.replace("=", "_")).metrics[1:]
+    done = runner.run(*words, name=name.replace("=", "_"))
+    lines = done.metrics[1:]
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         assert line.keys() >= ALWAYS
@@ -124,6 +129,7 @@ def test_algorithm_trains(runner: AlgorithmRunner, name: str) -> None:
         if name in SELF_TAUGHT:
             assert line["distill/rows_with_context"] > SELF_TAUGHT[name] and line["distill/divergence"] > 0
     first, second = lines
+    check_verified(done, 2)
     if name == "prorl":
         assert [line["reference/resets"] for line in lines] == [1, 2]
         assert first["actor/ref_kl"] != second["actor/ref_kl"]

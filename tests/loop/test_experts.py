@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.loop.conftest import Runner
+from tests.loop.replays import check_verified
 
 
 def save_moe_model(dense: Path, folder: Path) -> Path:
@@ -52,6 +53,7 @@ def test_engine_routing_is_replayed_in_training(ppo: Runner) -> None:
         "data.val_files=",
         "data.max_response_length=8",
         "trainer.controller=local",
+        "trainer.record_steps=[2]",
         name="experts",
         warm=False,
     )
@@ -63,6 +65,7 @@ def test_engine_routing_is_replayed_in_training(ppo: Runner) -> None:
         assert 1.0 < line["actor/expert_load_max"] < 8 and 0 <= line["actor/expert_dead"] < 1
         assert 1.9 < line["actor/router_aux_loss"] < 4
         assert line["actor/grad_norm"] > 0 and line["mismatch/k3"] < 0.01
+    check_verified(done, 2, {"gradient"})  # of the load-balancing loss
     assert 1e-6 < done.metrics[1]["actor/ref_kl"] < 0.01  # the reference chooses its own experts
     from transformers import AutoModelForCausalLM
 
@@ -82,7 +85,8 @@ def test_two_ranks_that_split_experts_train_as_one(ppo: Runner) -> None:
     ]
     sizes = [f"{role}.fsdp_config.ep_size=2" for role in ("actor_rollout_ref.actor", "critic")]
     alone = ppo.run(*words, name="gathered")
-    split = ppo.run(*words, *sizes, "trainer.n_gpus_per_node=2", name="split")
+    split = ppo.run(*words, *sizes, "trainer.n_gpus_per_node=2", "trainer.record_steps=[2]", name="split")
+    check_verified(split, 2)
     for line, expected in zip(split.metrics, alone.metrics, strict=True):
         names = [name for name in expected if name.startswith(("actor/", "critic/", "advantage/"))]
         assert {name: line[name] for name in names} == pytest.approx(

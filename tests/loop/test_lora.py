@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.loop.conftest import Runner
+from tests.loop.replays import check_verified
 from tests.loop.stack import StackRunner
 
 pytest.importorskip("peft")
@@ -20,8 +21,10 @@ SERVED = ("actor_rollout_ref.rollout.lora=adapter", "trainer.export_lora=adapter
 
 
 def test_engine_with_served_adapters(stack: StackRunner) -> None:
-    merged = stack.run(*LORA, "trainer.total_training_steps=1", name="merged")
-    served = stack.run(*LORA, *SERVED, name="served")
+    merged = stack.run(*LORA, "trainer.total_training_steps=1", "trainer.record_steps=[1]", name="merged")
+    served = stack.run(*LORA, *SERVED, "trainer.record_steps=[2]", name="served")
+    check_verified(merged, 1)
+    check_verified(served, 2)
     assert all(line["sync/probe_gap"] < 5e-5 for line in served.metrics)
     for name in ("critic/score/mean", "actor/loss", "actor/ref_kl"):  # fresh adapters add zeros: the same rollouts
         assert served.metrics[1][name] == pytest.approx(merged.metrics[1][name], rel=1e-4), name

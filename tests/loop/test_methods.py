@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.loop.conftest import FinishedRun, files_with_secret
+from tests.loop.replays import check_verified
 from tests.loop.stack import Case, StackRunner, parametrize
 from tests.mock_judge import MockJudge
 
@@ -20,6 +21,8 @@ def check_critic(done: FinishedRun) -> None:
     assert second["actor/grad_norm"] > 0
     coefficients = [line["actor/reward_kl_penalty_coeff"] for line in (first, second, third)]
     assert coefficients[0] == coefficients[1] != coefficients[2]
+    check_verified(done, 1)
+    check_verified(done, 3)
 
 
 def check_refilled_batches(done: FinishedRun) -> None:
@@ -43,6 +46,7 @@ def check_trackers(done: FinishedRun) -> None:
     assert list((done.folder / "tensorboard").glob("events.*"))
     assert list((done.folder / "wandb").glob("offline-run-*"))
     assert files_with_secret(done) == []
+    check_verified(done, 2, {"advantages"})
 
 
 def check_trust_region(done: FinishedRun) -> None:
@@ -73,6 +77,7 @@ def write_estimator(folder: Path) -> None:
 CRITIC = (
     *("algorithm.adv_estimator=gae", "env.rollout.n=1", "data.train_batch_size=16", "trainer.critic_warmup=1"),
     *("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.type=adaptive", "trainer.total_training_steps=3"),
+    "trainer.record_steps=[1,3]",
 )
 DAPO = ("algorithm=dapo", "algorithm.filter_groups.max_num_gen_batches=3", "data.max_response_length=4")
 BFLOAT16_ENGINE = (
@@ -81,6 +86,7 @@ BFLOAT16_ENGINE = (
 )
 BFLOAT16 = (
     *("algorithm.custom_module=FOLDER/own.py", "algorithm.adv_estimator=centred", f"{MODEL}.dtype=bfloat16"),
+    "trainer.record_steps=[2]",
     *(f"{MODEL}.enable_gradient_checkpointing=True", "trainer.logger=[console,tensorboard,wandb]"),
 )
 TRPO = (
@@ -116,8 +122,9 @@ def test_rloo_with_two_epochs_full_kl_and_a_rubric(stack: StackRunner, monkeypat
             *("algorithm.adv_estimator=rloo", f"{ACTOR}.ppo_epochs=2", f"{ACTOR}.use_kl_loss=True"),
             *(f"{ACTOR}.kl_loss_type=full", "reward.judge.model=mock", f"reward.judge.base_url={judge.url}"),
             "reward.rubric.criteria={digits: {text: The answer has digits}}",
-            "reward.components={rubric: 0.5}",
+            *("reward.components={rubric: 0.5}", "trainer.record_steps=[2]"),
         )
+    check_verified(done, 2)
     last = done.metrics[-1]
     assert last["actor/grad_norm"] > 0 and last["actor/ref_kl"] > 0
     assert last["judge/judgements"] == last["rollout/trajectories"] == 16 and last["outcome/failed"] == 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.loop.conftest import Runner
-from tests.loop.replays import recording, replay
+from tests.loop.replays import check_verified, recording, replay
 
 ACTOR = "actor_rollout_ref.actor"
 SAME = ("actor/", "critic/", "mismatch/", "kl/", "reward/", "advantage/", "val/", "batch/trajectories", "batch/tokens")
@@ -39,6 +39,7 @@ def test_two_ulysses_ranks_train_as_one(ppo: Runner, leaves_nothing: Callable[[]
     again = replay(ppo, recording(shared, 2))  # on one rank
     assert again.code == 0 and "equal within 0.001: the largest difference is" in again.output, again.output
     assert "training ranks: the run had 2" in again.output
+    check_verified(shared, 2)
     leaves_nothing()
     assert "sequence parallel 2" in shared.output
     for line, expected in zip(shared.metrics, alone.metrics, strict=True):
@@ -56,9 +57,11 @@ def test_forked_workers_equal_ray_actors(ppo: Runner, leaves_nothing: Callable[[
         "trainer.n_gpus_per_node=2",
         "actor_rollout_ref.rollout.num_engines=2",
         "trainer.val_before_train=False",
+        "trainer.record_steps=[2]",
     ]
     runs = {name: ppo.run(*words, f"trainer.controller={name}", name=name) for name in ("local", "ray")}
     leaves_nothing()
+    check_verified(runs["ray"], 2)
     exact, models = [], []
     for done in runs.values():
         models.append((done.folder / "model/model.safetensors").read_bytes())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.loop.replays import equal_lines, recording, replay
+from tests.loop.replays import check_verified, equal_lines, recording, replay
 from tests.loop.stack import StackRunner
 from tests.loop.test_environments import GAME
 
@@ -23,6 +23,7 @@ def test_replay_with_turns_critic_and_kl_in_reward(stack: StackRunner) -> None:
         assert equal_lines(again) > 60
         for name in ("values", "advantages", "critic/grad_norm", "actor/grad_norm", "critic weights", "policy exp_avg"):
             assert f"\n{name} " in again.output
+        check_verified(done, step)
     double = replay(stack, recording(done, 2), "--float64")
     found = re.search(r"\nin float64: the largest difference is (\S+), in ", double.output)
     assert double.code == 0 and found and 1e-9 < float(found[1]) < 1e-4, double.output
@@ -39,4 +40,5 @@ def test_replay_of_async_run_with_reference_reset(stack: StackRunner) -> None:
     )
     done = stack.run(*FAKE, *ENDS, *settings, "trainer.total_training_steps=3", "trainer.record_steps=[3]")
     again = replay(stack, recording(done, 3))
+    check_verified(done, 3)
     assert equal_lines(again) > 40 and "\nref_logprobs " in again.output and "\nactor/ref_kl " in again.output

@@ -15,6 +15,7 @@ from examples.colours.make_task import make_data
 from examples.colours.model import make_model, make_processor
 from examples.colours.task import COLOURS
 from tests.loop.conftest import DEADLINE, ROOT, FinishedRun, Runner, Task
+from tests.loop.replays import check_verified
 from tests.loop.test_main_dpo import tune
 from tests.loop.test_main_generation import GenerationRunner
 from tests.loop.test_main_sft import SftRunner
@@ -155,6 +156,7 @@ def test_two_turns_with_a_trained_tower_resume_bit_for_bit(ppo: Runner, tmp_path
     keys = (*write_two_turns(ppo.out), TRAINS_TOWER, "actor_rollout_ref.actor.use_kl_loss=true")
     whole = ppo.run(*keys, "trainer.record_steps=[2]", name="whole")
     check_exactness(whole)
+    check_verified(whole, 2, {"published weights"})
     assert whole.metrics[-1]["sync/probe_moved"] > 1e-3
     ppo.run(*keys, "trainer.total_training_steps=1", name="parts")
     parts = ppo.run(*keys, name="parts")
@@ -200,8 +202,10 @@ def test_critic_and_frozen_tower_on_two_ranks_that_share_sequences(ppo: Runner, 
         LOCAL,
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
         "trainer.total_training_steps=1",
+        "trainer.record_steps=[1]",
     )
     check_exactness(done)
+    check_verified(done, 1, {"published weights"})
     before, after = load_file(task.model / "model.safetensors"), load_file(done.folder / "model/model.safetensors")
     changed = {name for name, tensor in after.items() if (before[name] != tensor).any()}
     assert changed and not any(".visual." in name for name in changed)

@@ -163,5 +163,9 @@ class Trainer(Training):
     """Iterations to profile, counted from 1; null = none. Writes a trace of controller, ranks and engines to
     <run>/profiles (docs/replay.md). Results do not change."""
     record_steps: list[PositiveInt] | None = None
-    """Iterations to record for replay, counted from 1; null = none. Writes inputs and results of the update to
-    <run>/recorded, about the size of a checkpoint (docs/replay.md). Results do not change."""
+    """Iterations to record, to repeat or verify them, counted from 1; null = none. Writes inputs and results of the
+    update to <run>/recorded, 16 bytes per parameter, and 4 per optimizer step (docs/replay.md). Results do not
+    change."""
+    verify_first_iteration: bool = False
+    """Compare the update of the first iteration with an independent reference in float64, and say the result
+    (docs/verify.md). Computes the gradient of a few rows once more. Results do not change."""

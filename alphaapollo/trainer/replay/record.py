@@ -1,93 +1,133 @@
-"""Record the iterations of trainer.record_steps (docs/replay.md), so that they can be replayed (replay/run.py).
-
-<run>/recorded/step_000003/   written completely before the update; manifest.json has the digest of each file
-    config.yaml               configuration of the run
-    inputs.pickle             RecordedInputs: rollout groups, values of `auto` settings, machine
-    policy/  critic/          as in a checkpoint: weights, optimizer moments, reference if it was reset
-    outcome/                  written after the update: outcome.pickle and a second manifest
-"""
+"""Record the iterations of trainer.record_steps, to replay (replay/run.py) or verify them (verification/)."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-from collections.abc import Collection
-from dataclasses import dataclass
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.config.load import save_config
+from alphaapollo.config.schema.trainer import Trainer
 from alphaapollo.controller.placement import Placement
+from alphaapollo.data.vocabulary import find_excluded_ids
+from alphaapollo.models.update_record import choose_sample
 from alphaapollo.observability.timing import Timer
-from alphaapollo.runs.checkpoint_folder import MANIFEST, CheckpointFolder, check_format, find_damage, write_manifest
-from alphaapollo.runs.group_files import read_pickle, write_pickle
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.runs.group_files import write_pickle
+from alphaapollo.runs.update_checks import summarize, write_checks
 from alphaapollo.trainer.run_state import LearnerState, LearnFunction, TrainingRun
 from alphaapollo.trainer.step.update_result import UpdateResult
-from alphaapollo.types import JsonObject, TrajectoryGroup
-from alphaapollo.utils.disk import explain_write_errors
+from alphaapollo.types import TrajectoryGroup
+from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.verification.recording import (
+    INPUTS,
+    OUTCOME,
+    PUBLISHED,
+    Outcome,
+    RecordedInputs,
+    read_complete_recording,
+    write_outcome,
+)
+from alphaapollo.verification.stages import Verification
 
-INPUTS, OUTCOME = "inputs.pickle", "outcome"
-COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")  # in the order in which they are computed
+COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "selected_tokens")  # as computed
 LIBRARIES = ("torch", "transformers", "numpy")
+SAMPLE_TOKENS = 256  # of each rank, whose gradient is verified in a run
 CPU_INFO = Path("/proc/cpuinfo")
-Value = float | np.ndarray | tuple[str, float]
-"""Metric, column of the action tokens in row order, or (digest, norm) of weights or optimizer moments."""
-Outcome = dict[str, Value]
-"""Result of an iteration's update, in the order of computation."""
 
 
-@dataclass(frozen=True)
-class RecordedInputs:
-    """Everything that an update depends on, besides weights and configuration."""
+class Recorder:
+    """Recorder of some iterations, around `learn`, which verifies the first one with trainer.verify_first_iteration."""
 
-    step: int
-    iterations: int  # total of the run, for learning rate schedules
-    kl_coef: float  # coefficient of the KL penalty in the reward
-    shares_prompts: bool
-    max_tokens: int  # token budget of a micro-batch
-    model: JsonObject  # resolved section of the policy's model
-    machine: dict[str, Any]  # of describe_machine
-    groups: list[TrajectoryGroup]
-    policy_kl_coef: float | None = None  # as in Progress
-    baseline: float | None = None  # as in Progress
+    def __init__(self, trainer: Trainer, learn: LearnFunction):
+        self.steps, self.verifies_first, self._learn = trainer.record_steps or [], trainer.verify_first_iteration, learn
+        self._unpublished: tuple[Path, TrainingRun] | None = None
+        self._verification: asyncio.Task[None] | None = None
 
-
-def record_iterations(steps: Collection[int], learn: LearnFunction) -> LearnFunction:
-    """Return `learn`, which also saves its inputs and its result in the iterations `steps`."""
-
-    async def learn_and_record(
-        run: TrainingRun, iteration: int, groups: list[TrajectoryGroup], timer: Timer
+    async def learn(
+        self, run: TrainingRun, iteration: int, groups: list[TrajectoryGroup], timer: Timer
     ) -> UpdateResult:
-        if iteration not in steps:
-            return await learn(run, iteration, groups, timer)
+        """Update the models, and save the inputs and the result of an iteration that is recorded or verified."""
+        await self.finish()
+        verifies = iteration == 1 and self.verifies_first
+        if iteration not in self.steps and not verifies:
+            return await self._learn(run, iteration, groups, timer)
         with timer("record"):
             folder = await record_update_inputs(run, iteration, groups)
-        hint = f"To compute the iteration again: python -m alphaapollo.trainer.replay {folder}"
-        run.console.notify(f"The inputs of iteration {iteration} are saved to {folder}. {hint}")
-        learned = await learn(run, iteration, groups, timer)
+        if iteration in self.steps:
+            hint = (
+                f"To check it: alphaapollo verify {folder}. To repeat it: python -m alphaapollo.trainer.replay {folder}"
+            )
+            run.console.notify(f"The inputs of iteration {iteration} are saved to {folder}. {hint}")
+        policy, critic, sample_tokens = run.workers.policy, run.workers.critic, SAMPLE_TOKENS * verifies
+        await policy.begin_record(str(folder / OUTCOME / "policy"), sample_tokens)
+        if critic:
+            await critic.begin_record(str(folder / OUTCOME / "critic"), sample_tokens)
+        learned = await self._learn(run, iteration, groups, timer)
         with timer("record"), explain_write_errors("the recording", folder):
-            write_outcome(folder, await collect_outcome(run, iteration, learned))
+            await policy.end_record()
+            if critic:
+                await critic.end_record()
+            outcome = await collect_outcome(run, iteration, learned)
+            write_outcome(folder, outcome, describe_steps(run, learned, sample_tokens))
+        self._unpublished = folder, run
         return learned
 
-    return learn_and_record
+    def pop_metrics(self) -> dict[str, float]:
+        """Save what the engines computed after the weights of a recorded iteration were published, and start to verify
+        the first iteration beside the next one. No metrics."""
+        if self._unpublished:
+            (folder, run), self._unpublished = self._unpublished, None
+            weights = run.session.require_engines()
+            probe = {"token_ids": weights.probe.token_ids, "engine_logprobs": weights.engine_logprobs}
+            replace_file(folder / PUBLISHED, [json.dumps(probe).encode()])
+            if self.verifies_first and folder.name == "step_000001":
+                self._verification = asyncio.create_task(self._verify(run, folder))
+        return {}
+
+    async def finish(self) -> None:
+        """Wait until the first iteration is verified."""
+        if self._verification:
+            await self._verification
+            self._verification = None
+
+    async def _verify(self, run: TrainingRun, folder: Path) -> None:
+        """Verify a recording, write and say the result, and remove a recording that record_steps does not ask for."""
+        try:
+            checks = await asyncio.to_thread(lambda: [*Verification(read_complete_recording(folder)).run()])
+        except Exception as error:  # noqa: BLE001  e.g. a model that transformers cannot run in float64
+            run.console.warn(f"the first update was not verified: {type(error).__name__}: {error}")
+            return
+        write_checks(run.config.trainer.folder, checks)
+        passed = all(check.passed for check in checks)
+        say = run.console.notify if passed else run.console.warn
+        kept = "" if passed else f" See alphaapollo verify {folder}."
+        say(f"verified the update of iteration 1: {summarize(checks)} (docs/verify.md).{kept}")
+        if passed and 1 not in self.steps:
+            await asyncio.to_thread(shutil.rmtree, folder)
 
 
 async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[TrajectoryGroup]) -> Path:
     """Save everything that the update of an iteration depends on. Returns the folder."""
     recordings = CheckpointFolder(run.config.trainer.folder / "recorded", keep=None)
+    model = run.plan.model
     inputs = RecordedInputs(
         step=iteration,
         iterations=run.goal.max_steps,
         kl_coef=run.progress.kl_coef,
         shares_prompts=run.uses_shared_prompts,
         max_tokens=run.plan.max_tokens,
-        model=run.plan.model.model_dump(mode="json"),
+        model=model.model_dump(mode="json"),
         machine=describe_machine(run.plan.placement),
         groups=groups,
         policy_kl_coef=run.progress.policy_kl_coef,
         baseline=run.progress.baseline,
+        excluded_ids=find_excluded_ids(model.path, model.tokenizer_path, model.trust_remote_code),
+        engine_dtype=run.plan.rollout.dtype,
     )
     folder = recordings.begin_checkpoint(iteration)
     with explain_write_errors("the recording", folder):
@@ -97,29 +137,20 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
         return await asyncio.to_thread(recordings.complete_checkpoint, folder)
 
 
-def write_outcome(recording: Path, outcome: Outcome) -> None:
-    """Add an update's result to its recording."""
-    folder = recording / OUTCOME
-    folder.mkdir()
-    write_pickle(folder / "outcome.pickle", outcome)
-    write_manifest(folder)
-
-
-def read_recording(folder: Path) -> tuple[RecordedInputs, Outcome]:
-    """Read and verify a recorded iteration. The outcome is empty if the run ended before. Raises ValueError if the
-    recording is missing or damaged, or has an unsupported format."""
-    check_format(folder)
-    if not (folder / INPUTS).is_file() or not (folder / MANIFEST).is_file():
-        raise ValueError(
-            f"{folder} is not a complete recording of an iteration. Use a folder <run>/recorded/step_N, which "
-            "trainer.record_steps=[N] writes. Only alphaapollo 0.2.0 reads recordings with a file groups.msgpack."
-        )
-    has_outcome = (folder / OUTCOME / MANIFEST).is_file()
-    problems = find_damage(folder) + (find_damage(folder / OUTCOME) if has_outcome else [])
-    if problems:
-        raise ValueError(f"{folder} is damaged: {', '.join(problems)}. Use an intact copy, or a new recording.")
-    outcome = read_pickle(folder / OUTCOME / "outcome.pickle") if has_outcome else {}
-    return RecordedInputs(**read_pickle(folder / INPUTS)), outcome
+def describe_steps(run: LearnerState, learned: UpdateResult, sample_tokens: int) -> dict[str, Any]:
+    """Return the rows of each mini-batch, which rows the policy was trained on, and those of the sample."""
+    batch, credit, is_trained, plan = learned.batch, learned.credit, learned.is_trained, run.plan
+    if batch is None or credit is None:
+        return {"mini_batches": [], "trained_rows": None, "sample": []}
+    sample: list[int] = []
+    if sample_tokens and is_trained is not None:
+        steps = filter_mini_batches(batch.layout, is_trained, plan.max_tokens, plan.padded)
+        ranks = zip(batch.layout.rank_batches, batch.layout.row_order, steps, credit.columns, strict=True)
+        for rank, order, mini_batches, columns in ranks:
+            assert columns.trajectory_ids is not None
+            sample += order[choose_sample(rank.rows, mini_batches, columns.trajectory_ids, sample_tokens)].tolist()
+    trained_rows = None if is_trained is None else is_trained.tolist()
+    return {"mini_batches": batch.layout.mini_batch_rows, "trained_rows": trained_rows, "sample": sample}
 
 
 async def collect_outcome(run: LearnerState, iteration: int, learned: UpdateResult) -> Outcome:

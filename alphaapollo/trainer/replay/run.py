@@ -34,17 +34,11 @@ from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.session.plan import Plan, resolve_plan
 from alphaapollo.session.progress import Progress
 from alphaapollo.session.specs import make_worker_specs
-from alphaapollo.trainer.replay.record import (
-    Outcome,
-    RecordedInputs,
-    Value,
-    collect_outcome,
-    describe_machine,
-    read_recording,
-)
+from alphaapollo.trainer.replay.record import collect_outcome, describe_machine
 from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.utils.user_module import load_user_module
+from alphaapollo.verification.recording import Outcome, RecordedInputs, Value, read_recording
 
 MODEL = "actor_rollout_ref.model"
 RESOLVED = ("dtype", "attention", "enable_gradient_checkpointing")  # model keys that the run's plan resolves

@@ -4,8 +4,7 @@ D1 .. D24 are the rows of the table "Differences from other implementations" in 
 have some of them in their tables:
 
 golden vectors                       D3 and D16 (a group without variance), D7 (extreme ratios), D18
-policy_losses/test_losses.py         D6, D17 (each row is beside an empty one), D24 (and has a masked first token)
-test_correction.py                   D12
+../verification                      D6, D12, D17 (one row is empty), D24 (and others have a masked first token)
 test_preference_losses.py            D13, D14, D15
 advantages/test_estimators.py        D16, D20 (returns)
 trainer/setup/test_combinations.py   D21

@@ -24,17 +24,6 @@ def make(start) -> Callable[..., tuple[CriticWorker, Columns]]:
     return make_loaded
 
 
-def test_values_are_the_head_on_the_states_before_each_response_token(make, model_folder):
-    worker, _ = make("llama")
-    plain, head = training.load_plain(model_folder("llama")).base_model, worker.model.value_head
-    values = worker.compute_values()
-    for ids, start, part, _ in training.iterate_rows(worker.batch.rows):
-        with torch.no_grad():
-            states = plain(ids[None]).last_hidden_state[0, start - 1 : -1]
-            expected = states @ head.weight.full_tensor()[0] + head.bias.full_tensor()
-        np.testing.assert_allclose(values[part], expected.numpy(), atol=1e-6)
-
-
 def test_values_are_float32_if_the_decoder_computes_in_bfloat16(make):
     worker, columns = make("llama", dtype="bfloat16")
     values = torch.from_numpy(worker.compute_values())

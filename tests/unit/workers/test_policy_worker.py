@@ -16,14 +16,6 @@ from tests.unit.workers.training import Case
 FAST = {"optim": {"lr": 1e-2, "lr_warmup_steps": 2}}
 
 
-def test_log_probs_are_in_the_order_of_the_rows(start, model_folder):
-    worker, _ = start(max_tokens=40, mini_batch_size=4)
-    column, plain = worker.compute_log_probs(), training.load_plain(model_folder("qwen3"))
-    assert column.dtype == np.float32
-    for ids, first, part, _ in training.iterate_rows(worker.batch.rows):
-        np.testing.assert_allclose(column[part], training.plain_logprobs(plain, ids)[first - 1 :], atol=1e-5)
-
-
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_missing_old_log_probs_are_those_before_the_first_step(start, epochs: int):
     """Without old log-probs in the columns the update is the same as with those of compute_log_probs."""

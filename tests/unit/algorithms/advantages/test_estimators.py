@@ -1,4 +1,4 @@
-"""Registered estimators: which keys and inputs they use, and how. The golden vectors test their functions."""
+"""Registered estimators: contexts, named rewards, errors, inputs. tests/unit/verification has their values."""
 
 import math
 
@@ -27,32 +27,6 @@ def estimate(name: str, scores: list[float], config: Algorithm | None = None, **
     return [value.item() for value in values]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "scores", "expected"),
-    [
-        ("grpo", {}, [1, 3, 5, 5], [-math.sqrt(0.5), math.sqrt(0.5), 0, 0]),
-        ("grpo", {"norm_adv_by_std_in_grpo": False}, [1, 3, 5, 5], [-1, 1, 0, 0]),
-        ("dr_grpo", {}, [1, 3, 5, 6], [-1, 1, -0.5, 0.5]),
-        ("rloo", {}, [1, 3, 5, 5], [-2, 2, 0, 0]),
-        ("maxrl", {}, [1, 3, 5, 5], [-0.5, 0.5, 0, 0]),
-        # lengths 2, 3: b = (2*1 + 3*3)/5 = 2.2; lengths 1, 1: b = 5.5
-        ("opo", {}, [1, 3, 5, 6], [-1.2, 0.8, -0.5, 0.5]),
-        ("gpg", {}, [1, 3, 5, 5], [-2, 2, 0, 0]),  # alpha = 4 / (4 - 2)
-        ("gpg", {"norm_adv_by_std_in_grpo": True}, [1, 5, 5, 5], [-math.sqrt(2), math.sqrt(2), 0, 0]),
-        # centred -1, 1, -3, 3: mean 0, var 20/3
-        ("magistral", {}, [1, 3, 0, 6], [x / math.sqrt(20 / 3) for x in (-1, 1, -3, 3)]),
-        ("reinforce_plus_plus_baseline", {}, [1, 3, 0, 6], [x / math.sqrt(20 / 3) for x in (-1, 1, -3, 3)]),
-        ("grpo_passk", {}, [1, 3, 5, 5], [0, 2, 0, 0]),
-        ("grpo_passk", {"norm_adv_by_std_in_grpo": True}, [1, 3, 5, 5], [0, math.sqrt(2), 0, 0]),
-        ("grpo_passk_analytic", {"passk_k": 1}, [1, 0, 1, 1], [1, -1, 0, 0]),
-        # k = N: one right sample makes the group right: no spread left
-        ("grpo_passk_analytic", {"passk_k": 2}, [1, 0, 0, 0], [0, 0, 0, 0]),
-    ],
-)
-def test_one_value_per_trajectory(name: str, options: dict, scores: list[float], expected: list[float]):
-    assert estimate(name, scores, Algorithm(**options)) == pytest.approx(expected, abs=2e-6)
-
-
 def two_turns(memory: bool) -> AdvantageInputs:
     """One group: a trajectory with two turns (2 tokens and 1) and reward 1, and one with one token and reward 0."""
     if memory:
@@ -74,38 +48,17 @@ def two_turns(memory: bool) -> AdvantageInputs:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "advantages", "returns"),
-    [
-        # gamma = lambda = 1: the return 1 of each token less its value
-        ("gae", {"whiten_advantages": False}, [0.9, 0.8, 0.6, -0.3], [1, 1, 1, 0]),
-        # mean 1/2 and var 0.9/3; the targets of the critic are not whitened
-        ("gae", {}, [x / math.sqrt(0.3) for x in (0.4, 0.3, 0.1, -0.8)], [1, 1, 1, 0]),
-        # deltas .5 x .2 - .1 = 0, .5 x .4 - .2 = 0, 1 - .4 = .6; the trace is .25
-        (
-            "gae",
-            {"whiten_advantages": False, "gamma": 0.5, "lam": 0.5},
-            [0.0375, 0.15, 0.6, -0.3],
-            [0.1375, 0.35, 1, 0],
-        ),
-        ("reinforce", {}, [1, 1, 1, 0], [1, 1, 1, 0]),
-        ("reinforce", {"gamma": 0.5}, [0.25, 0.5, 1, 0], [0.25, 0.5, 1, 0]),
-        ("reinforce", {"gamma": 0.5, "baseline_decay": 0.9}, [0, 0.25, 0.75, -0.25], [0.25, 0.5, 1, 0]),
-        ("remax", {}, [0.5, 0.5, 0.5, -0.5], [1, 1, 1, 0]),
-        ("remax", {"gamma": 0.5}, [-0.25, 0, 0.5, -0.5], [0.25, 0.5, 1, 0]),
-        # mean 3/4, var 1/4
-        ("reinforce_plus_plus", {}, [0.5, 0.5, 0.5, -1.5], [1, 1, 1, 0]),
-    ],
-)
-@pytest.mark.parametrize("memory", [False, True])
-def test_credit_runs_across_the_turns_of_a_trajectory(
-    name: str, options: dict, advantages: list[float], returns: list[float], memory: bool
-):
-    inputs = two_turns(memory)
-    result = get_estimator(name)(inputs, Algorithm(**options))
-    for matrix, expected in ((result.advantages, advantages), (result.returns, returns)):
-        assert matrix[inputs.mask.bool()].tolist() == pytest.approx(expected)
-        assert not matrix[inputs.mask == 0].any()
+@pytest.mark.parametrize("name", ["gae", "reinforce", "remax", "reinforce_plus_plus"])
+def test_credit_runs_across_the_turns_of_a_trajectory(name: str):
+    """In rows of memory context as in one row, where observations are skipped."""
+    found = []
+    for memory in (False, True):
+        inputs = two_turns(memory)
+        result = get_estimator(name)(inputs, Algorithm(gamma=0.5, lam=0.5, baseline_decay=0.9))
+        found.append([matrix[inputs.mask.bool()].tolist() for matrix in (result.advantages, result.returns)])
+        assert not result.advantages[inputs.mask == 0].any() and not result.returns[inputs.mask == 0].any()
+    assert found[0][0] == pytest.approx(found[1][0]) and found[0][1] == pytest.approx(found[1][1])
+    assert name == "gae" or found[0][1] == [0.25, 0.5, 1.0, 0.0]
 
 
 def components(**values: list[float]) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Registered policy losses: loss, gradient and metrics by hand. The golden vectors test their functions."""
+"""Registered policy losses: metrics, selected tokens and limits. tests/unit/verification has their values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
-from alphaapollo.algorithms.policy_losses.gspo import vespo_weight
 from alphaapollo.algorithms.policy_losses.ppo import binary_kl, is_dropped
 from alphaapollo.config.schema import Actor
 from tests.unit.algorithms.batches import with_choice
@@ -48,75 +47,42 @@ def evaluate(name: str, batch: PolicyLossInputs, options: dict[str, Any]) -> tup
     return losses[inside].tolist(), batch.logp.grad[batch.mask > 0].tolist(), metrics
 
 
-E, LOG2 = math.e, math.log(2)
-UP, DOWN = 0.25 * math.exp(1.5), 0.125 * math.exp(1.0)  # VESPO: W^k exp(lambda (1 - W)) at W = 1/2
+LOG2 = math.log(2)
+UP = 0.25 * math.exp(1.5)  # VESPO: W^k exp(lambda (1 - W)) at W = 1/2
 CLIP_HIGHER = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0}
-UNIFIED_MASK = {"clip_ratio_high": 3.0, "policy_loss": {"cispo_mask_low": 0.2, "cispo_mask_high": 0.28}}
-CAP = {"clip_ratio": 1.0, "clip_ratio_c": 5.0}
 PPO_KL = {"policy_loss": {"loss_mode": "ppo_kl", "ppo_kl_coef": 3.0}}
 # log-probs 0, -1, -2, -1 beside A 2, 0, -2, 0: covariances 2, 0, 2, 0; both high ones are unclipped at ratio 1
 CLIP_COV, KL_COV = {"clip_cov_ratio": 0.25}, {"kl_cov_ratio": 0.25, "ppo_kl_coef": 10.0}
 COVARIED = [0.0, -1.0, -2.0, -1.0]
-TOLD = [-4 / 3, 0.0, 6 / 7, 0.0]  # changes of the probability by 0.1, 0.25, -0.05, -0.25
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "tokens", "advantages", "loss", "gradient", "metrics"),
+    ("name", "options", "tokens", "advantages", "metrics"),
     [
         # ratios above, inside and below the clip, both signs of A; metrics are sums over tokens
-        ("ppo", {}, ratios(1.5, 1.1, 0.5), [2] * 3, [-2.4, -2.2, -1], [0, -2.2, -1], {"pg_clipfrac": 1}),
-        ("ppo", {}, ratios(1.5, 1.1, 0.5), [-2] * 3, [3, 2.2, 1.6], [3, 2.2, 0], {"pg_clipfrac": 1}),
-        ("ppo", CLIP_HIGHER, ratios(1.27, 1.3), [1, 1], [-1.27, -1.28], [-1.27, 0], {"pg_clipfrac": 1}),
-        ("ppo", CLIP_HIGHER, ratios(9, 0.1), [-1, -1], [3, 0.8], [0, 0], {"pg_clipfrac": 1, "pg_clipfrac_lower": 1}),
-        ("ppo", {"clip_ratio": 0.5}, ratios(3, 0.1), [1, -1], [-1.5, 0.5], [0, 0], {}),
-        ("ppo", {"clip_ratio": 0.5, "clip_ratio_high": 1.0}, ratios(3, 0.1), [1, -1], [-2, 0.5], [0, 0], {}),
-        ("ppo", {"clip_ratio_low": 0.3}, ratios(3, 0.1), [1, -1], [-1.2, 0.7], [0, 0], {}),
-        ("ppo", {}, ratios(1, 1), [1, 1], [-1, -1], [-1, -1], {"old_policy_kl": 0}),
-        ("ppo", {}, ratios(2, 2), [1, 1], [-1.2, -1.2], [0, 0], {"old_policy_kl": 2 * (1 - LOG2)}),
-        ("surrogate", {}, ratios(1.5, 0.5), [2, -2], [-3, 1], [-3, 1], {}),
-        # the penalty r - 1 - log r has the gradient r - 1
-        ("ppo_kl", PPO_KL, ratios(1.5), [2], [-3 + 3 * (0.5 - math.log(1.5))], [-3 + 1.5], {"policy_kl_coef": 3}),
-        ("ppo_kl", PPO_KL, ratios(0.5), [-2], [1 + 3 * (LOG2 - 0.5)], [1 - 1.5], {"policy_kl_coef": 3}),
-        # constant weights without a lower bound
-        ("cispo", {}, ratios(E, 1 / E), [1, 2], [0, 4 / E], [-1.28, -2 / E], {}),
-        ("cispo", {"clip_ratio_low": 0.2}, ratios(0.5), [1], [0.8 * (LOG2 + 1)], [-0.8], {}),
-        ("cispo", UNIFIED_MASK, ratios(E, E, 1 / E, 1 / E), [1, -1] * 2, [0, 0, 2 / E, 0], [0, E, -1 / E, 0], {}),
-        ("sapo", {"tau_pos": 2.0, "tau_neg": 4.0}, ratios(1, 1), [1, -1], [-1, 0.5], [-1, 1], {}),  # 2 A / tau
-        ("reinforce", {}, ratios(E, 1), [2, -1], [0, -1], [-2, 1], {}),
-        ("gpg", {}, ratios(E, 1), [2, -1], [0, -1], [-2, 1], {}),
-        # of the two candidates, which come in random order in a run, the first
-        ("clip_cov", {"policy_loss": CLIP_COV}, (COVARIED, COVARIED), [2, 0, -2, 0], [0, 0, 2, 0], [0, 0, 2, 0], {}),
+        ("ppo", {}, ratios(1.5, 1.1, 0.5), [2] * 3, {"pg_clipfrac": 1}),
+        ("ppo", {}, ratios(1.5, 1.1, 0.5), [-2] * 3, {"pg_clipfrac": 1}),
+        ("ppo", CLIP_HIGHER, ratios(9, 0.1), [-1, -1], {"pg_clipfrac": 1, "pg_clipfrac_lower": 1}),
+        ("ppo", {}, ratios(1, 1), [1, 1], {"old_policy_kl": 0}),
+        ("ppo", {}, ratios(2, 2), [1, 1], {"old_policy_kl": 2 * (1 - LOG2)}),
         # geometric mean sqrt(4 * 1) = 2
-        ("gspo", {"clip_ratio": 0.2}, ratios(4, 1), [1, 1], [-1.2], [0, 0], {"pg_clipfrac": 1}),
-        ("gspo", {"clip_ratio": 0.2}, ratios(4, 1), [-1, -1], [2], [1, 1], {"pg_clipfrac": 0}),
-        ("gspo", {}, ratios(2, 2), [1, 1], [-1.0004], [0, 0], {"old_policy_kl": 1 - LOG2}),  # one row; paper's bounds
-        ("gspo", {}, ratios(0.9), [-1], [0.9997], [0], {}),
-        ("sequence_ppo", {}, ratios(4, 0.5), [-1, -1], [2], [2, 2], {}),  # the product
-        # log-ratios 1 (held at 0.4 where A >= 0) and -1 (held at -0.4 where A < 0)
-        ("gmpo", {}, ratios(E, 1 / E), [1, 1], [-(E**-0.3)], [0, -(E**-0.3) / 2], {"pg_clipfrac": 0.5}),
-        ("gmpo", {}, ratios(E, 1 / E), [-1, -1], [E**0.3], [E**0.3 / 2, 0], {"pg_clipfrac": 0.5}),
-        # the product 1/2, with the kernel of the row's advantage
-        ("vespo", {}, ratios(1, 0.5), [2, 2], [2 * UP, 2 * UP * (1 + LOG2)], [-2 * UP] * 2, {"vespo_weight": 2 * UP}),
-        ("vespo", {}, ratios(0.5, 1), [-2, -2], [-2 * DOWN * (1 + LOG2), -2 * DOWN], [2 * DOWN] * 2, {}),
-        ("vespo", {"policy_loss": {"vespo_positive": (1.0, 0.0)}}, ratios(2), [1], [2 - 2 * LOG2], [-2], {}),
+        ("gspo", {"clip_ratio": 0.2}, ratios(4, 1), [1, 1], {"pg_clipfrac": 1}),
+        ("gspo", {"clip_ratio": 0.2}, ratios(4, 1), [-1, -1], {"pg_clipfrac": 0}),
+        ("gspo", {}, ratios(2, 2), [1, 1], {"old_policy_kl": 1 - LOG2}),  # one row
+        ("gmpo", {}, ratios(math.e, 1 / math.e), [1, 1], {"pg_clipfrac": 0.5}),
+        ("gmpo", {}, ratios(math.e, 1 / math.e), [-1, -1], {"pg_clipfrac": 0.5}),
+        ("vespo", {}, ratios(1, 0.5), [2, 2], {"vespo_weight": 2 * UP}),
         # section 4.2 of DPPO's paper: 1e-4 -> 1e-2 is a ratio of 100 and is kept, 0.99 -> 0.80 one of 0.81 and is not
-        ("dppo_tv", {}, probabilities([1e-2], [1e-4]), [1], [-100], [-100], {"pg_clipfrac": 0}),
-        ("dppo_tv", {}, probabilities([0.78], [0.99]), [-1], [0], [0], {"pg_clipfrac": 1, "clip_fraction_low": 1}),
+        ("dppo_tv", {}, probabilities([1e-2], [1e-4]), [1], {"pg_clipfrac": 0}),
+        ("dppo_tv", {}, probabilities([0.78], [0.99]), [-1], {"pg_clipfrac": 1, "clip_fraction_low": 1}),
         # tokens that return to the engine's policy are kept
-        ("dppo_tv", {}, probabilities([0.9, 0.1], [0.3, 0.6]), [1, 1], [0, -1 / 6], [0, -1 / 6], {"pg_clipfrac": 1}),
-        ("dppo_tv", {}, probabilities([0.9, 0.1], [0.3, 0.6]), [-1, -1], [3, 0], [3, 0], {"clip_fraction_high": 0}),
-        ("dppo_tv", CAP, probabilities([0.8, 0.2], [0.1, 0.1]), [1, -2], [-5, 4], [-5, 4], {}),  # a constant weight
-        ("dppo_tv", {}, probabilities([0.4, 0.55, 0.3, 0.1], [0.3, 0.3, 0.35, 0.35]), [1, 1, -1, -1], TOLD, TOLD, {}),
-        ("dppo_kl", {}, probabilities([0.4, 0.55, 0.3, 0.1], [0.3, 0.3, 0.35, 0.35]), [1, 1, -1, -1], TOLD, TOLD, {}),
+        ("dppo_tv", {}, probabilities([0.9, 0.1], [0.3, 0.6]), [1, 1], {"pg_clipfrac": 1}),
+        ("dppo_tv", {}, probabilities([0.9, 0.1], [0.3, 0.6]), [-1, -1], {"clip_fraction_high": 0}),
     ],
 )
-def test_loss_and_gradient_by_hand(
-    name: str, options: dict, tokens: Pair, advantages: list[float], loss: list, gradient: list, metrics: dict
-):
-    found = evaluate(name, make_batch(tokens, advantages), options)
-    assert found[0] == pytest.approx(loss, abs=1e-12)
-    assert found[1] == pytest.approx(gradient, abs=1e-12)
-    assert {key: found[2][key] for key in metrics} == pytest.approx(metrics)
+def test_metrics_by_hand(name: str, options: dict, tokens: Pair, advantages: list[float], metrics: dict):
+    found = evaluate(name, make_batch(tokens, advantages), options)[2]
+    assert {key: found[key] for key in metrics} == pytest.approx(metrics)
 
 
 def test_a_given_coefficient_of_ppo_kl_replaces_that_of_the_config():
@@ -172,13 +138,3 @@ def test_bounds_of_dppo_are_strict_and_separate():
     signs = torch.tensor([1.0, 1.0, -1.0, -1.0])
     assert is_dropped(d, divergence, signs, low=0.1, high=0.2).tolist() == [False, True, False, True]
     assert not is_dropped(d, divergence, 0.0 * signs, low=0.0, high=0.0).any()  # A = 0
-
-
-@pytest.mark.parametrize(
-    ("ratio", "positive", "negative"),
-    [(1.0, 1.0, 1.0), (2.0, 0.199, 1.083), (0.5, 1.12, 0.34), (math.exp(700), 0.0, 0.0), (math.exp(-700), 0.0, 0.0)],
-)
-def test_vespo_weights_of_the_paper(ratio: float, positive: float, negative: float):
-    log_w = torch.full((2,), math.log(ratio))
-    weights = vespo_weight(log_w, torch.tensor([1.0, -1.0]), (2.0, 3.0), (3.0, 2.0))
-    assert weights.tolist() == pytest.approx([positive, negative], abs=5e-3)

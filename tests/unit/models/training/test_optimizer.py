@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +9,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 from alphaapollo.config.schema import Actor, Optimizer
-from alphaapollo.models.learning_rate import compute_learning_rate
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.models.train_state import (
     AdamSettings,
@@ -21,22 +18,6 @@ from alphaapollo.models.train_state import (
     set_hyperparams,
 )
 from tests.unit.tiny import free_address
-
-COSINE = {"warmup_style": "cosine", "min_lr_ratio": 0.2}
-
-
-@pytest.mark.parametrize(
-    ("settings", "rates"),
-    [
-        ({}, {0: 1.0}),
-        ({"lr_warmup_steps": 4}, {0: 0.25, 1: 0.5, 3: 1.0, 4: 1.0, 99: 1.0}),
-        ({"lr_warmup_steps_ratio": 0.1}, {4: 0.5}),
-        ({"lr_warmup_steps": 20, **COSINE}, {20: 1.0, 60: 0.6, 100: 0.2, 1000: 0.2}),  # half way: 0.2 + 0.8 / 2
-    ],
-)
-def test_learning_rates_of_100_steps(settings: dict[str, Any], rates: dict[int, float]):
-    config = Optimizer(lr=1.0, **settings)
-    assert {step: compute_learning_rate(step, config, 100) for step in rates} == pytest.approx(rates)
 
 
 @pytest.fixture

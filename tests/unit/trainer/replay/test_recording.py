@@ -16,9 +16,9 @@ import pytest
 from alphaapollo.runs.checkpoint_folder import write_manifest
 from alphaapollo.runs.group_files import read_pickle, write_pickle
 from alphaapollo.trainer.replay.__main__ import main
-from alphaapollo.trainer.replay.record import INPUTS, Outcome, RecordedInputs, read_recording, write_outcome
 from alphaapollo.trainer.replay.run import print_and_check_comparison
 from alphaapollo.types import ImageInput, Row, StopReason, TrajectoryGroup, Turn
+from alphaapollo.verification.recording import INPUTS, Outcome, RecordedInputs, read_recording, write_outcome
 from tests.builders import make_completion
 from tests.unit.trainer.samples import group, trajectory
 
@@ -38,7 +38,7 @@ def recorded(folder: Path, groups: list[TrajectoryGroup], outcome: Outcome = OUT
     write_pickle(folder / INPUTS, vars(replace(INPUTS_OF_RUN, groups=groups)))
     write_manifest(folder)
     if outcome:
-        write_outcome(folder, outcome)
+        write_outcome(folder, outcome, {})
     return folder
 
 

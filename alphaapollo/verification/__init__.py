@@ -1,0 +1,1 @@
+"""Check a recorded update against an independent reference (docs/verify.md)."""

@@ -1,0 +1,129 @@
+"""Files of a recorded iteration, and their reader.
+
+<run>/recorded/step_000003/   written completely before the update; manifest.json has the digest of each file
+    config.yaml               configuration of the run
+    inputs.pickle             RecordedInputs: rollout groups, values of `auto` settings, machine
+    policy/  critic/          as in a checkpoint: weights, optimizer moments, reference if it was reset
+    outcome/                  written after the update: outcome.pickle, mini-batches (steps.pickle), a second manifest
+        policy/  critic/      gradients of each optimizer step, and the weights after the last one (update_record.py)
+    published.json            written after the weight sync: the engines' log-probs of the probe
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from alphaapollo.models.checkpoint import read_all_tensors
+from alphaapollo.runs.checkpoint_folder import MANIFEST, check_format, find_damage, write_manifest
+from alphaapollo.runs.group_files import read_pickle, write_pickle
+from alphaapollo.types import JsonObject, TrajectoryGroup
+
+INPUTS, OUTCOME, STEPS, PUBLISHED = "inputs.pickle", "outcome", "steps.pickle", "published.json"
+Value = float | np.ndarray | tuple[str, float]
+"""Metric, column of the action tokens in row order, or (digest, norm) of weights or optimizer moments."""
+Outcome = dict[str, Value]
+"""Result of an iteration's update, in the order of computation."""
+
+
+@dataclass(frozen=True)
+class RecordedInputs:
+    """Everything that an update depends on, besides weights and configuration."""
+
+    step: int
+    iterations: int  # total of the run, for learning rate schedules
+    kl_coef: float  # coefficient of the KL penalty in the reward
+    shares_prompts: bool
+    max_tokens: int  # token budget of a micro-batch
+    model: JsonObject  # resolved section of the policy's model
+    machine: dict[str, Any]  # of describe_machine
+    groups: list[TrajectoryGroup]
+    policy_kl_coef: float | None = None  # as in Progress
+    baseline: float | None = None  # as in Progress
+    excluded_ids: tuple[int, ...] = ()  # token ids that the model never samples
+    engine_dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A complete recording, for `alphaapollo verify`."""
+
+    folder: Path
+    inputs: RecordedInputs
+    outcome: Outcome
+    steps: dict[str, Any]  # of describe_steps
+    config: JsonObject  # complete configuration of the run, by section
+
+    def read_state(self, role: str) -> tuple[dict[str, Tensor], int]:
+        """Return weights and optimizer state of a role before the update, by name, and its number of earlier steps."""
+        return _read_state(self.folder / role)
+
+    def read_gradients(self, role: str) -> list[Path]:
+        """Return the files with the gradients of each optimizer step of an update."""
+        folder = self.folder / OUTCOME / role
+        return [folder / f"gradient_{step}.safetensors" for step in range(len([*folder.glob("gradient_[0-9]*")]))]
+
+    def read_sample_gradients(self) -> dict[str, Tensor]:
+        """Return the policy's gradients of the sample, before the first step."""
+        return load_file(self.folder / OUTCOME / "policy" / "gradient_sample.safetensors")
+
+    def read_weights(self, role: str) -> dict[str, Tensor]:
+        """Return the weights after the update, by name."""
+        return load_file(self.folder / OUTCOME / role / "weights.safetensors")
+
+    def read_published(self) -> JsonObject | None:
+        """Return the probe's token ids and the engines' log-probs of it after the weight sync; None without engines."""
+        path = self.folder / PUBLISHED
+        return json.loads(path.read_text()) if path.is_file() else None
+
+
+@lru_cache(maxsize=1)
+def _read_state(folder: Path) -> tuple[dict[str, Tensor], int]:
+    return read_all_tensors(folder / "model"), json.loads((folder / "state.json").read_text()).get("num_steps", 0)
+
+
+def write_outcome(recording: Path, outcome: Outcome, steps: dict[str, Any]) -> None:
+    """Add an update's result to its recording. steps: of describe_steps."""
+    folder = recording / OUTCOME
+    folder.mkdir(exist_ok=True)
+    write_pickle(folder / "outcome.pickle", outcome)
+    write_pickle(folder / STEPS, steps)
+    write_manifest(folder)
+
+
+def read_recording(folder: Path) -> tuple[RecordedInputs, Outcome]:
+    """Read and verify a recorded iteration. The outcome is empty if the run ended before. Raises ValueError if the
+    recording is missing or damaged, or has an unsupported format."""
+    check_format(folder)
+    if not (folder / INPUTS).is_file() or not (folder / MANIFEST).is_file():
+        raise ValueError(
+            f"{folder} is not a complete recording of an iteration. Use a folder <run>/recorded/step_N, which "
+            "trainer.record_steps=[N] writes. Only alphaapollo 0.2.0 reads recordings with a file groups.msgpack."
+        )
+    has_outcome = (folder / OUTCOME / MANIFEST).is_file()
+    problems = find_damage(folder) + (find_damage(folder / OUTCOME) if has_outcome else [])
+    if problems:
+        raise ValueError(f"{folder} is damaged: {', '.join(problems)}. Use an intact copy, or a new recording.")
+    outcome = read_pickle(folder / OUTCOME / "outcome.pickle") if has_outcome else {}
+    return RecordedInputs(**read_pickle(folder / INPUTS)), outcome
+
+
+def read_complete_recording(folder: Path) -> Recording:
+    """Read and verify a recording with its result. Raises ValueError if it is damaged, or the update did not end."""
+    inputs, outcome = read_recording(folder)
+    steps = folder / OUTCOME / STEPS
+    if not outcome or not steps.is_file():
+        raise ValueError(
+            f"{folder} has no gradients: the run ended during the update, or an older alphaapollo recorded it. Record "
+            "an iteration again with trainer.record_steps=[N]."
+        )
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    return Recording(folder, inputs, outcome, read_pickle(steps), config)

@@ -1,0 +1,277 @@
+"""Compare each stage of a recorded update with the reference.
+
+Each stage gets the run's own inputs of this stage, so a fault is found in the stage that has it:
+
+    samples, rewards -> advantages -> mini-batches -> loss and gradient of each step -> weights -> engine
+    weights -> log-probs, values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from alphaapollo.runs.update_checks import Check
+from alphaapollo.verification.reference import advantages, losses, models, optimizers
+from alphaapollo.verification.reference.samples import NotCovered, Sample
+from alphaapollo.verification.steps import OptimizerChain, compare_tensors, move_average, set_weights, take_gradients
+from alphaapollo.verification.update import ALL, RecordedUpdate
+
+
+class Verification(RecordedUpdate):
+    """Comparison of a recorded update with the reference."""
+
+    def run(self) -> Iterator[Check]:
+        """Yield the checks of all stages."""
+        self.add_teacher_column()
+        yield from self.check_batch()
+        yield from self.check_selected_tokens()
+        policy = self.load("policy")
+        if self.sample:
+            with suppress(NotCovered):  # check_sample says why
+                self.accumulate(policy, self.list_samples(0), self.load_full_reference(), is_first=True)
+        yield from self.check_logprobs(policy)
+        yield from self.check_policy_steps(policy)
+        yield from self.check_published(policy)
+        if "values" in self.columns:
+            yield from self.check_critic()
+
+    def add_teacher_column(self) -> None:
+        """Compute the teacher's log-probs of the sampled tokens, if the advantages contain them."""
+        if self.config.teacher.divergence != "sampled":
+            return
+        with suppress(NotCovered), torch.no_grad():
+            self.load_teacher()
+            column = np.zeros(self.batch.num_tokens)
+            for row, tokens in self.iterate_rows(ALL):
+                column[tokens] = models.of_sampled(self.of_teacher(row), row).numpy()
+            self.columns["target_logprobs"] = column
+
+    def check_batch(self) -> Iterator[Check]:
+        """Check rewards to advantages, and that each row is in one mini-batch."""
+        rows = [row for step in self.mini_batches for row in step]
+        expected = [number for sample in self.batch.samples for number in sample.row_numbers]
+        wrong = float(sorted(rows) != expected)
+        yield Check(
+            "mini-batches", f"{len(self.mini_batches)} of {len(expected)} rows", wrong, 0.0, "each row is in one"
+        )
+        try:
+            given = self.inputs.kl_coef, self.inputs.baseline or 0.0, self.mini_batches
+            mine = advantages.compute_advantages(self.batch, self.config, self.columns, *given)
+        except NotCovered as why:
+            yield self.not_covered("advantages", why)
+            return
+        reason = "computed in float64, stored as float32"
+        for name, reference in zip(("advantages", "returns"), mine, strict=True):
+            if name in self.columns:
+                scale = max(float(np.abs(reference).max()), 1e-3)
+                where, deviation = self.worst(self.columns[name] - reference)
+                yield Check(name, f"{self.algorithm.adv_estimator}, {where}", deviation / scale, 1e-6, reason)
+
+    def check_selected_tokens(self) -> Iterator[Check]:
+        """Check which tokens the loss treats differently."""
+        if "selected_tokens" not in self.columns:
+            return
+        columns = [torch.from_numpy(self.columns[name]) for name in ("old_logprobs", "advantages", "selected_tokens")]
+        wrong, mode = 0, self.role.actor.loss_agg_mode
+        for step in range(len(self.mini_batches)):
+            samples = self.list_samples(step)
+            weights = losses.weigh(samples, self.config, mode)
+            counted = [sample for sample, weight in zip(samples, weights, strict=True) if weight]
+            logp, advantages, selected = (torch.cat([x[sample.tokens] for sample in counted]) for x in columns)
+            options = self.role.actor.policy_loss
+            wrong += losses.count_wrongly_selected(logp, advantages, selected.bool(), options)
+        yield Check(
+            "selected tokens", f"{int(columns[2].sum())} tokens", float(wrong), 0.0, "tokens; computed in float64"
+        )
+
+    def check_logprobs(self, policy: nn.Module) -> Iterator[Check]:
+        """Check the log-probs of the policy before the update, and of the reference model."""
+        limit, reason = self.limits[0], f"nats; the run computes in {self.dtype}"
+        kept = self.sample or self.trained
+        if "old_logprobs" in self.columns:
+            old = self.columns["old_logprobs"]
+            if self.uses_engine_logprobs:
+                where, deviation = self.worst(old - self.engine)
+                yield Check("old log-probs", where, deviation, 1e-6, "those of the engine, stored as float32")
+            else:
+                yield self.compare_rows("old log-probs", policy, old, kept, limit, reason)
+        if "ref_logprobs" in self.columns:
+            reference = self.load("policy/reference")
+            column = self.columns["ref_logprobs"]
+            yield self.compare_rows("reference log-probs", reference, column, self.sample or ALL, limit, reason)
+
+    def compare_rows(
+        self, name: str, model: nn.Module, column: np.ndarray, rows: Container[int], limit: float, reason: str
+    ) -> Check:
+        differences, is_reference = np.zeros(len(column)), name.startswith("reference")
+        with torch.no_grad():
+            for row, tokens in self.iterate_rows(rows):
+                known = self.before.get(tokens.start)
+                if known is None or is_reference:
+                    row = replace(row, columns={}) if is_reference else row  # it chooses its own experts
+                    known = models.of_sampled(self.of_row(model, row), row).numpy()
+                differences[tokens] = column[tokens] - known
+        where, deviation = self.worst(differences)
+        return Check(name, where, deviation, limit, reason)
+
+    def check_policy_steps(self, policy: nn.Module) -> Iterator[Check]:
+        """Check the gradient of each optimizer step, and the weights after the last one."""
+        files, found = self.recording.read_gradients("policy"), list[float]()
+        if not files:
+            return
+        optim, actor = self.role.actor.optim, self.role.actor
+        chain = OptimizerChain(self.recording, "policy", policy, actor, self.count_steps("policy"))
+        reference = self.load_full_reference()
+        limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
+        is_covered = not self.sample
+        if self.sample:
+            yield self.check_sample(policy, reference)
+        for number, file in enumerate(files):
+            recorded, samples = load_file(file), self.list_samples(number)
+            try:
+                if is_covered:
+                    found.append(self.accumulate(policy, samples, reference, is_first=number == 0))
+                    where, deviation = compare_tensors(recorded, take_gradients(policy, "model."), self.small)
+                    yield Check(f"gradient of step {number + 1}", where, deviation, limit, reason)
+            except NotCovered as why:
+                is_covered = False
+                yield self.not_covered("gradient", why)
+            try:
+                if optim.name == "trpo":
+                    self.take_trpo_step(policy, samples, recorded)
+                else:
+                    chain.step(recorded)
+            except NotCovered as why:
+                yield self.not_covered("weights", why)
+                return
+            if self.teacher is not None and self.config.teacher.self_teacher.context:
+                move_average(self.teacher, policy, self.config.teacher.self_teacher.ema_rate)
+            if chain.limit > limit:
+                limit, reason = chain.limit, f"{reason}, from the weights of the step before"
+        if is_covered:
+            loss = sum(found) / len(files)
+            deviation = abs(self.metric("actor/loss") - loss) / max(abs(loss), 1e-2)
+            yield Check("loss", f"mean of {len(files)} steps", deviation, limit, reason)
+        yield from chain.compare()
+
+    def check_sample(self, policy: nn.Module, reference: nn.Module | None) -> Check:
+        """Check the gradient of a few rows of the first mini-batch, at the weights before the update."""
+        mine = take_gradients(policy, "model.")
+        try:
+            if not mine:
+                self.accumulate(policy, self.list_samples(0), reference, is_first=True)
+                mine = take_gradients(policy, "model.")
+        except NotCovered as why:
+            return self.not_covered("gradient", why)
+        where, deviation = compare_tensors(self.recording.read_sample_gradients(), mine, self.small)
+        reason = f"relative; the run computes in {self.dtype}"
+        return Check(f"gradient of {len(self.sample)} rows", where, deviation, self.limits[2], reason)
+
+    def accumulate(
+        self, policy: nn.Module, samples: list[Sample], reference: nn.Module | None, is_first: bool
+    ) -> float:
+        """Add the gradients of a mini-batch. Returns its loss. is_first: the weights are those of the old policy."""
+        if self.config.actor_rollout_ref.model.router_aux_loss_coef and self.has_experts:
+            raise NotCovered("the load-balancing loss of experts, which depends on the micro-batches")
+        self.load_teacher()
+        total = 0.0
+        for sample, weights in zip(samples, self.weigh(samples), strict=True):
+            if self.sample and sample.row_numbers[0] not in self.sample:
+                continue
+            x = self.make_terms(policy, sample, reference)
+            if is_first and not self.uses_engine_logprobs:
+                x.old = x.logp.detach()  # exactly, because |log pi - log pi_old| has no gradient at 0
+            if is_first:
+                starts = np.cumsum([sample.tokens.start, *(int(np.asarray(r.action_mask).sum()) for r in sample.rows)])
+                parts = np.split(x.logp.detach().numpy(), starts[1:-1] - starts[0])
+                self.before |= dict(zip(starts[:-1].tolist(), parts, strict=True))
+            of_token, of_sample, of_teacher = weights
+            loss = losses.loss_of_sample(x, of_token, of_sample, self.config, self.inputs.policy_kl_coef, of_teacher)
+            if loss.requires_grad:
+                loss.backward()
+            total += loss.item()
+        return total
+
+    def take_trpo_step(self, policy: nn.Module, samples: list[Sample], recorded: dict[str, Tensor]) -> None:
+        """Take TRPO's step with the run's gradient."""
+        if self.sample:
+            raise NotCovered("TRPO's step, which only alphaapollo verify computes")
+        vector, trained = models.WeightVector(policy), self.recording.steps["trained_rows"]
+        gradient = torch.cat([recorded["model." + name].double().flatten() for name in vector.trained])
+        rows = [row for s in samples for number, row in zip(s.row_numbers, s.rows, strict=True) if trained[number]]
+        with torch.no_grad():
+            old = [self.of_row(policy, row) for row in rows]
+
+        def evaluate(weights: Tensor) -> tuple[float, Tensor]:
+            vector.set(weights)
+            new = [self.of_row(policy, row) for row in rows]
+            kl = torch.stack([(p.exp() * (p - q)).sum() for p, q in zip(old, new, strict=True)]).sum()
+            with torch.no_grad():
+                terms = [self.make_terms(policy, sample, None) for sample in samples]
+                parts = zip(terms, self.weigh(samples), strict=True)
+                loss = sum(losses.loss_of_sample(x, w[0], w[1], self.config, None).item() for x, w in parts)
+            return loss, kl / sum(map(len, old))
+
+        vector.restore(optimizers.trpo(vector.start, gradient, evaluate, self.role.actor.optim))
+
+    def check_published(self, policy: nn.Module) -> Iterator[Check]:
+        """Check the engines' log-probs of a fixed text after the weight sync."""
+        published = self.recording.read_published()
+        if not published or not published["engine_logprobs"]:
+            return
+        if len(published["token_ids"]) != len(published["engine_logprobs"][0]) + 1:
+            yield self.not_covered("published weights", "the text of the check contains an image")
+            return
+        set_weights(policy, self.recording.read_weights("policy"), "model.")
+        tokens = published["token_ids"]
+        mask = [0] + [1] * (len(tokens) - 1)
+        row = SimpleNamespace(token_ids=tokens, action_mask=mask, images=(), columns={})
+        with torch.no_grad():
+            logprobs = models.token_logprobs(policy, row, 1.0, self.inputs.excluded_ids)
+            mine = models.of_sampled(logprobs, row).numpy()
+        exact = self.dtype == self.inputs.engine_dtype == "float32"
+        for number, engine in enumerate(published["engine_logprobs"]):
+            gap = float(np.abs(mine - np.array(engine)).mean())
+            reason = f"nats, mean of {len(mine)} tokens; engine in {self.inputs.engine_dtype}"
+            yield Check("published weights", f"engine {number}", gap, 1e-4 if exact else 0.1, reason)
+
+    def check_critic(self) -> Iterator[Check]:
+        """Check values, gradients and weights of the critic."""
+        critic, options = self.load("critic"), self.config.critic
+        limit, reason = self.limits[1], f"the run computes in {self.dtype}"
+        differences = np.zeros(self.batch.num_tokens)
+        with torch.no_grad():
+            for row, tokens in self.iterate_rows(self.sample or ALL):
+                differences[tokens] = self.columns["values"][tokens] - self.values(critic, row).numpy()
+        where, deviation = self.worst(differences)
+        yield Check("values", where, deviation, limit, reason)
+        steps = self.recording.read_gradients("critic")
+        chain = OptimizerChain(self.recording, "critic", critic, options, self.count_steps("critic"))
+        limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
+        if self.sample:
+            yield self.not_covered("critic: gradient", "only alphaapollo verify computes it")
+            return
+        for number, file in enumerate(steps):
+            samples = self.list_samples(number)
+            weights = losses.weigh(samples, self.config, "token-mean", of_loss=False)
+            factors = losses.further_factors(samples, self.config, self.rewards_by_group(), len(samples))
+            for sample, weight, factor in zip(samples, weights, factors, strict=True):
+                values = torch.cat([self.values(critic, row) for row in sample.rows])
+                old, returns = (torch.from_numpy(self.columns[n][sample.tokens]) for n in ("values", "returns"))
+                (factor * weight * losses.value_loss(values, old, returns, options.cliprange_value).sum()).backward()
+            recorded = load_file(file)
+            where, deviation = compare_tensors(recorded, take_gradients(critic, ""), self.small)
+            yield Check(f"critic: gradient of step {number + 1}", where, deviation, limit, reason)
+            chain.step(recorded)
+        yield from chain.compare()
+
+    def not_covered(self, quantity: str, reason: object) -> Check:
+        return Check(quantity, "", 0.0, 0.0, str(reason), covered=False)

@@ -1,0 +1,114 @@
+"""Tensors of a model: gradients, optimizer steps, and their comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alphaapollo.runs.update_checks import Check
+from alphaapollo.verification.recording import Recording
+from alphaapollo.verification.reference import optimizers
+from alphaapollo.verification.reference.samples import NotCovered
+
+SMALL = 1e-3  # a tensor whose norm is a smaller share of the norm of all tensors counts as this share ...
+SMALL_IN_BFLOAT16 = 0.1  # ... if it was computed in bfloat16
+
+LIMITS = {  # optimizer -> tolerance of the change of the weights
+    "muon": (0.05, "Muon orthogonalizes in bfloat16"),
+    "trpo": (0.05, "TRPO's products with the Fisher matrix are finite differences in float32"),
+}
+
+
+def compare_tensors(
+    recorded: Mapping[str, Tensor], reference: Mapping[str, Tensor], small: float = SMALL
+) -> tuple[str, float]:
+    """Return the tensor with the largest relative difference (of norms), and the difference."""
+    missing = {*recorded} ^ {*reference}
+    total = sum(float((one**2).sum()) for one in reference.values()) ** 0.5
+    worst, largest = "", 0.0
+    for name in sorted({*recorded} | {*reference}):
+        zeros = torch.zeros_like((reference if name in reference else recorded)[name])
+        one, other = (each.get(name, zeros).double() for each in (recorded, reference))
+        scale = max(float(other.norm()), small * total) or 1.0
+        difference = float((one - other).norm()) / scale
+        if not difference <= largest:
+            worst, largest = name, difference
+    return worst or ("no tensor" if missing else "all tensors"), largest
+
+
+def take_gradients(model: nn.Module, prefix: str) -> dict[str, Tensor]:
+    """Return the gradients by recorded name, and clear them."""
+    gradients = {prefix + name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return gradients
+
+
+@torch.no_grad()
+def set_weights(model: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> None:
+    parameters = dict(model.named_parameters())
+    for name, tensor in weights.items():
+        parameters[name.removeprefix(prefix)].copy_(tensor)
+
+
+@torch.no_grad()
+def move_average(average: nn.Module, model: nn.Module, rate: float) -> None:
+    """Move the trained weights of a self-teacher towards those of the policy."""
+    trained = dict(model.named_parameters())
+    for name, parameter in average.named_parameters():
+        if trained[name].requires_grad:
+            parameter.copy_((1 - rate) * parameter + rate * trained[name])
+
+
+class OptimizerChain:
+    """Optimizer steps with the run's gradients, from its weights before the update."""
+
+    def __init__(self, recording: Recording, role: str, model: nn.Module, options: Any, total_steps: int):
+        self.recording, self.role, self.model, self.options = recording, role, model, options
+        self.prefix = "model." if role == "policy" else ""
+        state, self.num_steps = recording.read_state(role)
+        self.total_steps, self.num_rounded = total_steps, 0
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.start = {name: p.detach().clone() for name, p in self.trained.items()}
+        self.states: dict[str, dict[str, Tensor]] = {name: {} for name in self.trained}
+        begin = f"optimizer.state.{self.prefix}"
+        for key, tensor in state.items():
+            if key.startswith(begin):
+                name, _, moment = key.removeprefix(begin).rpartition(".")
+                self.states[name][moment] = tensor.double()
+        self.decayed = optimizers.find_decayed(model)
+        self.matrices = optimizers.find_matrices(model) if options.optim.name == "muon" else set()
+        self.limit, self.reason = LIMITS.get(options.optim.name, (1e-3, "beyond the rounding of float32 weights"))
+
+    @torch.no_grad()
+    def step(self, recorded: Mapping[str, Tensor]) -> None:
+        """Take a step with recorded gradients."""
+        optim = self.options.optim
+        if optim.name == "adamw_8bit":
+            raise NotCovered("AdamW with quantized moments")
+        gradients = {name.removeprefix(self.prefix): g.double() for name, g in recorded.items()}
+        rate = optimizers.learning_rate(self.num_steps, optim, self.total_steps)
+        for name, g in optimizers.clip(gradients, self.options.grad_clip).items():
+            weight, state = self.trained[name], self.states[name]
+            decay = optim.weight_decay if name in self.decayed else 0.0
+            if name in self.matrices:
+                weight.copy_(optimizers.muon(weight, g, state, rate, decay))
+            else:
+                weight.copy_(optimizers.adamw(weight, g, state, rate, optim, decay))
+        self.num_steps += 1
+        self.num_rounded += 2  # the decay and the step each round the weight
+
+    def compare(self) -> Iterator[Check]:
+        """Compare the change of the weights with that of the run."""
+        recorded = self.recording.read_weights(self.role)
+        mine = {self.prefix + name: (p - self.start[name]).detach() for name, p in self.trained.items()}
+        change = {}
+        for key, weight in recorded.items():
+            start, rounding = self.start[key.removeprefix(self.prefix)], self.num_rounded * 2.0**-24 * weight.abs()
+            error = weight.double() - start - mine[key]
+            change[key] = mine[key] + error.sign() * (error.abs() - rounding).clamp(min=0)
+        where, deviation = compare_tensors(change, mine)
+        name = "weights" if self.role == "policy" else "critic: weights"
+        yield Check(name, where, deviation, self.limit, f"relative to their change; {self.reason}")

@@ -1,0 +1,47 @@
+"""`alphaapollo verify` on runs: in the run, of a recording, of a run without one, and with a wrong weight."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from alphaapollo.cli.verify import main as verify
+from alphaapollo.runs.checkpoint_folder import MANIFEST, write_manifest
+from alphaapollo.runs.update_checks import read_checks
+from tests.loop.replays import recording
+from tests.loop.stack import StackRunner
+from tests.loop.test_replay import ENDS, FAKE
+
+COMMAND = "alphaapollo.cli.verify"
+
+
+@pytest.mark.core
+def test_a_run_is_verified(stack: StackRunner, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("algorithm.adv_estimator=gae", "trainer.verify_first_iteration=True", "trainer.record_steps=[2]")
+    done = stack.run(*FAKE, *ENDS, *settings)
+    assert "verified the update of iteration 1: 7 of 7 quantities agree with the reference, 1 not covered" in done.output
+    assert {check.quantity for check in read_checks(done.folder)} >= {"advantages", "old log-probs", "values", "weights"}
+    assert not recording(done, 1).exists() and recording(done, 2).is_dir()
+
+    assert verify([str(done.folder)]) == 0
+    assert "12 of 12 quantities agree with the reference" in (printed := capsys.readouterr().out), printed
+    assert verify([str(done.folder), "--iteration", "1"]) == 2
+    assert "it recorded 2" in capsys.readouterr().err
+
+    outcome = recording(done, 2) / "outcome"
+    weights = load_file(outcome / "policy/weights.safetensors")
+    weights["model.model.norm.weight"] *= 1.001
+    save_file(weights, outcome / "policy/weights.safetensors")
+    assert verify([str(done.folder)]) == 2 and "is damaged" in capsys.readouterr().err
+    (outcome / MANIFEST).unlink()
+    write_manifest(outcome)
+    assert verify([str(done.folder)]) == 1
+    assert "weights differs by" in (printed := capsys.readouterr().out) and "model.model.norm.weight" in printed
+
+    shutil.rmtree(done.folder / "recorded")
+    again = stack.call(COMMAND, [done.folder])
+    assert again.code == 0 and "Recording its next iteration" in again.output, again.output
+    assert "quantities agree with the reference" in again.output
+    assert (done.folder / "verify/step_1/recorded/step_000001/verification.json").is_file()
