@@ -26,7 +26,6 @@ def compare_tensors(
     recorded: Mapping[str, Tensor], reference: Mapping[str, Tensor], small: float = SMALL
 ) -> tuple[str, float]:
     """Return the tensor with the largest relative difference (of norms), and the difference."""
-    missing = {*recorded} ^ {*reference}
     total = sum(float((one**2).sum()) for one in reference.values()) ** 0.5
     worst, largest = "", 0.0
     for name in sorted({*recorded} | {*reference}):
@@ -36,7 +35,7 @@ def compare_tensors(
         difference = float((one - other).norm()) / scale
         if not difference <= largest:
             worst, largest = name, difference
-    return worst or ("no tensor" if missing else "all tensors"), largest
+    return worst.removeprefix("model.").removeprefix("model.") or "all tensors", largest
 
 
 def take_gradients(model: nn.Module, prefix: str) -> dict[str, Tensor]:

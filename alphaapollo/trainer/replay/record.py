@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ class Recorder:
 
     async def _verify(self, run: TrainingRun, folder: Path) -> None:
         """Verify a recording, write and say the result, and remove a recording that record_steps does not ask for."""
+        started = time.perf_counter()
         try:
             checks = await asyncio.to_thread(lambda: [*Verification(read_complete_recording(folder)).run()])
         except Exception as error:  # noqa: BLE001  e.g. a model that transformers cannot run in float64
@@ -106,7 +108,8 @@ class Recorder:
         passed = all(check.passed for check in checks)
         say = run.console.notify if passed else run.console.warn
         kept = "" if passed else f" See alphaapollo verify {folder}."
-        say(f"verified the update of iteration 1: {summarize(checks)} (docs/verify.md).{kept}")
+        seconds = time.perf_counter() - started
+        say(f"verified the update of iteration 1 in {seconds:.0f} s: {summarize(checks)} (docs/verify.md).{kept}")
         if passed and 1 not in self.steps:
             await asyncio.to_thread(shutil.rmtree, folder)
 
