@@ -125,5 +125,7 @@ def read_complete_recording(folder: Path) -> Recording:
             f"{folder} has no gradients: the run ended during the update, or an older alphaapollo recorded it. Record "
             "an iteration again with trainer.record_steps=[N]."
         )
+    if not (described := read_pickle(steps))["mini_batches"]:
+        raise ValueError(f"{folder}: the iteration was not trained on. Verify another one.")
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    return Recording(folder, inputs, outcome, read_pickle(steps), config)
+    return Recording(folder, inputs, outcome, described, config)

@@ -34,7 +34,7 @@ class Verification(RecordedUpdate):
         yield from self.check_batch()
         yield from self.check_selected_tokens()
         policy = self.load("policy")
-        if self.sample:
+        if self.sample is not None:
             with suppress(NotCovered):  # check_sample says why
                 self.accumulate(policy, self.list_samples(0), self.load_full_reference(), is_first=True)
         yield from self.check_logprobs(policy)
@@ -95,7 +95,7 @@ class Verification(RecordedUpdate):
     def check_logprobs(self, policy: nn.Module) -> Iterator[Check]:
         """Check the log-probs of the policy before the update, and of the reference model."""
         limit, reason = self.limits[0], f"nats; the run computes in {self.dtype}"
-        kept = self.sample or self.trained
+        kept = self.trained if self.sample is None else self.sample
         if "old_logprobs" in self.columns:
             old = self.columns["old_logprobs"]
             if self.uses_engine_logprobs:
@@ -106,7 +106,7 @@ class Verification(RecordedUpdate):
         if "ref_logprobs" in self.columns:
             reference = self.load("policy/reference")
             column = self.columns["ref_logprobs"]
-            yield self.compare_rows("reference log-probs", reference, column, self.sample or ALL, limit, reason)
+            yield self.compare_rows("reference log-probs", reference, column, self.compared, limit, reason)
 
     def compare_rows(
         self, name: str, model: nn.Module, column: np.ndarray, rows: Container[int], limit: float, reason: str
@@ -131,8 +131,8 @@ class Verification(RecordedUpdate):
         chain = OptimizerChain(self.recording, "policy", policy, actor, self.count_steps("policy"))
         reference = self.load_full_reference()
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
-        is_covered = not self.sample
-        if self.sample:
+        is_covered = self.sample is None
+        if self.sample is not None:
             yield self.check_sample(policy, reference)
         for number, file in enumerate(files):
             recorded, samples = load_file(file), self.list_samples(number)
@@ -173,7 +173,7 @@ class Verification(RecordedUpdate):
             return self.not_covered("gradient", why)
         where, deviation = compare_tensors(self.recording.read_sample_gradients(), mine, self.small)
         reason = f"relative; the run computes in {self.dtype}"
-        return Check(f"gradient of {len(self.sample)} rows", where, deviation, self.limits[2], reason)
+        return Check(f"gradient of {len(self.sample or ())} rows", where, deviation, self.limits[2], reason)
 
     def accumulate(
         self, policy: nn.Module, samples: list[Sample], reference: nn.Module | None, is_first: bool
@@ -184,7 +184,7 @@ class Verification(RecordedUpdate):
         self.load_teacher()
         total = 0.0
         for sample, weights in zip(samples, self.weigh(samples), strict=True):
-            if self.sample and sample.row_numbers[0] not in self.sample:
+            if sample.row_numbers[0] not in self.compared:
                 continue
             x = self.make_terms(policy, sample, reference)
             if is_first and not self.uses_engine_logprobs:
@@ -202,7 +202,7 @@ class Verification(RecordedUpdate):
 
     def take_trpo_step(self, policy: nn.Module, samples: list[Sample], recorded: dict[str, Tensor]) -> None:
         """Take TRPO's step with the run's gradient."""
-        if self.sample:
+        if self.sample is not None:
             raise NotCovered("TRPO's step, which only alphaapollo verify computes")
         vector, trained = models.WeightVector(policy), self.recording.steps["trained_rows"]
         gradient = torch.cat([recorded["model." + name].double().flatten() for name in vector.trained])
@@ -249,14 +249,14 @@ class Verification(RecordedUpdate):
         limit, reason = self.limits[1], f"the run computes in {self.dtype}"
         differences = np.zeros(self.batch.num_tokens)
         with torch.no_grad():
-            for row, tokens in self.iterate_rows(self.sample or ALL):
+            for row, tokens in self.iterate_rows(self.compared):
                 differences[tokens] = self.columns["values"][tokens] - self.values(critic, row).numpy()
         where, deviation = self.worst(differences)
         yield Check("values", where, deviation, limit, reason)
         steps = self.recording.read_gradients("critic")
         chain = OptimizerChain(self.recording, "critic", critic, options, self.count_steps("critic"))
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
-        if self.sample:
+        if self.sample is not None:
             yield self.not_covered("critic: gradient", "only alphaapollo verify computes it")
             return
         for number, file in enumerate(steps):

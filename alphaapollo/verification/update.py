@@ -36,9 +36,11 @@ class RecordedUpdate:
         self.small = SMALL_IN_BFLOAT16 if self.dtype == "bfloat16" else SMALL
         self.batch = build_batch(self.inputs.groups, self.config)
         self.mini_batches: list[list[int]] = recording.steps["mini_batches"]
-        self.sample: list[int] = recording.steps["sample"]
+        self.sample: list[int] | None = recording.steps["sample"]
+        self.compared: Container[int] = ALL if self.sample is None else self.sample
         self.before: dict[int, np.ndarray] = {}  # first token of a row -> its log-probs before the update
-        self.trained = [row for row, is_trained in enumerate(recording.steps["trained_rows"] or ()) if is_trained]
+        trained = recording.steps["trained_rows"]  # None: only the critic was trained
+        self.trained = ALL if trained is None else [row for row, is_trained in enumerate(trained) if is_trained]
         engine = [np.asarray(r.logprobs)[np.asarray(r.action_mask) != 0] for s in self.batch.samples for r in s.rows]
         self.engine = np.concatenate(engine)
         arrays = {name: value for name, value in self.outcome.items() if isinstance(value, np.ndarray)}
@@ -134,19 +136,16 @@ class RecordedUpdate:
             rewards.setdefault(sample.group, []).append(sample.total)
         return rewards
 
-    def planned_samples(self) -> float:
-        """Samples of a full batch for each of its mini-batches."""
+    def count_planned(self) -> tuple[int, int]:
+        """Return the samples of a full batch, and its mini-batches."""
         filtration, size = self.algorithm.filtration, self.config.env.rollout.n
         selected = filtration.size if filtration.method in ("max_variance", "extremes", "random") else size
-        total = (self.config.data.train_batch_size + self.config.data.reuse.groups) * min(selected, size)
-        return total / -(-total // self.role.actor.ppo_mini_batch_size)
+        samples = (self.config.data.train_batch_size + self.config.data.reuse.groups) * min(selected, size)
+        return samples, -(-samples // self.role.actor.ppo_mini_batch_size)
 
     def count_steps(self, role: str) -> int:
         """Optimizer steps of the complete run, for the learning rate schedule."""
-        filtration, size = self.algorithm.filtration, self.config.env.rollout.n
-        selected = filtration.size if filtration.method in ("max_variance", "extremes", "random") else size
-        total = (self.config.data.train_batch_size + self.config.data.reuse.groups) * min(selected, size)
-        per_epoch = -(-total // self.role.actor.ppo_mini_batch_size)
+        _, per_epoch = self.count_planned()
         warmup = self.config.trainer.critic_warmup if role == "policy" else 0
         epochs = self.role.actor.ppo_epochs if role == "policy" else self.config.critic.ppo_epochs
         return max(0, self.inputs.iterations - warmup) * per_epoch * epochs
@@ -191,7 +190,8 @@ class RecordedUpdate:
         actor = self.role.actor
         modes = actor.loss_agg_mode, "seq-mean-token-sum"
         of_tokens, of_samples = (losses.weigh(samples, self.config, mode) for mode in modes)
-        factors = losses.further_factors(samples, self.config, self.rewards_by_group(), self.planned_samples())
+        planned, steps = self.count_planned()
+        factors = losses.further_factors(samples, self.config, self.rewards_by_group(), planned / steps)
         is_self = self.config.teacher.divergence and self.config.teacher.self_teacher.context
         taught = [s for s in samples if not is_self or any(LONGER_PROMPT in row.columns for row in s.rows)]
         of_teacher = dict(zip(map(id, taught), losses.weigh(taught, self.config, actor.loss_agg_mode), strict=True))

@@ -23,7 +23,8 @@ def test_a_run_is_verified(stack: StackRunner, capsys: pytest.CaptureFixture[str
     done = stack.run(*FAKE, *ENDS, *settings)
     assert "verified the update of iteration 1 in " in done.output
     assert "7 of 7 quantities agree with the reference, 1 not covered (docs/verify.md)" in done.output
-    assert {check.quantity for check in read_checks(done.folder)} >= {"advantages", "old log-probs", "values", "weights"}
+    found = {check.quantity for check in read_checks(done.folder)}
+    assert found >= {"advantages", "old log-probs", "values", "weights"}
     assert not recording(done, 1).exists() and recording(done, 2).is_dir()
 
     assert verify([str(done.folder)]) == 0

@@ -144,9 +144,10 @@ def describe_steps(run: LearnerState, learned: UpdateResult, sample_tokens: int)
     """Return the rows of each mini-batch, which rows the policy was trained on, and those of the sample."""
     batch, credit, is_trained, plan = learned.batch, learned.credit, learned.is_trained, run.plan
     if batch is None or credit is None:
-        return {"mini_batches": [], "trained_rows": None, "sample": []}
-    sample: list[int] = []
+        return {"mini_batches": [], "trained_rows": None, "sample": None}
+    sample: list[int] | None = None
     if sample_tokens and is_trained is not None:
+        sample = []
         steps = filter_mini_batches(batch.layout, is_trained, plan.max_tokens, plan.padded)
         ranks = zip(batch.layout.rank_batches, batch.layout.row_order, steps, credit.columns, strict=True)
         for rank, order, mini_batches, columns in ranks:

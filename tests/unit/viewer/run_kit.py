@@ -23,6 +23,7 @@ from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
 from alphaapollo.runs.run_plan import PlannedMemory, RunPlan, write_run_plan
 from alphaapollo.runs.training_examples import LoggedExample, make_example_row, write_examples
+from alphaapollo.runs.update_checks import Check, write_checks
 from alphaapollo.types import Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
 from alphaapollo.viewer.index import RunIndex
 from tests import builders
@@ -168,3 +169,10 @@ def write_every_kind(root: Path, text: str) -> None:
     write_evaluation(root / "third_val", text)
     write_evolution(root / "three", text)
     write_example_run(root / "two_answers", text, is_pair=True)
+
+
+def write_update_checks(folder: Path) -> None:
+    """A verified update with a wrong gradient."""
+    ok = Check("advantages", "grpo, prompt 1, sample 0, token 2", 2e-8, 1e-6, "stored as float32")
+    wrong = Check("gradient of 8 rows", "<b>", 0.5, 1e-3, "relative")
+    write_checks(folder, [ok, wrong, Check("weights", "", 0.0, 0.0, "TRPO", covered=False)])

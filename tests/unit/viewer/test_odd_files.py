@@ -23,6 +23,7 @@ SMALL_FILES = (
     "plan.json",
     "summary.json",
     "status.json",
+    "verification.json",
     "examples.jsonl",
 )
 ODD_FILES = [

@@ -28,6 +28,7 @@ from tests.unit.viewer.run_kit import (
     write_groups,
     write_run,
     write_suite_results,
+    write_update_checks,
 )
 
 HOSTILE_TEXTS = [
@@ -225,6 +226,15 @@ def test_training_samples_without_validation_and_evaluation_suites(run: Path) ->
     assert "### 1. Prompt 17 of sums: unchanged" in text and "Iteration 1, reward 1" in text and "Iteration 3," in text
     assert "| lm-eval:gsm8k, step_20 | gsm8k exact_match | 0.25 | 4 |" in text
     assert "inspect:sums.py, model failed" in text
+
+
+def test_verified_update(run: Path) -> None:
+    write_update_checks(run)
+    text = report(run)
+    assert "| advantages | 2.0e-08 | 1e-06 | ok | grpo, prompt 1, sample 0, token 2 (stored as float32) |" in text
+    assert (
+        "| gradient of 8 rows | 5.0e-01 | 1e-03 | FAILED |" in text and "| weights |  |  | not covered | TRPO |" in text
+    )
 
 
 def test_evaluation_that_goes_on_or_has_ended(tmp_path: Path) -> None:
