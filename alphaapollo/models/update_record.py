@@ -2,6 +2,7 @@
 
 <folder>/gradient_0.safetensors   complete gradients of the first step, before clipping, and so on for each step
 <folder>/gradient_sample.safetensors   those of a few rows, before the first step
+<folder>/weights_1.safetensors    the trained parameters after the first step, if there are more
 <folder>/weights.safetensors      the trained parameters after the last step
 """
 
@@ -32,7 +33,9 @@ class UpdateRecord:
         self.trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
 
     def write_gradients(self) -> None:
-        """Write the gradients of the next step."""
+        """Write the gradients of the next step, and the weights between the first two steps."""
+        if self.num_steps == 1:
+            _write_tensors(self.folder / "weights_1.safetensors", self.trained)
         self._write_gradients(str(self.num_steps))
         self.num_steps += 1
 

@@ -75,9 +75,9 @@ class Recording:
         """Return the policy's gradients of the sample, before the first step."""
         return load_file(self.folder / OUTCOME / "policy" / "gradient_sample.safetensors")
 
-    def read_weights(self, role: str) -> dict[str, Tensor]:
-        """Return the weights after the update, by name."""
-        return load_file(self.folder / OUTCOME / role / "weights.safetensors")
+    def read_weights(self, role: str, name: str = "weights") -> dict[str, Tensor]:
+        """Return the weights after the update, or ("weights_1") after the first of several steps."""
+        return load_file(self.folder / OUTCOME / role / f"{name}.safetensors")
 
     def read_published(self) -> JsonObject | None:
         """Return the probe's token ids and the engines' log-probs of it after the weight sync; None without engines."""

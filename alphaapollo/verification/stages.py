@@ -30,8 +30,14 @@ class Verification(RecordedUpdate):
 
     def run(self) -> Iterator[Check]:
         """Yield the checks of all stages."""
+        sizes = {name: abs(len(column) - self.batch.num_tokens) for name, column in self.columns.items()}
+        if any(sizes.values()):
+            name = max(sizes, key=lambda one: sizes[one])
+            yield Check("tokens", name, sizes[name], 0.0, "a value for each token that the model sampled")
+            return
         self.add_teacher_column()
         yield from self.check_batch()
+        yield from self.check_kl_coefficient()
         yield from self.check_selected_tokens()
         policy = self.load("policy")
         if self.sample is not None:
@@ -75,6 +81,19 @@ class Verification(RecordedUpdate):
                 where, deviation = self.worst(self.columns[name] - reference)
                 yield Check(name, f"{self.algorithm.adv_estimator}, {where}", deviation / scale, 1e-6, reason)
 
+    def check_kl_coefficient(self) -> Iterator[Check]:
+        """Check the coefficient of the KL in the reward of the next iteration."""
+        control, used = self.algorithm.kl_ctrl, self.algorithm.use_kl_in_reward
+        if not used or control.type == "fixed" or self.recording.steps["trained_rows"] is None:
+            return
+        kl = advantages.kl_estimate(
+            self.columns["old_logprobs"] - self.columns["ref_logprobs"], self.algorithm.kl_penalty
+        )
+        mean = float(np.mean([kl[sample.tokens].sum() for sample in self.batch.samples]))
+        expected = advantages.next_kl_coef(control, self.inputs.kl_coef, mean, len(self.batch.samples))
+        gap = abs(self.metric("kl/next_coef") - expected)
+        yield Check("next KL coefficient", control.type, gap / (expected or 1.0), 1e-6, "relative; computed in float64")
+
     def check_selected_tokens(self) -> Iterator[Check]:
         """Check which tokens the loss treats differently."""
         if "selected_tokens" not in self.columns:
@@ -96,31 +115,47 @@ class Verification(RecordedUpdate):
         """Check the log-probs of the policy before the update, and of the reference model."""
         limit, reason = self.limits[0], f"nats; the run computes in {self.dtype}"
         kept = self.trained if self.sample is None else self.sample
+        mine = self.compute_rows(policy, kept)
         if "old_logprobs" in self.columns:
             old = self.columns["old_logprobs"]
             if self.uses_engine_logprobs:
                 where, deviation = self.worst(old - self.engine)
                 yield Check("old log-probs", where, deviation, 1e-6, "those of the engine, stored as float32")
             else:
-                yield self.compare_rows("old log-probs", policy, old, kept, limit, reason)
+                where, deviation = self.worst(np.where(np.isnan(mine), 0.0, old - mine))
+                yield Check("old log-probs", where, deviation, limit, reason)
+        yield from self.check_engine_logprobs(mine)
         if "ref_logprobs" in self.columns:
-            reference = self.load("policy/reference")
-            column = self.columns["ref_logprobs"]
-            yield self.compare_rows("reference log-probs", reference, column, self.compared, limit, reason)
+            others = self.compute_rows(self.load("policy/reference"), self.compared, is_reference=True)
+            differences = np.where(np.isnan(others), 0.0, self.columns["ref_logprobs"] - others)
+            where, deviation = self.worst(differences)
+            yield Check("reference log-probs", where, deviation, limit, reason)
 
-    def compare_rows(
-        self, name: str, model: nn.Module, column: np.ndarray, rows: Container[int], limit: float, reason: str
-    ) -> Check:
-        differences, is_reference = np.zeros(len(column)), name.startswith("reference")
+    def compute_rows(self, model: nn.Module, rows: Container[int], is_reference: bool = False) -> np.ndarray:
+        """Return the log-probs of the sampled tokens of some rows, and NaN for other rows. [n]"""
+        column = np.full(self.batch.num_tokens, np.nan)
         with torch.no_grad():
             for row, tokens in self.iterate_rows(rows):
                 known = self.before.get(tokens.start)
                 if known is None or is_reference:
                     row = replace(row, columns={}) if is_reference else row  # it chooses its own experts
                     known = models.of_sampled(self.of_row(model, row), row).numpy()
-                differences[tokens] = column[tokens] - known
-        where, deviation = self.worst(differences)
-        return Check(name, where, deviation, limit, reason)
+                column[tokens] = known
+        return column
+
+    def check_engine_logprobs(self, mine: np.ndarray) -> Iterator[Check]:
+        """Check the log-probs with which the engine sampled, of rows that the weights before the update sampled."""
+        if self.role.rollout.name == "fake":
+            return
+        gaps = [np.zeros(0)]
+        for row, tokens in self.iterate_rows(ALL):
+            is_newest = all(version == self.inputs.step - 1 for version, _ in row.weight_versions)
+            if is_newest and row.temperature != 0 and not np.isnan(mine[tokens]).any():
+                gaps.append(np.abs(self.engine[tokens] - mine[tokens]))
+        gap = np.concatenate(gaps)
+        if len(gap):
+            reason = f"nats, mean of {len(gap)} tokens; engine in {self.inputs.engine_dtype}"
+            yield Check("engine log-probs", f"{len(gaps) - 1} rows", float(gap.mean()), self.engine_limit, reason)
 
     def check_policy_steps(self, policy: nn.Module) -> Iterator[Check]:
         """Check the gradient of each optimizer step, and the weights after the last one."""
@@ -128,6 +163,7 @@ class Verification(RecordedUpdate):
         if not files:
             return
         optim, actor = self.role.actor.optim, self.role.actor
+        yield self.check_number_of_steps("optimizer steps", len(files), actor.ppo_epochs)
         chain = OptimizerChain(self.recording, "policy", policy, actor, self.count_steps("policy"))
         reference = self.load_full_reference()
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
@@ -154,13 +190,15 @@ class Verification(RecordedUpdate):
                 return
             if self.teacher is not None and self.config.teacher.self_teacher.context:
                 move_average(self.teacher, policy, self.config.teacher.self_teacher.ema_rate)
+            if number == 0 and len(files) > 1:
+                yield chain.compare("weights_1")
             if chain.limit > limit:
                 limit, reason = chain.limit, f"{reason}, from the weights of the step before"
         if is_covered:
             loss = sum(found) / len(files)
             deviation = abs(self.metric("actor/loss") - loss) / max(abs(loss), 1e-2)
             yield Check("loss", f"mean of {len(files)} steps", deviation, limit, reason)
-        yield from chain.compare()
+        yield chain.compare()
 
     def check_sample(self, policy: nn.Module, reference: nn.Module | None) -> Check:
         """Check the gradient of a few rows of the first mini-batch, at the weights before the update."""
@@ -237,11 +275,10 @@ class Verification(RecordedUpdate):
         with torch.no_grad():
             logprobs = models.token_logprobs(policy, row, 1.0, self.inputs.excluded_ids)
             mine = models.of_sampled(logprobs, row).numpy()
-        exact = self.dtype == self.inputs.engine_dtype == "float32"
         for number, engine in enumerate(published["engine_logprobs"]):
             gap = float(np.abs(mine - np.array(engine)).mean())
             reason = f"nats, mean of {len(mine)} tokens; engine in {self.inputs.engine_dtype}"
-            yield Check("published weights", f"engine {number}", gap, 1e-4 if exact else 0.1, reason)
+            yield Check("published weights", f"engine {number}", gap, self.engine_limit, reason)
 
     def check_critic(self) -> Iterator[Check]:
         """Check values, gradients and weights of the critic."""
@@ -255,6 +292,7 @@ class Verification(RecordedUpdate):
         yield Check("values", where, deviation, limit, reason)
         steps = self.recording.read_gradients("critic")
         chain = OptimizerChain(self.recording, "critic", critic, options, self.count_steps("critic"))
+        yield self.check_number_of_steps("critic: optimizer steps", len(steps), options.ppo_epochs)
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
         if self.sample is not None:
             yield self.not_covered("critic: gradient", "only alphaapollo verify computes it")
@@ -271,7 +309,13 @@ class Verification(RecordedUpdate):
             where, deviation = compare_tensors(recorded, take_gradients(critic, ""), self.small)
             yield Check(f"critic: gradient of step {number + 1}", where, deviation, limit, reason)
             chain.step(recorded)
-        yield from chain.compare()
+            if number == 0 and len(steps) > 1:
+                yield chain.compare("weights_1")
+        yield chain.compare()
+
+    def check_number_of_steps(self, quantity: str, found: int, epochs: int) -> Check:
+        expected = len(self.mini_batches) * epochs
+        return Check(quantity, f"{found} of {expected}", abs(found - expected), 0.0, "one per mini-batch and epoch")
 
     def not_covered(self, quantity: str, reason: object) -> Check:
         return Check(quantity, "", 0.0, 0.0, str(reason), covered=False)

@@ -53,6 +53,11 @@ class RecordedUpdate:
         bypass: bool = self.algorithm.rollout_correction.bypass
         return bypass or self.role.actor.policy_loss.loss_mode in losses.OF_ENGINE
 
+    @property
+    def engine_limit(self) -> float:
+        """Tolerance of the mean difference of log-probs of the engine, in nats."""
+        return 1e-4 if self.dtype == self.inputs.engine_dtype == "float32" else 0.1
+
     def list_samples(self, step: int) -> list[Sample]:
         """Return the samples of the mini-batch of an optimizer step."""
         rows = self.mini_batches[step % len(self.mini_batches)]

@@ -30,6 +30,7 @@ EXTRA = {  # in addition to a recipe or an estimator
     "magistral": ["reward.components={}", "reward.required=[]"],
     "prorl": ["algorithm.reference_reset.every=1", "algorithm.reference_reset.patience=null"],
     "gdpo": ["algorithm.gdpo_rewards=[accuracy,length]"],
+    "sapo": ["actor_rollout_ref.model.attention=padded"],
     "cispo": ["actor_rollout_ref.actor.optim.name=muon"],
     "trpo": ["actor_rollout_ref.actor.optim.cg_steps=3"],
     "sdft": [LONGER_PROMPTS],

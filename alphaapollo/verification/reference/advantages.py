@@ -72,6 +72,17 @@ def kl_estimate(log_ratio: Array, kind: str) -> Array:
     return {"k1": d, "kl": d, "abs": np.abs(d), "k2": d**2 / 2, "mse": d**2 / 2}.get(kind, np.expm1(-d) + d)
 
 
+def next_kl_coef(control: Any, coef: float, kl: float, num_samples: int) -> float:
+    """Coefficient of the KL in the reward after a mean KL per sample."""
+    if control.type == "adaptive":  # arXiv 1909.08593, section 2.2
+        return coef * (1 + min(max(kl / control.target_kl - 1, -0.2), 0.2) * num_samples / control.horizon)
+    if control.type == "dual":  # dual ascent on KL <= target, 0.01 per nat
+        return max(0.0, coef + 0.01 * (kl - control.target_kl))
+    if kl < control.target_kl / 1.5:  # arXiv 1707.06347, section 4
+        return max(coef / 2, control.kl_coef / 1024)
+    return coef * 2 if kl > control.target_kl * 1.5 else coef
+
+
 def compute_advantages(
     batch: Batch, config: Any, columns: dict[str, Array], kl_coef: float, baseline: float, mini_batches: list[list[int]]
 ) -> tuple[Array, Array]:

@@ -27,5 +27,5 @@ def test_there_are_enough_faults_with_different_names() -> None:
 
 def test_a_text_must_occur_once() -> None:
     for text in ("", "x = 1\nx = 1\n"):
-        with pytest.raises(ValueError, match="2 times|0 times"):
+        with pytest.raises(ValueError, match=r"file\.py"):
             plant_faults.replace_once("file.py", text, "x = 1", "x = 2")
