@@ -73,7 +73,8 @@ CORRECTION = "algorithm.rollout_correction"
 SETTINGS = {  # two optimizer steps per iteration, or ONE_STEP, after which the weights are compared
     "grpo": f"{ROLLOUT}.temperature=0.8 {ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0.5 {ACTOR}.entropy_coeff=0.1 "
     f"{ACTOR}.clip_ratio_low=0.02 {ACTOR}.clip_ratio_high=0.8 algorithm.overlong_filter=True",
-    "adamw": f"{ONE_STEP} {ACTOR}.optim.weight_decay=0.01 {ACTOR}.grad_clip=0.1 {ACTOR}.optim.betas=[0.8,0.95] {ACTOR}.optim.warmup_style=cosine",
+    "adamw": f"{ONE_STEP} {ACTOR}.optim.weight_decay=0.01 {ACTOR}.grad_clip=0.1 {ACTOR}.optim.betas=[0.8,0.95] "
+    f"{ACTOR}.optim.warmup_style=cosine",
     "ppo": "algorithm.adv_estimator=gae algorithm.gamma=0.99 algorithm.lam=0.9 algorithm.use_kl_in_reward=True "
     "algorithm.kl_ctrl.kl_coef=0.1 algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.1 "
     "algorithm.kl_ctrl.horizon=20 algorithm.kl_penalty=k3 critic.optim.lr=1e-2 critic.cliprange_value=0.01",

@@ -1,4 +1,4 @@
-"""Pages of evaluations, evolutions and fine-tuning runs, and of images."""
+"""Pages of evaluations, evolutions and fine-tuning runs, of images, and of a verified update."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tests.unit.viewer.run_kit import (
     write_example_run,
     write_groups,
     write_run,
+    write_update_checks,
 )
 
 Read = Callable[[str], str]
@@ -177,3 +178,11 @@ def test_link_to_a_file_outside_of_the_run_is_not_served(client: TestClient, tmp
     name = f"{'a' * 32}.png"
     (tmp_path / "outputs/first/rollouts/images" / name).symlink_to(tmp_path / "outputs/secret.png")
     assert client.get(f"/runs/1/images/{name}").status_code == 404
+
+
+def test_verified_update(read: Read, tmp_path: Path) -> None:
+    write_run(tmp_path / "outputs/first")
+    write_update_checks(tmp_path / "outputs/first")
+    page = read("/runs/1")
+    assert '<td class="n">5.0e-01</td><td class="n">1e-03</td><td>FAILED</td><td>&lt;b&gt;</td>' in page
+    assert '<td>weights</td><td class="n"></td><td class="n"></td><td>not covered</td>' in page

@@ -36,7 +36,6 @@ from tests.unit.viewer.run_kit import (
     write_groups,
     write_run,
     write_suite_results,
-    write_update_checks,
 )
 
 
@@ -124,13 +123,6 @@ def test_page_of_a_run_shows_its_evaluation_suites(client: TestClient, tmp_path:
     cells = "<td>step_20</td><td>gsm8k</td><td>exact_match</td>"
     assert f'{cells}<td class="n">0.250</td><td class="n">0.125</td><td class="n">4</td>' in page
     assert "failed: it did not end within 9 s &lt;b&gt;" in page
-
-
-def test_page_of_a_run_shows_its_verified_update(client: TestClient, tmp_path: Path) -> None:
-    write_update_checks(tmp_path / "outputs/first")
-    page = read(client, "/runs/1")
-    assert '<td class="n">5.0e-01</td><td class="n">1e-03</td><td>FAILED</td><td>&lt;b&gt;</td>' in page
-    assert '<td>weights</td><td class="n"></td><td class="n"></td><td>not covered</td>' in page
 
 
 def test_iteration_is_sorted_and_filtered(shared: TestClient) -> None:
