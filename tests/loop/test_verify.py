@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -15,6 +16,7 @@ from tests.loop.stack import StackRunner
 from tests.loop.test_replay import ENDS, FAKE
 
 COMMAND = "alphaapollo.cli.verify"
+AGREED = r"\b(\d+) of \1 quantities agree with the reference"
 
 
 @pytest.mark.core
@@ -22,13 +24,13 @@ def test_a_run_is_verified(stack: StackRunner, capsys: pytest.CaptureFixture[str
     settings = ("algorithm.adv_estimator=gae", "trainer.verify_first_iteration=True", "trainer.record_steps=[2]")
     done = stack.run(*FAKE, *ENDS, *settings)
     assert "verified the update of iteration 1 in " in done.output
-    assert "7 of 7 quantities agree with the reference, 1 not covered (docs/verify.md)" in done.output
+    assert re.search(rf"{AGREED}, 1 not covered \(docs/verify\.md\)", done.output), done.output
     found = {check.quantity for check in read_checks(done.folder)}
     assert found >= {"advantages", "old log-probs", "values", "weights"}
     assert not recording(done, 1).exists() and recording(done, 2).is_dir()
 
     assert verify([str(done.folder)]) == 0
-    assert "12 of 12 quantities agree with the reference" in (printed := capsys.readouterr().out), printed
+    assert re.search(AGREED, printed := capsys.readouterr().out), printed
     assert verify([str(done.folder), "--iteration", "1"]) == 2
     assert "it recorded 2" in capsys.readouterr().err
 
@@ -45,5 +47,5 @@ def test_a_run_is_verified(stack: StackRunner, capsys: pytest.CaptureFixture[str
     shutil.rmtree(done.folder / "recorded")
     again = stack.call(COMMAND, [done.folder])
     assert again.code == 0 and "Recording its next iteration" in again.output, again.output
-    assert "quantities agree with the reference" in again.output
+    assert re.search(AGREED, again.output), again.output
     assert (done.folder / "verify/step_1/recorded/step_000001/verification.json").is_file()
