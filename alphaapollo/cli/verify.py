@@ -14,6 +14,8 @@ from alphaapollo.runs.update_checks import Check, summarize, write_checks
 from alphaapollo.verification.recording import INPUTS, read_complete_recording
 from alphaapollo.verification.stages import Verification
 
+CONFIG = "config.yaml"
+
 
 @report_refusals
 def main(argv: Sequence[str]) -> int:
@@ -51,6 +53,8 @@ def find_recording(run: Path, iteration: int | None) -> Path | None:
     if (run / INPUTS).is_file():
         return run
     check_format(run)
+    if not (run / CONFIG).is_file():
+        raise ValueError(f"{run} is no run: it has no {CONFIG}. Give the folder of a run, or one of its recordings.")
     found = CheckpointFolder(run / "recorded", keep=None).list_completed()
     if iteration is None:
         return found[-1] if found else None
@@ -85,7 +89,7 @@ def record_next_iteration(run: Path) -> Path | None:
     if complete:
         words["trainer.resume_from_path"] = complete[-1]
     train = pkgutil.resolve_name("alphaapollo.trainer.main_ppo:main")
-    code = train(["--config", str(run / "config.yaml"), *(f"{key}={value}" for key, value in words.items())])
+    code = train(["--config", str(run / CONFIG), *(f"{key}={value}" for key, value in words.items())])
     return run / "verify" / f"step_{step}" / "recorded" / f"step_{step:06d}" if code == 0 else None
 
 

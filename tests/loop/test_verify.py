@@ -34,6 +34,8 @@ def test_a_run_is_verified(stack: StackRunner, capsys: pytest.CaptureFixture[str
     assert verify([str(done.folder), "--iteration", "1"]) == 2
     assert "it recorded 2" in capsys.readouterr().err
 
+    assert verify([str(done.folder / "rollouts")]) == 2 and "is no run" in capsys.readouterr().err
+
     outcome = recording(done, 2) / "outcome"
     weights = load_file(outcome / "policy/weights.safetensors")
     weights["model.model.norm.weight"] *= 1.001
