@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import pkgutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from alphaapollo.cli.main import report_refusals
+from alphaapollo.config.load import SavedConfig, drop_unknown_keys, load_config, refuse_saved_code
+from alphaapollo.config.schema import Config
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, check_format, list_checkpoints, parse_step
+from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.runs.update_checks import Check, summarize, write_checks
 from alphaapollo.verification.recording import INPUTS, read_complete_recording
 from alphaapollo.verification.stages import Verification
 
 CONFIG = "config.yaml"
+REWARD = "custom_reward_function.path"
+MODEL_KEYS = ("actor_rollout_ref.model.", "critic.model.", "teacher.")
 
 
 @report_refusals
@@ -28,15 +34,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", type=Path, help="a run's folder, or one of its recordings")
     help_text = "a recorded iteration (default: the last one; a run without recordings records its next iteration)"
     parser.add_argument("--iteration", type=int, metavar="N", help=help_text)
-    options = parser.parse_args(argv)
+    help_text = "a key of the run that names code, or a moved model (docs/cli.md#folders-of-others)"
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=help_text)
+    options = parser.parse_intermixed_args(argv)
     terminal = Terminal(highlight=False)
     folder = find_recording(options.run.expanduser(), options.iteration)
     if folder is None:
         terminal.write(f"{options.run} has no recording. Recording its next iteration ...")
-        folder = record_next_iteration(options.run.expanduser())
+        folder = record_next_iteration(options.run.expanduser(), options.overrides)
         if folder is None:
             return 1
-    recording = read_complete_recording(folder)
+    config = load_saved_config(folder, options.overrides, MODEL_KEYS).model_dump(mode="json")
+    recording = replace(read_complete_recording(folder), config=config)
     terminal.write(f"iteration {recording.inputs.step}, recorded in {folder}")
     terminal.write(f"{'quantity':28}{'deviation':>9}{'tolerance':>11}  {'verdict':13}where; reason of the tolerance")
     checks = list[Check]()
@@ -68,9 +77,19 @@ def find_recording(run: Path, iteration: int | None) -> Path | None:
     return path
 
 
-def record_next_iteration(run: Path) -> Path | None:
+def load_saved_config(folder: Path, overrides: Sequence[str], read_keys: tuple[str, ...]) -> Config:
+    """Load the configuration of a run or recording. Raises ValueError if it names code that the overrides do not name.
+    read_keys: beginnings of the keys that are used."""
+    saved = SavedConfig(folder, drop_unknown_keys(Config, read_saved_config(folder)), read_keys)
+    return load_config(Config, "ppo", overrides, saved)
+
+
+def record_next_iteration(run: Path, overrides: Sequence[str]) -> Path | None:
     """Train one iteration from the newest checkpoint of a run, in the folder <run>/verify. Returns its recording, or
     None if training failed."""
+    reward = load_saved_config(run, overrides, ("",)).custom_reward_function.path
+    if reward and not any(word.startswith(f"{REWARD}=") for word in overrides):
+        refuse_saved_code(run, {REWARD: reward})
     complete = list_checkpoints(run)
     step = parse_step(complete[-1]) + 1 if complete else 1
     words = {
@@ -89,7 +108,7 @@ def record_next_iteration(run: Path) -> Path | None:
     if complete:
         words["trainer.resume_from_path"] = complete[-1]
     train = pkgutil.resolve_name("alphaapollo.trainer.main_ppo:main")
-    code = train(["--config", str(run / CONFIG), *(f"{key}={value}" for key, value in words.items())])
+    code = train(["--config", str(run / CONFIG), *overrides, *(f"{key}={value}" for key, value in words.items())])
     return run / "verify" / f"step_{step}" / "recorded" / f"step_{step:06d}" if code == 0 else None
 
 

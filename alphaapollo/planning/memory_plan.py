@@ -134,12 +134,13 @@ def plan_memory(
         libraries = has_processes * (1 + ranks * further) * PROCESS["cpu"]  # of the driver, and the further processes
         libraries += RAY * (resolve_controller(trainer) == "ray")
         phases = {name: _multiply(usage, ranks) + Usage(runtime=libraries) for name, usage in phases.items()}
+    records = any(getattr(trainer, key, None) for key in ("record_steps", "verify_first_iteration"))
     plan = MemoryPlan(
         phases,
         capacity,
         "this machine" if device == "cpu" else f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU",
         offloaded_bytes=ranks * sum((model.state - estimate_idle(model)).total() for model in models),
-        checkpoint_copy_bytes=ranks * written * bool(trainer.save_freq > 0 or getattr(trainer, "record_steps", None)),
+        checkpoint_copy_bytes=ranks * written * bool(trainer.save_freq > 0 or records),
         shards=policy.shards,
     )
     return _add_engines(config, plan, device) if isinstance(config, Config) else plan

@@ -47,7 +47,9 @@ def test_a_run_is_verified(stack: StackRunner, capsys: pytest.CaptureFixture[str
     assert "weights differs by" in (printed := capsys.readouterr().out) and "(norm.weight)" in printed
 
     shutil.rmtree(done.folder / "recorded")
-    again = stack.call(COMMAND, [done.folder])
+    assert verify([str(done.folder)]) == 2  # the run's reward function is code
+    assert "custom_reward_function.path=" in (printed := capsys.readouterr().err), printed
+    again = stack.call(COMMAND, [done.folder, f"custom_reward_function.path={stack.reward}"])
     assert again.code == 0 and "Recording its next iteration" in again.output, again.output
     assert re.search(AGREED, again.output), again.output
     assert (done.folder / "verify/step_1/recorded/step_000001/verification.json").is_file()
