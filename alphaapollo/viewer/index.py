@@ -155,8 +155,9 @@ class RunIndex:
         """Read what the runs have written since the last update, and forget runs that were removed."""
         paths = [str(folder) for folder in self._folders or find_runs(self.root)]
         current_paths = {path for path in paths if replace_surrogates(path) == path}  # SQLite needs UTF-8
-        run_ids = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
         with database:
+            database.execute("BEGIN IMMEDIATE")  # two viewers may share the index
+            run_ids = {row["path"]: row["id"] for row in database.execute("SELECT id, path FROM runs")}
             for path in run_ids.keys() - current_paths:
                 for table, column in (("runs", "id"), *((name, "run") for name in ("files", *DATA_TABLES))):
                     database.execute(f"DELETE FROM {table} WHERE {column} = ?", (run_ids[path],))

@@ -20,7 +20,7 @@ from alphaapollo.runs.newest_model import find_newest_model, make_generation_con
 from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
 from alphaapollo.trainer.main_export import main as export
 from alphaapollo.trainer.main_export import prepare_export
-from alphaapollo.trainer.replay.record import read_recording
+from alphaapollo.verification.recording import read_recording
 from alphaapollo.viewer.index import RunIndex
 from alphaapollo.viewer.report import make_report
 from alphaapollo.viewer.run_folders import find_kind, read_run_state
