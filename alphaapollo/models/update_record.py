@@ -1,9 +1,9 @@
 """Record an update for `alphaapollo verify`: the gradient of each optimizer step and the weights after the last one.
 
-<folder>/gradient_0.safetensors   complete gradients of the first step, before clipping, and so on for each step
+<folder>/gradient_0.safetensors        complete gradients of the first step, before clipping; _1 of the second, ...
 <folder>/gradient_sample.safetensors   those of a few rows, before the first step
-<folder>/weights_1.safetensors    the trained parameters after the first step, if there are more
-<folder>/weights.safetensors      the trained parameters after the last step
+<folder>/weights_1.safetensors         the trained parameters after the first step, if there are more
+<folder>/weights.safetensors           the trained parameters after the last step
 """
 
 from __future__ import annotations

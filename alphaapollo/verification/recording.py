@@ -5,7 +5,7 @@
     inputs.pickle             RecordedInputs: rollout groups, values of `auto` settings, machine
     policy/  critic/          as in a checkpoint: weights, optimizer moments, reference if it was reset
     outcome/                  written after the update: outcome.pickle, mini-batches (steps.pickle), a second manifest
-        policy/  critic/      gradients of each optimizer step, and the weights after the last one (update_record.py)
+        policy/  critic/      gradients and new weights (models/update_record.py)
     published.json            written after the weight sync: the engines' log-probs of the probe
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,8 @@ class Recording:
 
     def read_state(self, role: str) -> tuple[dict[str, Tensor], int]:
         """Return weights and optimizer state of a role before the update, by name, and its number of earlier steps."""
-        return _read_state(self.folder / role)
+        folder = self.folder / role
+        return read_all_tensors(folder / "model"), json.loads((folder / "state.json").read_text()).get("num_steps", 0)
 
     def read_gradients(self, role: str) -> list[Path]:
         """Return the files with the gradients of each optimizer step of an update."""
@@ -83,11 +83,6 @@ class Recording:
         """Return the probe's token ids and the engines' log-probs of it after the weight sync; None without engines."""
         path = self.folder / PUBLISHED
         return json.loads(path.read_text()) if path.is_file() else None
-
-
-@lru_cache(maxsize=1)
-def _read_state(folder: Path) -> tuple[dict[str, Tensor], int]:
-    return read_all_tensors(folder / "model"), json.loads((folder / "state.json").read_text()).get("num_steps", 0)
 
 
 def write_outcome(recording: Path, outcome: Outcome, steps: dict[str, Any]) -> None:

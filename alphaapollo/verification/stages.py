@@ -12,6 +12,7 @@ from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -164,7 +165,7 @@ class Verification(RecordedUpdate):
             return
         optim, actor = self.role.actor.optim, self.role.actor
         yield self.check_number_of_steps("optimizer steps", len(files), actor.ppo_epochs)
-        chain = OptimizerChain(self.recording, "policy", policy, actor, self.count_steps("policy"))
+        chain = self.make_chain("policy", policy, actor)
         reference = self.load_full_reference()
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
         is_covered = self.sample is None
@@ -217,7 +218,8 @@ class Verification(RecordedUpdate):
         self, policy: nn.Module, samples: list[Sample], reference: nn.Module | None, is_first: bool
     ) -> float:
         """Add the gradients of a mini-batch. Returns its loss. is_first: the weights are those of the old policy."""
-        if self.config.actor_rollout_ref.model.router_aux_loss_coef and self.has_experts:
+        has_experts = any("expert" in name for name, _ in policy.named_parameters())
+        if self.role.model.router_aux_loss_coef and has_experts:
             raise NotCovered("the load-balancing loss of experts, which depends on the micro-batches")
         self.load_teacher()
         total = 0.0
@@ -287,11 +289,11 @@ class Verification(RecordedUpdate):
         differences = np.zeros(self.batch.num_tokens)
         with torch.no_grad():
             for row, tokens in self.iterate_rows(self.compared):
-                differences[tokens] = self.columns["values"][tokens] - self.values(critic, row).numpy()
+                differences[tokens] = self.columns["values"][tokens] - models.values(critic, row).numpy()
         where, deviation = self.worst(differences)
         yield Check("values", where, deviation, limit, reason)
         steps = self.recording.read_gradients("critic")
-        chain = OptimizerChain(self.recording, "critic", critic, options, self.count_steps("critic"))
+        chain = self.make_chain("critic", critic, options)
         yield self.check_number_of_steps("critic: optimizer steps", len(steps), options.ppo_epochs)
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
         if self.sample is not None:
@@ -302,7 +304,7 @@ class Verification(RecordedUpdate):
             weights = losses.weigh(samples, self.config, "token-mean", of_loss=False)
             factors = losses.further_factors(samples, self.config, self.rewards_by_group(), len(samples))
             for sample, weight, factor in zip(samples, weights, factors, strict=True):
-                values = torch.cat([self.values(critic, row) for row in sample.rows])
+                values = torch.cat([models.values(critic, row) for row in sample.rows])
                 old, returns = (torch.from_numpy(self.columns[n][sample.tokens]) for n in ("values", "returns"))
                 (factor * weight * losses.value_loss(values, old, returns, options.cliprange_value).sum()).backward()
             recorded = load_file(file)
@@ -312,6 +314,10 @@ class Verification(RecordedUpdate):
             if number == 0 and len(steps) > 1:
                 yield chain.compare("weights_1")
         yield chain.compare()
+
+    def make_chain(self, role: str, model: nn.Module, options: Any) -> OptimizerChain:
+        """Make the reference's optimizer steps of a role, whose recorded state is then forgotten to free its memory."""
+        return OptimizerChain(self.recording, role, model, *self.states.pop(role), options, self.count_steps(role))
 
     def check_number_of_steps(self, quantity: str, found: int, epochs: int) -> Check:
         expected = len(self.mini_batches) * epochs

@@ -62,13 +62,26 @@ def move_average(average: nn.Module, model: nn.Module, rate: float) -> None:
 
 
 class OptimizerChain:
-    """Optimizer steps with the run's gradients, from its weights before the update."""
+    """Optimizer steps with the run's gradients, from its weights before the update.
 
-    def __init__(self, recording: Recording, role: str, model: nn.Module, options: Any, total_steps: int):
-        self.recording, self.role, self.model, self.options = recording, role, model, options
+    Args:
+        state, num_steps: of Recording.read_state. options: section `actor` or `critic`.
+        total_steps: optimizer steps of the run.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        role: str,
+        model: nn.Module,
+        state: Mapping[str, Tensor],
+        num_steps: int,
+        options: Any,
+        total_steps: int,
+    ):
+        self.recording, self.role, self.options = recording, role, options
         self.prefix = "model." if role == "policy" else ""
-        state, self.num_steps = recording.read_state(role)
-        self.total_steps, self.num_rounded = total_steps, 0
+        self.num_steps, self.total_steps, self.num_rounded = num_steps, total_steps, 0
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.start = {name: p.detach().clone() for name, p in self.trained.items()}
         self.states: dict[str, dict[str, Tensor]] = {name: {} for name in self.trained}

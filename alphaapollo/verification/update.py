@@ -45,6 +45,7 @@ class RecordedUpdate:
         self.engine = np.concatenate(engine)
         arrays = {name: value for name, value in self.outcome.items() if isinstance(value, np.ndarray)}
         self.teacher: nn.Module | None = None
+        self.states: dict[str, tuple[dict[str, Tensor], int]] = {}  # as read_state returns them, until they are used
         self.columns = {name: array.astype(np.float64) for name, array in arrays.items()}
 
     @property
@@ -68,11 +69,6 @@ class RecordedUpdate:
         actor = self.role.actor
         return self.load("policy/reference") if actor.use_kl_loss and actor.kl_loss_type == "full" else None
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether the policy is a mixture of experts."""
-        return any("expert" in name for name in self.recording.read_state("policy")[0])
-
     def load(self, role: str) -> nn.Module:
         """Load the policy, its reference or the critic with the weights before the update."""
         model, path = self.role.model, self.role.model.path
@@ -80,8 +76,11 @@ class RecordedUpdate:
         if role == "critic":
             model, path, prefix = self.config.critic.model, self.config.critic.model.path or path, "model."
             model.trust_remote_code = self.role.model.trust_remote_code
-        has_state = (self.recording.folder / role / "model").is_dir()
-        state = self.recording.read_state(role)[0] if has_state else {}
+        state: dict[str, Tensor] = {}
+        if (self.recording.folder / role / "model").is_dir():
+            state, num_steps = self.recording.read_state(role)
+            if role in ("policy", "critic"):
+                self.states[role] = state, num_steps
         return models.load_model(model, path, self.dtype, state, prefix)
 
     def load_teacher(self) -> None:
@@ -154,9 +153,6 @@ class RecordedUpdate:
         warmup = self.config.trainer.critic_warmup if role == "policy" else 0
         epochs = self.role.actor.ppo_epochs if role == "policy" else self.config.critic.ppo_epochs
         return max(0, self.inputs.iterations - warmup) * per_epoch * epochs
-
-    def values(self, critic: nn.Module, row: Any) -> Tensor:
-        return models.values(critic, row)
 
     def make_terms(self, policy: nn.Module, sample: Sample, reference: nn.Module | None) -> losses.Terms:
         rows = [self.of_row(policy, row) for row in sample.rows]

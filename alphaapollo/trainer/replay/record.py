@@ -17,7 +17,7 @@ from alphaapollo.controller.placement import Placement
 from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.models.update_record import choose_sample
 from alphaapollo.observability.timing import Timer
-from alphaapollo.runs.checkpoint_folder import CheckpointFolder
+from alphaapollo.runs.checkpoint_folder import CheckpointFolder, parse_step
 from alphaapollo.runs.group_files import write_pickle
 from alphaapollo.runs.update_checks import summarize, write_checks
 from alphaapollo.trainer.run_state import LearnerState, LearnFunction, TrainingRun
@@ -86,7 +86,7 @@ class Recorder:
             weights = run.session.require_engines()
             probe = {"token_ids": weights.probe.token_ids, "engine_logprobs": weights.engine_logprobs}
             replace_file(folder / PUBLISHED, [json.dumps(probe).encode()])
-            if self.verifies_first and folder.name == "step_000001":
+            if self.verifies_first and parse_step(folder) == 1:
                 self._verification = asyncio.create_task(self._verify(run, folder))
         return {}
 
@@ -118,6 +118,8 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
     """Save everything that the update of an iteration depends on. Returns the folder."""
     recordings = CheckpointFolder(run.config.trainer.folder / "recorded", keep=None)
     model = run.plan.model
+    names = model.path, model.tokenizer_path, model.trust_remote_code
+    excluded_ids = await asyncio.to_thread(find_excluded_ids, *names)
     inputs = RecordedInputs(
         step=iteration,
         iterations=run.goal.max_steps,
@@ -129,7 +131,7 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
         groups=groups,
         policy_kl_coef=run.progress.policy_kl_coef,
         baseline=run.progress.baseline,
-        excluded_ids=find_excluded_ids(model.path, model.tokenizer_path, model.trust_remote_code),
+        excluded_ids=excluded_ids,
         engine_dtype=run.plan.rollout.dtype,
     )
     folder = recordings.begin_checkpoint(iteration)

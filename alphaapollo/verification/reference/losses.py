@@ -19,7 +19,6 @@ CLIP = {  # loss -> default bounds; of all others 0.2
     "dppo_kl": (0.05, 0.05),
 }
 OF_ENGINE = ("dppo_tv", "dppo_kl", "vespo")  # losses whose ratio is to the engine's log-probs
-PER_SAMPLE = ("gspo", "gmpo", "sequence_ppo")  # losses with one value per sample
 
 
 @dataclass

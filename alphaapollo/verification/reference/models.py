@@ -60,7 +60,7 @@ class WeightVector:
     """Trained weights of a model as one vector, which may have a graph. [n]"""
 
     def __init__(self, model: nn.Module):
-        self.model, self.trained = model, {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         places = [(m, leaf, p) for m in model.modules() for leaf, p in m._parameters.items()]
         self.places = {n: [(m, leaf) for m, leaf, q in places if q is p] for n, p in self.trained.items()}
         self.start = torch.cat([p.detach().flatten() for p in self.trained.values()])
