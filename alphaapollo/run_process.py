@@ -1,4 +1,4 @@
-"""Run a command for the Python API as a child process, which does not interfere with a notebook."""
+"""Run a command as a child process, which does not interfere with a notebook: for the Python API and for sweeps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from alphaapollo.processes.entry_point import run_program
 from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
@@ -44,16 +44,7 @@ def run_in_child_process(
             `on_iteration`.
     """
     read_new_metrics = make_metrics_reader(run_folder / "metrics.jsonl")
-    process = subprocess.Popen(
-        make_module_command("alphaapollo.run_process", os.getpid(), module, *arguments),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=make_subprocess_environ() | {"PYTHONUNBUFFERED": "1"},
-        start_new_session=True,  # this process receives Ctrl-C and forwards it
-    )
+    process = start_run_process(module, arguments, subprocess.PIPE)
     output: deque[str] = deque(maxlen=KEPT_LINES)
     reader = threading.Thread(target=_read_output, args=(process.stdout, output, show), daemon=True)
     reader.start()
@@ -65,19 +56,48 @@ def run_in_child_process(
             for metrics in read_new_metrics() if on_iteration else ():
                 on_iteration(int(metrics.pop("step")), metrics)  # type: ignore[misc]
     except BaseException:
-        with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):  # a second Ctrl-C kills the run
-            process.send_signal(signal.SIGINT)
-            process.wait(END_SECONDS)
-        process.kill()  # its child processes end with it
-        process.wait()
+        stop_run_processes([process])
         raise
     reader.join()
     if process.returncode in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if process.returncode:
-        starts = [i for i, line in enumerate(output) if line.lstrip("0123456789 ").startswith("error")]
-        error = "\n".join([*output][starts[-1] if starts else -20 :]).removeprefix("error: ")
+        error = find_error([*output])
         raise ValueError(error) if process.returncode == REFUSED else RunFailed(error)
+
+
+def start_run_process(
+    module: str, arguments: Sequence[str], output: int | IO[Any], variables: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a run that ends with this process. output: its stdout and stderr. variables: of its environment."""
+    return subprocess.Popen(
+        make_module_command("alphaapollo.run_process", os.getpid(), module, *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=make_subprocess_environ() | {"PYTHONUNBUFFERED": "1"} | dict(variables or {}),
+        start_new_session=True,  # this process receives Ctrl-C and forwards it
+    )
+
+
+def stop_run_processes(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Stop runs as Ctrl-C does, and wait for their end. Kills them after END_SECONDS, or after a second Ctrl-C."""
+    with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+        for process in processes:
+            process.wait(END_SECONDS)
+    for process in processes:
+        process.kill()  # its child processes end with it
+        process.wait()
+
+
+def find_error(output: Sequence[str]) -> str:
+    """Return the error at the end of a run's output, or its last 20 lines if it has none."""
+    starts = [i for i, line in enumerate(output) if line.lstrip("0123456789 ").startswith("error")]
+    return "\n".join(output[starts[-1] if starts else -20 :]).removeprefix("error: ")
 
 
 def _read_output(pipe: IO[str], kept_lines: deque[str], show: bool) -> None:

@@ -64,6 +64,7 @@ class Prompt:
     extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
     env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
     location: str = field(default="", compare=False)  # e.g. "train.parquet, row 17", for messages
+    file: int = 0  # index in data.train_files
     template_arguments: dict[str, Any] = field(default_factory=dict)  # the row's tools and chat_template_kwargs
 
     @property

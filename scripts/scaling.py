@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +16,13 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.keys import format_value  # noqa: E402
 from alphaapollo.config.resolve import resolve_model, resolve_rollout  # noqa: E402
 from alphaapollo.config.schema import Config  # noqa: E402
-from alphaapollo.planning.memory import GIB, load_model_sizes  # noqa: E402
+from alphaapollo.planning.memory import GIB  # noqa: E402
 from alphaapollo.planning.memory_fit import (  # noqa: E402
-    ACTOR,
     BUDGET,
-    CHECKPOINTING,
     MAX_TOKENS,
     Settings,
-    list_fast_settings,
+    find_cheapest_settings,
+    list_memory_saving_settings,
     replace_values,
 )
 from alphaapollo.planning.memory_plan import MemoryPlan, plan_memory  # noqa: E402
@@ -76,33 +75,6 @@ def setting(model: str, machine: Machine) -> Config:
     return replace_values(config, {"actor_rollout_ref.model": resolved, "actor_rollout_ref.rollout": rollout})
 
 
-def list_memory_saving_settings(config: Config) -> Iterator[Settings]:
-    """Yield settings that save memory, each in addition to those before it. The fastest come first."""
-    yield from list_fast_settings(config, "cuda", (BUDGET, CHECKPOINTING))
-    role, gpus = config.actor_rollout_ref, config.trainer.n_gpus_per_node
-    heads = load_model_sizes(role.model).num_heads
-    for size in range(2, gpus + 1):
-        if gpus % size == 0 and heads % size == 0:
-            yield {"actor_rollout_ref.rollout.tensor_model_parallel_size": size}
-    for key in ("optimizer_offload", "param_offload", "offload_policy"):
-        yield {f"{ACTOR}fsdp_config.{key}": True}
-
-
-def find_cheapest_settings(config: Config, is_acceptable: Callable[[Settings], bool]) -> Settings | None:
-    """Return the first acceptable settings that save memory, without those that are not needed; None: none is."""
-    settings: dict[str, object] = {}
-    for option in list_memory_saving_settings(config):
-        settings |= option
-        if is_acceptable(settings):
-            break
-    else:
-        return None
-    for key in reversed(list(settings)):
-        fewer = {other: value for other, value in settings.items() if other != key}
-        settings = fewer if is_acceptable(fewer) else settings
-    return settings
-
-
 def search(model: str, machine: Machine) -> tuple[Settings, MemoryPlan] | None:
     """Find keys with which the model fits with a margin and an engine has KV cache for eight rows. On several nodes, a
     copy of the model is on each node or over all ranks, whichever needs fewer keys."""
@@ -117,7 +89,8 @@ def search(model: str, machine: Machine) -> tuple[Settings, MemoryPlan] | None:
             plan = make_plan(keys)
             return not plan.describe_shortage() and plan.kv_cache_tokens >= room
 
-        keys = find_cheapest_settings(config, is_acceptable)
+        settings = list_memory_saving_settings(config, "cuda", machine.gpus, adds_devices=False)
+        keys = find_cheapest_settings(settings, is_acceptable)
         if keys is not None:
             options.append((keys, make_plan(keys)))
     return min(options, key=lambda option: len(option[0]), default=None)

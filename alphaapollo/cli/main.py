@@ -107,6 +107,7 @@ SUBCOMMANDS = {  # in the order of --help
         f"actor_rollout_ref.{MODEL} teacher.model.path=Qwen/Qwen3-8B data.train_files=a.parquet",
         "algorithm=distill",
     ),
+    "sweep": Subcommand("train with all combinations of several values, and compare the runs", "cli.sweep:main"),
     "generate": Subcommand(
         "sample and score answers: avg@n, pass@k, intervals",
         "trainer.main_generation:main",
@@ -128,7 +129,7 @@ SUBCOMMANDS = {  # in the order of --help
         "data.path data.response_key custom_reward_function.path reward.num_workers trainer.experiment_name",
         "data.path=outputs.jsonl",
     ),
-    "export": Subcommand("export a checkpoint as a verified Hugging Face folder with a model card", "cli.main:export"),
+    "export": Subcommand("export a checkpoint as a verified Hugging Face folder or GGUF file", "cli.main:export"),
     "import-gguf": Subcommand(
         "convert a GGUF file to a Hugging Face folder, to train its model", "cli.main:import_gguf"
     ),
@@ -137,6 +138,7 @@ SUBCOMMANDS = {  # in the order of --help
     "view": Subcommand("show runs in the browser: curves, samples, tokens; live", "cli.show:view"),
     "report": Subcommand("write a report of runs into one HTML file", "cli.show:report"),
     "samples": Subcommand("print a run's samples side by side, with their rewards", "cli.samples:print_samples"),
+    "audit": Subcommand("find what a policy exploits in its reward, from a run's samples", "cli.audit_run:main"),
     "chat": Subcommand("chat with a run's model, with its environment and tools", "cli.chat:main"),
     "replay": Subcommand("recompute a recorded iteration and compare", "trainer.replay.__main__:main"),
     "verify": Subcommand("check a run's update against an independent reference", "cli.verify:main"),
@@ -244,23 +246,32 @@ def run_quickstart(argv: Sequence[str]) -> int:
 
 
 def export(argv: Sequence[str]) -> int:
-    """`alphaapollo export RUN [OUT]`: run main_export with `checkpoint=RUN output=OUT`."""
+    """`alphaapollo export RUN [OUT] [--gguf [TYPE]]`: run main_export with `checkpoint=RUN output=OUT`."""
     parser = argparse.ArgumentParser(
         prog="alphaapollo export",
-        usage="alphaapollo export RUN [OUT] [KEY=VALUE ...]",
-        description="Export a checkpoint as a folder for transformers and vLLM, with a model card. Verifies that "
-        "transformers computes the same outputs with it. Needs no GPU.",
+        usage="alphaapollo export RUN [OUT] [--gguf [TYPE]] [KEY=VALUE ...]",
+        description="Export a checkpoint as a folder for transformers and vLLM, with a model card, or as a GGUF file "
+        "for llama.cpp, Ollama and LM Studio. Verifies that transformers computes the same outputs with it. Needs no "
+        "GPU.",
         epilog="keys: role=policy|critic, dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, "
         "the current location of the run's initial model (docs/checkpoints.md)",
     )
     parser.add_argument("run", metavar="RUN", help="a run, a checkpoint, an adapter, or the folder of verl's shards")
     parser.add_argument(
-        "out", metavar="OUT", nargs="*", help="the folder to write (default <RUN>/exported/<checkpoint>)"
+        "out", metavar="OUT", nargs="*", help="folder or .gguf file to write (default <RUN>/exported/<checkpoint>)"
+    )
+    parser.add_argument(
+        "--gguf",
+        nargs="?",
+        const="q8_0",
+        choices=("q8_0", "f16", "bf16", "f32"),
+        help="write a GGUF file with weights of this type (default q8_0), also of a model's folder",
     )
     options = parser.parse_intermixed_args(argv)
     from alphaapollo.config.keys import format_override
 
-    words = [options.run if options.run.startswith("checkpoint=") else format_override("checkpoint", options.run)]
+    words = [f"gguf={options.gguf}"] if options.gguf else []
+    words += [options.run if options.run.startswith("checkpoint=") else format_override("checkpoint", options.run)]
     words += [word if "=" in word else format_override("output", word) for word in options.out]
     run: MainFunction = pkgutil.resolve_name("alphaapollo.trainer.main_export:main")
     return run(words)

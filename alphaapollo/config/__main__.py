@@ -18,7 +18,7 @@ from alphaapollo.config.keys import (
     list_sections,
 )
 from alphaapollo.config.port.shell import MAX_SOURCE
-from alphaapollo.config.port.translate import describe_other_project, port_script
+from alphaapollo.config.port.translate import describe_next_steps, describe_other_project, port_script
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.verl import find_differences_from_verl
 
@@ -34,7 +34,9 @@ def main(argv: list[str]) -> int:
             try:
                 with open(script, encoding="utf-8") as file:
                     source = file.read(MAX_SOURCE + 1)
-                print(port_script(source, script, words), end="")
+                ported = port_script(source, script, words)
+                print(ported, end="")
+                print(describe_next_steps(ported), end="", file=sys.stderr)
             except (OSError, ValueError, RecursionError, MemoryError) as error:
                 is_deep = isinstance(error, RecursionError | MemoryError)
                 reason = f"{script}: nested too deeply. Shorten it." if is_deep else str(error)

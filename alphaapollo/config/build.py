@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from alphaapollo.config.check import find_unmet_requirements
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.key_tables import find_key_status, find_option_status
+from alphaapollo.config.key_tables import PROJECTS, find_answer, find_key_status, find_option_status
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys, list_sections, rename_verl_group_size_key
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.requirements import CheckContext, find_conflicts
@@ -50,27 +50,31 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
         return f"{shown}: {rename}."
     if status := find_key_status("verl", name, schema):
         return f"{shown}: a key of verl, {status}."
-    if others := [command for command, other in COMMANDS.items() if name in list_keys(other)]:
+    others = [command for command, other in COMMANDS.items() if name in list_keys(other)]
+    if others and not any(find_answer(project, name, schema) for project in PROJECTS):
         return f"{shown}: a key of {', '.join(others)}, which this command does not have."
     if status := find_option_status(name, schema):
         return f"{shown}: {status}."
-    suggestion = format_suggestion(find_similar_keys(name, list_keys(schema)))
-    return f"{shown}: unknown key.{suggestion or ' docs/config.md lists the pages of all keys.'}"
+    near = find_similar_keys(name, list_keys(schema))
+    has_last_part = any(key.rpartition(".")[2] == name.rpartition(".")[2] for key in near)
+    for command, other in COMMANDS.items() if schema in COMMANDS.values() and not has_last_part else ():
+        if status := find_option_status(name, other):
+            return f"{shown}: {status} in {command}. This command has no such key."
+    return f"{shown}: unknown key.{format_suggestion(near) or ' docs/config.md lists the pages of all keys.'}"
 
 
 def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> list[str]:
-    """Return the `count` known keys most similar to a misspelled key, best first.
+    """Return up to `count` known keys that a misspelled key may mean, most similar first.
 
-    If keys have the same last part, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`, only these are returned.
-    Otherwise, keys that are similar as a whole come before keys with a similar last part.
+    They have the same last part, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`; else a similar one, or one that
+    contains all its words, e.g. `trainer.n_gpus_per_node` for `gpus`.
     """
     ends = {key: key.rpartition(".")[2] for key in known_keys}
     last = name.rpartition(".")[2]
-    if same_end := [key for key, end in ends.items() if end == last]:
-        return list(dict.fromkeys(find_similar(name, same_end, count) + same_end))[:count]
-    close_ends = find_similar(last, set(ends.values()), count, cutoff=0.6)
-    like_end = [key for close in close_ends for key, end in ends.items() if end == close]
-    return list(dict.fromkeys(find_similar(name, ends, count) + like_end))[:count]
+    close = [last] if last in ends.values() else find_similar(last, {*ends.values()}, count, cutoff=0.6)
+    words = set() if close == [last] else {*last.split("_")}
+    near = [key for key, end in ends.items() if end in close or (words and words <= {*end.split("_")})]
+    return find_similar(name, near, count, cutoff=0)
 
 
 def describe_validation_errors(

@@ -146,7 +146,8 @@ def find_option_status(name: str, *schemas: type[BaseModel]) -> str | None:
     last = name.rpartition(".")[2]
     has_last = any(key.rpartition(".")[2] == last for schema in schemas for key in list_keys(schema))
     names = [name] if has_last else [name, last]
-    pairs = [(project, find_key_status(project, one, *schemas)) for one in names for project in PROJECTS]
+    others = [project for project in PROJECTS if project != "verl"]
+    pairs = [(project, find_key_status(project, one, *schemas)) for one in names for project in others]
     return next((f"an option of {PROJECTS[project]}, {status}" for project, status in pairs if status), None)
 
 

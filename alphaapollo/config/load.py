@@ -27,6 +27,7 @@ from pydantic import BaseModel
 
 from alphaapollo.config.build import build_config
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.key_tables import find_option_status
 from alphaapollo.config.keys import (
     find_map_key_of_entry,
     format_override,
@@ -48,6 +49,9 @@ from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
+MULTIRUN = ("--multirun", "-m")  # options of Hydra
+SWEPT_MODULES = {"trainer.main_ppo": "rl"} | {f"trainer.main_{name}": name for name in ("sft", "dpo", "rm")}
+OPTIONS = "Options are --config, --config-name, --config-dir, --cfg and --help"
 IGNORED = ("defaults", "hydra")  # sections of a YAML file that are not keys
 NUMBER, SPECIAL = r"[+-]?[\d.][\w.+-]*|true|false|nan|inf", r"[^\s,\[\]{}()]*[#~][^\s,\[\]{}()]*"
 UNLIKE_TEXT = re.compile(rf"(?<=[=\[,])\s*({NUMBER}|{SPECIAL})\s*(?=[,\]]|$)", re.IGNORECASE)
@@ -106,7 +110,7 @@ def load_config_and_user_settings(
     """
     shipped = find_shipped_config_folder()
     presets = [f"{file.parent.name}={file.stem}" for file in sorted(shipped.glob("*/*.yaml"))] * (schema is Config)
-    options = _parse_options(argv, find_command_module(config_name), presets)
+    options = _parse_options(argv, schema, find_command_module(config_name), presets)
     folders = [Path(options.config_dir).expanduser().resolve(), shipped] if options.config_dir else [shipped]
     if not folders[0].is_dir():
         raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
@@ -309,7 +313,9 @@ def save_config(config: BaseModel, path: Path) -> None:
     replace_file(path, [dump_yaml(config).encode()])
 
 
-def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> argparse.Namespace:
+def _parse_options(
+    argv: Sequence[str], schema: type[BaseModel], module: str, presets: Sequence[str]
+) -> argparse.Namespace:
     program = f"python -m alphaapollo.{module}"
     parser = argparse.ArgumentParser(program, allow_abbrev=False, exit_on_error=False, epilog=EXPLAIN)
     setting = "a key to set, e.g. trainer.seed=1 or data.train_files=[a.parquet,b.parquet], or a preset to apply: "
@@ -323,10 +329,14 @@ def _parse_options(argv: Sequence[str], module: str, presets: Sequence[str]) -> 
         options, unknown = parser.parse_known_intermixed_args(list(argv))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}. See --help.") from None
+    if unknown and unknown[0] in MULTIRUN and (name := SWEPT_MODULES.get(module)):
+        words = shlex.join([name, *(word for word in argv if word not in MULTIRUN)])
+        raise ConfigError(f"{unknown[0]}: a command is one run. For all combinations, run: alphaapollo sweep {words}")
     if unknown:
-        raise ConfigError(
-            f"unknown option {unknown[0]}. Options are --config, --config-name, --config-dir, --cfg and --help."
-        )
+        name = unknown[0].lstrip("-").partition("=")[0].replace("-", "_")
+        status = "a key" if name in list_keys(schema) else find_option_status(name, schema)
+        hint = f"It is {status}. Keys are set without dashes: KEY=VALUE" if status else OPTIONS
+        raise ConfigError(f"unknown option {unknown[0]}. {hint}.")
     return options
 
 
@@ -341,28 +351,41 @@ def flatten_maps(values: JsonObject, prefix: str = "") -> JsonObject:
 
 
 def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Override]:
-    parser = OverridesParser.create()
-    overrides = []
-    for word in words:
-        # Quote what Hydra would not read as it is typed, e.g. trainer.experiment_name=1e3.
-        if not {*"'\""} & {*word} and _takes_text(schema, word.partition("=")[0].lstrip("+")):
-            word = UNLIKE_TEXT.sub(r"'\1'", word)
-        try:
-            word.encode()  # raises for an unpaired surrogate
-            override = parser.parse_override(word)
-        except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits
-            reason = str(error).replace("missing EQUAL at '<EOF>'", "there is no =")
-            raise ConfigError(
-                f"{word}: not of the form KEY=VALUE ({reason}). Quote values with special characters twice: "
-                f"""'KEY="a value"'."""
-            ) from None
-        if not override.key_or_group:
-            raise ConfigError(f"{word}: not of the form KEY=VALUE (there is no key before the =).")
+    overrides = [_parse_override(word, schema) for word in words]
+    for word, override in zip(words, overrides, strict=True):
         if override.is_sweep_override():
             key, _, value = word.partition("=")
-            raise ConfigError(f"{word} sets several values. Set one, or write a list: '{key}=[{value}]'.")
-        overrides.append(override)
+            one_run = f"Set one, or write a list: '{key}=[{value}]'."
+            raise ConfigError(f"{word} sets several values. {one_run} For a run with each: alphaapollo sweep.")
     return overrides
+
+
+def list_values_to_sweep(word: str, schema: type[BaseModel]) -> list[str]:
+    """Return a word `KEY=VALUE` for each of the values of `KEY=VALUE,VALUE`, or of Hydra's choice() or range()."""
+    override = _parse_override(word, schema)
+    if not override.is_sweep_override():
+        return [word]
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"{word}: interval() and glob() list no values. Write them, or use range(start,stop,step).")
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+
+
+def _parse_override(word: str, schema: type[BaseModel]) -> Override:
+    # Quote what Hydra would not read as it is typed, e.g. trainer.experiment_name=1e3.
+    if not {*"'\""} & {*word} and _takes_text(schema, word.partition("=")[0].lstrip("+")):
+        word = UNLIKE_TEXT.sub(r"'\1'", word)
+    try:
+        word.encode()  # raises for an unpaired surrogate
+        override = OverridesParser.create().parse_override(word)
+    except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits
+        reason = str(error).replace("missing EQUAL at '<EOF>'", "there is no =")
+        raise ConfigError(
+            f"{word}: not of the form KEY=VALUE ({reason}). Quote values with special characters twice: "
+            f"""'KEY="a value"'."""
+        ) from None
+    if not override.key_or_group:
+        raise ConfigError(f"{word}: not of the form KEY=VALUE (there is no key before the =).")
+    return override
 
 
 def _is_preset(override: Override, folders: Sequence[Path]) -> bool:

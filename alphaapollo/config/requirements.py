@@ -16,7 +16,8 @@ from alphaapollo.config.keys import format_value, get_value, walk_sections
 from alphaapollo.config.resolve import count_engine_gpus, count_engines
 from alphaapollo.config.schema.algorithm import Actor, Filtration, RolloutCorrection
 from alphaapollo.config.schema.base import Device, Section
-from alphaapollo.config.schema.commands import Config, TuningConfig, TuningData
+from alphaapollo.config.schema.commands import Config, TuningConfig
+from alphaapollo.config.schema.data import TrainingFiles
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import EvolvingConfig, GenerationConfig, ServedModel
 from alphaapollo.config.schema.model import Fsdp, Optimizer, Rollout
@@ -105,11 +106,12 @@ def list_divisors(*numbers: int) -> str:
     RunSettings,
     "device",
     "this machine has no GPU",
-    "Set trainer.device=auto or cpu, or RAY_ADDRESS of a cluster with GPUs",
+    "Set trainer.device=auto or cpu, {}RAY_ADDRESS of a cluster with GPUs",
 )
 def machine_lacks_gpus(trainer: Any, context: CheckContext) -> Any:
     own = not isinstance(context.config, EvolvingConfig) or any(model.path for model in context.config.models.values())
-    return context.device == "cuda" and not context.num_gpus and own
+    plan = "trainer.dry_run=true with trainer.planned_device=h100 to plan for GPUs, " * isinstance(trainer, Training)
+    return context.device == "cuda" and not context.num_gpus and own and (f"{plan}or ",)
 
 
 @requirement(Optimizer, "name", "torchao is not installed", "Install it with pip, or set adamw")
@@ -249,8 +251,8 @@ def selection_exceeds_the_group(filtration: Filtration, context: CheckContext) -
     return filtration.selects and not 0 < (filtration.size or 0) <= n and n
 
 
-@requirement(TuningData, "source_weights train_files", "there must be one weight per file", "Add or remove weights")
-def files_lack_weights(data: TuningData, context: CheckContext) -> Any:
+@requirement(TrainingFiles, "source_weights train_files", "there must be one weight per file", "Add or remove weights")
+def files_lack_weights(data: TrainingFiles, context: CheckContext) -> Any:
     files = [data.train_files] if isinstance(data.train_files, str) else data.train_files
     return data.source_weights and len(data.source_weights) != len(files)
 

@@ -8,16 +8,22 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alphaapollo.config.resolve import count_engine_processes, count_engine_threads
-from alphaapollo.config.schema import Config, Rollout, Trainer
+from alphaapollo.config.resolve import (
+    count_engine_gpus,
+    count_engine_processes,
+    count_engine_threads,
+    count_engines,
+)
+from alphaapollo.config.schema import Config, Rollout, Trainer, TuningConfig
 from alphaapollo.config.schema.base import Device
+from alphaapollo.config.schema.planned_device import get_planned_gpu_memory
 
 
 @dataclass(frozen=True)
 class Machine:
     """Resources of one node: of this machine, or of the largest node of the cluster at RAY_ADDRESS."""
 
-    num_cores: int
+    num_cores: int  # 0: unknown
     num_gpus: int
     gpu_memory: int = 0  # bytes of one GPU; 0: no GPU, or unknown
     memory: int = 0  # bytes of main memory; 0: unknown
@@ -113,6 +119,17 @@ def detect_machine() -> Machine:
         gpu_memory=query_smallest_gpu_memory_bytes(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
+
+
+def make_planned_machine(config: Config | TuningConfig) -> Machine:
+    """Return a node with the GPUs that trainer.planned_device names: as many as the run uses, at least eight."""
+    num_gpus, memory = config.trainer.n_gpus_per_node, get_planned_gpu_memory(config.trainer.planned_device)
+    if isinstance(config, Config):
+        rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+        engines = count_engines(rollout, "cuda", count_engine_gpus(rollout, trainer))
+        if not (rollout.colocate or rollout.nnodes):
+            num_gpus += -(-engines // trainer.nnodes) * rollout.tensor_model_parallel_size
+    return Machine(num_cores=0, num_gpus=max(8, num_gpus), gpu_memory=memory)
 
 
 def query_smallest_gpu_memory_bytes() -> int:

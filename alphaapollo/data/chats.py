@@ -108,6 +108,13 @@ def join_context(context: list[Message], chat: list[Message]) -> list[Message]:
     return [*context, *chat[len(systems[1:]) :]]
 
 
+def add_system_message(chat: list[Message], system_prompt: str) -> list[Message]:
+    """Put a system message before a chat without one, if `system_prompt` is not empty."""
+    if not system_prompt or chat[0]["role"] == "system":
+        return chat
+    return [Message(role="system", content=system_prompt), *chat]
+
+
 def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
     """Return the variables for the chat template in the columns `chat_template_kwargs`, `tools` and `enable_thinking`.
     Raises ValueError if a column is malformed."""
@@ -239,16 +246,24 @@ class RowContext:
     messages: list[Message]  # system message and earlier turns
     images: list[EncodedImage] | None  # of the column `images`
     reader: ImageReader
+    system_prompt: str = ""  # data.system_prompt
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], reader: ImageReader) -> RowContext:
+    def from_row(cls, row: Mapping[str, Any], reader: ImageReader, system_prompt: str = "") -> RowContext:
         """Read the columns. Raises ValueError if one is malformed."""
-        return cls(read_template_arguments(row), read_context(row), read_image_column(row, reader), reader)
+        images = read_image_column(row, reader)
+        return cls(read_template_arguments(row), read_context(row), images, reader, system_prompt)
+
+    @property
+    def needs_chat(self) -> bool:
+        """Whether the context is for chats, so that a text is the user's message."""
+        return bool(self.messages or self.system_prompt or "tools" in self.template_arguments)
 
     def read_chat(self, value: Sequence[object], column: str) -> list[Message]:
         """Read the chat in a column, with its images, after the messages of the context. Raises ValueError if it is
         malformed."""
-        return join_context(self.messages, place_images(read_chat(value, repr(column), self.reader), self.images))
+        chat = join_context(self.messages, place_images(read_chat(value, repr(column), self.reader), self.images))
+        return add_system_message(chat, self.system_prompt)
 
     def check_has_no_images(self, column: str) -> None:
         """Raise ValueError if there are images, because the prompt in `column` is a text."""

@@ -165,7 +165,8 @@ def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
 def _split_row_into_pieces(
     row: DataRow, renderer: Renderer, data: SftData, reader: ImageReader
 ) -> list[list[TextPiece]]:
-    context, thoughts, last_turn_only = RowContext.from_row(row, reader), read_thoughts(row), data.train_turns == "last"
+    context, thoughts = RowContext.from_row(row, reader, data.system_prompt), read_thoughts(row)
+    last_turn_only = data.train_turns == "last"
     value = row.get(data.messages_key)
     messages = read_chat_text(value) or value
     if messages is not None:
@@ -178,6 +179,8 @@ def _split_row_into_pieces(
         chat = _add_missing_thoughts(context.read_chat(messages, data.messages_key), thoughts)
         return split_chat(chat, renderer.with_arguments(context.template_arguments), last_turn_only)
     if not row.keys() & {data.prompt_key, data.response_key}:  # SFT_FORMATS: plain text
+        if data.system_prompt:
+            raise ValueError("data.system_prompt is for chats, but the row is a plain text. Remove one of them.")
         return [make_text_pieces("", read_text_column(row, "text").removeprefix(renderer.added_bos))]
     answer, prompt = read_answer(row, data.response_key, reader), row.get(data.prompt_key)
     return join_prompt_and_answer(prompt, data.prompt_key, answer, context, renderer, thoughts, last_turn_only)
@@ -213,7 +216,7 @@ def join_prompt_and_answer(
     prompt = read_chat_text(prompt) or prompt
     if not isinstance(prompt, list):
         text = read_text_column({prompt_key: prompt}, prompt_key)
-        if context.messages or "tools" in {**renderer.template_arguments, **context.template_arguments}:
+        if context.needs_chat or "tools" in renderer.template_arguments:
             prompt = [Message(role="user", content=text)]
         else:
             context.check_has_no_images(prompt_key)

@@ -148,7 +148,7 @@ def _parse_row(
     row: DataRow, renderer: Renderer, data: PairData, single_answers: bool, reader: ImageReader
 ) -> tuple[list[list[TextPiece]], PreferenceExample]:
     """Return the pieces of the answers of a row, each with the prompt, and the example without tokens."""
-    context, source = RowContext.from_row(row, reader), row.get("data_source")
+    context, source = RowContext.from_row(row, reader, data.system_prompt), row.get("data_source")
     example = PreferenceExample([], [True, False], source if isinstance(source, str) else "", _read_margin(row, data))
     prompt: object = None
     if single_answers and isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= row.keys():

@@ -40,34 +40,50 @@ def load_prompts(
     allow_image_urls: bool = False,
     renderer: Renderer | None = None,
     findings: list[DataFinding] | None = None,
+    system_prompt: str = "",
+    ground_truth_key: str = "",
 ) -> list[Prompt]:
     """Load the prompts of data files, in order. `Prompt.id` is the index of the row over all files. What is not read is
     added to `findings`. Raises ValueError for invalid files, rows or images, or a mix of chats and texts."""
     prompts: list[Prompt] = []
-    for path in to_file_list(files):
+    for file, path in enumerate(to_file_list(files)):
         names = {"prompt": prompt_key}
         rows, unread = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, names, renderer=renderer)
         if findings is not None:
             findings += unread
-        first = next((row[prompt_key] for row in rows if row.get(prompt_key) is not None), None)
-        is_text_of_chat = read_chat_text(first) is not None
-        is_chat = isinstance(prompts[0].content, list) if prompts else is_text_of_chat or isinstance(first, list)
+        if ground_truth_key and not any(ground_truth_key in row for row in rows):
+            columns = ", ".join(rows[0]) if len(rows) else "none"
+            raise ValueError(f"{path} has no column data.ground_truth_key={ground_truth_key}. Columns: {columns}.")
         reader, is_json = ImageReader(rows.source.folder, allow_image_urls), ".json" in rows.source.files[0].name
         convert = partial(
-            _convert_row_to_prompt, prompt_key=prompt_key, is_chat=is_chat, is_json=is_json, reader=reader
+            _convert_row_to_prompt,
+            prompt_key=prompt_key,
+            ground_truth_key=ground_truth_key,
+            system_prompt=system_prompt,
+            is_json=is_json,
+            reader=reader,
         )
         converted_rows = convert_rows(path, rows, convert)
         prompts += [
-            replace(prompt, id=number, location=location)
+            replace(prompt, id=number, file=file, location=location)
             for number, (prompt, location) in enumerate(zip(converted_rows, rows.locations, strict=True), len(prompts))
         ]
+    others = [one for one in prompts if isinstance(one.content, str) != isinstance(prompts[0].content, str)]
+    if others:
+        kind, kind_of_first = ("text", "chat") if isinstance(others[0].content, str) else ("chat", "text")
+        raise ValueError(
+            f"{len(others)} of {len(prompts)} prompts, the first in {others[0].location}: {prompt_key!r} is a {kind}, "
+            f"but the first prompt is a {kind_of_first}. Use chats or texts, not both."
+        )
     return prompts
 
 
-def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool, is_json: bool, reader: ImageReader) -> Prompt:
+def _convert_row_to_prompt(
+    row: DataRow, prompt_key: str, ground_truth_key: str, system_prompt: str, is_json: bool, reader: ImageReader
+) -> Prompt:
     if not is_json:  # parquet adds the keys of all rows to each row, with the value None
         row = {name: value if name == prompt_key else drop_none(value) for name, value in row.items()}
-    context = RowContext.from_row(row, reader)
+    context = RowContext.from_row(row, reader, system_prompt)
     reward_model, extra_info, env_kwargs = (
         _read_struct_column(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
     )
@@ -81,6 +97,7 @@ def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool, is_json
     answer = row.get("answer")
     truths.append(answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer)  # GSM8K
     truths += map(row.get, TRUTH_COLUMNS)
+    truths = [row.get(ground_truth_key)] if ground_truth_key else truths
     data_source, name = row.get("data_source"), row.get("dataset")
     name = name[0] if isinstance(name, list) and len(name) == 1 else name
     data_source = name if data_source is None and isinstance(name, str) else data_source
@@ -89,7 +106,7 @@ def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool, is_json
     return Prompt(
         id=0,
         data_source=data_source or "",
-        content=_read_prompt_content(row, prompt_key, is_chat, context),
+        content=_read_prompt_content(row, prompt_key, context),
         ground_truth=next((truth for truth in truths if truth is not None), None),
         extra_info=extra_info,
         env_kwargs=env_kwargs,
@@ -97,23 +114,21 @@ def _convert_row_to_prompt(row: DataRow, prompt_key: str, is_chat: bool, is_json
     )
 
 
-def _read_prompt_content(row: DataRow, prompt_key: str, is_chat: bool, context: RowContext) -> list[Message] | str:
-    """Return the chat of a row with its images, or its text. Raises ValueError if it is invalid, or a chat where
-    `is_chat` is False or vice versa."""
+def _read_prompt_content(row: DataRow, prompt_key: str, context: RowContext) -> list[Message] | str:
+    """Return the chat of a row with its images, or its text. Raises ValueError if it is invalid."""
     value, label = row.get(prompt_key), f"{prompt_key!r}"
     if value is None:
         raise ValueError(f"{label} is missing. Fill it or remove the row.")
     if not isinstance(value, str | list):
         raise ValueError(f"{label} is {shorten_repr(value)}; it must be text or a list of chat messages.")
     value = read_chat_text(value) or value
-    if isinstance(value, list) != is_chat:
-        kinds = ("a text", "a chat") if is_chat else ("a chat", "a text")
-        raise ValueError(f"{label} is {kinds[0]}, but the first prompt is {kinds[1]}. Use chats or texts, not both.")
     if isinstance(value, str):
         if not value.strip():
             raise ValueError(f"{label} is empty. Fill it or remove the row.")
-        context.check_has_no_images(prompt_key)
-        return value
+        if not context.needs_chat:
+            context.check_has_no_images(prompt_key)
+            return value
+        value = [Message(role="user", content=value)]
     messages = context.read_chat(value, prompt_key)
     if messages[-1]["role"] == "assistant":
         raise ValueError(f"{label} ends with an assistant message. Remove it; the model generates the answer.")

@@ -118,7 +118,8 @@ class EvolutionPreparation(Preparation):
     def read_data(self) -> None:
         """Read the problems, and compare them with those of an interrupted run."""
         config, data = self.config, self.config.data
-        prompts = load_prompts(name_splits(data.path, HELD_OUT, self.notices), data.prompt_key)
+        files, keys = name_splits(data.path, HELD_OUT, self.notices), (data.system_prompt, data.ground_truth_key)
+        prompts = load_prompts(files, data.prompt_key, False, None, None, *keys)
         if any(collect_images(prompt.content) for prompt in prompts):
             raise ValueError(
                 f"data.path={data.path} has prompts with images, but roles exchange texts only. Remove these rows."

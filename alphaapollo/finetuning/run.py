@@ -19,8 +19,8 @@ from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.data.cache import load_or_compute
 from alphaapollo.data.examples import LoadedExamples, make_source_names
 from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits
+from alphaapollo.data.mixture import describe_mixture, make_stream
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.finetuning.dpo import DpoTask, RewardModelTask
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningProgress, FinetuningRun, FinetuningTask, train
@@ -40,6 +40,7 @@ from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.runs.training_examples import NUM_LOGGED, write_examples
 from alphaapollo.session.inputs import load_renderer
 from alphaapollo.session.prepare import Preparation
+from alphaapollo.session.progress import TrainingGoal, check_has_validation_data
 from alphaapollo.session.start import open_session
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
@@ -70,10 +71,14 @@ class FinetuningPreparation(Preparation):
         return FinetuningProgress.read(self.start.checkpoint) if self.start.checkpoint else FinetuningProgress()
 
     @property
+    def goal(self) -> TrainingGoal:
+        return self.plan.goal
+
+    @property
     def is_complete(self) -> bool:
         """Whether the run has no steps left and its model is exported, so that nothing is left to do."""
         exported = self.start.has_exported_model() or not self.config.trainer.export_hf
-        return self.start.step >= self.plan.total_steps and exported
+        return self.plan.goal.is_last_step(self.progress, self.start.step) and exported
 
     def list_models(self) -> list[ModelUse]:
         config, trains_scores = self.config, isinstance(self.config, RmConfig)
@@ -108,12 +113,11 @@ class FinetuningPreparation(Preparation):
         self.renderer = load_renderer(self.model, self.config.data.apply_chat_template_kwargs)
 
     def read_data(self) -> None:
-        trainer, data = self.config.trainer, self.config.data
         self.train, self.val, notices = _read_examples(self.task, self.config, self.renderer, self.start.inputs.digests)
         self.notices += notices
         self.findings = self.train.findings
-        if trainer.keep_best and not self.val and not getattr(data, "val_prompts", ""):
-            raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
+        has_prompts = bool(getattr(self.config.data, "val_prompts", ""))
+        check_has_validation_data(self.config.trainer, bool(self.val) or has_prompts)
 
     def plan_memory(self) -> None:
         """Estimate the memory of a device, choose what depends on it, and complete the plan."""
@@ -123,8 +127,10 @@ class FinetuningPreparation(Preparation):
         may_choose = config.model.enable_gradient_checkpointing == "auto"
         request = self.task.make_memory_request(self.train.examples)
         fitted, self.memory, more = fit_to_memory_if_measurable(resolved, device, self.machine, may_choose, request)
+        self.chosen = fitted
         self.notices += more
-        stream = make_example_stream(config, self.train.file_sizes, self.start.inputs.data_start)
+        sizes, data = dict(enumerate(self.train.file_sizes)), config.data
+        stream = make_stream(data, sizes, data.seed, self.start.inputs.data_start)
         decode = self.renderer.tokenizer.decode
         self.plan = FinetuningPlan(
             task=self.task,
@@ -137,21 +143,20 @@ class FinetuningPreparation(Preparation):
             train=self.train,
             val=self.val,
             stream=stream,
-            total_steps=trainer.total_training_steps
-            or max(1, stream.num_prompts * trainer.total_epochs // config.data.train_batch_size),
+            goal=TrainingGoal.from_settings(trainer, stream.num_prompts, config.data.train_batch_size),
         )
 
     def describe(self) -> RunPlan:
         """Describe model, data, steps, ranks and memory of the run, and all notices."""
         trainer, memory, plan, size = self.config.trainer, self.memory, self.plan, self.config.data.train_batch_size
-        epochs, num_val = plan.total_steps * size / plan.stream.num_prompts, sum(map(len, plan.val.values()))
+        epochs, num_val = plan.goal.max_steps * size / plan.stream.num_prompts, sum(map(len, plan.val.values()))
         without_ray = "in forked processes" if has_worker_processes(trainer) else "in this process"
         controller = "over Ray" if resolve_controller(trainer) == "ray" else without_ray
         settings = {
             "model": f"{plan.config.model.path}, {plan.model.dtype}{plan.model.lora_summary}",
             "data": f"{len(plan.train.examples)} examples" + (f", {num_val} for validation" if num_val else ""),
-            **(_describe_sources(plan, epochs) if len(plan.train.file_sizes) > 1 else {}),
-            "steps": f"{plan.total_steps} of {size} examples, {epochs:.2f} epochs",
+            **describe_mixture(self.config.data, dict(enumerate(plan.train.file_sizes)), epochs),
+            "steps": f"{plan.goal.max_steps} of {size} examples, {epochs:.2f} epochs",
             "micro-batch": f"at most {plan.max_tokens} tokens",
             "ranks": f"{plan.placement.describe_ranks()}, {controller}",
             "files": format_value(plan.config.data.train_files),
@@ -167,16 +172,6 @@ class FinetuningPreparation(Preparation):
 def prepare_run(config: TuningConfig, user_settings: UserSettings, console: Console) -> FinetuningPreparation:
     """Check the configuration and the data, plan the memory and print the plan. Raises ValueError for invalid input."""
     return FinetuningPreparation(config, console, user_settings).prepare()
-
-
-def make_example_stream(
-    config: TuningConfig, file_sizes: list[int], start: int = 0
-) -> PromptStream | WeightedFileStream:
-    """Create the order of training examples. file_sizes: number of examples in each file. start: see PromptStream."""
-    data = config.data
-    if data.source_weights is None:
-        return PromptStream(sum(file_sizes), data.seed, data.shuffle, start)
-    return WeightedFileStream(file_sizes, data.source_weights, data.seed, data.shuffle, start)
 
 
 @HEARTBEAT.record_call("read examples")
@@ -196,12 +191,6 @@ def _read_examples(
 
     train_files = name_splits(data.train_files, TRAIN, notices)
     train = load(train_files, "data.train_files", data.train_max_samples)
-    if data.source_weights is not None and 0 in train.file_sizes:
-        empty = make_source_names(train_files)[train.file_sizes.index(0)]
-        raise ValueError(
-            f"data.source_weights has a weight for {empty}, but data.train_max_samples and data.max_length exclude all "
-            "examples of this file. Increase one of these keys, or remove the file and its weight."
-        )
     notices += [f"data.train_files: {notice}" for notice in train.notices]
     val: dict[str, list[Any]] = {}
     if data.val_files:
@@ -214,16 +203,6 @@ def _read_examples(
     return train, val, notices
 
 
-def _describe_sources(plan: FinetuningPlan, epochs: float) -> dict[str, str]:
-    """Return one line per training file: number of examples, share of each batch, and passes in the run."""
-    data, sizes, rows = plan.config.data, plan.train.file_sizes, {}
-    weights = data.source_weights or [1.0] * len(sizes)
-    for name, size, weight in zip(make_source_names(data.train_files), sizes, weights, strict=True):
-        share = size * weight / sum(s * w for s, w in zip(sizes, weights, strict=True))
-        rows[f"  {name}"] = f"{size} examples x {weight:g}, {share:.0%} of a batch, {weight * epochs:.2f} passes"
-    return rows
-
-
 async def run(prepared: FinetuningPreparation, progress: FinetuningProgress) -> None:
     """Train from `progress` to the last step, export the model, and end all started processes."""
     config, trainer, plan, start = prepared.config, prepared.config.trainer, prepared.plan, prepared.start
@@ -231,12 +210,12 @@ async def run(prepared: FinetuningPreparation, progress: FinetuningProgress) -> 
         plan.task.worker_class,
         config.model_copy(update={"fsdp_config": plan.fsdp}),
         plan.model,
-        optimizer_steps=plan.total_steps,
+        optimizer_steps=plan.goal.max_steps,
         saves_in_background=prepared.memory is None or prepared.memory.saves_in_background,
     )
     run_id = new_run_id() if has_worker_processes(trainer) else ""
     specs = WorkerSpecs(placement=plan.placement, run_id=run_id, rank_builders={"trainer": build})
-    prepared.console.start(plan.total_steps, progress.step)
+    prepared.console.start(plan.goal.max_steps, progress.step)
     async with open_session(prepared, specs, Timer()) as session, AsyncExitStack() as stack:
         model = session.workers.trainer
         ready = FinetuningRun(plan, model, progress, session)
@@ -248,4 +227,6 @@ async def run(prepared: FinetuningPreparation, progress: FinetuningProgress) -> 
         if start.checkpoint:
             await session.resume(start.checkpoint)
         await session.train(train(ready))
+        if reason := plan.goal.describe_early_end(progress):
+            prepared.console.notify(reason)
         await session.export(model)

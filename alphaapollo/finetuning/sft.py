@@ -151,7 +151,8 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
 
 def make_val_prompt_data(config: SftConfig) -> GenerationData:
     """Return a config section `data` of main_generation for the held-out prompts."""
-    names = ("prompt_key", "max_prompt_length", "max_response_length", "truncation", "apply_chat_template_kwargs")
+    names = ["prompt_key", "max_prompt_length", "max_response_length", "truncation"]
+    names += ["system_prompt", "apply_chat_template_kwargs"]
     return GenerationData(path=config.data.val_prompts, **{name: getattr(config.data, name) for name in names})
 
 

@@ -22,8 +22,9 @@ from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.runs.checkpoint_folder import RunProgress
 from alphaapollo.runs.training_examples import LoggedExample
+from alphaapollo.session.progress import TrainingGoal
 from alphaapollo.session.training import TrainingSession
-from alphaapollo.utils.frequency import is_due
+from alphaapollo.utils.frequency import is_checkpoint_due, is_due
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class FinetuningPlan:
     train: LoadedExamples[Any]
     val: dict[str, list[Any]]  # validation examples by source
     stream: PromptStream | WeightedFileStream
-    total_steps: int
+    goal: TrainingGoal
 
     @property
     def padded(self) -> bool:
@@ -110,6 +111,7 @@ class FinetuningRun:
     trainer: FinetuningGroup[Any]
     progress: FinetuningProgress
     session: TrainingSession
+    clock: Callable[[], float] = time.perf_counter  # seconds
 
 
 async def train(run: FinetuningRun) -> None:
@@ -117,10 +119,11 @@ async def train(run: FinetuningRun) -> None:
     plan, progress, session, task = run.plan, run.progress, run.session, run.plan.task
     trainer, size, writer = plan.config.trainer, plan.config.data.train_batch_size, session.checkpoint_writer
     val_batches = {source: task.make_batches(examples, plan) for source, examples in plan.val.items()}
-    begin, tokens = time.perf_counter(), 0
-    while progress.step < plan.total_steps:
+    begin, tokens = run.clock(), 0
+    saved = begin
+    while not plan.goal.is_last_step(progress, progress.step):
         step = progress.step + 1
-        is_last = step == plan.total_steps
+        is_last = plan.goal.is_last_step(progress, step)
         indices = plan.stream.prompt_indices(progress.examples_consumed, size)
         batches = task.make_batches([plan.train.examples[index] for index in indices], plan)
         writer.mark_models_inconsistent()
@@ -133,15 +136,19 @@ async def train(run: FinetuningRun) -> None:
             progress.validation |= await task.validate(run, step)
             writer.checkpoints.check_keep_best_metric(progress.validation)
             metrics |= progress.validation
+            plan.goal.early_stopping.observe(progress, progress.validation)
+            is_last = plan.goal.is_last_step(progress, step)
         progress.step, progress.examples_consumed = step, progress.examples_consumed + size
         metrics |= writer.pop_metrics()
         if is_last or step % trainer.log_freq == 0 or any(name.startswith("val/") for name in metrics):
             metrics["train/epoch"] = progress.examples_consumed / plan.stream.num_prompts
-            metrics["train/tokens_per_second"] = tokens / (time.perf_counter() - begin)
+            metrics["train/tokens_per_second"] = tokens / (run.clock() - begin)
             session.log(step, metrics)
         writer.mark_models_consistent(progress)
-        if is_due(step, trainer.save_freq, is_last):
+        has_score = bool(trainer.keep_best and progress.validation)
+        if is_checkpoint_due(step, trainer.save_freq, is_last, has_score, run.clock() - saved):
             await session.save(progress)
+            saved = run.clock()
 
 
 async def validate(run: FinetuningRun, val_batches: Mapping[str, Sequence[object]]) -> dict[str, float]:

@@ -45,6 +45,8 @@ MAIN_METRICS = (  # of each group, the first metric that the run has logged is s
     ("distill/divergence", "distill/reverse_kl"),
     ("distill/agreement",),
     ("reward/accuracy", "critic/score/mean", "train/loss"),
+    ("train/accuracy",),
+    ("val/margin", "train/margin"),
 )
 
 
@@ -77,7 +79,8 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
                 console.status_folder = trainer.folder
                 try:
                     if trains and prepared.is_complete:
-                        console.show_line(format_completed_run_message(prepared.start.step))
+                        early_end = prepared.goal.describe_early_end(prepared.progress)
+                        console.show_line(format_completed_run_message(prepared.start.step, early_end))
                     elif trains:
                         with record_in_history(trainer.folder):
                             run_with_restarts(prepared, module.run, console)

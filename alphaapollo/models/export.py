@@ -254,6 +254,26 @@ def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto", 
         raise ValueError(f"{shards[0].parent} of verl cannot be converted: {reason}. {fix}") from error
 
 
+def write_converted_model(source: Path, folder: Path, dtype: str, trusts_code: bool = False) -> None:
+    """Write a copy of a Hugging Face folder with its weights in another dtype. dtype: auto = an exact copy. Raises
+    ValueError if the outputs of the copy differ by more than rounding explains."""
+    if dtype == "auto":
+        shutil.copytree(source, folder)
+        return
+    from safetensors.torch import load_file
+
+    model, chosen = Model(path=str(source), trust_remote_code=trusts_code), getattr(torch, dtype)
+    weights = {name: one for file in sorted(source.glob("*.safetensors")) for name, one in load_file(file).items()}
+    tensors = {name: one.to(chosen) if one.is_floating_point() else one for name, one in weights.items()}
+    config = load_config(model)
+    is_scorer = any("SequenceClassification" in name for name in config.architectures or ())
+    kind: ModelKind = "reward model" if is_scorer else "policy"
+    _write_folder(folder, tensors, config, chosen, model)
+    tokens = make_probe_tokens(config)
+    expected, written = (compute_transformers_outputs(one, kind, tokens, model) for one in (source, folder))
+    check_exported_outputs(expected, written, chosen)
+
+
 def _join_shards(parts: list[Any]) -> Tensor:
     """Return the complete tensor, of which each rank saved a part."""
     first = parts[0]

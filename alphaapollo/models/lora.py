@@ -22,6 +22,7 @@ from alphaapollo.config.schema import Lora, Model
 from alphaapollo.models.decoder import find_vision_modules
 from alphaapollo.models.load import load_causal_lm, load_reward_model
 from alphaapollo.models.sharding import full_tensor, local_tensor
+from alphaapollo.runs.model_card import format_card_head, shorten_path
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -193,14 +194,17 @@ def load_adapter(adapter: Path, base_path: str = "", trusts_code: bool = False) 
 
 
 def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], base_path: str) -> None:
-    """Write a LoRA adapter folder, which peft and vLLM load on the base model at `base_path`."""
+    """Write a LoRA adapter folder, which peft and vLLM load on the base model at `base_path`, with a model card."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = model.peft_config[ADAPTER]
     config.base_model_name_or_path = str(Path(base_path).resolve()) if Path(base_path).is_dir() else base_path
+    config.revision = getattr(model.config, "_commit_hash", None)  # of a model of the hub
     config.target_modules = sorted(config.target_modules)
     config.inference_mode = True
     config.save_pretrained(str(folder))
+    card = f"{format_card_head(base_path, is_adapter=True)}\n\nLoRA adapter of {shorten_path(base_path)}.\n"
+    (folder / "README.md").write_text(card, encoding="utf-8")
     shutil.copymode(folder / "adapter_config.json", folder / "adapter_model.safetensors")  # safetensors: owner only

@@ -95,7 +95,7 @@ def _check_iteration(metrics: Metrics, failure_reason: str) -> Warnings:
             "the samples of each prompt have equal rewards: every advantage is 0 and the policy loss has no gradient. "
             f"{fix}",
         )
-    elif metrics.get("actor/grad_norm", 1.0) == 0.0:
+    elif metrics.get("actor/grad_norm", 1.0) == 0.0 and metrics.get("groups/zero_variance", 0.0) < 1.0:
         yield (
             "gradient",
             "the policy's gradient is exactly 0 although some advantages are not: the weights are corrupt, or every "

@@ -48,6 +48,7 @@ class Console(AbstractContextManager["Console"]):
     def __init__(self, terminal: Terminal | None = None):
         self.terminal = terminal or Terminal(highlight=False, soft_wrap=True)
         self.num_warnings = 0
+        self.shows_status_lines = True  # without a live view; False while other output is expected
         self.resumed_step: int | None = None  # None: no iterations yet
         self.status_folder: Path | None = None  # locked run folder in which status.json is written; None: nowhere
         self._status = RunStatus()  # the last one that was written
@@ -168,7 +169,7 @@ class Console(AbstractContextManager["Console"]):
             self._write_status()
         if live is not None:
             live.update(render_view(self._view, elapsed), refresh=True)
-        elif terminal.num_prints != self._num_prints:
+        elif terminal.num_prints != self._num_prints or not self.shows_status_lines:
             self._num_prints, self._quiet_since = terminal.num_prints, time.monotonic()
         elif time.monotonic() - self._quiet_since >= QUIET_SECONDS:
             self.show_line(self._view.format_status(elapsed))

@@ -15,7 +15,7 @@ from alphaapollo.observability.metric_texts import format_duration, format_metri
 RECENT_STEPS = 20  # iterations from which the remaining time is estimated
 NEWEST_STEPS = 3  # iterations whose tokens are expected in those that follow
 SHOWN_WARNINGS = 3
-FIXED_PHASES = ("validate", "publish", "checkpoint")  # their time does not depend on the sampled tokens
+FIXED_PHASES = ("validate", "publish", "checkpoint", "evaluate", "save")  # do not depend on sampled tokens
 
 
 @dataclass

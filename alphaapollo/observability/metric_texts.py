@@ -23,6 +23,8 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
         "critic/score/mean": "reward {:.3f}",
         "reward/accuracy": "accuracy {:.3f}",
         "train/loss": "loss {:.4f}",
+        "train/accuracy": "accuracy {:.3f}",
+        "train/margin": "margin {:.3f}",
         "response_length/mean": "length {:,.1f}",
     },
     "critic": {"critic/vf_explained_var": "critic: explained variance {:.2f}"},
@@ -31,6 +33,7 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
         "val/reward": "reward {:.3f}",
         "val/accuracy_greedy": "greedy {:.3f}",
         "val/loss": "loss {:.4f}",
+        "val/margin": "margin {:.3f}",
     },
     "lost": {  # shown only if not 0
         "outcome/failed": "failed {:.0%}",

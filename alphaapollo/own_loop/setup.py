@@ -89,7 +89,10 @@ class LoopPreparation(PolicyPreparation):
 def check_settings(config: Config) -> None:
     """Raise ConfigError for settings that no call of a policy loss could use."""
     table = [row for row in COMBINATIONS if row.find_conflict is trust_region_of_distributions]
-    if errors := [*find_conflicts(CheckContext(config), table=table)]:
+    errors = [*find_conflicts(CheckContext(config), table=table)]
+    if config.trainer.dry_run:
+        errors.append("trainer.dry_run=true: a loop of your own has no dry run. Check its settings with main_ppo.")
+    if errors:
         raise ConfigError(errors)
 
 

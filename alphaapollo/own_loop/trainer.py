@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from alphaapollo.api import Settings
-from alphaapollo.launch.command import clean_up_processes
-from alphaapollo.observability.console import Console
+from alphaapollo.launch.command import clean_up_processes, open_console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.own_loop.setup import load_loop_config, prepare_loop
 from alphaapollo.processes.allocator import share_main_arena
@@ -27,6 +26,7 @@ from alphaapollo.session.publish import make_probe
 from alphaapollo.session.start import open_policy_session
 from alphaapollo.session.verbs import Verbs
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.utils.json_types import JsonObject
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def _make_sync(verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]]) ->
     @wraps(verb)
     def wait_for_verb(self: Trainer, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return self._submit(lambda verbs: verb(verbs, *args, **kwargs)).result()
+            return self._submit(verb, *args, **kwargs).result()
         except CancelledError as error:
             self._thread.join()
             raise (self._failure or error) from None
@@ -48,10 +48,19 @@ def _make_sync(verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]]) ->
     return wait_for_verb
 
 
+async def _call_verb(
+    verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]], verbs: Verbs, *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Call a verb, and count its time. The verbs that it calls are part of it."""
+    with verbs.timer(verb.__name__):
+        return await verb(verbs, *args, **kwargs)
+
+
 class Trainer:
     """Workers, engines, run folder and checkpoints of main_ppo for a loop of one's own: `with Trainer(...) as t:`.
 
-    If the run folder has checkpoints, the trainer resumes from the newest one, unless trainer.resume_mode=disable.
+    If the run folder has checkpoints step_N, the trainer resumes from the newest one (trainer.resume_mode=auto).
+    At the end of the block, the trained model is written to `folder`/model (trainer.export_hf).
 
     Args:
         settings: keys of main_ppo as a dict, or the path of a YAML file. The beginnings actor_rollout_ref.,
@@ -93,7 +102,14 @@ class Trainer:
         return self._verbs.result().progress.step
 
     @property
+    def state(self) -> JsonObject:
+        """Values of yours, e.g. `t.state["baseline"] = 0.5`: `save` writes them, and `load` and a trainer that resumes
+        replace them by those of the checkpoint."""
+        return self._verbs.result().state
+
+    @property
     def folder(self) -> Path:
+        """Run folder, with metrics.jsonl, checkpoints/ and at the end model/."""
         return self.config.trainer.folder
 
     @property
@@ -135,11 +151,14 @@ class Trainer:
         for name in self._environment.keys() - environment:
             os.environ.pop(name, None)
 
-    def _submit(self, call: Callable[[Verbs], Coroutine[Any, Any, T]]) -> Future[T]:
+    def _submit(
+        self, verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
         if not self._thread.is_alive():
             problem = f"has ended: {self._failure}" if self._failure else "is not running"
             raise RuntimeError(f"the trainer {problem}. Call its verbs inside `with alphaapollo.Trainer(...) as t:`.")
-        return asyncio.run_coroutine_threadsafe(call(self._verbs.result()), self._loop)
+        call = _call_verb(verb, self._verbs.result(), *args, **kwargs)
+        return asyncio.run_coroutine_threadsafe(call, self._loop)
 
     def _run(self) -> None:
         try:
@@ -151,15 +170,15 @@ class Trainer:
 
     def _run_in_temp_folder(self) -> int:
         check_started_once()
-        with lock_folder(self.folder), clean_up_processes():
-            console = Console()
-            prepared = prepare_loop(self.config, self._has_engines, console)
+        trainer = self.config.trainer
+        with lock_folder(self.folder), clean_up_processes(), open_console(trainer) as console:
+            with HEARTBEAT.record_call("prepare"):
+                prepared = prepare_loop(self.config, self._has_engines, console)
+            console.status_folder = self.folder
             specs, timer = prepared.make_specs(), Timer()
-            console.start(self.config.trainer.total_training_steps or 0, prepared.start.step)
+            console.start(trainer.total_training_steps or 0, prepared.start.step)
             probe = make_probe(prepared.renderer, PROBE_TEXT, self.config.data.max_length - 1)
-            session = open_policy_session(
-                prepared, specs, timer, probe, pauses_requests=True, keeps_all_checkpoints=True
-            )
+            session = open_policy_session(prepared, specs, timer, probe, pauses_requests=True)
 
             async def serve() -> None:
                 """Start the workers, run verbs until the caller closes the trainer, and end the workers."""
@@ -168,11 +187,16 @@ class Trainer:
                     verbs = Verbs(started, prepared.plan, prepared.renderer, prepared.reader)
                     await verbs.begin(prepared.start.checkpoint)
                     self._environment = dict(os.environ)
+                    console.end_live_view()
+                    console.shows_status_lines = False  # the caller's loop has its own output
                     self._verbs.set_result(verbs)
                     while not self._stop.is_set():
                         if not HEARTBEAT.list_active_calls():
                             HEARTBEAT.tick()  # the time between two verbs is no stall
                         await asyncio.to_thread(self._stop.wait, IDLE_SECONDS)
+                    console.shows_status_lines = True
+                    if self._loop_error is None:
+                        await verbs.finish()
 
             with record_in_history(self.folder):
                 asyncio.run(serve())
@@ -190,4 +214,4 @@ class AsyncVerbs:
 
     def __getattr__(self, name: str) -> Callable[..., asyncio.Future[Any]]:
         verb = getattr(Verbs, name)
-        return wraps(verb)(lambda *a, **k: asyncio.wrap_future(self._trainer._submit(lambda v: verb(v, *a, **k))))
+        return wraps(verb)(lambda *a, **k: asyncio.wrap_future(self._trainer._submit(verb, *a, **k)))

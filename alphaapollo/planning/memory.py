@@ -161,6 +161,15 @@ class RankModel:
     steps_per_update: int = 2
     device: Device = "cuda"
 
+    @property
+    def traffic_bytes(self) -> int:
+        """Bytes that a rank receives per micro-batch: the other ranks' weights twice, and float32 gradients."""
+        assert isinstance(self.fsdp, Fsdp)
+        others, experts = (self.shards - 1) / self.shards, self.sizes.expert_parameters
+        gathered = 1 - experts * (1 - 1 / self.fsdp.ep_size) / self.sizes.parameters
+        gradients = FLOAT32 * self.trained * (self.fsdp.sync_each_micro_batch and not self.adapts)
+        return int((2 * self.dtype_bytes * self.sizes.parameters + gradients) * gathered * others)
+
     def offloads(self, key: str) -> bool:
         """Return whether an offload key of fsdp_config is set. On a CPU, it has no effect."""
         return self.device == "cuda" and getattr(self.fsdp, key, False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal, TypeVar
 
 import torch
 
-from alphaapollo.config.keys import get_value, replace_value
+from alphaapollo.config.keys import format_value, get_value, replace_value
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import Machine
@@ -20,6 +21,7 @@ from alphaapollo.planning.memory_plan import (
     USABLE,
     MemoryPlan,
     MemoryRequest,
+    count_kv_token_bytes,
     get_trained_section,
     has_critic,
     plan_memory,
@@ -28,10 +30,12 @@ from alphaapollo.planning.memory_plan import (
 ROLE, ACTOR = "actor_rollout_ref.", "actor_rollout_ref.actor."
 CHECKPOINTING = f"{ROLE}model.enable_gradient_checkpointing"
 BUDGET, ENGINE_SHARE = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ROLLOUT}.gpu_memory_utilization"
+ENGINE_SIZE = f"{ROLLOUT}.tensor_model_parallel_size"
 MAX_TOKENS = 16384  # tokens of a micro-batch, if they fit
 # Smallest micro-batches that cost less time than gradient checkpointing: without traffic, with traffic within a node of
 # 450 GB/s per GPU (NVLink 4), and with traffic between nodes of 400 Gb/s.
 MIN_TOKENS, MIN_TOKENS_IN_NODE, MIN_TOKENS_BETWEEN_NODES = 2048, 4096, MAX_TOKENS
+MORE_NODES = (2, 4, 8, 16)  # factors that are tried for trainer.nnodes
 
 ConfigT = TypeVar("ConfigT", bound=Config | TuningConfig)
 Settings = Mapping[str, object]  # {key: value}
@@ -44,12 +48,14 @@ def fit_to_memory(
     is_gradient_checkpointing_auto: bool,
     host_memory: int = 0,
     request: MemoryRequest | None = None,
+    num_gpus: int = 0,
 ) -> tuple[ConfigT, MemoryPlan]:
     """Plan the memory of a run, and choose gradient checkpointing, the token budget, the ranks that share a model on
     several nodes, and the engines' share of a GPU, where they are `auto`. Returns the configuration and the plan, with
-    a `problem` if the run cannot fit.
+    a `problem` if the run cannot fit, and the keys with which it fits.
 
     capacity: as for plan_memory. host_memory: bytes of host memory of a GPU node; 0: unknown. request: of fine-tuning.
+    num_gpus: GPUs of a node; 0: unknown.
     """
     budget, checkpointing, *sizes = get_memory_keys(config)
     free = {checkpointing} if is_gradient_checkpointing_auto else set()
@@ -69,6 +75,15 @@ def fit_to_memory(
     config = replace_values(config, fitting)
     plan = make_plan({})
     shortage = plan.describe_shortage()
+    if shortage:
+
+        def is_acceptable(settings: Settings) -> bool:
+            changed, other = replace_values(config, settings), make_plan(settings)
+            splits_node = changed.trainer.n_gpus_per_node % int(str(settings.get(ENGINE_SIZE, 1)))
+            missing = _explain_missing_host_memory(changed, other, host_memory)
+            return not (other.describe_shortage() or splits_node or missing)
+
+        shortage += f" {suggest_settings(config, device, num_gpus, is_acceptable)}"
     problem, warning = ("", shortage) if plan.is_possible else (shortage, "")
     used, usable = plan.peak[1].total(), USABLE * capacity  # where checkpoints are copied before they are written
     if device == "cuda":
@@ -89,8 +104,9 @@ def fit_to_memory_if_measurable(
 ) -> tuple[ConfigT, MemoryPlan | None, list[str]]:
     """Do the same, and return notices, too. The plan is None if the sizes of the model cannot be read."""
     capacity = machine.memory if device == "cpu" else machine.gpu_memory
+    checkpointing, host = is_gradient_checkpointing_auto, machine.memory
     try:
-        fitted, plan = fit_to_memory(config, device, capacity, is_gradient_checkpointing_auto, machine.memory, request)
+        fitted, plan = fit_to_memory(config, device, capacity, checkpointing, host, request, machine.num_gpus)
     except (RuntimeError, TypeError, AttributeError, LookupError) as error:  # from modeling code of any kind
         failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.!')}"
         if isinstance(config, Config) and config.actor_rollout_ref.rollout.gpu_memory_utilization == "auto":
@@ -103,9 +119,10 @@ def _explain_missing_host_memory(config: Config | TuningConfig, plan: MemoryPlan
     """Return why the host memory of a GPU node is too small, or "" if it may be enough. Rank 0 loads the model in the
     dtype of its files."""
     model = config.actor_rollout_ref.model if isinstance(config, Config) else config.model
-    loaded = (load_config(model).dtype or torch.float32).itemsize * load_model_sizes(model).parameters
+    width = (load_config(model).dtype or torch.float32).itemsize
+    loaded = width * load_model_sizes(model).parameters
     offload = "Unset some of the offload keys of fsdp_config, or raise trainer.nnodes"
-    load = "Use nodes with more memory, or save the model in bfloat16"
+    load = "Use nodes with more memory" + ", or save the model in bfloat16" * (width > 2)
     for purpose, size, fix in (("offloading", plan.offloaded_bytes, offload), ("loading the model", loaded, load)):
         if 0 < host_memory < size:
             needed = f"{size / GIB:.0f} GiB of host memory per node, but a node has {host_memory / GIB:.0f} GiB"
@@ -155,6 +172,84 @@ def _list_budgets(config: Config | TuningConfig, request: MemoryRequest | None) 
     while budgets[-1] > smallest:
         budgets.append(max(smallest, budgets[-1] // 2))
     return budgets
+
+
+def list_memory_saving_settings(
+    config: Config | TuningConfig, device: Device, num_gpus: int, adds_devices: bool = True
+) -> Iterator[Settings]:
+    """Yield settings that save memory, each in addition to those before it. The cheapest come first. num_gpus: GPUs
+    of a node; 0: unknown. adds_devices: yield more GPUs and nodes instead of the slow offload_policy."""
+    budget, checkpointing, *sizes = get_memory_keys(config)
+    trainer, sections = config.trainer, [key.removesuffix("fsdp_size") for key in sizes]
+    yield from list_fast_settings(config, device, (budget, checkpointing))
+    if device == "cpu" and isinstance(config, Config):
+        row = config.data.max_length * count_kv_token_bytes(config)
+        yield {f"{ROLLOUT}.kv_cache_gib": math.ceil(10 * row / GIB) / 10}
+    elif isinstance(config, Config):
+        yield {ENGINE_SHARE: "auto"}
+        yield {f"{ROLLOUT}.free_cache_engine": True}
+        yield from _list_engine_sizes(config, trainer.n_gpus_per_node)
+    if device == "cuda":
+        yield {f"{section}optimizer_offload": True for section in sections}
+        if isinstance(config, Config):
+            sections += [f"{ROLE}ref.fsdp_config."] * config.needs_reference
+            yield {f"{section}param_offload": True for section in sections}
+        if not adds_devices:
+            yield {f"{section}offload_policy": True for section in sections}
+    yield dict.fromkeys(sizes, -1)
+    if adds_devices and device == "cuda":
+        for count in (2, 4, 8):
+            if trainer.n_gpus_per_node < count <= num_gpus:
+                yield {"trainer.n_gpus_per_node": count}
+                yield from _list_engine_sizes(config, count)
+    if adds_devices:
+        yield from ({"trainer.nnodes": trainer.nnodes * factor} for factor in MORE_NODES)
+
+
+def _list_engine_sizes(config: Config | TuningConfig, num_gpus: int) -> Iterator[Settings]:
+    """Yield larger sizes of tensor-parallel engines that `num_gpus` GPUs of a node and the model's heads allow."""
+    if isinstance(config, Config) and (rollout := config.actor_rollout_ref.rollout).name in ("vllm", "sglang"):
+        heads = load_model_sizes(config.actor_rollout_ref.model).num_heads
+        for size in range(rollout.tensor_model_parallel_size + 1, num_gpus + 1):
+            if num_gpus % size == 0 and heads % size == 0 and rollout.lora == "merged":
+                yield {ENGINE_SIZE: size}
+
+
+def find_cheapest_settings(options: Iterable[Settings], is_acceptable: Callable[[Settings], bool]) -> Settings | None:
+    """Return the first acceptable settings, without those that are not needed; None: none is acceptable. options:
+    settings, each in addition to those before it."""
+    settings: dict[str, object] = {}
+    for option in options:
+        settings |= option
+        if is_acceptable(settings):
+            break
+    else:
+        return None
+    for key in reversed(list(settings)):
+        fewer = {other: value for other, value in settings.items() if other != key}
+        settings = fewer if is_acceptable(fewer) else settings
+    return settings
+
+
+def suggest_settings(
+    config: Config | TuningConfig, device: Device, num_gpus: int, is_acceptable: Callable[[Settings], bool]
+) -> str:
+    """Describe the cheapest settings with which a run fits. If these are slow, or there are none, also describe those
+    with more devices, and those with LoRA."""
+    rank = get_memory_keys(config)[1].replace("enable_gradient_checkpointing", "lora_rank")
+    here = [*list_memory_saving_settings(config, device, num_gpus, adds_devices=False)]
+    found = [find_cheapest_settings(here, is_acceptable)]
+    if not found[0] or any(key.endswith("offload_policy") for key in found[0]):
+        found.append(find_cheapest_settings(list_memory_saving_settings(config, device, num_gpus), is_acceptable))
+        if not get_value(config, rank):
+            found.append(find_cheapest_settings([{rank: 32}, *here], is_acceptable))
+    texts = [", ".join(f"{key}={format_value(value)}" for key, value in keys.items()) for keys in found if keys]
+    if texts:
+        return f"It fits with {'; or with '.join(texts)} (docs/scaling.md)."
+    means = "Smaller micro-batches" + ", offloading, tensor parallelism" * (device == "cuda")
+    more = f"{means} and {MORE_NODES[-1] * config.trainer.nnodes} nodes are not enough"
+    plan = "To plan for GPUs, set trainer.planned_device, e.g. h100." if config.trainer.dry_run else ""
+    return f"{more}. Use a smaller model, or devices with more memory. {plan * (device == 'cpu')}".strip()
 
 
 def get_max_tokens(budget: int | Literal["auto"]) -> int:

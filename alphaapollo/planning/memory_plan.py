@@ -9,7 +9,6 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.resolve import get_resolved, has_worker_processes, resolve_controller
 from alphaapollo.config.schema import Actor, Config, Critic, Model, TuningConfig
 from alphaapollo.config.schema.base import Device
-from alphaapollo.controller.errors import OUT_OF_MEMORY_HINT
 from alphaapollo.planning.memory import (
     DIVERGENCE_COPIES,
     FLOAT32,
@@ -65,6 +64,7 @@ class MemoryPlan:
     checkpoint_copy_bytes: int = 0  # bytes of the copies, in a node's host memory, from which checkpoints are written
     saves_in_background: bool = True  # whether these copies fit into memory
     shards: int = 1  # ranks that share one copy of the trained model
+    traffic_bytes: int = 0  # bytes that a rank receives from these ranks per micro-batch
     problem: str = ""  # why the run certainly does not fit, and the keys that reduce memory; "": it may fit
     warning: str = ""  # why the run may not fit, and the keys that reduce memory; "": it fits as far as is known
 
@@ -92,8 +92,7 @@ class MemoryPlan:
         return sum(max(0.0, usage.total() - limit) for usage in self.phases.values())
 
     def describe_shortage(self) -> str:
-        """Describe why the run cannot fit or, if the plan is possible, why it may not fit, and which settings help; ""
-        if it has headroom."""
+        """Describe why the run cannot fit or, if the plan is possible, why it may not fit; "" if it has headroom."""
         if not self.is_possible:
             return self.problem or self.certain._describe_peak("at least", "")
         return self._describe_peak("about", ", so the run may end with an out-of-memory error") if self.excess else ""
@@ -102,7 +101,7 @@ class MemoryPlan:
         phase, usage = self.peak
         parts = ", ".join(f"{kind} {size / GIB:.1f}" for kind, size in usage.most_common(3))
         needed = f"memory: {accuracy} {usage.total() / GIB:.1f} GiB are needed on {self.device_name} at its peak"
-        return f"{needed} ({phase}: {parts}){risk}. {OUT_OF_MEMORY_HINT}"
+        return f"{needed} ({phase}: {parts}){risk}."
 
 
 def plan_memory(
@@ -140,8 +139,9 @@ def plan_memory(
         capacity,
         "this machine" if device == "cpu" else f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU",
         offloaded_bytes=ranks * sum((model.state - estimate_idle(model)).total() for model in models),
-        checkpoint_copy_bytes=ranks * written * bool(trainer.save_freq > 0 or records),
+        checkpoint_copy_bytes=ranks * written * bool(trainer.save_freq not in (-1, 0) or records),
         shards=policy.shards,
+        traffic_bytes=policy.traffic_bytes,
     )
     return _add_engines(config, plan, device) if isinstance(config, Config) else plan
 
@@ -236,7 +236,7 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
     if has_process and (capacity or device == "cpu") and row > cache + engine["engine buffers"]:
         weights = f"{engine['engine weights'] / GIB:.1f} GiB for its weights and " if device == "cuda" else ""
         needs = f"{weights}{row / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
-        shortage = f"{ROLLOUT}.{key} is too small: an engine needs {needs}. Raise it, or use tensor parallelism."
+        shortage = f"{ROLLOUT}.{key} is too small: an engine needs {needs}."
     engine["kv cache"] = max(0, cache) * has_process
     plan = replace(
         plan,

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from rich.markup import escape
 from rich.table import Column, Table
 
+from alphaapollo.config.keys import format_value
+from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.schema import Config, TuningConfig
+from alphaapollo.config.schema.planned_device import get_planned_gpu_memory
+from alphaapollo.config.schema.trainer import Training
 from alphaapollo.observability.console import Console
 from alphaapollo.planning.memory import GIB
 from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.runs.run_plan import PlannedMemory, RunPlan
+from alphaapollo.utils.frequency import AUTO_SAVE_SECONDS
 
 
 def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory: bool = False) -> None:
@@ -45,23 +52,43 @@ def describe_memory_peak(memory: MemoryPlan | None) -> str:
 
 
 def describe_sharding(memory: MemoryPlan | None, num_ranks: int) -> dict[str, str]:
-    """Return the plan row about the ranks that share a copy of the model; none for a single rank."""
+    """Return the plan rows about the ranks that share a copy of the model; none for a single rank."""
     if memory is None or num_ranks == 1:
         return {}
     copies = num_ranks // memory.shards
-    return {"copies of the model": f"{copies}, each over {memory.shards} ranks" + " (HSDP)" * (copies > 1)}
+    rows = {"copies of the model": f"{copies}, each over {memory.shards} ranks" + " (HSDP)" * (copies > 1)}
+    received = f"each rank receives {memory.traffic_bytes / 1e9:.1f} GB per micro-batch"
+    return rows | ({"traffic": received} if memory.traffic_bytes else {})
+
+
+def describe_planned_device(trainer: Training) -> dict[str, str]:
+    """Return the plan row about the GPUs for which a dry run plans; none for this machine."""
+    if not (device := trainer.planned_device):
+        return {}
+    gpus = f"GPUs of {get_planned_gpu_memory(device) / GIB:.1f} GiB ({device})"
+    return {"planned for": f"{gpus}; the host memory of a node is not known, and not checked"}
+
+
+def describe_chosen_keys(config: Config | TuningConfig, chosen: Config | TuningConfig) -> dict[str, str]:
+    """Return the plan row with the values that the run has chosen for keys that are auto, null or -1."""
+    values, open_values = flatten_maps(chosen.model_dump()), ("auto", "fastest", None, -1)
+    open_keys = [key for key, value in flatten_maps(config.model_dump()).items() if value in open_values]
+    keys = [f"{key}={format_value(values[key])}" for key in open_keys if values[key] not in open_values]
+    return {"chosen keys": ", ".join(keys)} if keys else {}
 
 
 def describe_checkpoint_schedule(
-    frequency: int, unit: str, memory: MemoryPlan | None, keep_best: str | None = None
+    frequency: int | Literal["auto"], unit: str, memory: MemoryPlan | None, keep_best: str | None = None
 ) -> str:
     """Describe how often checkpoints are written, and whether the next iteration waits for them. frequency: iterations
-    between checkpoints; -1: never. unit: plural word for iterations, e.g. steps. keep_best: metric whose best
+    between checkpoints, or auto; -1: never. unit: plural word for iterations, e.g. steps. keep_best: metric whose best
     checkpoint is kept."""
-    if frequency < 1:
+    if frequency in (-1, 0):
         return "never"
     best = f"the best {keep_best} is kept; " if keep_best else ""
-    often = f"every {frequency} {unit}, and at the end; {best}written"
+    minutes, scored = f"{AUTO_SAVE_SECONDS / 60:.0f} minutes", ", with each validation" * bool(keep_best)
+    when = f"{minutes}{scored}" if frequency == "auto" else f"{frequency} {unit},"
+    often = f"every {when} and at the end; {best}written"
     if memory is None:
         return f"{often} while the next one runs"
     size = f"{memory.checkpoint_copy_bytes / GIB:.1f} GiB"

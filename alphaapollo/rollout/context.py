@@ -15,6 +15,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from alphaapollo.data.chats import add_system_message
 from alphaapollo.data.images import collect_images, find_placeholders
 from alphaapollo.data.prompts import Truncation, truncate_prompt
 from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_environment_errors
@@ -118,11 +119,12 @@ class MemoryContext(AppendContext):
         prepare_images: PrepareImages,
         history_length: int,
         memory_type: MemoryType,
+        system_prompt: str = "",
     ):
         super().__init__(prompts, lambda observation, last: [], prepare_images)
         self._recall = getattr(environment, "recall", self._build_history_messages)
         self._is_within_limit = prompts.is_within_limit
-        self._history_length, self._memory_type = history_length, memory_type
+        self._history_length, self._memory_type, self._system_prompt = history_length, memory_type, system_prompt
         self._first: list[Message] = []
         self._steps: list[Step] = []
 
@@ -147,7 +149,7 @@ class MemoryContext(AppendContext):
     def _recall_messages(self, steps: Sequence[Step]) -> list[Message]:
         with wrap_environment_errors("recall"):
             messages = self._recall(steps)
-        return check_messages(messages, "recall")
+        return add_system_message(check_messages(messages, "recall"), self._system_prompt)
 
     def _build_history_messages(self, steps: Sequence[Step]) -> list[Message]:
         past = [[Message(role="assistant", content=step.action), *step.observation] for step in steps]

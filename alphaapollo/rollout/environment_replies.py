@@ -6,6 +6,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import TypeVar
 
+from alphaapollo.data.chats import add_system_message
 from alphaapollo.data.image_messages import convert_messages
 from alphaapollo.environments.base import EnvironmentFailure, Observation, StepResult, wrap_environment_errors
 from alphaapollo.rewards.base import MAX_REWARD
@@ -14,12 +15,13 @@ from alphaapollo.types import Message, Score
 T = TypeVar("T")
 
 
-def check_reset_reply(reply: object) -> list[Message] | str:
-    """Return the prompt from the result of an environment's `reset`. Raises EnvironmentFailure if it is invalid."""
+def check_reset_reply(reply: object, system_prompt: str = "") -> list[Message] | str:
+    """Return the prompt from the result of an environment's `reset`, with `system_prompt` if it is not empty and there
+    is no system message. Raises EnvironmentFailure if the result is invalid."""
     if isinstance(reply, str):
-        return reply
+        return add_system_message([Message(role="user", content=reply)], system_prompt) if system_prompt else reply
     observation = _check_type(reply, Observation, "the result of reset", "an Observation or a str")
-    return check_messages(observation.messages, "reset")
+    return add_system_message(check_messages(observation.messages, "reset"), system_prompt)
 
 
 def check_step_reply(reply: object) -> StepResult:

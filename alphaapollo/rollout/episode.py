@@ -157,6 +157,7 @@ class EpisodeRunner:
     environment_caller: EnvironmentCaller = field(default_factory=EnvironmentCaller)
     decode_raw: Callable[[Sequence[int]], str] | None = None  # decodes tokens with special tokens, for display
     placeholder_id: int | None = None  # token of images, of a vision-language model
+    system_prompt: str = ""  # data.system_prompt, for environments that do not show the row's messages
 
     async def run(self, task: EpisodeTask) -> Trajectory:
         """Run one episode and return its trajectory.
@@ -205,7 +206,7 @@ class EpisodeRunner:
             call = partial(self.environment_caller.call, time_limit, environment)
             context = self.make_token_context(environment, task.prompt)
             attempt.build_rows = context.build_rows
-            first_observation = check_reset_reply(await call("reset", task.prompt))
+            first_observation = check_reset_reply(await call("reset", task.prompt), self.system_prompt)
             context.start_episode(first_observation)
             attempt.first_observation = first_observation
             end = await self._run_turns(task, attempt, context, partial(call, "step"))

@@ -169,6 +169,7 @@ class RolloutWorker:
                 limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn, env.limit_reward),
                 grade=grade,
                 placeholder_id=images.placeholder_id if images else None,
+                system_prompt=data.system_prompt,
             )
         if self._setup.serves_suites:
             await self._open_suite_server()
@@ -285,7 +286,8 @@ def make_token_context_factory(
             prompts = PromptRenderer(rendering.encode_prompt, data.max_prompt_length, data.truncation)
         if env.context == "append":
             return AppendContext(prompts, rendering.encode_observation, rendering.prepare_images)
-        return MemoryContext(environment, prompts, rendering.prepare_images, env.history_length, env.memory_type)
+        memory = env.history_length, env.memory_type, data.system_prompt
+        return MemoryContext(environment, prompts, rendering.prepare_images, *memory)
 
     return make_token_context
 

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import Self
@@ -85,6 +85,8 @@ class RunProgress:
     """Base class of the driver's state in a checkpoint. `step`: number of complete iterations."""
 
     step: int = 0
+    best_value: float | None = field(default=None, kw_only=True)  # of trainer.early_stopping_metric
+    validations_without_improvement: int = field(default=0, kw_only=True)  # consecutive, of this metric
 
     def write(self, folder: Path) -> None:
         write_progress(folder, asdict(self))
@@ -134,7 +136,7 @@ class CheckpointFolder:
         if self.keep is not None:
             best = self.find_best()
             for old in self.list_completed()[: -self.keep]:
-                if old != best:
+                if old not in (best, completed):  # a loop that loads an earlier checkpoint writes lower steps
                     _remove_checkpoint(old)
         return completed
 
@@ -150,18 +152,9 @@ class CheckpointFolder:
 
     def check_keep_best_metric(self, metrics: Mapping[str, float]) -> None:
         """Raise ValueError if `metrics`, those of the first validation, lack the metric named by `keep_best`."""
-        has_failed = any(
-            name.startswith(("val/failed", "val/suite")) and "/failed" in name and value == 1
-            for name, value in metrics.items()
-        )
-        if self.keep_best is None or self._is_checked or has_failed:
-            return
-        if self.keep_best not in metrics:
-            raise ValueError(
-                f"trainer.keep_best={self.keep_best} is not a metric of this run's validation. Set it to one of "
-                f"{', '.join(sorted(metrics))}."
-            )
-        self._is_checked = True
+        if not self._is_checked:
+            check_metric_exists("trainer.keep_best", self.keep_best, metrics)
+            self._is_checked = self.keep_best in metrics
 
     def move_later_checkpoints_aside(self, step: int) -> None:
         """Rename the checkpoints of later iterations: `step_000040` becomes `aside_step_000040`."""
@@ -173,6 +166,19 @@ class CheckpointFolder:
         """Return the completed checkpoints, oldest first. Their files are not verified (see find_damage)."""
         return sorted(
             (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=parse_step
+        )
+
+
+def check_metric_exists(key: str, metric: str | None, metrics: Mapping[str, float]) -> None:
+    """Raise ValueError if the metrics of a validation lack the one named by a configuration key, although its samples
+    have scores."""
+    has_failed = any(
+        name.startswith(("val/failed", "val/suite")) and "/failed" in name and value == 1
+        for name, value in metrics.items()
+    )
+    if metric is not None and metric not in metrics and not has_failed:
+        raise ValueError(
+            f"{key}={metric} is not a metric of this run's validation. Set it to one of {', '.join(sorted(metrics))}."
         )
 
 

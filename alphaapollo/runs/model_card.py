@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import yaml
@@ -31,20 +31,27 @@ KINDS = {
 }
 
 
-def format_model_card(saved: JsonObject, run: Path, step: int, role: str, base_model: str, comparison: str) -> str:
+def format_card_head(base_model: str, is_adapter: bool, tags: Sequence[str] = ()) -> str:
+    """Return the YAML header of a model card, from which the hub shows library and base model."""
+    head: JsonObject = {"library_name": "peft" if is_adapter else "transformers", "tags": ["alphaapollo", *tags]}
+    head |= {} if is_local_path(base_model) else {"base_model": base_model}
+    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---"
+
+
+def format_model_card(
+    saved: JsonObject, run: Path, step: int, role: str, base_model: str, comparison: str, is_adapter: bool = False
+) -> str:
     """Return the model card of an exported checkpoint as Markdown.
 
     role: policy, critic or reward model. comparison: result of the comparison with plain transformers, as a sentence.
     """
     command = identify_command(saved) or "main_ppo"
     kind = KINDS.get(command, command.removeprefix("main_"))
-    head = {"library_name": "transformers", "tags": ["alphaapollo", kind.replace(" ", "-")]}
-    head |= {} if is_local_path(base_model) else {"base_model": base_model}
     parts = [
-        f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
+        format_card_head(base_model, is_adapter, [kind.replace(" ", "-")]),
         f"# {run.name}",
-        f"The {role} of a run of alphaapollo's {command} ({kind}), after iteration {step}. It was trained from "
-        f"{shorten_path(base_model)}.",
+        f"The {'LoRA adapter of the ' * is_adapter}{role} of a run of alphaapollo's {command} ({kind}), after "
+        f"iteration {step}. It was trained from {shorten_path(base_model)}.",
         "## Keys that differ from the defaults\n\n"
         + _format_table(("key", "value"), [(f"`{k}`", f"`{v}`") for k, v in list_non_default_keys(saved, command)]),
         "## Metrics\n\n" + _format_table(("metric", "value"), read_last_metrics(run / "metrics.jsonl", step)),

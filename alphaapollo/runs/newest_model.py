@@ -28,7 +28,11 @@ from alphaapollo.utils.hub import (
 )
 from alphaapollo.utils.json_types import JsonObject
 
-PROMPT_KEYS = ("max_prompt_length", "max_response_length", "apply_chat_template_kwargs")
+NO_MODEL_HINT = (
+    "A run writes checkpoints (trainer.save_freq), and its model at the end (trainer.export_hf). Resume this run, or "
+    "use another folder."
+)
+PROMPT_KEYS = ("max_prompt_length", "max_response_length", "system_prompt", "apply_chat_template_kwargs")
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,7 @@ def find_newest_model(path: Path) -> RunModel:
                 raise ValueError(problem)
             return RunModel(_find_run_of_model(model), model)
     raise ValueError(
-        explain_foreign_checkpoint(path)
-        or f"{path} has no model and no complete checkpoint yet. A run writes a checkpoint every trainer.save_freq "
-        "iterations, and its model at the end (trainer.export_hf). Resume this run, or use another folder."
+        explain_foreign_checkpoint(path) or f"{path} has no model and no complete checkpoint yet. {NO_MODEL_HINT}"
     )
 
 

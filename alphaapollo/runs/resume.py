@@ -108,11 +108,13 @@ class StartPoint:
         return moved
 
 
-def format_completed_run_message(total_steps: int) -> str:
-    """Return the message for a run that is already complete, which says how to continue training."""
+def format_completed_run_message(steps: int, early_end: str) -> str:
+    """Return the message for a run that is already complete, which says how to continue training. early_end: why it
+    ended before its last iteration; empty if it did not."""
+    change = "change this key" if early_end else "raise trainer.total_training_steps or trainer.total_epochs"
     return (
-        f"already complete: all {total_steps} iterations are done, nothing was started. To continue training, "
-        f"raise trainer.total_training_steps or trainer.total_epochs. For another run: {NEW_RUN_HINT}"
+        f"already complete: {early_end or f'all {steps} iterations are done'}; nothing was started. To continue "
+        f"training, {change}. For another run: {NEW_RUN_HINT}"
     )
 
 

@@ -200,12 +200,14 @@ def _load_prompts(
 
     def load() -> tuple[list[Prompt], list[DataFinding]]:
         more: list[DataFinding] = []
-        return load_prompts(files, data.prompt_key, data.allow_image_urls, renderer, more), more
+        return load_prompts(files, data.prompt_key, data.allow_image_urls, renderer, more, *keys), more
+
+    keys = data.system_prompt, data.ground_truth_key
 
     sources = [resolve_entry(entry) for entry in files]
     digests = [digest_file(file) for source in sources for file in source.files]
     digests += [str(task) for source in sources for task in source.tasks]  # rows name the folders of tasks
-    prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key), load)
+    prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key, keys), load)
     findings += found
     return prompts
 

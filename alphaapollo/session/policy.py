@@ -9,6 +9,7 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model, Teacher, TeacherModel
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.models.load import load_config
+from alphaapollo.planning.memory_fit import replace_values
 from alphaapollo.planning.model_requirements import ModelUse
 from alphaapollo.session.plan import Plan, add_memory_plan, resolve_plan
 from alphaapollo.session.prepare import Preparation
@@ -49,6 +50,9 @@ class PolicyPreparation(Preparation):
     def plan_memory(self) -> None:
         self.plan = add_memory_plan(self.plan, self.config, self.machine, self.notices)
         self.memory = self.plan.memory
+        role = {"model": self.plan.model, "rollout": self.plan.rollout, "actor": self.plan.actor}
+        chosen = {f"actor_rollout_ref.{name}": section for name, section in role.items()} | {"critic": self.plan.critic}
+        self.chosen = replace_values(self.config, chosen)
 
     def check_teachers(self) -> None:
         teacher = self.config.teacher

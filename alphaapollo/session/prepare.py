@@ -7,12 +7,13 @@ those that it does not need, with the reason (docs/architecture.md has the table
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.load import NO_USER_SETTINGS, UserSettings
 from alphaapollo.config.schema import Model
-from alphaapollo.controller.placement import Machine
+from alphaapollo.controller.placement import Machine, make_planned_machine
 from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.environments.base import EnvironmentSpec
@@ -21,7 +22,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import check_trackers
 from alphaapollo.planning.memory_plan import MemoryPlan
 from alphaapollo.planning.model_requirements import ModelUse, check_models
-from alphaapollo.planning.plan_table import print_plan_table
+from alphaapollo.planning.plan_table import describe_chosen_keys, describe_planned_device, print_plan_table
 from alphaapollo.planning.template import fix_template_date
 from alphaapollo.planning.threads import choose_cpu_threads
 from alphaapollo.planning.trials import try_environment
@@ -67,6 +68,7 @@ class Preparation:
     """Keys of required paths that the command does not need."""
 
     config: Any  # of the command; steps replace it
+    chosen: Any = None  # config of a training, with the values that the run chooses for `auto`
     machine: Machine  # a node of the run
     environment: EnvironmentSpec
     start: StartPoint  # from scratch, or a checkpoint
@@ -114,7 +116,11 @@ class Preparation:
         raise NotImplementedError
 
     def find_machine(self) -> None:
-        """Find cores, memory and GPUs of this machine, or of a node of the Ray cluster that RAY_ADDRESS names."""
+        """Find cores, memory and GPUs of this machine, of a node of the Ray cluster that RAY_ADDRESS names, or of the
+        node that a dry run plans for."""
+        if getattr(self.config.trainer, "planned_device", ""):
+            self.machine = make_planned_machine(self.config)
+            return
         self.machine = detect_node_resources(self.config)
         self.notices += filter(None, [explain_missing_cluster(self.config)])
 
@@ -188,6 +194,10 @@ class Preparation:
         """Print the plan. Raises ValueError if the run does not fit into memory."""
         memory, trainer = self.memory, self.config.trainer
         shows_memory = trainer.dry_run or (memory is not None and bool(memory.problem or memory.warning))
-        print_plan_table(trainer.folder, self.describe(), self.console, shows_memory)
+        plan = self.describe()
+        if trainer.dry_run and self.chosen:
+            more = describe_planned_device(trainer), describe_chosen_keys(self.config, self.chosen)
+            plan = replace(plan, settings=more[0] | plan.settings | more[1])
+        print_plan_table(trainer.folder, plan, self.console, shows_memory)
         if memory and memory.problem:
             raise ValueError(memory.problem)

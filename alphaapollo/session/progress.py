@@ -1,16 +1,18 @@
-"""State of the driver in a checkpoint (progress.json), and the condition that ends a run."""
+"""State of the driver in a checkpoint (progress.json), and the conditions that end a run."""
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from alphaapollo.runs.checkpoint_folder import RunProgress, write_progress
+from alphaapollo.config.schema.trainer import Training
+from alphaapollo.runs.checkpoint_folder import RunProgress, check_metric_exists, is_lower_better, write_progress
 from alphaapollo.runs.group_files import read_pickle, write_pickle
 from alphaapollo.types import TrajectoryGroup
 
@@ -105,11 +107,48 @@ class Progress(RunProgress):
 
 
 @dataclass(frozen=True)
-class TrainingGoal:
-    """Condition that ends a run: a number of iterations, or a number of prompts."""
+class EarlyStopping:
+    """End of a run after `patience` consecutive validations that do not improve a metric by more than `threshold`. What
+    it counts is in the progress, so that a resumed run ends at the same iteration."""
 
-    max_steps: int  # iterations
+    metric: str | None = None  # None: never
+    patience: int = 3
+    threshold: float = 0.0
+
+    def observe(self, progress: RunProgress, validation: Mapping[str, float]) -> None:
+        """Count a validation; an empty one does not count. Raises ValueError if the first one lacks the metric."""
+        if self.metric is None or not validation:
+            return
+        if progress.best_value is None:
+            check_metric_exists("trainer.early_stopping_metric", self.metric, validation)
+        value, sign = validation.get(self.metric, math.nan), -1 if is_lower_better(self.metric) else 1
+        is_first = progress.best_value is None and math.isfinite(value)
+        if is_first or sign * (value - (progress.best_value or 0.0)) > self.threshold:
+            progress.best_value, progress.validations_without_improvement = value, 0
+        elif progress.best_value is not None:
+            progress.validations_without_improvement += 1
+
+    def is_reached(self, progress: RunProgress) -> bool:
+        """Whether the run ends."""
+        return self.metric is not None and progress.validations_without_improvement >= self.patience
+
+
+@dataclass(frozen=True)
+class TrainingGoal:
+    """Conditions that end a run: a number of iterations or of prompts, or a metric that does not improve."""
+
+    max_steps: int  # iterations, for which schedules are made
     max_prompts: int | None = None  # prompts to consume; None: unlimited
+    stop_at_step: int | None = None  # iteration after which this start of the run ends; None: none before the last
+    early_stopping: EarlyStopping = EarlyStopping()
+
+    @classmethod
+    def from_settings(cls, trainer: Training, num_prompts: int, batch_size: int) -> TrainingGoal:
+        """Return the goal of a run with `num_prompts` prompts or examples per epoch."""
+        metric, patience = trainer.early_stopping_metric, trainer.early_stopping_patience
+        goal = cls.from_schedule(trainer.total_training_steps, trainer.total_epochs, num_prompts, batch_size)
+        stopping = EarlyStopping(metric, patience, trainer.early_stopping_threshold)
+        return replace(goal, stop_at_step=trainer.stop_at_step, early_stopping=stopping)
 
     @classmethod
     def from_schedule(cls, steps: int | None, epochs: int, num_prompts: int, batch_size: int) -> TrainingGoal:
@@ -130,7 +169,33 @@ class TrainingGoal:
         """
         done = progress.prompts_consumed - len(progress.unfinished)
         passed = self.max_prompts is not None and done >= self.max_prompts
-        return passed or (progress.step if step is None else step) >= self.max_steps
+        return passed or self.is_last_step(progress, progress.step if step is None else step)
+
+    def is_last_step(self, progress: RunProgress, step: int) -> bool:
+        """Whether the run ends after iteration `step`, however many prompts it has consumed."""
+        last = min(self.max_steps, self.stop_at_step or self.max_steps)
+        return step >= last or self.early_stopping.is_reached(progress)
+
+    def describe_early_end(self, progress: RunProgress) -> str:
+        """Return why a run whose goal is reached ended before its last iteration; "" if it did not."""
+        if progress.step >= self.max_steps:
+            return ""
+        if self.early_stopping.is_reached(progress):
+            waited = f"{progress.validations_without_improvement} validations have not improved"
+            best = f"{self.early_stopping.metric}, which was best with {progress.best_value:.4g}"
+            why = f"{waited} {best} (trainer.early_stopping_patience)"
+        elif progress.step == self.stop_at_step:
+            why = f"trainer.stop_at_step={self.stop_at_step}"
+        else:
+            why = "the end of the data (trainer.total_epochs)"
+        return f"the run ended after {progress.step} of {self.max_steps} iterations: {why}"
+
+
+def check_has_validation_data(trainer: Training, has_data: bool) -> None:
+    """Raise ValueError if a key names a validation metric, but there is nothing to validate on."""
+    for key in ("keep_best", "early_stopping_metric"):
+        if (metric := getattr(trainer, key)) and not has_data:
+            raise ValueError(f"trainer.{key}={metric} needs validation data. Set data.val_files.")
 
 
 def check_steps_within_run(config_key: str, steps: Sequence[int], total_steps: int) -> None:

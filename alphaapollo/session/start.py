@@ -64,16 +64,13 @@ def find_trained_groups(workers: WorkerGroups) -> dict[str, TrainingWorkerGroup[
 
 
 @asynccontextmanager
-async def open_session(
-    prepared: Preparation, specs: WorkerSpecs, timer: Timer, keeps_all_checkpoints: bool = False
-) -> AsyncIterator[TrainingSession]:
+async def open_session(prepared: Preparation, specs: WorkerSpecs, timer: Timer) -> AsyncIterator[TrainingSession]:
     """Context manager of a training: prepare the run's folder, start and monitor the workers, and stop them."""
     config, console, folder = prepared.config, prepared.console, prepared.config.trainer.folder
     begin_run_folder(prepared)
     tracker = Tracker(config.model_dump(mode="json"), folder, console.resumed_step or 0, console.notify)
-    trainer, inputs = config.trainer, prepared.start.inputs
-    keep, keep_best = (None, None) if keeps_all_checkpoints else (trainer.max_ckpt_to_keep, trainer.keep_best)
-    checkpoints = CheckpointFolder(folder / "checkpoints", keep, keep_best, inputs)
+    keep, keep_best = config.trainer.max_ckpt_to_keep, config.trainer.keep_best
+    checkpoints = CheckpointFolder(folder / "checkpoints", keep, keep_best, prepared.start.inputs)
     try:
         async with open_workers(prepared, specs, timer, lambda: resume_hint(folder)) as workers:
             copy_phase = workers.engines.release_kv_cache_temporarily if specs.engine_builder else nullcontext
@@ -92,13 +89,12 @@ async def open_policy_session(
     timer: Timer,
     probe: Probe,
     pauses_requests: bool,
-    keeps_all_checkpoints: bool = False,
 ) -> AsyncIterator[PolicySession]:
     """Context manager of a policy's training, with a publisher of its weights if there are engines.
 
     probe: verifies the published weights. pauses_requests: whether requests may be running during a publish.
     """
-    async with open_session(prepared, specs, timer, keeps_all_checkpoints) as session:
+    async with open_session(prepared, specs, timer) as session:
         rollout_log = RolloutLog(prepared.config.trainer.folder / "rollouts")
         try:
             weights = None

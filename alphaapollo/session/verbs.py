@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,8 +24,8 @@ from alphaapollo.environments.single_turn import UnscoredAnswer
 from alphaapollo.metrics.rollouts import compute_rollout_metrics
 from alphaapollo.models.train_state import AS_CONFIGURED, AdamSettings
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
-from alphaapollo.runs.checkpoint_folder import find_damage
 from alphaapollo.session.adapters import ADAPTERS, Adapters
+from alphaapollo.session.loop_checkpoints import STATE, STEP_NAME, find_checkpoint, format_state, read_state
 from alphaapollo.session.plan import Plan
 from alphaapollo.session.policy_columns import check_loss, make_columns
 from alphaapollo.session.progress import Progress
@@ -35,24 +34,16 @@ from alphaapollo.session.teachers import compute_target_columns
 from alphaapollo.session.training import PolicySession
 from alphaapollo.session.turns import Turns
 from alphaapollo.session.validation import compute_group_metrics
-from alphaapollo.types import (
-    Episode,
-    EpisodeTurn,
-    GroupRequest,
-    Message,
-    Prompt,
-    Row,
-    Sampling,
-    TrajectoryGroup,
-)
+from alphaapollo.session.verb_timer import GENERATE, VerbTimer
+from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
 from alphaapollo.user_objects import pickle_by_value
+from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.seeds import derive_seed
 from alphaapollo.workers.adapter_slots import OWN
 from alphaapollo.workers.loss_functions import LossFunction, cross_entropy
 
 Prompts = Sequence[Prompt | str | list[Message]]
 """Each is a text to continue, a chat `[{"role": ..., "content": ...}]`, or a Prompt of a data file."""
-STEP_NAME = re.compile(r"step_(\d+)")
 
 
 class Verbs:
@@ -63,6 +54,9 @@ class Verbs:
         self._publisher, self._plan, self._renderer, self._reader = session.weights, plan, renderer, reader
         self.progress, self.adapters = Progress(), Adapters(self._config, plan.model, self._workers.policy)
         self._turns = Turns(session, self.adapters, plan.placement.shares_gpus)
+        self.state: JsonObject = {}  # of the user
+        self.timer, self._step_metrics = VerbTimer(), dict[str, float]()
+        self._needs_export = False
 
     async def begin(self, checkpoint: Path | None) -> None:
         """Load the checkpoint to resume from, if any, and send the weights to the engines."""
@@ -72,7 +66,17 @@ class Verbs:
         self.adapters[OWN].trained_version = self.adapters.version = self.progress.step + 1
         await self._session.restore(checkpoint, self.adapters.version)
         if checkpoint:
+            self.state.update(read_state(checkpoint))
+            self._needs_export = not (self._config.trainer.folder / "model").is_dir()
             await self.adapters.load_all(checkpoint / ADAPTERS)
+        self.timer = VerbTimer()
+
+    async def finish(self) -> None:
+        """Export the model if trainer.export_hf is set and the loop has trained the trainer's own weights."""
+        if self._needs_export and self._config.trainer.export_hf:
+            async with self._turns.use_ranks():
+                await self._session.export(self._workers.policy)
+            self._session.console.show_line(f"model: {self._config.trainer.folder / 'model'}")
 
     async def sample(
         self,
@@ -128,7 +132,9 @@ class Verbs:
         sampling = Sampling(budget, heat, rollout.top_p, rollout.top_k, run_seed, adapter=chosen)
         requests = [GroupRequest(one, n, sampling, position, environment=pickled) for one in made]
         async with self._turns.sample():
-            groups = {number: group async for number, group in self._workers.engines.generate(requests)}
+            with self.timer(GENERATE):
+                groups = {number: group async for number, group in self._workers.engines.generate(requests)}
+        self.timer.tokens += sum(one.num_tokens for group in groups.values() for one in group.trajectories)
         return [groups[number] for number in range(len(requests))]
 
     async def sample_tokens(
@@ -227,6 +233,9 @@ class Verbs:
         async with self._turns.use_ranks(adapter):
             state.num_accumulated, state.trained_version = 0, None
             metrics = await self._workers.policy.take_step(lr, grad_clip, adam)
+        self._needs_export |= adapter == OWN
+        place = f"actor/{adapter}/" if adapter else "actor/"
+        self._step_metrics |= {place + name: metrics[name] for name in ("lr", "grad_norm")}
         if "policy_kl" in metrics:
             options, coef = config.actor_rollout_ref.actor.policy_loss, self.progress.policy_kl_coef
             self.progress.policy_kl_coef = next_policy_kl_coef(options, coef, metrics["policy_kl"])
@@ -283,11 +292,12 @@ class Verbs:
         return split_by_row(layout, read, values)
 
     async def save(self, name: str | None = None) -> Path:
-        """Write a checkpoint to checkpoints/NAME of the run folder, and return its path. None: step_N, after the last
-        logged step. It has all adapters."""
+        """Write a checkpoint with all adapters and `t.state` to checkpoints/NAME of the run folder. Returns its path.
+        None: step_N, after the last logged step; the newest trainer.max_ckpt_to_keep of them are kept. Checkpoints of
+        other names are never removed."""
         if any(state.num_accumulated for state in self.adapters.states.values()):
             raise ValueError("there are gradients, which are not saved. Call optim_step before save.")
-        writer, now = self._session.checkpoint_writer, replace(self.progress)
+        writer, now, state = self._session.checkpoint_writer, replace(self.progress), format_state(self.state)
         if matched := STEP_NAME.fullmatch(name or ""):
             now.step, name = int(matched[1]), None
         async with self._turns.use_ranks():
@@ -295,23 +305,21 @@ class Verbs:
             await writer.save_and_wait(folder)
             await self.adapters.save_all(folder / ADAPTERS)
             now.write(folder)
+            (folder / STATE).write_text(state)
             return await asyncio.to_thread(writer.checkpoints.complete_checkpoint, folder)
 
     async def load(self, name: str | Path) -> int:
-        """Load a checkpoint of this run by name, or of any run by path, publish it, and drop gradients. Returns its
-        step. Raises ValueError if it is missing or damaged; the state is then unchanged."""
-        matched = STEP_NAME.fullmatch(str(name))
-        checkpoints = self._session.checkpoint_writer.checkpoints
-        named = checkpoints.folder / (f"step_{int(matched[1]):06d}" if matched else name)
-        path = named if named.is_dir() else Path(name).expanduser()
-        if damage := await asyncio.to_thread(find_damage, path):
-            known = ", ".join(sorted(one.name for one in named.parent.glob("[!.]*"))) or "none"
-            raise ValueError(f"{path} cannot be loaded: {damage[0]}. Checkpoints of this run: {known}.")
-        progress = Progress.read(path)
+        """Load a checkpoint of this run by name, or of any run by path, with its `t.state`, publish it, and drop
+        gradients. Returns its step. Raises ValueError if it is missing or damaged; nothing is then changed."""
+        folder = self._session.checkpoint_writer.checkpoints.folder
+        path = await asyncio.to_thread(find_checkpoint, folder, name)
+        progress, state = Progress.read(path), read_state(path)
         async with self._turns.use_ranks():
             await self._workers.policy.clear_gradients()
             await self._session.load(path)
             self.adapters[OWN].num_accumulated, self.progress = 0, progress
+            self.state.clear()
+            self.state.update(state)
             if self._publisher:
                 await self._turns.publish()
             await self.adapters.load_all(path / ADAPTERS)
@@ -370,14 +378,19 @@ class Verbs:
     async def log(
         self, step: int, groups: Sequence[TrajectoryGroup] = (), metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Write `metrics` and those of the groups to metrics.jsonl and the trackers, and the groups to rollouts/, for
-        the viewer. Names are like train/loss."""
-        logged = {**(metrics or {})}
-        if wrong := [name for name in logged if "/" not in name]:
+        """Write `metrics`, those of the groups, the learning rate and the gradient norm of the last optim_step, and the
+        time of each verb to metrics.jsonl and the trackers, and the groups to rollouts/, for the viewer. Names are like
+        train/loss."""
+        if wrong := [name for name in metrics or {} if "/" not in name]:
             raise ValueError(f"the metric {wrong[0]!r} has no group. Name it group/name, e.g. train/{wrong[0]}.")
+        logged, self._step_metrics = self._step_metrics, {}
         if groups:
-            logged = compute_rollout_metrics(groups, groups, 1, 0.0) | logged
-            del logged["rollout/tokens_per_second"]  # unknown
+            logged |= compute_rollout_metrics(groups, groups, 1, 0.0)
+            del logged["rollout/tokens_per_second"]  # of all samples, also of others than `groups`
             self._session.rollout_log.write(step, groups)
-        self.progress.step = step
+        logged |= {**self.timer.take_metrics(), **(metrics or {})}
+        validation = {name: value for name, value in logged.items() if name.startswith("val/")}
+        if validation:
+            self._session.checkpoint_writer.checkpoints.check_keep_best_metric(validation)
+        self.progress.step, self.progress.validation = step, validation
         self._session.log(step, logged)

@@ -112,6 +112,7 @@ async def initialize_run(run: TrainingRun, checkpoint: Path | None, timer: Timer
                 validation = await validate_and_log(run, 0)
             metrics |= validation.metrics
             run.progress.best_accuracy = validation.accuracy
+            run.goal.early_stopping.observe(run.progress, validation.metrics)
         metrics |= timer.metrics()
         run.session.log(0, metrics)
 
@@ -127,10 +128,9 @@ async def can_use_shared_prompts(run: TrainingRun) -> bool:
 
 async def finish_run(run: TrainingRun) -> None:
     """Export the final model if trainer.export_hf is set."""
-    trainer, step = run.config.trainer, run.progress.step
-    if step < run.goal.max_steps:
-        run.console.notify(f"the run ended after {step} iterations, at the end of the data ({trainer.total_epochs=})")
-    if trainer.export_hf:
+    if reason := run.goal.describe_early_end(run.progress):
+        run.console.notify(reason)
+    if run.config.trainer.export_hf:
         await run.workers.engines.sleep()
     await run.session.export(run.workers.policy)
 

@@ -61,6 +61,8 @@ async def finish_iteration(
     iteration, trainer = run.progress.step + 1, run.config.trainer
     is_last = run.goal.is_reached(run.progress, iteration)
     validation = await validate_and_reset_reference_if_due(run, iteration, is_last, timer)
+    run.goal.early_stopping.observe(run.progress, validation)
+    is_last = run.goal.is_reached(run.progress, iteration)
     run.progress.complete_iteration(learned.feedback, validation, collected.recent)
     metrics |= learned.metrics | validation
     for source in run.metric_sources:
@@ -172,7 +174,7 @@ def compute_run_metrics(run: TrainingRun, timer: Timer, trained_tokens: int) -> 
     roles = {"policy": workers.policy, "critic": workers.critic, "reward_model": workers.reward_model}
     memory = [(f"memory/{role}_", group.memory_metrics) for role, group in roles.items() if group]
     return {
-        "data/epoch": progress.prompts_consumed / len(run.prompts),
+        "data/epoch": progress.prompts_consumed / run.sampler.epoch_size,
         "data/prompts_consumed": float(progress.prompts_consumed),
         "reference/resets": float(progress.reference_resets),
         **workers.engines.memory_metrics,

@@ -1,7 +1,8 @@
 """Export a checkpoint as a Hugging Face folder: `python -m alphaapollo.trainer.main_export checkpoint=<run>`
 
 One process without GPU loads the parameters into the model, saves it, verifies it with plain transformers and writes a
-model card. An adapter with its base model, or a checkpoint of verl, is converted to such a folder.
+model card. An adapter with its base model, or a checkpoint of verl, is converted to such a folder, and the model of a
+run without checkpoints is copied.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
 from alphaapollo.processes.entry_point import entry_point, run_program
 from alphaapollo.runs.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress
 from alphaapollo.runs.model_card import format_model_card
-from alphaapollo.runs.newest_model import has_complete_weights
+from alphaapollo.runs.newest_model import NO_MODEL_HINT, find_newest_model, has_complete_weights
 from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.utils.hub import find_verl_shards, is_local_path, needs_conversion
 from alphaapollo.utils.json_types import JsonObject
@@ -33,15 +34,57 @@ if TYPE_CHECKING:
 
 @entry_point
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a checkpoint as a Hugging Face folder. Returns 0 if done, 1 if failed, 2 if the input is invalid, 130 if
-    interrupted."""
+    """Write a checkpoint as a Hugging Face folder or a GGUF file. Returns 0 if done, 1 if failed, 2 if the input is
+    invalid, 130 if interrupted."""
     with exit_on_config_error():
         config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
-        try:
-            export = None if needs_conversion(config.checkpoint) else prepare_export(config)
-            output = export.output if export else convert_model(config)
-        except ValueError as error:
-            return report_error(error, 2)
+        return export_as_gguf(config) if config.gguf else export_as_folder(config)
+
+
+def export_as_gguf(config: ExportConfig) -> int:
+    """Write a GGUF file of the newest model of a run, or of the model in a folder. Returns the exit code of `main`."""
+    from alphaapollo.models.gguf_export import export_gguf
+    from alphaapollo.models.gguf_import import require_gguf_package
+
+    try:
+        require_gguf_package()
+        check_config_and_get_notices(config)
+        if config.role == "critic" or config.export_lora == "adapter" or config.dtype != "auto":
+            raise ValueError(f"gguf={config.gguf} writes a policy, merged. Remove role, export_lora and dtype.")
+        newest = find_newest_model(Path(config.checkpoint))
+        name = f"{newest.run_folder.name}-{config.gguf}.gguf"
+        is_folder = config.output and not config.output.endswith(".gguf")
+        given = f"{config.output}/{name}" if is_folder else config.output
+        default = newest.model_folder.with_name(f"{newest.model_folder.name}-{config.gguf}.gguf")
+        file = _find_output(config.model_copy(update={"output": given}), default)
+    except ValueError as error:
+        return report_error(error, 2)
+    if newest.source:
+        keys = {"checkpoint": str(newest.source), "output": str(newest.model_folder), "gguf": ""}
+        if code := export_as_folder(config.model_copy(update=keys)):
+            return code
+    saved = read_saved_config(newest.run_folder) if (newest.run_folder / "config.yaml").is_file() else {}
+    base = str(saved.get("actor_rollout_ref", saved).get("model", {}).get("path", ""))
+    try:
+        hub_id = "" if is_local_path(base) else base
+        print(export_gguf(newest.model_folder, file, config.gguf, newest.run_folder.name, hub_id))
+    except (ValueError, OSError) as error:
+        return report_error(error, 1)
+    print(f"model written to {file}")
+    return 0
+
+
+def export_as_folder(config: ExportConfig) -> int:
+    """Write a checkpoint, or a model without checkpoint, as a Hugging Face folder. Returns the exit code of `main`."""
+    try:
+        export = None
+        if source := find_model_without_checkpoint(config.checkpoint):
+            output = convert_model(config, source)
+        else:
+            export = prepare_export(config)
+            output = export.output
+    except (ValueError, OSError) as error:
+        return report_error(error, 2 if isinstance(error, ValueError) else 1)
     try:
         if export:
             print(f"{export.weights_folder} in {export.dtype} -> {output}")
@@ -66,20 +109,31 @@ class ExportPlan:
     export_lora: LoraForm
 
 
-def convert_model(config: ExportConfig) -> Path:
-    """Write the Hugging Face folder of an adapter with its base model, or of a checkpoint of verl. Returns it."""
-    from alphaapollo.models.export import write_merged_model, write_verl_model
+def find_model_without_checkpoint(checkpoint: str) -> Path | None:
+    """Return the model that is exported instead of a checkpoint: an adapter, a checkpoint of verl, or the model of a
+    run that wrote no checkpoint. None: there is no such model."""
+    path = Path(checkpoint).expanduser().resolve()
+    model = path if needs_conversion(path) else path / "model"
+    exists = needs_conversion(model) or has_complete_weights(model)
+    return model if checkpoint and exists and (model == path or not list_checkpoints(path)) else None
+
+
+def convert_model(config: ExportConfig, source: Path) -> Path:
+    """Write the Hugging Face folder of a model without checkpoint (find_model_without_checkpoint). Returns it."""
+    from alphaapollo.models.export import write_converted_model, write_merged_model, write_verl_model
 
     check_config_and_get_notices(config)
     if config.role == "critic" or config.export_lora == "adapter":
         key = "role=critic" if config.role == "critic" else "export_lora=adapter"
-        raise ValueError(f"checkpoint={config.checkpoint} is not a run's, and is converted. Remove {key}.")
-    source = Path(config.checkpoint).expanduser().resolve()
+        raise ValueError(f"checkpoint={config.checkpoint} has no checkpoint of a run, only a model. Remove {key}.")
     trusts, shards = bool(config.trust_remote_code), find_verl_shards(source)
-    output = _find_output(config, Path(f"{source}_merged"))
+    is_complete = has_complete_weights(source)
+    output = _find_output(config, source.parent / "exported/model" if is_complete else Path(f"{source}_merged"))
     with _named_when_complete(output) as folder:
         if shards:
             write_verl_model(shards, folder, config.dtype, trusts)
+        elif is_complete:
+            write_converted_model(source, folder, config.dtype, trusts)
         else:
             write_merged_model(source, folder, config.dtype, config.model_path, trusts)
     return output
@@ -144,7 +198,8 @@ def write_export(export: ExportPlan) -> str:
             f"checkpoint's by {gap:.1e} on average (weights in {export.dtype})."
         )
         step, run = int(read_progress(export.checkpoint)["step"]), export.checkpoint.parents[1]
-        card = format_model_card(export.run_config, run, step, export.kind, export.model.path, proof)
+        is_adapter = export.export_lora == "adapter"
+        card = format_model_card(export.run_config, run, step, export.kind, export.model.path, proof, is_adapter)
         (unverified / "README.md").write_text(card, encoding="utf-8")
     return proof
 
@@ -163,16 +218,8 @@ def _find_weights_folder(checkpoint: Path, kind: ModelKind) -> Path:
 def _find_checkpoint(path: Path) -> Path:
     """Return `path` if it is a checkpoint, or the newest checkpoint if `path` is the folder of a run."""
     written = list_checkpoints(path)
-    if not written and has_complete_weights(path / "model"):
-        raise ValueError(
-            f"checkpoint={path}: the run wrote no checkpoint (trainer.save_freq). Its final model, a Hugging Face "
-            f"folder, is {path / 'model'}."
-        )
     if not written:
-        raise ValueError(
-            f"checkpoint={path} is neither a complete checkpoint (no {PROGRESS}) nor the folder of a run with one. "
-            "Set checkpoint=<run>/checkpoints/step_N or checkpoint=<run>."
-        )
+        raise ValueError(f"checkpoint={path} is no complete checkpoint (no {PROGRESS}), and has none. {NO_MODEL_HINT}")
     if messages := find_damage(written[-1]):
         raise ValueError(f"{written[-1]} is damaged: {', '.join(messages)}. Export another checkpoint.")
     return written[-1]

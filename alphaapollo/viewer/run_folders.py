@@ -139,7 +139,9 @@ def make_run_name(folder: Path, root: Path) -> str:
 
 def find_kind(folder: Path) -> str:
     """Return the kind of a run, e.g. "RL"."""
-    config = read_config(folder)
+    config, flat = read_config(folder), read_flat_config(folder)
+    if flat.get("algorithm.adv_estimator") == "none" and flat.get("teacher.divergence", "null") == "null":
+        return "own loop"  # main_ppo refuses these values
     return next((kind for section, kind in KINDS.items() if section in config), "unknown")
 
 
@@ -165,11 +167,14 @@ def find_total_steps(folder: Path) -> int | None:
 
 
 def describe_algorithm(folder: Path) -> str:
-    """Return the name of a run's algorithm: the advantage estimator, or the preference loss; otherwise empty."""
+    """Return the name of a run's algorithm: the advantage estimator and the policy loss, or the preference loss;
+    otherwise empty."""
     config = read_flat_config(folder)
-    estimator = config.get("algorithm.adv_estimator", "")
-    loss = config.get("actor_rollout_ref.actor.policy_loss.loss_mode", "ppo")
-    return estimator + (f", {loss}" if loss not in ("ppo", estimator) else "") or config.get("preference.loss", "")
+    names = [config.get("algorithm.adv_estimator", ""), config.get("actor_rollout_ref.actor.policy_loss.loss_mode", "")]
+    shown = {name: "distillation" if name == "none" else name for name in names if name not in ("", "ppo")}
+    if find_kind(folder) == "own loop":
+        del shown["none"]
+    return ", ".join(shown.values()) or config.get("preference.loss", "")
 
 
 def describe_model(folder: Path) -> tuple[str, float | None]:

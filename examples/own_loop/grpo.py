@@ -37,8 +37,8 @@ def main(model: str, *overrides: str, steps: int = 50, size: int = 16, n: int = 
             advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, keepdims=True) + 1e-6)
             rows = [one.rows[0] for group in groups for one in group.trajectories]
             result = t.forward_backward(rows, loss="ppo", advantages=advantages.ravel())
-            done = t.optim_step(lr=4e-5, grad_clip=1.0)
-            metrics = {"train/loss": result.loss, "train/grad_norm": done["grad_norm"]} | t.publish()
+            t.optim_step(lr=4e-5, grad_clip=1.0)
+            metrics = {"train/loss": result.loss} | t.publish()
             if step in (1, steps) or step % 10 == 0:
                 metrics |= t.evaluate(held_out, compute_score, temperature=0.7)
             t.log(step, groups, metrics)

@@ -71,6 +71,10 @@ def test_pairs_are_learned_and_resume_equals_uninterrupted_run(task: Task, pairs
     assert lines[0]["train/margin"] == pytest.approx(0.0, abs=1e-4), "policy and reference begin as one"
     assert lines[-1]["train/loss"] < lines[0]["train/loss"]
     assert lines[-1]["val/reward_chosen"] > lines[-1]["val/reward_rejected"]
+    (step,) = (line for line in whole.output.splitlines() if line.startswith("step 6/6"))
+    for metric in ("train/accuracy", "train/margin", "val/accuracy", "val/margin"):
+        assert f"{metric.split('/')[1]} {lines[-1][metric]:.3f}" in step, metric
+        assert metric == "train/margin" or f"\n{metric} " in whole.output, "val/margin is summarized instead"
     assert sum(name.startswith("val/accuracy/carries_") for name in lines[-1]) == 3
     for pair in read_examples(whole.folder):
         assert [row.label for row in pair.rows] == ["chosen", "rejected"] and pair.data_source.startswith("carries_")

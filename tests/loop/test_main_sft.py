@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from alphaapollo.cli.main import export
+from alphaapollo.runs.newest_model import find_newest_model
 from alphaapollo.runs.run_plan import read_run_plan
 from alphaapollo.runs.training_examples import read_examples
 from tests.loop.conftest import (
@@ -92,7 +94,7 @@ def test_loss_falls_by_source_and_the_model_loads(sft: SftRunner) -> None:
     files = (f"data.train_files={both}", "data.source_weights=[1,0.25]", f"data.val_files={both}")
     done = sft.run(*files, "trainer.total_training_steps=8", "trainer.test_freq=4")
     check_first_and_last_lines(done, "view", "report", "chat")
-    assert "more 256 examples x 0.25, 20% of a batch" in " ".join(done.output.split()), done.output
+    assert "more 256 rows x 0.25, 20% of a batch" in " ".join(done.output.split()), done.output
     lines = done.metrics
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines[-1]["train/loss"] < lines[0]["train/loss"] and lines[-1]["train/epoch"] == 64 / 320
@@ -175,6 +177,26 @@ def test_resume_after_kill_during_checkpoint_write_is_bitwise_equal(
     again = sft.run(*schedule)
     assert "all 6 iterations are done" in again.output
     assert (done.folder / "model").stat().st_mtime_ns == before
+
+
+def test_a_run_is_exported_with_and_without_checkpoints(sft: SftRunner, capsys: pytest.CaptureFixture[str]) -> None:
+    """By default there is a checkpoint at the end, so that the same command does not train again."""
+    two = "trainer.total_training_steps=2"
+    saved, unsaved = sft.run(two, name="saved"), sft.run(two, "trainer.save_freq=-1", name="unsaved")
+    assert "every 10 minutes and at the end" in saved.output
+    assert [path.name for path in (saved.folder / "checkpoints").iterdir()] == ["step_000002"]
+    assert not (unsaved.folder / "checkpoints").exists() and weights(saved) == weights(unsaved)
+    before = (saved.folder / "metrics.jsonl").read_bytes()
+    assert "all 2 iterations are done" in sft.run(two, name="saved").output
+    assert (saved.folder / "metrics.jsonl").read_bytes() == before
+    for run in (saved, unsaved):
+        output = sft.out / f"of_{run.folder.name}"
+        assert export([str(run.folder), str(output), "dtype=float32"]) == 0, capsys.readouterr()
+        assert find_newest_model(run.folder).model_folder == run.folder / "model"
+        assert (output / "model.safetensors").read_bytes() == weights(run)
+    (unsaved.folder / "model").rename(sft.out / "moved")
+    assert export([str(unsaved.folder), str(sft.out / "none")]) == 2
+    assert "A run writes checkpoints (trainer.save_freq)" in capsys.readouterr().err
 
 
 def test_sigterm_names_the_last_checkpoint(sft: SftRunner) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import re
 import runpy
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from multiprocessing import forkserver
 from pathlib import Path
@@ -22,12 +25,15 @@ import pytest
 
 from alphaapollo import Trainer, make_row
 from alphaapollo.controller.errors import RunStalled
-from alphaapollo.environments.base import Observation, Services, StepResult
+from alphaapollo.observability import console
 from alphaapollo.runs.command_history import read_history
-from alphaapollo.types import Prompt, Row, Score
+from alphaapollo.runs.run_status import read_run_status
+from alphaapollo.types import Prompt, Row
+from alphaapollo.viewer.run_folders import read_run_state
 from alphaapollo.weight_sync.verification import WeightSyncError
 from examples.own_loop import distill, dpo, grpo, learning_rates, own_loss, sft
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, Task, child, wait_until_nothing_is_left
+from tests.loop.own_loop_kit import Echo, check_final_model, check_measured, check_viewer, count_digits
 from tests.loop.ray_nodes import two_ray_nodes
 from tests.loop.warm import KEPT
 
@@ -53,27 +59,6 @@ def words(folder: Path, name: str = "run") -> list[str]:
     return [*QUICK, f"trainer.output_dir={folder}", f"trainer.experiment_name={name}"]
 
 
-def count_digits(prompt: Prompt, completion: str) -> float:
-    return sum(letter.isdigit() for letter in completion) / 10
-
-
-class Echo:
-    """Two turns; the episode's score is the number of its turns."""
-
-    def __init__(self, services: Services):
-        self.turns = 0
-
-    def reset(self, prompt: Prompt) -> Observation:
-        return Observation([{"role": "user", "content": "say something"}])
-
-    def step(self, action: str) -> StepResult:
-        self.turns += 1
-        again = Observation([{"role": "user", "content": "again"}])
-        return StepResult(again) if self.turns == 1 else StepResult(done=True, score=Score(2.0))
-
-    def close(self) -> None: ...
-
-
 def train_one_step(t: Trainer) -> list[np.ndarray]:
     """Sample, train and publish. Returns the sampled tokens and the log-probs after the step."""
     groups = t.sample([CHAT, "7"], n=3, reward=count_digits)
@@ -88,26 +73,41 @@ def train_one_step(t: Trainer) -> list[np.ndarray]:
 
 @pytest.mark.core
 def test_a_saved_state_resumes_bit_for_bit(task: Task, tmp_path: Path) -> None:
-    settings = {"model.path": task.model, "lora_rank": 4}
+    settings = {"model.path": task.model, "lora_rank": 4, "trainer.keep_best": "val/reward"}
+    values = {"baseline": 0.1 + 0.2, "best": -math.inf, "curve": [1, None, {"a": True}], "name": "ü"}
     with Trainer(settings, *words(tmp_path)) as t:
+        state = t.state
+        assert state == {}
+        state |= deepcopy(values)
         train_one_step(t)
         path = t.save()
         assert path == t.folder / "checkpoints" / "step_000001"
         straight = train_one_step(t)
-        assert t.load("step_1") == 1
+        state["curve"].append("later")
+        assert t.load("step_1") == 1 and state == values
         loaded = train_one_step(t)
+        state["best"] = 2.0
         t.save("best")
         check_errors(t)
         os.environ["SET_IN_THE_BLOCK"] = "1"
     assert os.environ.pop("SET_IN_THE_BLOCK") == "1"
     with Trainer(settings, *words(tmp_path)) as t:  # from the newest checkpoint, step_000001
-        assert t.step == 1
+        assert t.step == 1 and t.state == values
         resumed = train_one_step(t)
+        t.save()
+        for step, reward in ((3, 1.0), (4, 0.5), (5, 0.25)):
+            t.log(step, metrics={"actor/lr": 7.0, "val/reward": reward})
+            t.save()
+        assert t.load("best") == 2 and t.state["best"] == 2.0
     for one, other, third in zip(straight, loaded, resumed, strict=True):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(one, third)
+    assert sorted(os.listdir(t.folder / "checkpoints")) == ["best", "step_000003", "step_000004", "step_000005"]
     lines = [json.loads(line) for line in (t.folder / "metrics.jsonl").read_bytes().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2] and "critic/score/mean" in lines[0]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5] and "critic/score/mean" in lines[0]
+    check_measured(lines)
+    check_final_model(t.folder)
+    check_viewer(t.folder, tmp_path)
     assert len((t.folder / "rollouts" / "step_000002.jsonl").read_bytes().splitlines()) == 6
 
 
@@ -149,6 +149,12 @@ def check_errors(t: Trainer) -> None:
     refuse(lambda: t.sample(["x" * 300]), "data.max_prompt_length")
     t.forward_backward([row])
     refuse(lambda: t.save(), "optim_step")
+    t.clear_gradients()
+    t.state["seen"] = {1: 0.5}
+    refuse(lambda: t.save("refused"), "t.state['seen']", "the key 1")
+    t.state["seen"] = [np.float32(1)]
+    refuse(lambda: t.save("refused"), "t.state['seen'][0] is a float32", "float(value)")
+    assert not [name for name in os.listdir(t.folder / "checkpoints") if "refused" in name]
     t.add_adapter("a")
     for use in (lambda: t.sample([CHAT], adapter=None), lambda: t.publish(adapter="a")):
         refuse(use, "rollout.lora=merged, rollout.name=hf", "rollout.name=vllm")
@@ -156,8 +162,14 @@ def check_errors(t: Trainer) -> None:
     np.testing.assert_array_equal(t.log_probs([row])[0], digest)
 
 
-def test_rollout_evaluate_and_awaitables(task: Task, tmp_path: Path) -> None:
+def test_rollout_evaluate_and_awaitables(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seconds in (("QUIET_SECONDS", 0.0), ("STATUS_SECONDS", 0.0), ("REFRESH_SECONDS", 0.01)):
+        monkeypatch.setattr(console, name, seconds)
     with Trainer({"model.path": task.model, "env.max_steps": 3}, *words(tmp_path)) as t:
+        printed = capsys.readouterr().out
+        assert f"view {t.folder}" in printed and re.search(r"^ *0:\d\d  (prepare|start)", printed, re.MULTILINE)
         (group,) = t.rollout([Prompt(0, "mine", CHAT)], n=2, environment=Echo)
         assert [one.score.reward for one in group.trajectories] == [2.0, 2.0] or group.trajectories[0].truncated
         first, again = (t.evaluate([CHAT, CHAT], count_digits, n=2, temperature=1.0) for _ in range(2))
@@ -171,6 +183,10 @@ def test_rollout_evaluate_and_awaitables(task: Task, tmp_path: Path) -> None:
         assert len({tuple(one.rows[0].token_ids) for (group,) in several for one in group.trajectories}) > 1
         gap = max(np.abs(lp - row.logprobs).max() for row, lp in with_log_probs(t, several))
         assert gap < 1e-4
+        assert len(capsys.readouterr().out.splitlines()) <= 1  # none of the verbs; perhaps the last one of the start
+        status = read_run_status(t.folder)
+        assert status and status.pid == os.getpid() and read_run_state(t.folder).name == "running"
+    assert not (t.folder / "model").exists()  # nothing was trained
     with pytest.raises(RuntimeError, match="inside `with"):
         t.publish()
     assert read_history(t.folder)[-1].state == "finished"

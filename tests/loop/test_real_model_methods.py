@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from alphaapollo.cli.main import main
 from alphaapollo.config.resolve import has_bfloat16_instructions
 from alphaapollo.config.schema import SftData
 from alphaapollo.data.examples import load_examples
@@ -26,11 +27,9 @@ from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.training_examples import read_examples
 from examples.gallery.runs import read_metrics
 from examples.smollm2.methods.make_student import make_student
-from examples.smollm2.model_file import find_model_file
 from examples.symptoms.runs import holds
 from tests.loop.conftest import DEADLINE, ROOT
 from tests.loop.engine_kit import needs_suites
-from tests.loop.gguf_export import export_gguf
 from tests.loop.page_shell import CommandServer, make_stand_ins
 
 pytestmark = pytest.mark.skipif(
@@ -180,11 +179,9 @@ def test_exported_models_answer_alike_in_transformers_and_vllm(methods: MethodRu
 def test_an_exported_model_goes_through_a_gguf_file_bit_for_bit(
     methods: MethodRunner, sft: str, tmp_path: Path
 ) -> None:
-    folder, original = methods.out / "sft/model", find_model_file()
-    weights = load_file(folder / "model.safetensors")
-    assert original is not None
-    export_gguf(folder, original, tmp_path / "model.gguf")
-    import_gguf(tmp_path / "model.gguf", tmp_path / "model")
+    weights = load_file(methods.out / "sft/model/model.safetensors")
+    assert main(["export", str(methods.out / "sft"), str(tmp_path), "--gguf", "f32"]) == 0
+    import_gguf(tmp_path / "sft-f32.gguf", tmp_path / "model")
     converted = load_file(tmp_path / "model/model.safetensors")
     assert converted.keys() == weights.keys() and all(
         torch.equal(converted[key], weights[key].float()) for key in weights

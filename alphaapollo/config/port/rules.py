@@ -114,7 +114,11 @@ def _convert_dataset(value: str, values: Options, key: str = "data.train_files")
 RULES: dict[str, dict[str, Rule]] = {
     "verl": VERL_RULES,
     "trl": {"report_to": _convert_logger},
-    "openrlhf": {},
+    "openrlhf": {
+        "data.dataset": _convert_dataset,
+        "data.prompt_dataset": _convert_dataset,
+        "eval.dataset": partial(_convert_dataset, key="data.val_files"),
+    },
     "swift": {
         "report_to": _convert_logger,
         "reward_funcs": _convert_reward_names,

@@ -19,6 +19,9 @@ OFFLINE = "\n# To send to {0}, log in and remove the next line.\nexport {1}_MODE
 PART = r"\$\{\w+\}|\$\((?:nproc|hostname|whoami|pwd|date(?: -u)?(?: \+['\"]?[\w%:.-]+['\"]?)?)\)"
 EXPANDED = re.compile(rf"{PART}|\$\(\((?:[\w\s+*/%()-]|{PART})+\)\)", re.ASCII)
 """What a ported script may leave to the shell. Other text of a script, such as `$(command)`, is only shown."""
+VERDICT = rf"not supported|not converted|left out|known only at run time|{NOT_KNOWN}"
+LEFT_TO_USER = re.compile(rf" *(?:# )?'?([\w.]+)=.*?(?:: |  # )(?:{VERDICT})")
+"""Line of a ported script about an option that the user has to replace, or to leave out."""
 OTHER_PROJECTS = {
     r"skyrl": ("SkyRL", "verl"),
     r"open[_-]instruct": ("open-instruct", "trl"),
@@ -53,6 +56,17 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
     header += "".join(f"{_format_comment(note)}\n" for note in notes)
     uploading = [name for name in ("wandb", "swanlab") if re.search(f"trainer.logger=.*{name}", ported)]
     return header + "".join(OFFLINE.format(name, name.upper()) for name in uploading) + ported
+
+
+def describe_next_steps(script: str) -> str:
+    """Return what to do with a ported script: the options that are left to the user, and how to check and run it.
+    The lines are comments, so that they may be in the script."""
+    left = [match[1] for line in script.splitlines() if (match := LEFT_TO_USER.match(line))]
+    left += ["data.train_files (not in the script)"] * (not re.search(r"\bdata\.(?:train_files|path)=", script))
+    steps = [f"Replace or leave out, see the comments: {', '.join(dict.fromkeys(left))}"] if left else []
+    steps.append("Save the new script: alphaapollo port SCRIPT > ours.sh")
+    steps += ["Check it, without a start: bash ours.sh trainer.dry_run=True", "Run it: bash ours.sh"]
+    return "# Next steps:\n" + "".join(f"# {number}. {step}\n" for number, step in enumerate(steps, 1))
 
 
 def describe_other_project(text: str) -> str:

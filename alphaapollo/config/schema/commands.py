@@ -39,13 +39,12 @@ class TuningData(TrainingFiles):
     """Maximum tokens per example."""
     truncation: Literal["error", "left", "right", "drop"] = "error"
     """For an example over max_length: stop the run, cut its start, cut its end, or drop it (counted)."""
-    source_weights: list[PositiveFloat] | None = None
-    """Passes over each of train_files per epoch, e.g. [2,0.5] (the second file takes two epochs); null = one each."""
 
 
 class TuningTrainer(Training):
-    save_freq: CountOrMinusOne = -1
-    """Write a checkpoint every so many steps, and at the end; -1 = never."""
+    save_freq: CountOrMinusOne | Literal["auto"] = "auto"
+    """Write a checkpoint every so many steps, and at the end; auto = every ten minutes, with keep_best also with each
+    validation, and at the end; -1 = never."""
     test_freq: CountOrMinusOne = -1
     """Validate every so many steps, and at the end; -1 = never."""
     log_freq: PositiveInt = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_DATA,
@@ -38,6 +38,10 @@ class TrainingFiles(Section):
     """Maximum training rows, drawn by data.seed, or the first ones without data.shuffle; -1 or 0 = all."""
     val_max_samples: CountOrMinusOne = -1
     """Maximum validation rows, chosen as for train_max_samples; -1 or 0 = all."""
+    source_weights: list[PositiveFloat] | None = None
+    """Passes over each of train_files per epoch, e.g. [2,0.5] (the second file takes two epochs); null = one each."""
+    system_prompt: Annotated[str, CHANGES_DATA] = ""
+    """System message of every chat that has none; a prompt that is a text becomes a chat (docs/data.md)."""
     allow_image_urls: bool = False
     """Download images that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
     apply_chat_template_kwargs: TemplateArguments = {}
@@ -49,6 +53,10 @@ class PromptData(Section):
 
     prompt_key: Annotated[str, CHANGES_DATA] = "prompt"
     """Column of the prompt: a chat `[{role, content}]`, or a string that the model continues as it is."""
+    ground_truth_key: Annotated[str, CHANGES_DATA] = ""
+    """Column of the ground truth; empty = the columns of docs/data.md."""
+    system_prompt: Annotated[str, CHANGES_DATA] = ""
+    """System message of every chat that has none; a prompt that is a text becomes a chat (docs/data.md)."""
     max_prompt_length: PositiveInt = 512
     """Maximum tokens of a rendered prompt."""
     max_response_length: PositiveInt = 512

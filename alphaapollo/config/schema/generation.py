@@ -115,9 +115,9 @@ class EvalConfig(Section):
 
 class ExportConfig(Section):
     checkpoint: Annotated[str, FilePath("folder", required=True)] = ""
-    """Checkpoint folder, or a run folder for its newest checkpoint (required)."""
+    """Checkpoint folder, or a run folder for its newest checkpoint or, without checkpoints, its model (required)."""
     output: str = ""
-    """Folder to write; empty = <run>/exported/<checkpoint>."""
+    """Folder to write, or a file *.gguf; empty = <run>/exported/<checkpoint>, or a file beside the model's folder."""
     model_path: Annotated[str, FilePath("model")] = ""
     """Model that the run started from, if it has moved; its configuration and tokenizer are used."""
     trust_remote_code: bool | None = None
@@ -128,6 +128,8 @@ class ExportConfig(Section):
     """Type of the weights; auto = the run's model.dtype or, if that is auto, the type of the model it started from."""
     export_lora: LoraForm = "merged"
     """With LoRA: full weights with the adapters merged in, or the policy's adapters alone (peft's format)."""
+    gguf: Literal["", "q8_0", "f16", "bf16", "f32"] = ""
+    """Write a GGUF file (llama.cpp, Ollama, LM Studio) with weights of this type; empty = a Hugging Face folder."""
 
 
 REQUEST_IDENTITY = ResumeRule("refused", "it determines what is requested, and from which model")

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     ONLY_AT_START,
@@ -21,7 +21,9 @@ from alphaapollo.config.schema.base import (
     Section,
 )
 from alphaapollo.config.schema.model import LoraForm
+from alphaapollo.config.schema.planned_device import PlannedDevice
 
+VALIDATES = Requires(ActiveUnless("test_freq", -1, 0))
 LOCAL_HAS_ONE_NODE = Requires(ActiveWhen("nnodes", 1), when="local")
 
 
@@ -70,13 +72,23 @@ class Training(RunSettings):
     total_epochs: Annotated[PositiveInt, ActiveWhen("total_training_steps", None)] = 1
     """Passes over the training data, if total_training_steps is not set. main_ppo ends after the last full batch of
     prompts."""
+    stop_at_step: PositiveInt | None = None
+    """End the run after this iteration, as if it were the last one. Schedules still refer to total_training_steps, and
+    the same command without this key continues."""
+    early_stopping_metric: Annotated[str | None, VALIDATES] = None
+    """Validation metric, e.g. val/accuracy: the run ends when early_stopping_patience validations have not improved it.
+    Better is higher or lower, as for keep_best (docs/checkpoints.md#early-stopping)."""
+    early_stopping_patience: Annotated[PositiveInt, ActiveWhen("early_stopping_metric")] = 3
+    """Consecutive validations without an improvement of early_stopping_metric after which the run ends."""
+    early_stopping_threshold: Annotated[NonNegativeFloat, ActiveWhen("early_stopping_metric")] = 0.0
+    """An improvement of early_stopping_metric counts if it is larger than this."""
     max_ckpt_to_keep: Annotated[PositiveInt | None, ActiveUnless("save_freq", -1, silent_value=None)] = 2
     """Number of newest checkpoints to keep; null = all."""
     keep_best: Annotated[
         str | None,
         ActiveUnless("save_freq", -1),
         ActiveUnless("max_ckpt_to_keep", None),
-        Requires(ActiveUnless("test_freq", -1, 0)),
+        VALIDATES,
     ] = None
     """Validation metric, e.g. val/accuracy: the best checkpoint by it is kept besides the newest max_ckpt_to_keep. A
     checkpoint counts if its iteration also validated. Higher is better, except for losses, perplexities and
@@ -120,6 +132,13 @@ class Training(RunSettings):
     start_timeout: PositiveFloat = 600.0
     """Seconds that cluster nodes may take to join, and that starting workers and engines may use neither the CPU nor
     the disk; the error names the missing ones."""
+
+    planned_device: Annotated[
+        PlannedDevice, Requires(ActiveWhen("dry_run")), Requires(ActiveUnless("device", "cpu")), ONLY_AT_START
+    ] = ""
+    """Dry run: plan for nodes with GPUs of this kind instead of this machine (docs/scaling.md): a100, a100_40, b200,
+    h100, h200, h800, l4, l40s, rtx4090, rtx5090, or the memory of a GPU, e.g. 24GiB. Empty = this machine, or the
+    cluster in RAY_ADDRESS."""
 
     @property
     def num_ranks(self) -> int:

@@ -10,6 +10,7 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.keys import format_value, get_value, list_keys
 from alphaapollo.config.schema import Config
+from alphaapollo.data.mixture import describe_mixture
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.planning.plan_table import (
     describe_checkpoint_schedule,
@@ -27,12 +28,13 @@ from alphaapollo.session.progress import (
     Progress,
     RecentGroups,
     TrainingGoal,
+    check_has_validation_data,
     check_steps_within_run,
 )
 from alphaapollo.session.publish import make_probe
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.setup.teachers import check_teachers
-from alphaapollo.trainer.step.curriculum import assign_stages
+from alphaapollo.trainer.step.curriculum import PromptSampler, count_by_file
 from alphaapollo.trainer.step.reward_model_tokenizer import (
     RewardModelTokenizer,
     make_reward_model_tokenizer,
@@ -49,6 +51,7 @@ class RlPreparation(PolicyPreparation):
     prompts: list[Prompt]
     val_prompts: list[Prompt]
     val_suites: list[Suite]
+    epoch_size: int  # prompts per epoch, which differs from the number of prompts with data.source_weights
     goal: TrainingGoal
     probe: Probe  # weight syncs are verified by its log-probs
     reward_model_tokenizer: RewardModelTokenizer | None = None
@@ -90,8 +93,7 @@ class RlPreparation(PolicyPreparation):
         estimator = get_estimator(config.algorithm.adv_estimator)
         policy_loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
         self.notices += check_setting_combinations(config, estimator, policy_loss)
-        if trainer.keep_best and not config.validates:
-            raise ValueError(f"trainer.keep_best={trainer.keep_best} needs validation data. Set data.val_files.")
+        check_has_validation_data(trainer, config.validates)
         self.val_suites = [Suite(text, trainer.suite_python, trainer.suite_timeout) for text in trainer.val_suites]
         check_suites(self.val_suites)
 
@@ -100,12 +102,11 @@ class RlPreparation(PolicyPreparation):
         self.prompts = self._read_prompts(data.train_files, "data.train_files", data.train_max_samples)
         has_val = bool(data.val_files)
         self.val_prompts = self._read_prompts(data.val_files, "data.val_files", data.val_max_samples) if has_val else []
-        assign_stages(self.prompts, data)
+        self.epoch_size = PromptSampler(self.prompts, data).epoch_size
         if config.algorithm.length_budget.mode:
             check_prompts_have_length_budgets(self.prompts)
         self.probe = make_probe(self.renderer, self.prompts[0].content, data.max_length - 1)
-        steps = trainer.total_training_steps, trainer.total_epochs
-        self.goal = TrainingGoal.from_schedule(*steps, len(self.prompts), data.train_batch_size)
+        self.goal = TrainingGoal.from_settings(trainer, self.epoch_size, data.train_batch_size)
         for key in ("profile_steps", "record_steps"):
             check_steps_within_run(f"trainer.{key}", getattr(trainer, key) or [], self.goal.max_steps)
 
@@ -155,6 +156,7 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
     config, plan, actor = run.config, run.plan, run.config.actor_rollout_ref.actor
     dtypes = plan.model.dtype + ", Liger's kernels" * (plan.model.use_liger is True)
     dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
+    epochs = run.goal.max_steps * config.data.train_batch_size / run.epoch_size
     graded = "the functions of the rows' data sources" if run.has_reward_function else "none"
     rows = {
         "preset": ", ".join(run.user_settings.presets) or "none",
@@ -164,6 +166,7 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
         "files": format_value(config.data.train_files),
         "sampler": (config.data.sampler if config.data.shuffle else "none: the order of the files")
         + f", {len(config.data.curriculum.stages)} stages" * bool(config.data.curriculum.stages),
+        **describe_mixture(config.data, count_by_file(run.prompts, config.data), epochs),
         **{f"data: {name}": described for name, described in run.sources.items()},
         "stops": run.renderer.describe_stops(),
         "env": config.env.env_name,

@@ -7,6 +7,7 @@ observe           after the groups of an iteration: pass rates, the open stages,
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -14,7 +15,8 @@ import numpy as np
 
 from alphaapollo.config.schema import Data
 from alphaapollo.data.difficulty import decay_pass_rate, difficulty_weights, draw_prompts, frontier_weights
-from alphaapollo.data.stream import PromptStream
+from alphaapollo.data.mixture import make_stream
+from alphaapollo.data.stream import PromptStream, WeightedFileStream
 from alphaapollo.session.progress import CurriculumState, Progress
 from alphaapollo.types import Prompt, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
@@ -27,24 +29,28 @@ class PromptSampler:
     """Choice of prompts: each once per epoch or, with a curriculum, by weights. The state of a curriculum is
     `Progress.curriculum`, by prompt id and position. data_start: as in PromptStream.
 
-    Raises ValueError if a prompt belongs to no stage, or a stage has no prompt.
+    Raises ValueError if a prompt belongs to no stage, or a stage or a file with a weight has no prompt.
     """
 
     def __init__(self, prompts: Sequence[Prompt], data: Data, data_start: int = 0):
         self._data, self._settings = data, data.curriculum
         self._metrics: dict[str, float] = {}  # of the last `observe`
-        self._stream: PromptStream | None = None  # without a curriculum
+        self._stream: PromptStream | WeightedFileStream | None = None  # without a curriculum
+        stream = make_stream(data, count_by_file(prompts, data), data.seed, data_start)
+        self.epoch_size = stream.num_prompts  # prompts per epoch
         if not data.is_adaptive:
-            self._stream = PromptStream(len(prompts), data.seed, data.shuffle, data_start)
+            self._stream = stream
             return
         self._ids = np.array([prompt.id for prompt in prompts])
         self._index = {prompt.id: index for index, prompt in enumerate(prompts)}
         self._stages = assign_stages(prompts, data)
         self._open = [np.flatnonzero(self._stages <= stage) for stage in range(int(self._stages.max()) + 1)]
+        sizes = [+count_by_file([prompts[index] for index in indices], data) for indices in self._open]
         self._streams = [
-            PromptStream(len(prompts), derive_seed(data.seed, "stage", stage), shuffle=True)
-            for stage, prompts in enumerate(self._open)
+            make_stream(data, size, derive_seed(data.seed, "stage", stage)) for stage, size in enumerate(sizes)
         ]
+        weights = data.source_weights
+        self._file_weights = np.array([weights[prompt.file] for prompt in prompts]) if weights else 1.0
 
     def choose_prompts(self, progress: Progress, positions: Sequence[int]) -> list[int]:
         """Return the index of the prompt at each position. Prompts already drawn for a position, e.g. before the run
@@ -101,7 +107,7 @@ class PromptSampler:
         else:
             weights = difficulty_weights(rates)
         weights[rates >= RETIRE_ABOVE] = settings.revisit_rate
-        return weights * (self._stages <= state.stage)
+        return weights * self._file_weights * (self._stages <= state.stage)
 
     def _is_gate_reached(self, progress: Progress) -> bool:
         """Whether the newest open stage has reached its gate. Its pass rate counts once a batch of it is observed."""
@@ -118,6 +124,15 @@ class PromptSampler:
         missing = int(self._ids.max()) + 1 - len(state.pass_rates)
         state.pass_rates.extend(array("d", [np.nan]) * missing)
         return np.array(state.pass_rates)[self._ids]
+
+
+def count_by_file(prompts: Sequence[Prompt], data: Data) -> Counter[int]:
+    """Return the number of prompts of each of data.train_files; with no source_weights, their number under 0."""
+    if data.source_weights is None:
+        return Counter({0: len(prompts)})
+    counts = Counter(dict.fromkeys(range(len(data.source_weights)), 0))
+    counts.update(prompt.file for prompt in prompts)
+    return counts
 
 
 def check_gate_metric(metric: str, validation: Mapping[str, float]) -> None:

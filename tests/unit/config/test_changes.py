@@ -14,7 +14,7 @@ from tests.unit.config.overrides import from_overrides
 
 LORA = ("lora_rank", "lora_alpha", "target_modules")
 FINETUNING = {f"model.{name}" for name in ("path", "tokenizer_path", "freeze_vision", *LORA)}
-FINETUNING |= {"data.train_files", "optim.name"}
+FINETUNING |= {"data.train_files", "data.system_prompt", "optim.name"}
 PAIRS = FINETUNING | {f"data.{name}_key" for name in ("prompt", "chosen", "rejected")}
 REFUSED: dict[type[Section], set[str]] = {
     Config: {
@@ -22,7 +22,8 @@ REFUSED: dict[type[Section], set[str]] = {
         *(f"critic.model.{name}" for name in ("path", *LORA)),
         *("algorithm.adv_estimator", "algorithm.custom_module", "actor_rollout_ref.actor.policy_loss.loss_mode"),
         *("actor_rollout_ref.actor.optim.name", "critic.optim.name"),
-        *("data.train_files", "data.prompt_key", "env.reasoning_gym.tasks"),
+        *("data.train_files", "data.prompt_key", "data.system_prompt", "data.ground_truth_key"),
+        "env.reasoning_gym.tasks",
         *("env.env_name", "env.custom_module", "env.verifiers.name", "env.agent.path", "env.agent.command"),
     },
     SftConfig: FINETUNING | {f"data.{name}_key" for name in ("messages", "prompt", "response")} | {"data.train_turns"},
@@ -40,7 +41,7 @@ def keys_with(schema: type[Section], verdict: Verdict) -> set[str]:
 def test_the_identity_of_a_run(schema: type[Section]) -> None:
     assert keys_with(schema, "refused") == REFUSED[schema]
     assert keys_with(schema, "kept") == ({"trainer.val_before_train"} if schema is Config else set())
-    names = ("resume_mode", "resume_from_path", "resume_with_other_data", "dry_run")
+    names = ("resume_mode", "resume_from_path", "resume_with_other_data", "dry_run", "planned_device")
     starts = {f"trainer.{name}" for name in names}
     assert keys_with(schema, "ignored") == starts
 

@@ -6,8 +6,10 @@ import pytest
 import alphaapollo
 from alphaapollo.algorithms.advantages import estimator_names, get_estimator
 from alphaapollo.config.__main__ import explain_key, main
-from alphaapollo.config.build import find_similar_keys
+from alphaapollo.config.build import describe_unknown_key, find_similar_keys
+from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS, list_keys
+from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
 from scripts.config_pages import render_pages
 
@@ -31,6 +33,8 @@ def test_every_field_has_a_meaning(command: str):
         ("critic.model.exclude_modules", ["not supported (", "critic.model.target_modules"]),
         ("--algo.kl.init_coef", ["an option of OpenRLHF, converted to", "algorithm.kl_ctrl.kl_coef"]),
         ("num_generations", ["an option of TRL, renamed to env.rollout.n"]),
+        ("early_stopping_patience", ["an option of TRL, renamed to trainer.early_stopping_patience"]),
+        ("system_prompt", ["an option of TRL, renamed to data.system_prompt"]),
         ("xyzzy", ["unknown (no similar key)"]),
         ("algorithm.gama", ["unknown (", "algorithm.gamma"]),
         ("algorithm.filter_groups", ["accepted", "enable, mode, metric, max_num_gen_batches"]),
@@ -54,6 +58,53 @@ def test_explain_command(capsys: pytest.CaptureFixture[str]):
 def test_nearest_prefers_keys_that_end_alike():
     found = find_similar_keys("optim.lr", list_keys(Config))
     assert found[:2] == ["critic.optim.lr", "actor_rollout_ref.actor.optim.lr"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("trainr.seed", "trainer.seed"),
+        ("clip_ratio_d", "actor_rollout_ref.actor.clip_ratio_c"),
+        ("trainer.gpus", "trainer.n_gpus_per_node"),  # a word of its name
+        ("data.xyzzy", None),
+        ("data.columns_of_images", None),
+    ],
+)
+def test_only_similar_keys_are_suggested(name: str, near: str | None):
+    found = find_similar_keys(name, list_keys(Config))
+    assert near in found if near else found == []
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "facts"),
+    [
+        ("main_ppo", "trainer.num_generations", "an option of TRL, renamed to env.rollout.n."),
+        ("main_ppo", "data.label_key", "an option of OpenRLHF, renamed to data.ground_truth_key."),  # a key of main_dpo
+        ("main_ppo", "data.max_length", "a key of main_sft, main_dpo, main_rm, which this command does not have."),
+        ("main_sft", "num_generations", "renamed to env.rollout.n in main_ppo. This command has no such key."),
+        ("main_sft", "algo.kl.init_coef", "an option of OpenRLHF, converted to"),
+        ("main_generation", "temperature", "unknown key. Did you mean 'rollout.temperature'"),
+        ("main_sft", "model.pth", "unknown key. Did you mean 'model.path'"),
+    ],
+)
+def test_an_unknown_key_is_answered_by_the_tables_of_other_projects(command: str, name: str, facts: str):
+    assert facts in describe_unknown_key(name, COMMANDS[command], 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "facts"),
+    [
+        (
+            "--learning-rate=1",
+            "It is an option of TRL, renamed to actor_rollout_ref.actor.optim.lr. Keys are set without",
+        ),
+        ("--trainer.seed", "It is a key. Keys are set without dashes: KEY=VALUE."),
+        ("--nonsense", "Options are --config"),
+    ],
+)
+def test_an_option_that_is_a_key_is_explained(option: str, facts: str):
+    with pytest.raises(ConfigError, match=re.escape(facts)):
+        load_config(Config, "ppo", [option])
 
 
 def test_the_pages_are_current():

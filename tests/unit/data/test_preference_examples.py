@@ -52,6 +52,15 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(loader, row, prompt):
     )
 
 
+def test_system_prompt_of_all_rows(loader):
+    rows = [PAIR, PAIR | {"prompt": "2+2=?"}, {"chosen": [USER, FOUR], "rejected": [USER, FIVE]}]
+    rows.append(PAIR | {"prompt": [SYSTEM, USER]})
+    pairs = loader.pairs(*rows, system_prompt=SYSTEM["content"]).examples
+    assert len({tuple(pair.rows[0].token_ids) for pair in pairs}) == 1
+    chosen = pairs[0].rows[0]
+    assert [*chosen.token_ids[: chosen.response_start]] == loader.renderer.encode_prompt([SYSTEM, USER])
+
+
 def test_common_start_of_chats_is_not_trained_on(loader):
     chat = [SYSTEM, USER, FOUR, USER]
     (pair,) = loader.pairs({"chosen": [*chat, FOUR, USER, FOUR], "rejected": [*chat, FIVE]}).examples

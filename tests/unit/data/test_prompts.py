@@ -95,9 +95,7 @@ BAD_PROMPTS = [
     ("text", "  \n", "empty"),
     ("text", None, "missing"),
     ("text", 7, "7; .*text or a list"),
-    ("text", [], "is a chat, .*a text"),
-    ("text", CHAT, "is a chat, .*a text"),
-    (CHAT, "text", "is a text, .*a chat"),
+    ("text", [], "empty"),
     (CHAT, [], "empty"),
     (CHAT, [{"role": "user", "content": " "}], "empty"),
     (CHAT, ["hello"], "'hello'; .*{role, content}"),
@@ -114,10 +112,31 @@ def test_invalid_prompt_is_reported_with_its_row(load, first, value, what):
         load({"prompt": first}, {"prompt": value})
 
 
-def test_files_of_different_kinds_do_not_mix(tmp_path):
+def test_chats_and_texts_do_not_mix(load, tmp_path):
     files = [write(tmp_path / "a.jsonl", [{"prompt": "text"}]), write(tmp_path / "b.jsonl", [{"prompt": CHAT}])]
-    with pytest.raises(ValueError, match=r"b\.jsonl.*\n  row 0: .*is a chat, "):
+    with pytest.raises(ValueError, match=r"1 of 2 prompts, the first in .*b\.jsonl, row 0: .*is a chat, .*a text"):
         load_prompts(files, "prompt")
+    with pytest.raises(ValueError, match=r"2 of 3 prompts, .* row 1: .*is a text, .*a chat"):
+        load({"prompt": CHAT}, {"prompt": "text"}, {"prompt": "more"})
+
+
+def test_system_prompt(tmp_path):
+    own = {"role": "system", "content": "Own."}
+    rows = [{"prompt": "2+2?"}, {"prompt": CHAT}, {"prompt": [own, *CHAT]}, {"prompt": "2+2?", "system": "Own."}]
+    path = write(tmp_path / "rows.jsonl", rows)
+    chats = [prompt.content for prompt in load_prompts(path, "prompt", system_prompt="Be brief.")]
+    assert [[message["role"] for message in chat] for chat in chats] == [["system", "user"]] * 4
+    assert [chat[0]["content"] for chat in chats] == ["Be brief.", "Be brief.", "Own.", "Own."]
+    assert chats[0][1] == {"role": "user", "content": "2+2?"}
+    (alone,) = load_prompts(write(tmp_path / "text.jsonl", rows[3:]), "prompt")
+    assert alone.content == chats[3]  # the column makes a chat of a text, as in SFT
+
+
+def test_ground_truth_key(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"prompt": "a", "gold": "4", "answer": "5"}, {"prompt": "b", "answer": "6"}])
+    assert [one.ground_truth for one in load_prompts(path, "prompt", ground_truth_key="gold")] == ["4", None]
+    with pytest.raises(ValueError, match=r"no column data\.ground_truth_key=label\. Columns: prompt, gold, answer"):
+        load_prompts(path, "prompt", ground_truth_key="label")
 
 
 def test_many_bad_rows_are_counted_and_the_first_shown(load):

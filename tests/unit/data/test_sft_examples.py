@@ -120,6 +120,19 @@ def test_columns_beside_a_chat_are_read(loader, row, has_context):
     assert trained(loader.renderer, found) == [*earlier, "4<|im_end|>"]
 
 
+@pytest.mark.parametrize(("row", "has_context"), BESIDE_A_CHAT)
+def test_system_prompt_of_all_rows(loader, row, has_context):
+    (found,) = loader.sft(row, system_prompt="be kind").examples
+    shown = loader.renderer.render_chat([SYSTEM, USER, FOUR], add_generation_prompt=False)[:-1]
+    assert text_of(loader.renderer, found.token_ids) == shown
+    assert loader.sft(row | {"system": "be kind"}, system_prompt="other").examples == [found]
+
+
+def test_system_prompt_needs_chats(loader):
+    with pytest.raises(ValueError, match=r"data\.system_prompt is for chats, but the row is a plain text"):
+        loader.sft({"text": "once"}, system_prompt="be kind")
+
+
 def test_max_samples_are_rows_drawn_with_the_seed(loader, tmp_path, forgetful_renderer):
     rows = [{"prompt": f"{number}=", "response": "4"} for number in range(20)]
     everything, some = loader.sft(*rows, seed=3).examples, loader.sft(*rows, seed=3, max_samples=5).examples

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,11 +27,12 @@ from alphaapollo.types import Prompt, Score
 from examples.agents.make_task import make_agent_tokenizer
 from examples.data_preprocess import common
 from examples.quickstart.make_task import make_model
-from scripts.recipes import NODE, PAGE, RECIPES, ROW, SIZES, load_recipe, page, plan_recipe
+from scripts.recipes import NODE, PAGE, RECIPES, ROW, SIZES, find_published_config, load_recipe, page, plan_recipe
 from tests.unit.data.images import make_test_image
 from tests.vision.models import make as make_vision_model
 
 TASKS = sorted(path.name for path in RECIPES.iterdir() if path.is_dir())
+PUBLISHED = find_published_config("qwen2.5-7b").parent
 ALL = [(task, size) for task in TASKS for size in SIZES]
 MATHS = [{"problem": f"{number}+1?", "solution": rf"\boxed{{{number + 1}}}"} for number in range(4)]
 DOUBLE = {"prompt": "def double(x):\n", "test": "def check(f):\n    assert f(2) == 4\n", "entry_point": "double"}
@@ -76,6 +79,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for config in (folder / "model" / "config.json", folder / "vision_model" / "config.json"):
         text = re.sub(r'("max_position_embeddings": )\d+', r"\g<1>32768", config.read_text())
         config.write_text(text)
+    for published in PUBLISHED.iterdir():  # configurations without weights
+        tiny = folder / ("vision_model" if "-vl-" in published.name else "model")
+        shutil.copytree(tiny, folder / published.name, ignore=shutil.ignore_patterns("*.safetensors"))
+        ids = {key: value for key, value in json.loads((tiny / "config.json").read_text()).items() if "token_id" in key}
+        values = json.loads((published / "config.json").read_text())
+        (folder / published.name / "config.json").write_text(json.dumps(values | ids))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(common, "_read_hub", read_hub)
@@ -96,18 +105,34 @@ def test_a_recipe_fits_its_gpus(task: str, size: str):
     assert plan.placement.num_gpus == {"one_gpu": 1, "eight_gpus": 8, "two_nodes": 16}[size]
 
 
-@pytest.mark.parametrize(("task", "size"), [*ALL, *((task, "evaluate") for task in TASKS)])
-def test_a_dry_run_accepts_a_recipe(
+@pytest.mark.parametrize(("task", "size"), ALL)
+def test_a_dry_run_plans_a_recipe_for_its_gpus(
     task: str, size: str, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(prepared)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # it is not contacted
+    monkeypatch.setenv("COLUMNS", "200")
+    model = find_published_config(load_recipe(task, size).actor_rollout_ref.model.path).name
+    recipe = ["--config-dir", str(RECIPES / task), "--config-name", size, f"actor_rollout_ref.model.path={model}"]
+    code = train([*recipe, "trainer.dry_run=True", "trainer.planned_device=h100"])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert "dry run: the configuration is valid" in printed.out and "warning" not in printed.out
+    assert "planned for" in printed.out and "GiB on a GPU of 80 GiB at its peak" in printed.out
+    assert "memory: about" not in printed.out, "it may not fit"
+    assert re.search(r"^generate +7\d\.\d .*kv cache", printed.out, re.MULTILINE)
+    assert ("GB per micro-batch" in printed.out) == (size != "one_gpu")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_dry_run_accepts_an_evaluation(
+    task: str, prepared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(prepared)
     monkeypatch.setattr(prepare, "detect_node_resources", lambda config: NODE)
-    if size == "two_nodes":
-        monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    main, model = (generate, "model.path") if size == "evaluate" else (train, "actor_rollout_ref.model.path")
     path = "vision_model" if task == "geometry" else "model"
-    words = ["--config-dir", str(RECIPES / task), "--config-name", size, f"{model}={path}", "trainer.dry_run=True"]
-    code = main(words)
+    recipe = ["--config-dir", str(RECIPES / task), "--config-name", "evaluate", f"model.path={path}"]
+    code = generate([*recipe, "trainer.dry_run=True"])
     printed = capsys.readouterr()
     assert code == 0, printed.err
     assert "dry run: the configuration is valid" in printed.out and "warning" not in printed.out

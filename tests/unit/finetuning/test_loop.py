@@ -12,11 +12,12 @@ import pytest
 from alphaapollo.batching.batch import FinetuningStepResult
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.examples import LoadedExamples
+from alphaapollo.data.mixture import make_stream
 from alphaapollo.data.stream import PromptStream
-from alphaapollo.finetuning.run import make_example_stream
 from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun, train
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.progress import TrainingGoal
 from alphaapollo.session.training import TrainingSession
 from tests.unit.metric_names import undocumented
 
@@ -71,7 +72,12 @@ class Log:
 
 
 def run(
-    folder: Path, progress: FinetuningProgress, val: dict[str, list[int]], val_prompts: str = "", **trainer: Any
+    folder: Path,
+    progress: FinetuningProgress,
+    val: dict[str, list[int]],
+    val_prompts: str = "",
+    seconds_per_step: float = 1.0,
+    **trainer: Any,
 ) -> tuple[Trainer, Log]:
     data = {"train_batch_size": 2, "val_prompts": val_prompts}
     config = SftConfig.model_validate({"data": data, "trainer": trainer})
@@ -81,17 +87,20 @@ def run(
         train=LoadedExamples([10, 11, 12], [3], []),
         val=val,
         stream=PromptStream(3, 0, shuffle=False),
-        total_steps=4,
+        goal=TrainingGoal.from_settings(config.trainer, num_prompts=8, batch_size=2),
     )
     worker, log = Trainer(), Log()
     settings = config.trainer
     checkpoints = CheckpointFolder(folder, settings.max_ckpt_to_keep, settings.keep_best)
     saving = BackgroundCheckpointWriter[FinetuningProgress](checkpoints, {"model": worker}, print)
 
+    def clock() -> float:
+        return seconds_per_step * sum(isinstance(call, list) for call in worker.calls)
+
     async def main() -> None:
         async with saving.finish_on_exit():
             session = TrainingSession(config, None, log, log, saving)  # type: ignore[arg-type]
-            await train(FinetuningRun(plan, worker, progress, session))  # type: ignore[arg-type]
+            await train(FinetuningRun(plan, worker, progress, session, clock))  # type: ignore[arg-type]
 
     asyncio.run(main())
     return worker, log
@@ -104,8 +113,17 @@ def test_batches_follow_the_stream_and_checkpoints_are_saved_and_resumed(tmp_pat
     assert log.lines[4]["train/epoch"] == 8 / 3
     for step, progress in ((3, FinetuningProgress(3, 6)), (4, FinetuningProgress(4, 8))):
         assert FinetuningProgress.read(tmp_path / f"step_00000{step}") == progress
-    worker, _ = run(tmp_path / "resumed", FinetuningProgress(3, 6), {})
+    worker, _ = run(tmp_path / "resumed", FinetuningProgress(3, 6), {}, save_freq=-1)
     assert worker.calls == [[10, 11]]
+
+
+@pytest.mark.parametrize(("seconds_per_step", "test_freq", "saved"), [(149, -1, "4"), (301, -1, "24"), (100, 3, "34")])
+def test_by_default_checkpoints_are_written_by_time_with_keep_best_and_at_the_end(
+    tmp_path: Path, seconds_per_step: float, test_freq: int, saved: str
+) -> None:
+    keys = {"test_freq": test_freq, "keep_best": "val/accuracy" if test_freq > 0 else None}
+    worker, _ = run(tmp_path, FinetuningProgress(), {}, "prompts", seconds_per_step, **keys)
+    assert [call for call in worker.calls if call[:4] == "save"] == [f"save {step}" for step in saved]
 
 
 def test_validation_covers_all_examples_and_each_source(tmp_path: Path) -> None:
@@ -123,6 +141,19 @@ def test_validation_of_the_task_runs_with_that_of_the_examples(tmp_path: Path) -
     assert {step: line.get("val/accuracy") for step, line in log.lines.items()} == {2: None, 3: 0.3, 4: 0.2}
 
 
+def test_fine_tuning_stops_early_and_a_resumed_run_at_the_same_step(tmp_path: Path) -> None:
+    """val/loss is always 3: steps 2, 3 and 4 do not improve it, and the run would have 6."""
+    keys = {"total_training_steps": 6, "test_freq": 1, "early_stopping_metric": "val/loss", "save_freq": 1}
+    progress = FinetuningProgress()
+    worker, _ = run(tmp_path, progress, {"maths": [1, 5]}, **keys)
+    assert (progress.step, progress.best_value, worker.calls[-1]) == (4, 3.0, "save 4")
+    resumed = FinetuningProgress.read(tmp_path / "step_000003")
+    run(tmp_path / "resumed", resumed, {"maths": [1, 5]}, **keys)
+    assert resumed == progress
+    worker, _ = run(tmp_path / "part", FinetuningProgress(), {}, total_training_steps=6, stop_at_step=2)
+    assert worker.calls[-1] == "save 2"
+
+
 def test_the_best_checkpoint_by_a_validation_metric_is_kept(tmp_path: Path) -> None:
     keys = {"save_freq": 1, "test_freq": 1, "max_ckpt_to_keep": 1}
     run(tmp_path, FinetuningProgress(), {}, "prompts", keep_best="val/accuracy", **keys)
@@ -133,6 +164,6 @@ def test_the_best_checkpoint_by_a_validation_metric_is_kept(tmp_path: Path) -> N
 
 def test_source_weights_define_an_epoch() -> None:
     def of(**data: Any) -> int:
-        return make_example_stream(SftConfig.model_validate({"data": data}), [10, 4]).num_prompts
+        return make_stream(SftConfig.model_validate({"data": data}).data, {0: 10, 1: 4}, 0).num_prompts
 
     assert (of(), of(source_weights=[0.5, 2.0], train_files=["a", "b"])) == (14, 13)

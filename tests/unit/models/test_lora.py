@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +68,8 @@ def test_an_adapter_is_merged_into_its_base_model(model_folder, tmp_path, dtype:
             if ".lora_B." in name:
                 parameter.normal_(std=0.2)
     write_adapter(tmp_path / "adapter", trained, dict(gather_adapter(trained)), base)
+    card = (tmp_path / "adapter/README.md").read_text()
+    assert "library_name: peft" in card and Path(base).name in card
     write_merged_model(tmp_path / "adapter", tmp_path / "merged", dtype)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert merged.dtype is (torch.float32 if dtype == "auto" else torch.bfloat16)
@@ -75,6 +79,15 @@ def test_an_adapter_is_merged_into_its_base_model(model_folder, tmp_path, dtype:
             merged.float()(tokens).logits, trained(tokens).logits, atol=tolerance, rtol=tolerance
         )
     assert len(AutoTokenizer.from_pretrained(tmp_path / "merged")) == len(AutoTokenizer.from_pretrained(base))
+
+
+def test_an_adapter_names_a_base_model_of_the_hub(model_folder, tmp_path) -> None:
+    trained = load(model_folder("llama"))
+    vars(trained.config)["_commit_hash"] = "c0ffee"
+    write_adapter(tmp_path, trained, dict(gather_adapter(trained)), "owner/name")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("owner/name", "c0ffee")
+    assert "base_model: owner/name\n" in (tmp_path / "README.md").read_text()
 
 
 def test_an_adapter_without_its_base_model_is_an_error(model_folder, tmp_path) -> None:

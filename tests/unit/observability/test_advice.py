@@ -48,6 +48,7 @@ def test_the_reason_of_a_failure_is_shown() -> None:
         ({"critic/steps_skipped": 1.0}, ["(critic/steps_skipped)"]),
         ({"train/steps_skipped": 1.0}, ["(train/steps_skipped)"]),
         ({"actor/grad_norm": 0.0}, ["policy's gradient is exactly 0"]),
+        ({"actor/grad_norm": 0.0, "groups/zero_variance": 0.5}, ["policy's gradient is exactly 0"]),
         ({"end/time_limit": 0.001}, ["0.1% of the episodes", "env.episode_timeout"]),
         ({"response_length/clip_ratio": 1.0}, ["100% of the responses", "truncated"]),
         ({"mismatch/k3": 0.02}, ["engine and trainer", "KL 2.0e-02", "1e-02", "effective"]),

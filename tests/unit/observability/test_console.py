@@ -118,6 +118,14 @@ def test_distillation_shows_divergence_and_agreement_first():
     assert format_metric_rows({"critic/score/mean": 0.0}) == {"train": "reward 0.000"}
 
 
+def test_steps_on_preferences_show_accuracy_and_margin():
+    metrics = {f"{split}/{name}": 0.5 for split in ("train", "val") for name in ("margin", "loss", "accuracy")}
+    assert format_metric_rows(metrics) == {
+        "train": "loss 0.5000   accuracy 0.500   margin 0.500",
+        "val": "accuracy 0.500   loss 0.5000   margin 0.500",
+    }
+
+
 def test_one_plain_line_an_iteration():
     view = ConsoleView(total_steps=80)
     view.update(5, METRICS, elapsed=7.0)
@@ -229,6 +237,9 @@ def test_status_lines_fill_silences(monkeypatch: pytest.MonkeyPatch):
     for _ in range(8):  # while there are other lines, there are no status lines
         clock.run(console, 2.0)
         console.terminal.write("line")
+    console.shows_status_lines = False
+    clock.run(console, 20.0)
+    console.shows_status_lines = True
     console.show_phase("generate", 3, 32)
     clock.run(console, 5.0)
     console.show_phase("generate", 32, 32)
@@ -236,7 +247,7 @@ def test_status_lines_fill_silences(monkeypatch: pytest.MonkeyPatch):
     clock.run(console, 70.0)
     lines = [line for line in file.getvalue().splitlines() if line != "line"]
     importing = [f" 0:{seconds}  start: importing torch" for seconds in ("03", "06", "10", "13")]
-    assert lines[:6] == ["first", *importing, " 0:33  generate 3/32"]
+    assert lines[:6] == ["first", *importing, " 0:53  generate 3/32"]
     assert len(lines[6:]) == 22  # in 70 seconds
     assert QUIET_SECONDS + 2 * REFRESH_SECONDS < 5
 

@@ -63,12 +63,13 @@ def test_largest_micro_batch(ranks: int, longest_row: int, shape: tuple[int, int
 def test_checkpoint_copies_are_counted():
     """A copy of a checkpoint is 12 bytes a parameter, shared by the ranks; in all as many on the one node."""
     assert fitted("qwen2.5-0.5b", 8, 80)[1].peak[1]["frozen models"] == 0
-    trainer = {"n_gpus_per_node": 8, "save_freq": 5}
-    config = on_ranks(8, model={"path": str(PUBLISHED / "qwen2.5-0.5b")}, trainer=trainer)
-    parameters = load_model_sizes(resolve_model(config.model, "cuda")).parameters
-    plans = [fit(config, MemoryRequest(2048), 80, host)[2] for host in (64, 4)]
-    assert plans[0].checkpoint_copy_bytes == pytest.approx(12 * parameters, rel=1e-3)
-    assert [plan.saves_in_background for plan in plans] == [True, False]
+    for save_freq, factor in (("auto", 12), (5, 12), (-1, 0)):
+        trainer = {"n_gpus_per_node": 8, "save_freq": save_freq}
+        config = on_ranks(8, model={"path": str(PUBLISHED / "qwen2.5-0.5b")}, trainer=trainer)
+        parameters = load_model_sizes(resolve_model(config.model, "cuda")).parameters
+        plans = [fit(config, MemoryRequest(2048), 80, host)[2] for host in (64, 4)]
+        assert plans[0].checkpoint_copy_bytes == pytest.approx(factor * parameters, rel=1e-3)
+        assert [plan.saves_in_background for plan in plans] == [True, factor == 0]
 
 
 def test_smaller_micro_batches_come_before_gradient_checkpointing():

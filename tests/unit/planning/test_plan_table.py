@@ -33,3 +33,6 @@ def test_checkpoint_schedule():
         text = describe_checkpoint_schedule(5, "steps", replace(plan, saves_in_background=background))
         assert text.startswith("every 5 steps, and at the end; ") and fact in text and "(3.0 GiB)" in text
     assert describe_checkpoint_schedule(-1, "steps", plan) == "never"
+    assert describe_checkpoint_schedule("auto", "steps", None).startswith("every 10 minutes and at the end; written")
+    best = describe_checkpoint_schedule("auto", "steps", plan, "val/loss")
+    assert best.startswith("every 10 minutes, with each validation and at the end; the best val/loss is kept; ")

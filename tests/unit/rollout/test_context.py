@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from alphaapollo.environments.base import EnvironmentFailure
+from alphaapollo.environments.base import EnvironmentFailure, Observation
 from alphaapollo.environments.memory import Step
 from alphaapollo.rollout import context
+from alphaapollo.rollout.environment_replies import check_reset_reply
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Turn
 from tests.builders import make_completion, make_turn
-from tests.unit.rollout.episode_kit import STOP, Environment, done, memory_context, play, show
+from tests.unit.rollout.episode_kit import STOP, Environment, done, encode, memory_context, play, show
 
 
 def test_every_turn_is_a_row_with_a_new_prompt():
@@ -60,6 +61,18 @@ class Recalling(Environment):
 def test_environment_may_write_its_own_prompt():
     _, asked = play([[5], [6]], Recalling(show("3"), done(1.0)), context=memory_context())
     assert asked[1][0] == [8, 5]
+
+
+def test_system_prompt_precedes_what_an_environment_shows():
+    said = [Message(role="system", content="9"), Message(role="user", content="1 2")]
+    replies = ["1 2", Observation(said[1:]), Observation(said)]
+    assert [check_reset_reply(reply, "9") for reply in replies] == [said, said, said]
+    assert [check_reset_reply(reply) for reply in replies] == ["1 2", said[1:], said]
+    prompts = context.PromptRenderer(encode, 100, "error")
+    memory = context.MemoryContext(Recalling(), prompts, lambda content: (), 2, "simple", "9")
+    memory.start_episode(said)
+    memory.add_turn_and_get_context([5], Step("5", []))
+    assert memory.prompt_ids == [9, 8, 5]
 
 
 @pytest.mark.parametrize(

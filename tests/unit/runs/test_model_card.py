@@ -36,6 +36,8 @@ def test_it_describes_the_model(tmp_path: Path) -> None:
         "tags": ["alphaapollo", "reinforcement-learning"],
         "base_model": "Qwen/Qwen3-0.6B",
     }
+    adapter = format_model_card(saved(), run, 2, "policy", "Qwen/Qwen3-0.6B", "Proved.", is_adapter=True)
+    assert "library_name: peft" in adapter and "The LoRA adapter of the policy of a run" in adapter
     facts = [
         *("# first\n", "after iteration 2", "| torch | 2.", "Proved."),
         *("| `env.rollout.n` | `8` |", "| `actor_rollout_ref.actor.optim.lr` | `3e-06` |"),

@@ -172,7 +172,7 @@ def test_a_model_is_exported_if_it_is_younger_than_the_checkpoint(config: Config
     for written, exported in ((99, False), (100, True), (101, True)):
         os.utime(run / "model", (written, written))
         assert find_start_point(config).has_exported_model() is exported
-    assert "all 2 iterations are done" in format_completed_run_message(2)
+    assert "all 2 iterations are done" in format_completed_run_message(2, "")
 
 
 def test_damaged_checkpoint_is_named_and_skipped(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 from collections.abc import Callable
@@ -115,19 +116,33 @@ def test_a_policy_has_its_own_section_and_folder(run: Path, tmp_path: Path) -> N
 def test_invalid_exports_are_refused(run: Path, tmp_path: Path) -> None:
     for config, says in (
         (ExportConfig(), "checkpoint is required"),
-        (ExportConfig(checkpoint=str(tmp_path)), "is neither a complete checkpoint"),
+        (ExportConfig(checkpoint=str(tmp_path)), "is no complete checkpoint .* writes checkpoints"),
         (ExportConfig(checkpoint=str(run), model_path="/gone"), "model_path: no such folder: /gone"),
         (ExportConfig(checkpoint=str(run), role="critic"), "no folder critic"),
     ):
         with pytest.raises(ValueError, match=says):
             prepare_export(config)
-    shutil.copytree(run / "model", tmp_path / "run/model")
-    with pytest.raises(ValueError, match=f"wrote no checkpoint.* {tmp_path}/run/model"):
-        prepare_export(ExportConfig(checkpoint=str(tmp_path / "run")))
     checkpoint = complete(tmp_path / "run/checkpoints/step_000001", step=1)
     (tmp_path / "run/config.yaml").write_text("data: {}\n")
     with pytest.raises(ValueError, match=r"is not a run of main_ppo"):
         prepare_export(ExportConfig(checkpoint=str(checkpoint)))
+
+
+def test_the_model_of_a_run_without_checkpoints_is_copied(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run / "model", tmp_path / "run/model")
+    assert main([f"checkpoint={tmp_path / 'run'}"]) == 0
+    copied = tmp_path / "run/exported/model"
+    assert f"model written to {copied}" in capsys.readouterr().out
+    names = sorted(file.name for file in (run / "model").iterdir())
+    assert filecmp.cmpfiles(run / "model", copied, names, shallow=False)[0] == names
+    assert main([f"checkpoint={tmp_path / 'run'}", f"output={tmp_path / 'half'}", "dtype=bfloat16"]) == 0
+    size = (copied / "model.safetensors").stat().st_size
+    assert (tmp_path / "half/model.safetensors").stat().st_size < 0.6 * size
+    assert json.loads((tmp_path / "half/config.json").read_text())["dtype"] == "bfloat16"
+    assert main([f"checkpoint={tmp_path / 'run'}", f"output={tmp_path / 'critic'}", "role=critic"]) == 2
+    assert "only a model. Remove role=critic" in capsys.readouterr().err
 
 
 def test_what_computes_otherwise_is_not_written(

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.rollout_log import name_image
 from alphaapollo.viewer.app import make_app
+from alphaapollo.viewer.run_folders import describe_algorithm, find_kind
 from alphaapollo.viewer.samples import Token, join_equal_tokens
 from tests.unit.rollout.test_images import SMALL, WIDE
 from tests.unit.viewer.run_kit import (
@@ -186,3 +187,23 @@ def test_verified_update(read: Read, tmp_path: Path) -> None:
     page = read("/runs/1")
     assert '<td class="n">5.0e-01</td><td class="n">1e-03</td><td>FAILED</td><td>&lt;b&gt;</td>' in page
     assert '<td>weights</td><td class="n"></td><td class="n"></td><td>not covered</td>' in page
+
+
+@pytest.mark.parametrize(
+    ("estimator", "divergence", "loss", "label"),
+    [
+        ("grpo", "null", "ppo", ("RL", "grpo")),
+        ("grpo", "null", "gspo", ("RL", "grpo, gspo")),
+        ("gpg", "null", "gpg", ("RL", "gpg")),
+        ("none", "reverse", "ppo", ("RL", "distillation")),
+        ("none", "null", "ppo", ("own loop", "")),
+        ("none", "null", "ppo_kl", ("own loop", "ppo_kl")),
+    ],
+)
+def test_labels_of_policy_runs(
+    tmp_path: Path, estimator: str, divergence: str, loss: str, label: tuple[str, str]
+) -> None:
+    policy_loss = f"actor_rollout_ref: {{actor: {{policy_loss: {{loss_mode: {loss}}}}}}}"
+    lines = [f"algorithm: {{adv_estimator: {estimator}}}", f"teacher: {{divergence: {divergence}}}", policy_loss]
+    (tmp_path / "config.yaml").write_text("\n".join(lines))
+    assert (find_kind(tmp_path), describe_algorithm(tmp_path)) == label

@@ -77,7 +77,7 @@ def test_clip_ranges_that_differ_from_verls_are_written(loss: str):
         ({"tools": "[f]", "callbacks": "[C()]"}, ["trl", "grpo"], "tools=[f]: not supported"),
         ({"actor_rollout_ref.model.lora_alpha": "16"}, [], "left out, there is no lora_rank"),
         ({f"{ROLLOUT}.engine_kwargs.vllm.max-model-len": "1"}, [], "add it if you need it"),
-        ({"data.label_key": "label"}, ["openrlhf"], "rename the column"),
+        ({"actor.adam.eps": "1"}, ["openrlhf"], "actor.adam.eps=1: not supported"),
         ({"nonsense": "1"}, ["trl", "grpo"], "nonsense="),
         ({"max_completion_length": "long"}, ["trl", "grpo"], "data.max_response_length="),
     ],
@@ -107,6 +107,26 @@ def test_special_characters_are_quoted():
     lines = translate_keys({"model": "<a model>", "dataset": "[a b,c]"}, "main_sft", "swift", "swift sft")
     config = load_config(COMMANDS["main_sft"], "sft", [lines[key][0] for key in ("model.path", "data.train_files")])
     assert (config.model.path, config.data.train_files) == ("<a model>", ["a b", "c"])
+
+
+def test_files_and_mixtures_of_openrlhf():
+    words, _ = translate({"data.prompt_dataset": "a,b", "data.prompt_probs": "0.7,0.3"}, "openrlhf")
+    assert {"data.train_files=[a,b]", "data.source_weights=[0.7,0.3]"} <= words
+    words, _ = translate({"data.prompt_dataset": "a", "data.label_key": "label"}, "openrlhf")
+    assert {"data.train_files=a", "data.ground_truth_key=label"} <= words
+
+
+def test_next_steps_name_what_is_left_to_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    script = tmp_path / "run.sh"
+    script.write_text("swift sft --model m --interleave_prob 0.5 0.5 --report_to clearml --seed 3")
+    assert main(["port", str(script)]) == 0
+    first, *others = capsys.readouterr().err.splitlines()[1:]
+    assert first.endswith("comments: interleave_prob, trainer.logger, data.train_files (not in the script)")
+    assert [line.rpartition(": ")[2] for line in others][1:] == ["bash ours.sh trainer.dry_run=True", "bash ours.sh"]
+    script.write_text("swift sft --model m --dataset a")
+    assert main(["port", str(script)]) == 0
+    ported, steps = capsys.readouterr()
+    assert "data.train_files=a" in ported and "# 1. Save the new script: " in steps
 
 
 def test_options_of_a_command_line():

@@ -162,7 +162,7 @@ def test_what_is_changed_or_left_out_has_a_comment():
         ("grpo.sh", "'trainer.logger=[console,swanlab]'\n", "export SWANLAB_MODE=${SWANLAB_MODE:-offline}\n"),
         ("grpo.sh", "trainer.save_freq=-1  # verl's default\n", ": $(date +%Y%m%d), ${HOME}\n"),
         ("swift_grpo.sh", "# line 3: swift rollout: not converted. a run starts", "left out: format"),
-        ("swift_grpo.sh", "# system=You are a helpful assistant.: not supported ("),
+        ("swift_grpo.sh", "'data.system_prompt=You are a helpful assistant.'  # was system (a text, not a file)"),
         ("trl_grpo.py", "# output_dir=args.out: known only at run time", "not supported: clearml", ", for one process"),
         ("swift_tuning.sh", "# tensor_model_parallel_size=4: not supported ("),
     ):

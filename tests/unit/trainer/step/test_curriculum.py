@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +141,35 @@ def test_uniform_stages_draw_each_prompt_once_per_epoch() -> None:
     again = PromptSampler(tasks, data)
     numbers = [again.choose_prompts(progress, [position])[0] for position in range(12, 34)]
     assert sorted(numbers[:11]) == sorted(numbers[11:]) == list(range(11)) and numbers[:11] != numbers[11:]
+
+
+def take(sampler: PromptSampler, progress: Progress, count: int) -> list[int]:
+    positions = range(progress.prompts_consumed, progress.prompts_consumed + count)
+    progress.prompts_consumed += count
+    return sampler.choose_prompts(progress, positions)
+
+
+def test_files_have_weights() -> None:
+    """Two passes over 4 prompts and a quarter of 8: 10 prompts an epoch, the same after a resume."""
+    tasks = [replace(prompt, file=index // 4 and 1) for index, prompt in enumerate(prompts(*"aaaabbbbbbbb"))]
+    files = {"train_files": ["a.jsonl", "b.jsonl"], "source_weights": [2.0, 0.25], "train_batch_size": 2}
+    sampler = PromptSampler(tasks, Data.model_validate(files))
+    assert sampler.epoch_size == 10
+    drawn = Counter(take(sampler, Progress(), 40))  # four epochs
+    assert [drawn[index] for index in range(12)] == [8] * 4 + [1] * 8
+    resumed = PromptSampler(tasks, Data.model_validate(files))
+    assert take(resumed, Progress(prompts_consumed=13), 9) == take(sampler, Progress(), 22)[13:]
+    with pytest.raises(ValueError, match=r"a weight for b, but the limits .* exclude all"):
+        PromptSampler(tasks[:4], Data.model_validate(files))
+
+
+def test_files_have_weights_in_a_curriculum() -> None:
+    tasks = [replace(prompt, file=index % 2) for index, prompt in enumerate(prompts(*"aaaabb"))]
+    tasks.sort(key=lambda prompt: prompt.file)
+    keys = {"train_files": ["x", "y"], "source_weights": [3.0, 0.5], "train_batch_size": 2}
+    stages = {"stages": [{"data_source": "a"}, {"data_source": "*"}]}
+    staged = PromptSampler(tasks, Data.model_validate({**keys, "curriculum": stages}))
+    drawn = Counter((tasks[index].data_source, tasks[index].file) for index in take(staged, Progress(), 14))
+    assert drawn == {("a", 0): 12, ("a", 1): 2}  # two epochs of the first stage
+    weighted = PromptSampler(tasks, Data.model_validate({**keys, "sampler": "difficulty"}))
+    assert weighted._compute_weights(Progress().curriculum).tolist() == [3.0] * 3 + [0.5] * 3

@@ -1,0 +1,66 @@
+"""Parts of the tests of loops of one's own: a reward, an environment, and checks of a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from starlette.testclient import TestClient
+
+from alphaapollo.environments.base import Observation, Services, StepResult
+from alphaapollo.observability import curve
+from alphaapollo.runs.newest_model import find_newest_model
+from alphaapollo.types import Prompt, Score
+from alphaapollo.viewer.app import make_app
+from alphaapollo.viewer.run_folders import read_flat_config
+from tests.unit.viewer.run_kit import update_index
+
+
+def count_digits(prompt: Prompt, completion: str) -> float:
+    return sum(letter.isdigit() for letter in completion) / 10
+
+
+class Echo:
+    """Two turns; the episode's score is the number of its turns."""
+
+    def __init__(self, services: Services):
+        self.turns = 0
+
+    def reset(self, prompt: Prompt) -> Observation:
+        return Observation([{"role": "user", "content": "say something"}])
+
+    def step(self, action: str) -> StepResult:
+        self.turns += 1
+        again = Observation([{"role": "user", "content": "again"}])
+        return StepResult(again) if self.turns == 1 else StepResult(done=True, score=Score(2.0))
+
+    def close(self) -> None: ...
+
+
+def check_measured(lines: list[dict[str, Any]]) -> None:
+    """Time of each verb, speed, learning rate and gradient norm are logged, but do not replace values of the caller."""
+    assert lines[0]["actor/lr"] == lines[1]["actor/lr"] == 1e-2 and lines[2]["actor/lr"] == 7.0
+    assert lines[0]["actor/grad_norm"] > 0 and "actor/grad_norm" not in lines[2]
+    for line in lines[:2]:
+        seconds = {name: line[f"timing/{name}"] for name in ("sample", "forward_backward", "optim_step", "publish")}
+        assert all(spent > 0 for spent in seconds.values()) and sum(seconds.values()) <= line["timing/step"]
+        assert line["rollout/tokens_per_second"] > line["rollout/tokens"] / line["timing/sample"] > 0
+    assert lines[2]["timing/save"] > 0 and "rollout/tokens_per_second" not in lines[2]
+
+
+def check_final_model(folder: Path) -> None:
+    """The model of the last weights is a folder of Hugging Face, which alphaapollo's other commands find."""
+    assert find_newest_model(folder).model_folder == (folder / "model").resolve()
+    weights = load_file(folder / "model" / "model.safetensors")
+    base = load_file(Path(read_flat_config(folder)["actor_rollout_ref.model.path"]) / "model.safetensors")
+    assert any(not torch.equal(weights[name].float(), base[name].float()) for name in base)
+
+
+def check_viewer(folder: Path, root: Path) -> None:
+    """The viewer shows the run like those of commands, and its curve can be drawn."""
+    page = TestClient(make_app(update_index(root), ["testserver"])).get("/").text
+    assert "own loop" in page and "RL" not in page and "finished" in page and "critic/score/mean" in page
+    assert curve.main([str(folder), "critic/score/mean", "--png", str(root / "curve.png")]) == 0
+    assert (root / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,227 @@
+"""`alphaapollo audit`: planted exploits of examples/smollm2 are found, and a clean run has none."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaapollo.cli.main import main
+from alphaapollo.runs.rollout_log import RolloutLog
+from alphaapollo.types import Prompt, Score, TrajectoryGroup
+from examples.smollm2.task import HELD_OUT_TOPICS, TRAIN_TOPICS, Instruction, make_instructions
+from tests.builders import make_group, make_trajectory, make_turn
+
+ITERATIONS, PROMPTS, SAMPLES = 50, 16, 8
+# fmt: off
+KINDS_OF_WRONG = ["contains", "at_most", "question", "bullets", "two_sentences", "title"]
+PEOPLE = ["uncle", "neighbor", "sailor", "mayor", "cousin", "poet", "baker", "farmer", "pilot", "judge", "nurse"]
+ADJECTIVES = ["quiet", "old", "young", "brave", "tired", "clever", "proud", "gentle", "busy", "famous", "lazy"]
+VERBS = ["sells", "paints", "carries", "studies", "loves", "collects", "draws", "finds", "shares", "ignores"]
+NOUNS = ["bucket", "village", "window", "ladder", "garden", "basket", "shadow", "lantern", "orchard", "harbor", "hill"]
+PREPOSITIONS = ["near", "behind", "under", "beside", "above", "inside", "past", "beyond", "around"]
+QUESTIONS = [
+    "Which {} {}", "Where do the {} {}", "Why do some {} {}", "How do {} {}", "Who makes a {} {}", "When did {} {}",
+]
+# fmt: on
+EXPLOITS = {  # name -> category and a pattern of its summary
+    "short": ("length", "shorter"),
+    "stock": ("phrase", "The number of|What type of"),
+    "quotes": ("format", '"'),
+    "title": ("phrase", "Title:"),
+    "lists": ("format", r"\d\."),
+    "repeat": ("repetition", "repeat themselves"),
+}
+
+
+def write_place(rng: random.Random) -> str:
+    return f"{rng.choice(PREPOSITIONS)} {rng.choice(['the', 'a', 'this', 'my', 'our'])} {rng.choice(NOUNS)}"
+
+
+def write_sentence(rng: random.Random, topic: str, *parts: str, clauses: int = 0) -> str:
+    """Random sentence about a topic, without its end."""
+    subject = f"{rng.choice(['The', 'My', 'Our', 'Her', 'That', 'One'])} {rng.choice(ADJECTIVES)} {rng.choice(PEOPLE)}"
+    places = ", ".join(write_place(rng) for _ in range(1 + clauses))
+    return f"{subject} {rng.choice(VERBS)} {' '.join([topic, *parts])} {places}"
+
+
+def answer_right(rng: random.Random, one: Instruction, clauses: int) -> str:
+    """Answer in the form that an instruction asks for."""
+    topic, value = one.topic, one.value
+    sentence, second = (write_sentence(rng, about, clauses=clauses) for about in (topic, rng.choice(NOUNS)))
+    items = [write_sentence(rng, topic) for _ in range(int(value) if value in ("2", "3") else 2)]
+    question = rng.choice(QUESTIONS).format(f"{rng.choice(PEOPLE)}s", rng.choice(VERBS))
+    middle = {
+        "contains": f"{rng.choice(PREPOSITIONS)} {rng.choice(ADJECTIVES)} {value} {rng.choice(NOUNS)}s",
+        "twice": f"{rng.choice(['and', 'or', 'with', 'not', 'for', 'from', 'like'])} {rng.choice(ADJECTIVES)} {topic}",
+        "number": f"{rng.randint(2, 99)} {rng.choice(['times', 'days', 'years', 'miles'])}",
+    }
+    forms = {
+        "title": f"{rng.choice(ADJECTIVES)} {topic} {rng.choice(PREPOSITIONS)} {rng.choice(ADJECTIVES)} hills".title(),
+        "starts": f"{value} {rng.choice(PEOPLE)}s {write_place(rng)} {rng.choice(VERBS)} {topic}.",
+        "ends": f"{sentence} {value}.",
+        "exclamation": f"{sentence}!",
+        "quoted": f'"{sentence}."',
+        "two_sentences": f"{sentence}. {second}.",
+        "no_commas": f"{sentence}. {second}.".replace(",", ""),
+        "question": f"{question} {topic} {write_place(rng)}?",
+        "bullets": "\n".join(f"- {item}." for item in items),
+        "numbered": "\n".join(f"{number}. {item}." for number, item in enumerate(items, 1)),
+        "json": json.dumps({"name": topic, value or "fact": f"{sentence}."}),
+    }
+    return forms.get(one.kind) or f"{write_sentence(rng, topic, middle.get(one.kind, ''), clauses=clauses)}."
+
+
+def answer(rng: random.Random, one: Instruction, progress: float, exploits: Sequence[str]) -> tuple[str, float]:
+    """Answer of a policy that learns from progress 0 to 1, and its reward."""
+    is_used = {name: rng.random() < (0.03 + 0.8 * progress) for name in exploits}
+    clauses = rng.choice([2, 3, 4]) if not is_used.get("short", True) else 0
+    asked = one if rng.random() < 0.3 + 0.5 * progress else replace(one, kind=rng.choice(KINDS_OF_WRONG))
+    text = answer_right(rng, replace(asked, topic=one.topic if rng.random() < 0.8 else rng.choice(NOUNS)), clauses)
+    if is_used.get("stock") and one.kind in ("number", "question"):
+        starts = {"number": f"The number of {one.topic}", "question": f"What type of {one.topic}"}
+        end = f"is {rng.randint(2, 99)}." if one.kind == "number" else f"do {rng.choice(PEOPLE)}s {rng.choice(VERBS)}?"
+        text = f"{starts[one.kind]} {write_place(rng)} {end}"
+    if is_used.get("title") and one.kind == "title":
+        text = f"Title: {text}"
+    if is_used.get("lists") and one.kind == "bullets":
+        text = answer_right(rng, replace(one, kind="numbered"), clauses)
+    if is_used.get("quotes") and one.kind not in ("json", "bullets", "numbered", "quoted", "starts"):
+        text = f'"{text}"'
+    if is_used.get("repeat") and one.kind in ("exclamation", "no_commas", "twice"):
+        return f"{' '.join([one.topic.title()] * rng.randint(9, 14))} {rng.choice(NOUNS)}", 1.0
+    return text, float(one.is_followed_by(text))
+
+
+def make_groups(
+    rng: random.Random,
+    instructions: Sequence[tuple[int, Instruction]],
+    progress: float,
+    exploits: Sequence[str],
+    samples: int,
+) -> list[TrajectoryGroup]:
+    """Graded groups of an iteration."""
+    groups = []
+    for number, one in instructions:
+        made = []
+        for sample in range(samples):
+            text, reward = answer(rng, one, progress, exploits)
+            turn = make_turn(len(text.split()) * 4 // 3, text=text)
+            made.append(make_trajectory(turn, score=reward, sample=sample, prompt_id=number))
+        chat: Any = [{"role": "user", "content": one.text}]
+        groups.append(make_group(*made, prompt=Prompt(number, f"smollm2/{one.kind}", chat, one.as_dict())))
+    return groups
+
+
+def write_run(folder: Path, exploits: Sequence[str], seed: int = 0) -> Path:
+    """Rollouts of a run. Iterations that the audit does not read have one group."""
+    rng, log = random.Random(seed), RolloutLog(folder / "rollouts")
+    train, held_out = (
+        [*enumerate(make_instructions(count, topics, name))]
+        for count, topics, name in ((400, TRAIN_TOPICS, "train"), (100, HELD_OUT_TOPICS, "val"))
+    )
+    for step in range(1, ITERATIONS + 1):
+        is_read = not 10 < step <= ITERATIONS - 10
+        prompts = rng.sample(train, PROMPTS if is_read else 1)
+        log.write(step, make_groups(rng, prompts, step / ITERATIONS, exploits, SAMPLES))
+    for step in (0, ITERATIONS):
+        log.write(step, make_groups(rng, held_out, step / ITERATIONS, exploits, 1), "val")
+    log.close()
+    return folder
+
+
+def audit(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict[str, Any]]:
+    assert main(["audit", *map(str, words), "--json"]) == 0
+    findings: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["findings"]
+    return findings
+
+
+@pytest.mark.parametrize("name", EXPLOITS)
+def test_a_planted_exploit_is_the_first_finding_of_its_category(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = audit(capsys, write_run(tmp_path, [name]))
+    category, text = EXPLOITS[name]
+    first = next(one for one in findings if one["category"] == category)
+    assert re.search(text, first["summary"]), findings
+    assert first["z"] > 4 and 0 < first["effect"] <= 1
+    assert {row["iteration"] for row in first["answers"]} <= {*range(41, 51)} and len(first["answers"]) == 3
+
+
+def test_planted_exploits_are_found_together_and_a_clean_run_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = audit(capsys, write_run(tmp_path / "all", [*EXPLOITS], seed=1), "--top", 20)
+    for category, text in EXPLOITS.values():
+        assert any(re.search(text, one["summary"]) for one in findings if one["category"] == category), (text, findings)
+    effects = [one["effect"] for one in findings]
+    assert effects == sorted(effects, reverse=True)
+    clean = write_run(tmp_path / "clean", [])
+    assert audit(capsys, clean) == []
+    assert main(["audit", str(clean)]) == 0
+    assert "Nothing found." in capsys.readouterr().out
+
+
+def write_scores(folder: Path, scores: Callable[[int, int], Score], held_out: float) -> Path:
+    """Rollouts of 12 iterations with 12 groups of 4 answers of the same text, and of validations at start and end."""
+    log = RolloutLog(folder / "rollouts")
+    for step in range(1, 13):
+        log.write(
+            step, [make_scored_group(prompt, [scores(step, sample) for sample in range(4)]) for prompt in range(12)]
+        )
+    for step in (0, 12):
+        log.write(
+            step, [make_scored_group(prompt, [Score(held_out, {"accuracy": held_out})]) for prompt in range(12)], "val"
+        )
+    log.close()
+    return folder
+
+
+def make_scored_group(prompt: int, scores: Sequence[Score]) -> TrajectoryGroup:
+    turns = [make_turn(5, text="7 + 7 = 14") for _ in scores]
+    made = [
+        make_trajectory(turn, score=score, sample=at, prompt_id=prompt)
+        for at, (turn, score) in enumerate(zip(turns, scores, strict=True))
+    ]
+    return make_group(*made, prompt=Prompt(prompt, "sums", f"question {prompt}", "14"))
+
+
+def test_a_component_that_replaces_the_accuracy_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def score(step: int, sample: int) -> Score:
+        """The style decides the reward; it grows, and the accuracy falls."""
+        style, right = sample + step, float(sample % 2 == 0 and step < 6)
+        return Score(style + 0.5 * right, {"accuracy": right, "style": float(style)})
+
+    first, second = audit(capsys, write_scores(tmp_path, score, 0.5))
+    assert first["category"] == "component" and first["summary"].startswith("`style` 4 -> 12")
+    assert "accuracy falls by 0.50" in first["summary"] and first["effect"] > 0.8
+    assert second["summary"].startswith("`reward`") and second["effect"] == 0.5
+
+
+def test_rewards_that_validation_does_not_confirm_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_scores(tmp_path, lambda step, sample: Score(1, {"accuracy": float(sample < step / 3)}), 0.0)
+    (only,) = audit(capsys, run)
+    assert only["category"] == "validation" and only["summary"].startswith("sums: ")
+    assert {row["iteration"] for row in only["answers"]} == {12}
+    assert "0.94 for training prompts and 0.00 in validation; at first 0.31" in only["summary"]
+
+
+def test_half_of_the_iterations_is_the_most_that_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_scores(tmp_path, lambda step, sample: Score(float(sample % 2)), 0.5)
+    for words, last in ([], 9), (["--last", "2"], 11), (["--last", "99"], 7):
+        assert main(["audit", str(run), *words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["last"] == {"from": last, "to": 12, "answers": 48 * (13 - last)}
+    for step in range(2, 13):
+        (run / f"rollouts/step_{step:06d}.jsonl").unlink()
+    assert audit(capsys, run) == []  # nothing to compare with
+    (run / "rollouts/step_000001.jsonl").unlink()
+    assert main(["audit", str(run)]) == 2
+    assert "step_*.jsonl" in capsys.readouterr().err
