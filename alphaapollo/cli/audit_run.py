@@ -37,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     run = options.run.expanduser()
+    if options.last is not None and options.last < 1:
+        raise ValueError(f"--last={options.last} must be at least 1.")
     find_samples_file(run, None, validation=False)  # raises ValueError for a folder without samples
     files, validations = (sorted((run / "rollouts").glob(f"{kind}_[0-9]*.jsonl")) for kind in ("step", "val"))
     count = options.last or max(len(files) // 10, min(MIN_ITERATIONS, len(files) // 3))

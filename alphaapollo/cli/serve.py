@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         message += "\n  warning: other machines can use it without a key. Set VLLM_API_KEY to require one."
     if config.rollout.stop_strings:
         message += f"\n  rollout.stop={config.rollout.stop} has no effect: each client sends its own `stop`"
+    if config.data.system_prompt:
+        message += "\n  data.system_prompt has no effect: each client sends its own system message"
     variables = build_server_environment(spec)
     return run_server(command, variables, (host, port), message, options.shutdown_timeout)
 

@@ -81,14 +81,18 @@ def make_runs(name: str, words: Sequence[str]) -> list[SweptRun]:
     schema, module = COMMANDS[command.command], f"alphaapollo.{command.main.partition(':')[0]}"
     choices = [[word] if word.startswith("-") else list_values_to_sweep(word, schema) for word in words]
     swept = {at: values[0].partition("=")[0].lstrip("+") for at, values in enumerate(choices) if len(values) > 1}
-    if not swept or len({*swept.values()}) < len(swept) or {PROJECT, NAME, "trainer.output_dir"} & {*swept.values()}:
+    if folders := {PROJECT, NAME, "trainer.output_dir"} & {*swept.values()}:
+        raise ConfigError(
+            f"{min(folders)} has several values, but the sweep names the folders of its runs. Set one value."
+        )
+    if not swept or len({*swept.values()}) < len(swept):
         given = f"{', '.join(swept.values()) or 'no key'} has several values"
         raise ConfigError(f"{given}. Give several values of each key to vary once, e.g. 'trainer.seed=0,1'.")
     labels, runs = dict(zip(swept, shorten_keys([*swept.values()]), strict=True)), list[SweptRun]()
     config: Any  # of the command
     for combination in product(*choices):
         arguments = command.make_arguments(combination)
-        config, settings = load_config_and_user_settings(schema, command.command.removeprefix("main_"), arguments)
+        config, _ = load_config_and_user_settings(schema, command.command.removeprefix("main_"), arguments)
         parts = {at: make_folder_name(f"{labels[at]}={combination[at].partition('=')[2]}") for at in swept}
         own, name = config.trainer.project_name, config.trainer.experiment_name
         is_given = own != RunFolder().project_name or any(word.startswith(f"{PROJECT}=") for word in words)
@@ -98,7 +102,7 @@ def make_runs(name: str, words: Sequence[str]) -> list[SweptRun]:
             config = replace_value(config, key, value)
         setting = "_".join(part for at, part in parts.items() if "seed" not in swept[at]) or name
         arguments += [format_override(key, value) for key, value in names.items()]
-        runs.append(SweptRun(module, arguments, setting, config, settings.keys - {*names}))
+        runs.append(SweptRun(module, arguments, setting, config))
     return runs
 
 
@@ -141,7 +145,8 @@ def check_runs(runs: Sequence[SweptRun], num_gpus: int, stop_at: int | None) -> 
         if not uses_cluster(run.config):
             check_config_and_get_notices(run.config, num_gpus)
         if (needed := count_gpus(run.config, num_gpus)) > num_gpus:
-            raise ConfigError(f"{run.name} needs {needed} GPUs, but this machine has {num_gpus}. Lower its number.")
+            has = f"but this machine has {num_gpus}. Lower trainer.n_gpus_per_node"
+            raise ConfigError(f"{run.name} needs {needed} GPUs, {has}.")
         if trainer.resume_mode != "auto":
             raise ConfigError(f"trainer.resume_mode={trainer.resume_mode}: a sweep resumes its runs. Set auto.")
         if stop_at is not None and not 0 < stop_at < (trainer.total_training_steps or math.inf):
@@ -150,7 +155,10 @@ def check_runs(runs: Sequence[SweptRun], num_gpus: int, stop_at: int | None) -> 
         if stop_at is not None and trainer.save_freq == -1:
             raise ConfigError("--stop-worst-half-at continues from checkpoints. Remove trainer.save_freq=-1.")
     if len({run.folder for run in runs}) < len(runs):
-        raise ConfigError("two runs have the same folder, because their values are equal. Remove repeated values.")
+        raise ConfigError(
+            "two runs have the same folder, because their values are equal or differ only in characters that "
+            "folders do not have. Remove repeated values, or use more than one sweep."
+        )
 
 
 def train_and_compare(queue: RunQueue, runs: Sequence[SweptRun], stop_at: int | None, metric: str | None) -> int:

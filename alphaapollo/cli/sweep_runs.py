@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.text import Text
 
 from alphaapollo.config.changes import find_changes
-from alphaapollo.config.resolve import count_engine_gpus, count_engines, resolve_controller, resolve_device
+from alphaapollo.config.resolve import resolve_controller, resolve_device
 from alphaapollo.config.schema import Config, TuningConfig
-from alphaapollo.controller.placement import detect_machine
+from alphaapollo.controller.placement import count_gpus_of_node, detect_machine, list_visible_gpus
 from alphaapollo.observability.console import QUIET_SECONDS
 from alphaapollo.observability.metric_texts import format_duration
 from alphaapollo.observability.terminal import Terminal, shorten_text
@@ -28,6 +28,8 @@ from alphaapollo.viewer.run_folders import read_run_state
 
 MAX_ERROR = 300  # characters
 POLL_SECONDS = 0.2
+MAY_CHANGE = {"trainer.stop_at_step", "trainer.cpu_threads", "actor_rollout_ref.rollout.cpu_threads"}
+"""Keys whose values a run or the sweep chooses."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,6 @@ class SweptRun:
     words: Sequence[str]
     setting: str  # the values without seeds: runs with the same setting are averaged
     config: Config | TuningConfig
-    user_keys: frozenset[str]
 
     @property
     def name(self) -> str:
@@ -49,14 +50,13 @@ class SweptRun:
         return self.config.trainer.folder
 
     def is_complete(self, more_words: Sequence[str]) -> bool:
-        """Whether the run has finished with its words, or also with more_words. Values of YAML files and the content of
-        the inputs must not have changed."""
+        """Whether the run has finished with its words, or also with more_words, and no value or input has changed."""
         ends = tuple(redact(shlex.join([self.module, *self.words, *more])) for more in (more_words, ()))
         if not any(one.state == "finished" and one.command.endswith(ends) for one in read_history(self.folder)):
             return False
         changed = {change.key for change in find_changes(read_saved_config(self.folder), self.config)}
         same_inputs = read_input_digests(self.folder) == compute_input_digests(self.config)
-        return same_inputs and changed.isdisjoint(self.user_keys)
+        return same_inputs and changed <= MAY_CHANGE
 
 
 class RunProcess:
@@ -135,17 +135,10 @@ def uses_cluster(config: Config | TuningConfig) -> bool:
 def find_gpus(runs: Sequence[SweptRun]) -> list[str]:
     """Return the ids of this machine's GPUs, for CUDA_VISIBLE_DEVICES; none if the runs use no GPU."""
     num_gpus = 0 if all(run.config.trainer.device == "cpu" for run in runs) else detect_machine().num_gpus
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return visible if len(visible) == num_gpus else [str(number) for number in range(num_gpus)]
+    return list_visible_gpus(num_gpus)[:num_gpus]
 
 
 def count_gpus(config: Config | TuningConfig, num_gpus: int) -> int:
     """Return how many of this machine's GPUs a run needs; 0 on CPUs and in a cluster."""
-    trainer = config.trainer
-    if resolve_device(trainer.device, num_gpus) == "cpu" or uses_cluster(config):
-        return 0
-    if not isinstance(config, Config) or config.actor_rollout_ref.rollout.colocate:
-        return trainer.n_gpus_per_node
-    rollout = config.actor_rollout_ref.rollout
-    engines = count_engines(rollout, "cuda", count_engine_gpus(rollout, config.trainer))
-    return trainer.n_gpus_per_node + engines * rollout.tensor_model_parallel_size
+    is_on_cpu = resolve_device(config.trainer.device, num_gpus) == "cpu"
+    return 0 if is_on_cpu or uses_cluster(config) else count_gpus_of_node(config)

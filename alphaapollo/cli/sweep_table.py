@@ -15,9 +15,7 @@ import pandas as pd
 from alphaapollo.launch.command import MAIN_METRICS
 from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
 from alphaapollo.runs.checkpoint_folder import is_lower_better
-from alphaapollo.viewer.curves import MAX_CURVES, Curve, average_over_seeds, limit_band, make_estimate
-
-NO_CURVE = Curve("", np.empty(0), np.empty(0))
+from alphaapollo.viewer.curves import MAX_CURVES, Curve, average_curves, make_estimate
 
 
 def choose_metric(folders: Iterable[Path], metric: str | None) -> str:
@@ -26,7 +24,8 @@ def choose_metric(folders: Iterable[Path], metric: str | None) -> str:
     for folder in folders:
         with suppress(OSError):  # a run that failed before its first iteration
             lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            names |= {name for line in lines for name, value in json.loads(line).items() if value is not None}
+            complete = [json.loads(line) for line in lines if line.endswith("}")]  # a kill may leave a part of a line
+            names |= {name for line in complete for name, value in line.items() if value is not None}
     found = next((name for name in ([metric] if metric else chain(*MAIN_METRICS)) if name in names), None)
     if found is None:
         known = ", ".join(sorted(names - {"step"})) or "none, see the errors above"
@@ -42,9 +41,7 @@ def read_mean_curve(metric: str, folders: Iterable[Path], last_step: float = mat
             points = np.array(read_curves(folder / "metrics.jsonl", [metric])[metric], dtype=float)
             points = points[points[:, 0] <= last_step]
             curves += [Curve("", *points.T)] if len(points) else []
-    if len(curves) > 1:
-        return limit_band(average_over_seeds("", curves), metric)
-    return curves[0] if curves else NO_CURVE
+    return average_curves("", curves, metric)
 
 
 def rank_settings(curves: Mapping[str, Curve], metric: str) -> list[str]:
@@ -58,7 +55,8 @@ def write_results(
 ) -> pd.DataFrame:
     """Write sweep.csv and sweep.png to the folder. Returns the table, with the best setting first.
 
-    settings: folders of the runs that differ only in seeds, without those that failed. states: what became of them."""
+    settings: folders of the runs that differ only in seeds, without those that failed. states: state of each setting.
+    """
     curves = {name: read_mean_curve(metric, folders) for name, folders in settings.items()}
     order = rank_settings(curves, metric)
     rows = [make_row(name, curves[name], metric) | {"state": states[name]} for name in order]

@@ -121,15 +121,25 @@ def detect_machine() -> Machine:
     )
 
 
+def count_gpus_of_node(config: Config | TuningConfig) -> int:
+    """Return how many GPUs of a node the ranks of a run use, and engines that share no GPU with them."""
+    if not isinstance(config, Config) or config.actor_rollout_ref.rollout.colocate:
+        return config.trainer.n_gpus_per_node
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    engines = 0 if rollout.nnodes else count_engines(rollout, "cuda", count_engine_gpus(rollout, trainer))
+    return trainer.n_gpus_per_node + -(-engines // trainer.nnodes) * rollout.tensor_model_parallel_size
+
+
 def make_planned_machine(config: Config | TuningConfig) -> Machine:
     """Return a node with the GPUs that trainer.planned_device names: as many as the run uses, at least eight."""
-    num_gpus, memory = config.trainer.n_gpus_per_node, get_planned_gpu_memory(config.trainer.planned_device)
-    if isinstance(config, Config):
-        rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-        engines = count_engines(rollout, "cuda", count_engine_gpus(rollout, trainer))
-        if not (rollout.colocate or rollout.nnodes):
-            num_gpus += -(-engines // trainer.nnodes) * rollout.tensor_model_parallel_size
-    return Machine(num_cores=0, num_gpus=max(8, num_gpus), gpu_memory=memory)
+    memory = get_planned_gpu_memory(config.trainer.planned_device)
+    return Machine(num_cores=0, num_gpus=max(8, count_gpus_of_node(config)), gpu_memory=memory)
+
+
+def list_visible_gpus(num_gpus: int) -> list[str]:
+    """Return the ids of this machine's GPUs for CUDA_VISIBLE_DEVICES, of which the variable may show a part."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(index) for index in range(num_gpus)]
 
 
 def query_smallest_gpu_memory_bytes() -> int:

@@ -3,11 +3,11 @@ workers). The training ranks use the first GPUs; engines share them, or use the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from alphaapollo.controller.placement import list_visible_gpus
 from alphaapollo.controller.process_ranks import ProcessRanks, call_engines_of_run
 from alphaapollo.controller.remote_groups import RemoteWorkerGroups
 from alphaapollo.controller.worker_groups import WorkerSpecs
@@ -38,9 +38,8 @@ class ProcessWorkerGroups(RemoteWorkerGroups[ProcessRanks[Any]]):
         self.ranks_by_role["rollout"].call_engines(method, *arguments)
 
     def _choose_visible_gpus(self, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
-        placement, visible = self.specs.placement, os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = visible.split(",") if visible else [str(index) for index in range(placement.num_gpus)]
-        return placement.assign_gpus(role, gpus)
+        placement = self.specs.placement
+        return placement.assign_gpus(role, list_visible_gpus(placement.num_gpus))
 
     def _make_engine_caller(self) -> Callable[..., None]:
         return call_engines_of_run

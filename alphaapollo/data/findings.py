@@ -23,6 +23,7 @@ TRUTH_COLUMNS = ("expected_answer", "final_answer", "golden_answers", "answers",
 VERL_COLUMNS = ("ground_truth", "answer", "reward_model", "extra_info", "env_kwargs")  # may have a ground truth, too
 PARSED_COLUMNS = {*CONTEXT_COLUMNS, *TRUTH_COLUMNS, *VERL_COLUMNS, "metadata", "objects", "videos", "audios"}
 JSON_TEXT, KEY, VARIABLE = "JSON written as text in the column", "the key of messages", "the variable"
+READ_AS_TRUTH = "read as the ground truth"  # unless data.ground_truth_key names another column
 Content = tuple[str, str, str]  # kind of content, its name, and what happens with it
 
 
@@ -93,7 +94,7 @@ def _list_contents(
     if context is None:  # a row for RL
         truth = next((name for name in (*VERL_COLUMNS, *TRUTH_COLUMNS) if row.get(name) is not None), "")
         if truth in TRUTH_COLUMNS:
-            yield ("the column", truth, "read as the ground truth"), True
+            yield ("the column", truth, READ_AS_TRUTH), True
         if row.get("dataset") is not None and row.get("data_source") is None:
             yield ("the column", "dataset", "read as data_source"), True
     with suppress(ValueError):  # the row is refused

@@ -21,7 +21,7 @@ from alphaapollo.data.chats import (
     shorten_repr,
 )
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
-from alphaapollo.data.findings import TRUTH_COLUMNS, DataFinding
+from alphaapollo.data.findings import READ_AS_TRUTH, TRUTH_COLUMNS, DataFinding
 from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import IMAGES, ImageReader
 from alphaapollo.data.images import collect_images
@@ -50,7 +50,7 @@ def load_prompts(
         names = {"prompt": prompt_key}
         rows, unread = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, names, renderer=renderer)
         if findings is not None:
-            findings += unread
+            findings += [one for one in unread if not (ground_truth_key and one.effect == READ_AS_TRUTH)]
         if ground_truth_key and not any(ground_truth_key in row for row in rows):
             columns = ", ".join(rows[0]) if len(rows) else "none"
             raise ValueError(f"{path} has no column data.ground_truth_key={ground_truth_key}. Columns: {columns}.")

@@ -284,7 +284,8 @@ class RoleCaller:
                 with wrap_environment_errors("creating the environment"):
                     environment = make_environment()
                 try:
-                    first = check_reset_reply(await self._environments.call(clock, environment, "reset", prompt))
+                    reply_to_reset = await self._environments.call(clock, environment, "reset", prompt)
+                    first = check_reset_reply(reply_to_reset, self._config.data.system_prompt)
                     built = build_prompt(make_user_chat(first) if isinstance(first, str) else list(first))
                     transcript.messages = check_messages(built, f"{role}.build")
                     transcript.num_prompt_messages = len(built)

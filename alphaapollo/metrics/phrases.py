@@ -74,7 +74,7 @@ def find_features(
     found: list[list[Phrase]] = [[] for _ in texts]
     users = defaultdict[Phrase, list[int]](list)  # own words of an answer -> answers
     for prompt, group in groups.items():
-        known = {*list_phrases(find_tokens(prompt))}
+        known = {*list_phrases(TOKEN.findall(prompt.lower()))}
         for at in group:
             words = [token for token in tokens[at][1:] if token[0].isalnum()]
             phrases = columns.keys() & {*list_phrases(tokens[at])}

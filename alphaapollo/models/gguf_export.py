@@ -55,6 +55,7 @@ def export_gguf(folder: Path, file: Path, kind: str, name: str, base_model: str 
     source = Model(path=str(folder))
     config, tokenizer = load_config(source), load_tokenizer(str(folder))
     check_config_is_supported(config)
+    pre_tokenizer = find_pre_tokenizer(json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {})
     model = load_causal_lm(source, "padded").float().eval()
     probe = make_probe_tokens(config)
     exact = compute_outputs(model, "policy", probe)
@@ -64,7 +65,7 @@ def export_gguf(folder: Path, file: Path, kind: str, name: str, base_model: str 
             written = Path(part, file.name)
             writer = GGUFWriter(written, FAMILIES[config.model_type])
             _add_metadata(writer, config, folder, kind, name, base_model, int(model.num_parameters()))
-            _add_tokenizer(writer, tokenizer, str(folder), config.vocab_size)
+            _add_tokenizer(writer, tokenizer, pre_tokenizer, str(folder), config.vocab_size)
             _add_and_round_weights(writer, model, kind)
             rounded = compute_outputs(model, "policy", probe)
             gap = check_exported_outputs(exact, rounded, torch.bfloat16)
@@ -132,10 +133,12 @@ def _add_metadata(
         writer.add_tensor("rope_freqs.weight", compute_rope_factors(config))
 
 
-def _add_tokenizer(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: str, vocab_size: int) -> None:
+def _add_tokenizer(
+    writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, pre_tokenizer: str, folder: str, vocab_size: int
+) -> None:
     from gguf import TokenType
 
-    core = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+    core = json.loads(tokenizer.backend_tokenizer.to_str())
     added = tokenizer.added_tokens_decoder
     tokens, kinds = [], []
     if len(tokenizer) > vocab_size:
@@ -146,7 +149,7 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folde
         named = TokenType.CONTROL if is_control else TokenType.USER_DEFINED if index in added else TokenType.NORMAL
         kinds.append(TokenType.UNUSED if token is None else named)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(find_pre_tokenizer(core))
+    writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in core["model"]["merges"]])
@@ -160,19 +163,21 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folde
     writer.add_add_bos_token(with_special[0] == tokenizer.bos_token_id)
     writer.add_add_eos_token(with_special[-1] == tokenizer.eos_token_id)
     writer.add_add_space_prefix(False)
-    if isinstance(tokenizer.chat_template, str):
-        writer.add_chat_template(tokenizer.chat_template)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.get_chat_template())  # of several, the default one
 
 
 def find_pre_tokenizer(core: JsonObject) -> str:
     """Return llama.cpp's name for the pre-tokenizer of a tokenizer.json. Raises ValueError if it has none."""
     first = core.get("pre_tokenizer") or {}
-    steps = tuple(_describe_step(step) for step in first.get("pretokenizers", [first]))
+    name = PRE_TOKENIZERS.get(tuple(_describe_step(step) for step in first.get("pretokenizers", [first])))
+    model = core.get("model", {})
     is_normalized = (core.get("normalizer") or {"type": "NFC"}) != {"type": "NFC"}
-    if steps not in PRE_TOKENIZERS or is_normalized or not core["model"].get("merges"):
+    ignores_merges = bool(model.get("ignore_merges")) != (name == "llama-bpe")  # llama.cpp does it for this name
+    if name is None or is_normalized or ignores_merges or not model.get("merges"):
         known = ", ".join(PRE_TOKENIZERS.values())
         raise ValueError(f"the tokenizer is not a byte-level BPE with merges and splits like {known}. {CONVERTER}")
-    return PRE_TOKENIZERS[steps]
+    return name
 
 
 def _describe_step(step: Any) -> str:

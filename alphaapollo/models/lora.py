@@ -201,7 +201,6 @@ def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tenso
     save_file(tensors, folder / "adapter_model.safetensors")
     config = model.peft_config[ADAPTER]
     config.base_model_name_or_path = str(Path(base_path).resolve()) if Path(base_path).is_dir() else base_path
-    config.revision = getattr(model.config, "_commit_hash", None)  # of a model of the hub
     config.target_modules = sorted(config.target_modules)
     config.inference_mode = True
     config.save_pretrained(str(folder))

@@ -30,7 +30,8 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float,
 
     Raises ValueError for a metric without values.
     """
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines if line.endswith("}")]  # a kill may leave a part of a line
     curves = {name: [(r["step"], r[name]) for r in records if r.get(name) is not None] for name in names}
     for name, points in curves.items():
         if not points:

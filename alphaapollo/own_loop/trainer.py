@@ -103,7 +103,7 @@ class Trainer:
 
     @property
     def state(self) -> JsonObject:
-        """Values of yours, e.g. `t.state["baseline"] = 0.5`: `save` writes them, and `load` and a trainer that resumes
+        """Your own values, e.g. `t.state["baseline"] = 0.5`: `save` writes them, and `load` and a trainer that resumes
         replace them by those of the checkpoint."""
         return self._verbs.result().state
 
@@ -185,7 +185,7 @@ class Trainer:
                 self._loop = asyncio.get_running_loop()
                 async with session as started:
                     verbs = Verbs(started, prepared.plan, prepared.renderer, prepared.reader)
-                    await verbs.begin(prepared.start.checkpoint)
+                    await verbs.begin(prepared.start)
                     self._environment = dict(os.environ)
                     console.end_live_view()
                     console.shows_status_lines = False  # the caller's loop has its own output

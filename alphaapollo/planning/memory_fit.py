@@ -9,7 +9,9 @@ from typing import Literal, TypeVar
 
 import torch
 
+from alphaapollo.config.check import find_unmet_requirements
 from alphaapollo.config.keys import format_value, get_value, replace_value
+from alphaapollo.config.requirements import CheckContext, find_conflicts
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import Machine
@@ -79,9 +81,14 @@ def fit_to_memory(
 
         def is_acceptable(settings: Settings) -> bool:
             changed, other = replace_values(config, settings), make_plan(settings)
-            splits_node = changed.trainer.n_gpus_per_node % int(str(settings.get(ENGINE_SIZE, 1)))
             missing = _explain_missing_host_memory(changed, other, host_memory)
-            return not (other.describe_shortage() or splits_node or missing)
+            return not (other.describe_shortage() or missing or list_errors(changed) - errors)
+
+        def list_errors(changed: Config | TuningConfig) -> set[str]:
+            context = CheckContext(changed, device, num_gpus)
+            return {*find_conflicts(context), *find_unmet_requirements(changed)}
+
+        errors = list_errors(config)  # of an unknown machine
 
         shortage += f" {suggest_settings(config, device, num_gpus, is_acceptable)}"
     problem, warning = ("", shortage) if plan.is_possible else (shortage, "")

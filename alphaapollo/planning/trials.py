@@ -191,11 +191,12 @@ async def _grade_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> lis
 
 
 def describe_sources(
-    prompts: Sequence[Prompt], renderer: Renderer, truths: Mapping[str, str], reads_columns: bool
+    prompts: Sequence[Prompt], renderer: Renderer, truths: Mapping[str, str], reads_columns: bool, truth_key: str = ""
 ) -> dict[str, str]:
     """Return {data source: its rows, lengths of the first prompts, ground truths, columns that nothing reads}.
 
     truths: result of try_ground_truths. reads_columns: whether a function or environment of the user gets the columns.
+    truth_key: data.ground_truth_key.
     """
     sources: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
@@ -206,7 +207,7 @@ def describe_sources(
         lengths = renderer.count_prompt_tokens(first)
         sizes = f"{min(lengths)} to {max(lengths)} tokens (median {median_low(lengths)} of {len(lengths)} rows)"
         parts = [f"{len(rows)} rows, prompts of {sizes}", truths.get(source, "ground truth not tried")]
-        unread = sorted({name for one in first for name in one.extra_info} - READ_COLUMNS)
+        unread = sorted({name for one in first for name in one.extra_info} - READ_COLUMNS - {truth_key})
         parts += [f"not read: {', '.join(unread)}"] * bool(unread and not reads_columns)
         found[source or "no data_source"] = "; ".join(parts)
     more = len(sources) - len(found)

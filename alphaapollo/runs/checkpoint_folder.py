@@ -85,8 +85,9 @@ class RunProgress:
     """Base class of the driver's state in a checkpoint. `step`: number of complete iterations."""
 
     step: int = 0
-    best_value: float | None = field(default=None, kw_only=True)  # of trainer.early_stopping_metric
-    validations_without_improvement: int = field(default=0, kw_only=True)  # consecutive, of this metric
+    compared_metric: str | None = field(default=None, kw_only=True)  # trainer.early_stopping_metric of the next fields
+    best_value: float | None = field(default=None, kw_only=True)
+    validations_without_improvement: int = field(default=0, kw_only=True)  # consecutive
 
     def write(self, folder: Path) -> None:
         write_progress(folder, asdict(self))
@@ -130,14 +131,15 @@ class CheckpointFolder:
         """Write the manifest of the checkpoint in `folder`, sync it to disk and rename it. Remove old checkpoints."""
         write_manifest(folder)
         completed = self.folder / folder.name.removeprefix(".writing_")
-        _remove_checkpoint(completed)  # may exist after a resume from an older checkpoint
+        replaced = _prepare_removal(completed)  # may exist after a resume from an older checkpoint
         folder.rename(completed)
         _sync_to_disk(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
         if self.keep is not None:
             best = self.find_best()
             for old in self.list_completed()[: -self.keep]:
-                if old not in (best, completed):  # a loop that loads an earlier checkpoint writes lower steps
-                    _remove_checkpoint(old)
+                if old != best:
+                    shutil.rmtree(_prepare_removal(old))
         return completed
 
     def find_best(self) -> Path | None:
@@ -250,13 +252,13 @@ def _hash_file(path: Path) -> tuple[int, str]:
         return file.tell(), digest
 
 
-def _remove_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint, if it exists. It is renamed first, so that no incomplete checkpoint can be left."""
+def _prepare_removal(folder: Path) -> Path:
+    """Rename a checkpoint, if it exists, so that no incomplete checkpoint can be left. Returns the folder to remove."""
+    removing = folder.with_name(f".removing_{folder.name}")
+    shutil.rmtree(removing, ignore_errors=True)
     if folder.exists():
-        removing = folder.with_name(f".removing_{folder.name}")
-        shutil.rmtree(removing, ignore_errors=True)
         folder.rename(removing)
-        shutil.rmtree(removing)
+    return removing
 
 
 def move_aside(folder: Path) -> Path | None:

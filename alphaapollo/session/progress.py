@@ -119,6 +119,9 @@ class EarlyStopping:
         """Count a validation; an empty one does not count. Raises ValueError if the first one lacks the metric."""
         if self.metric is None or not validation:
             return
+        if progress.compared_metric != self.metric:
+            progress.compared_metric, progress.best_value = self.metric, None
+            progress.validations_without_improvement = 0
         if progress.best_value is None:
             check_metric_exists("trainer.early_stopping_metric", self.metric, validation)
         value, sign = validation.get(self.metric, math.nan), -1 if is_lower_better(self.metric) else 1
@@ -130,7 +133,8 @@ class EarlyStopping:
 
     def is_reached(self, progress: RunProgress) -> bool:
         """Whether the run ends."""
-        return self.metric is not None and progress.validations_without_improvement >= self.patience
+        is_counted = self.metric is not None and progress.compared_metric == self.metric
+        return is_counted and progress.validations_without_improvement >= self.patience
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ class TrainingGoal:
             waited = f"{progress.validations_without_improvement} validations have not improved"
             best = f"{self.early_stopping.metric}, which was best with {progress.best_value:.4g}"
             why = f"{waited} {best} (trainer.early_stopping_patience)"
-        elif progress.step == self.stop_at_step:
+        elif self.stop_at_step and progress.step >= self.stop_at_step:
             why = f"trainer.stop_at_step={self.stop_at_step}"
         else:
             why = "the end of the data (trainer.total_epochs)"

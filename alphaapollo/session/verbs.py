@@ -24,6 +24,7 @@ from alphaapollo.environments.single_turn import UnscoredAnswer
 from alphaapollo.metrics.rollouts import compute_rollout_metrics
 from alphaapollo.models.train_state import AS_CONFIGURED, AdamSettings
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
+from alphaapollo.runs.resume import StartPoint
 from alphaapollo.session.adapters import ADAPTERS, Adapters
 from alphaapollo.session.loop_checkpoints import STATE, STEP_NAME, find_checkpoint, format_state, read_state
 from alphaapollo.session.plan import Plan
@@ -58,21 +59,21 @@ class Verbs:
         self.timer, self._step_metrics = VerbTimer(), dict[str, float]()
         self._needs_export = False
 
-    async def begin(self, checkpoint: Path | None) -> None:
+    async def begin(self, start: StartPoint) -> None:
         """Load the checkpoint to resume from, if any, and send the weights to the engines."""
         self.adapters.remove_published()
-        self.progress = Progress.read(checkpoint) if checkpoint else self.progress
+        self.progress = Progress.read(checkpoint) if (checkpoint := start.checkpoint) else self.progress
         await self._session.show_warnings()
         self.adapters[OWN].trained_version = self.adapters.version = self.progress.step + 1
         await self._session.restore(checkpoint, self.adapters.version)
         if checkpoint:
             self.state.update(read_state(checkpoint))
-            self._needs_export = not (self._config.trainer.folder / "model").is_dir()
+            self._needs_export = not start.has_exported_model()
             await self.adapters.load_all(checkpoint / ADAPTERS)
         self.timer = VerbTimer()
 
     async def finish(self) -> None:
-        """Export the model if trainer.export_hf is set and the loop has trained the trainer's own weights."""
+        """Export the model if trainer.export_hf is set and the trainer's own weights were trained or loaded."""
         if self._needs_export and self._config.trainer.export_hf:
             async with self._turns.use_ranks():
                 await self._session.export(self._workers.policy)
@@ -145,9 +146,8 @@ class Verbs:
         scores_prompt: bool = False,
         adapter: str | Path | None = OWN,
     ) -> list[HttpAnswer]:
-        """Sample an answer to the same token ids for each item of `sampling`, without an environment. num_top: number
-        of most probable tokens per position to return beside the sampled one. scores_prompt: also return the log-probs
-        of the prompt."""
+        """Sample an answer to the same token ids for each item of `sampling`, without an environment. num_top: most
+        probable tokens per position to return beside the sampled one. scores_prompt: also score the prompt."""
         async with self._turns.use_engines():
             chosen = await self.adapters.find(adapter, self._workers.engines)
         requests = [
@@ -155,7 +155,10 @@ class Verbs:
             for number, one in enumerate(sampling)
         ]
         async with self._turns.sample():
-            return await self._workers.engines.answer([*token_ids], requests)
+            with self.timer(GENERATE):
+                answers = await self._workers.engines.answer([*token_ids], requests)
+        self.timer.tokens += sum(len(one.completion.token_ids) for one in answers)
+        return answers
 
     async def forward_backward(
         self,
@@ -300,7 +303,11 @@ class Verbs:
         writer, now, state = self._session.checkpoint_writer, replace(self.progress), format_state(self.state)
         if matched := STEP_NAME.fullmatch(name or ""):
             now.step, name = int(matched[1]), None
+        if now.validation:
+            writer.checkpoints.check_keep_best_metric(now.validation)
         async with self._turns.use_ranks():
+            if not name:  # the loop may have loaded an earlier checkpoint
+                writer.checkpoints.move_later_checkpoints_aside(now.step)
             folder = writer.checkpoints.begin_checkpoint(now.step, name or "")
             await writer.save_and_wait(folder)
             await self.adapters.save_all(folder / ADAPTERS)
@@ -317,7 +324,7 @@ class Verbs:
         async with self._turns.use_ranks():
             await self._workers.policy.clear_gradients()
             await self._session.load(path)
-            self.adapters[OWN].num_accumulated, self.progress = 0, progress
+            self.adapters[OWN].num_accumulated, self.progress, self._needs_export = 0, progress, True
             self.state.clear()
             self.state.update(state)
             if self._publisher:
@@ -378,9 +385,8 @@ class Verbs:
     async def log(
         self, step: int, groups: Sequence[TrajectoryGroup] = (), metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Write `metrics`, those of the groups, the learning rate and the gradient norm of the last optim_step, and the
-        time of each verb to metrics.jsonl and the trackers, and the groups to rollouts/, for the viewer. Names are like
-        train/loss."""
+        """Write `metrics`, with names like train/loss, those of the groups, learning rate and gradient norm of the last
+        optim_step and the time of each verb to metrics.jsonl and the trackers, and the groups to rollouts/."""
         if wrong := [name for name in metrics or {} if "/" not in name]:
             raise ValueError(f"the metric {wrong[0]!r} has no group. Name it group/name, e.g. train/{wrong[0]}.")
         logged, self._step_metrics = self._step_metrics, {}
@@ -389,8 +395,6 @@ class Verbs:
             del logged["rollout/tokens_per_second"]  # of all samples, also of others than `groups`
             self._session.rollout_log.write(step, groups)
         logged |= {**self.timer.take_metrics(), **(metrics or {})}
-        validation = {name: value for name, value in logged.items() if name.startswith("val/")}
-        if validation:
-            self._session.checkpoint_writer.checkpoints.check_keep_best_metric(validation)
-        self.progress.step, self.progress.validation = step, validation
+        self.progress.step = step
+        self.progress.validation = {name: value for name, value in logged.items() if name.startswith("val/")}
         self._session.log(step, logged)

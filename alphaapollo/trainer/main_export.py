@@ -43,8 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def export_as_gguf(config: ExportConfig) -> int:
     """Write a GGUF file of the newest model of a run, or of the model in a folder. Returns the exit code of `main`."""
-    from alphaapollo.models.gguf_export import export_gguf
+    from alphaapollo.models.gguf_export import check_config_is_supported, export_gguf
     from alphaapollo.models.gguf_import import require_gguf_package
+    from alphaapollo.models.load import load_config as load_model_config
 
     try:
         require_gguf_package()
@@ -57,14 +58,16 @@ def export_as_gguf(config: ExportConfig) -> int:
         given = f"{config.output}/{name}" if is_folder else config.output
         default = newest.model_folder.with_name(f"{newest.model_folder.name}-{config.gguf}.gguf")
         file = _find_output(config.model_copy(update={"output": given}), default)
+        saved = read_saved_config(newest.run_folder) if (newest.run_folder / "config.yaml").is_file() else {}
+        base = str(saved.get("actor_rollout_ref", saved).get("model", {}).get("path", ""))
+        if newest.source and base and Path(base).is_dir():  # before the checkpoint is exported
+            check_config_is_supported(load_model_config(Model(path=base)))
     except ValueError as error:
         return report_error(error, 2)
     if newest.source:
         keys = {"checkpoint": str(newest.source), "output": str(newest.model_folder), "gguf": ""}
         if code := export_as_folder(config.model_copy(update=keys)):
             return code
-    saved = read_saved_config(newest.run_folder) if (newest.run_folder / "config.yaml").is_file() else {}
-    base = str(saved.get("actor_rollout_ref", saved).get("model", {}).get("path", ""))
     try:
         hub_id = "" if is_local_path(base) else base
         print(export_gguf(newest.model_folder, file, config.gguf, newest.run_folder.name, hub_id))

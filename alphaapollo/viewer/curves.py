@@ -77,7 +77,12 @@ def read_curve(database: sqlite3.Connection, run: int, metric: str, name: str) -
 
 def read_mean_curve(database: sqlite3.Connection, name: str, runs: Sequence[int], metric: str) -> Curve:
     """Read the curve of a group of runs: that of its only run with the metric, or their mean. Empty without values."""
-    curves = [curve for run in runs if len((curve := read_curve(database, run, metric, name)).steps)]
+    return average_curves(name, [read_curve(database, run, metric, name) for run in runs], metric)
+
+
+def average_curves(name: str, curves: Sequence[Curve], metric: str) -> Curve:
+    """Return the only curve with values, or the mean of several with 95 % intervals. Empty without values."""
+    curves = [curve for curve in curves if len(curve.steps)]
     if len(curves) > 1:
         return limit_band(average_over_seeds(name, curves), metric)
     return curves[0] if curves else Curve(name, np.empty(0), np.empty(0))

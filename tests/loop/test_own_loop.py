@@ -99,10 +99,12 @@ def test_a_saved_state_resumes_bit_for_bit(task: Task, tmp_path: Path) -> None:
             t.log(step, metrics={"actor/lr": 7.0, "val/reward": reward})
             t.save()
         assert t.load("best") == 2 and t.state["best"] == 2.0
+        assert t.save().name == "step_000002" and (t.folder / "checkpoints/aside_step_000005").is_dir()
     for one, other, third in zip(straight, loaded, resumed, strict=True):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(one, third)
-    assert sorted(os.listdir(t.folder / "checkpoints")) == ["best", "step_000003", "step_000004", "step_000005"]
+    aside = [f"aside_step_00000{step}" for step in (3, 4, 5)]
+    assert sorted(os.listdir(t.folder / "checkpoints")) == [*aside, "best", "step_000002"]
     lines = [json.loads(line) for line in (t.folder / "metrics.jsonl").read_bytes().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5] and "critic/score/mean" in lines[0]
     check_measured(lines)

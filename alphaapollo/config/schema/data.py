@@ -22,7 +22,18 @@ WHEN_SAMPLED = ActiveWhen("/data.sampler", "difficulty", "frontier")
 NEEDS_SHUFFLE = Requires(ActiveWhen("/data.shuffle", True))
 
 
-class TrainingFiles(Section):
+class Chats(Section):
+    """Keys of every `data` section with chats."""
+
+    system_prompt: Annotated[str, CHANGES_DATA] = ""
+    """System message of every chat that has none; a prompt that is a text becomes a chat (docs/data.md)."""
+    allow_image_urls: bool = False
+    """Download images that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
+    apply_chat_template_kwargs: TemplateArguments = {}
+    """Arguments of the chat template, e.g. {enable_thinking: false}."""
+
+
+class TrainingFiles(Chats):
     """`data` section of every command that trains: files, order and number of rows."""
 
     train_files: Annotated[str | list[str], CHANGES_DATA, FilePath("data", required=True)] = ""
@@ -40,33 +51,21 @@ class TrainingFiles(Section):
     """Maximum validation rows, chosen as for train_max_samples; -1 or 0 = all."""
     source_weights: list[PositiveFloat] | None = None
     """Passes over each of train_files per epoch, e.g. [2,0.5] (the second file takes two epochs); null = one each."""
-    system_prompt: Annotated[str, CHANGES_DATA] = ""
-    """System message of every chat that has none; a prompt that is a text becomes a chat (docs/data.md)."""
-    allow_image_urls: bool = False
-    """Download images that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
-    apply_chat_template_kwargs: TemplateArguments = {}
-    """Arguments of the chat template, e.g. {enable_thinking: false}."""
 
 
-class PromptData(Section):
+class PromptData(Chats):
     """`data` section of every command whose model answers prompts."""
 
     prompt_key: Annotated[str, CHANGES_DATA] = "prompt"
     """Column of the prompt: a chat `[{role, content}]`, or a string that the model continues as it is."""
     ground_truth_key: Annotated[str, CHANGES_DATA] = ""
     """Column of the ground truth; empty = the columns of docs/data.md."""
-    system_prompt: Annotated[str, CHANGES_DATA] = ""
-    """System message of every chat that has none; a prompt that is a text becomes a chat (docs/data.md)."""
     max_prompt_length: PositiveInt = 512
     """Maximum tokens of a rendered prompt."""
     max_response_length: PositiveInt = 512
     """Maximum tokens after the prompt, over all turns."""
     truncation: Literal["error", "left", "right", "drop"] = "error"
     """For a prompt over max_prompt_length: stop the run, cut its start, cut its end, or drop the row (counted)."""
-    allow_image_urls: bool = False
-    """Download images that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
-    apply_chat_template_kwargs: TemplateArguments = {}
-    """Arguments of the chat template, e.g. {enable_thinking: false}."""
 
     @property
     def max_length(self) -> int:

@@ -73,8 +73,8 @@ class Training(RunSettings):
     """Passes over the training data, if total_training_steps is not set. main_ppo ends after the last full batch of
     prompts."""
     stop_at_step: PositiveInt | None = None
-    """End the run after this iteration, as if it were the last one. Schedules still refer to total_training_steps, and
-    the same command without this key continues."""
+    """End the run after this iteration, as if it were the last one: it also validates and saves. Schedules still refer
+    to total_training_steps, and the same command without this key continues."""
     early_stopping_metric: Annotated[str | None, VALIDATES] = None
     """Validation metric, e.g. val/accuracy: the run ends when early_stopping_patience validations have not improved it.
     Better is higher or lower, as for keep_best (docs/checkpoints.md#early-stopping)."""

@@ -145,7 +145,8 @@ class RlPreparation(PolicyPreparation):
                 "with a built-in grader and its ground truth, or set custom_reward_function.path."
             )
         reads_columns = bool(custom.path or config.env.custom_module)
-        self.sources = describe_sources(self.prompts, self.renderer, truths, reads_columns)
+        truth_key = config.data.ground_truth_key
+        self.sources = describe_sources(self.prompts, self.renderer, truths, reads_columns, truth_key)
 
     def try_environment(self) -> None:
         self.notices += try_environment(self.config.env, [*self.prompts[:1], *self.val_prompts[:1]])

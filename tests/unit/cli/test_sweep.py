@@ -14,6 +14,7 @@ from alphaapollo.cli.sweep_table import rank_settings, read_mean_curve
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config, save_config
 from alphaapollo.config.schema import Config, SftConfig
+from alphaapollo.controller.placement import list_visible_gpus
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.runs.command_history import CommandRecord
 from alphaapollo.runs.record_files import write_records
@@ -207,7 +208,7 @@ def test_runs_share_the_gpus_and_a_failed_run_does_not_stop_the_others(
     monkeypatch.chdir(tmp_path)
     gpus = ["trainer.device=cuda", "trainer.n_gpus_per_node=2"]
     runs = [
-        SweptRun("program_of_test_sweep", run.words, run.setting, run.config, run.user_keys)
+        SweptRun("program_of_test_sweep", run.words, run.setting, run.config)
         for run in make_runs("sft", ["data.train_batch_size=1,2,3,4", *gpus])
     ]
     errors = RunQueue(["0", "1", "2", "4"], 4, Terminal()).train(runs, [])
@@ -225,3 +226,9 @@ def test_number_of_gpus_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count(*engines, "actor_rollout_ref.rollout.tensor_model_parallel_size=2") == 8
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     assert count() == 0 and count("trainer.controller=local", "trainer.n_gpus_per_node=1") == 1
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [("", ["0", "1"]), ("3,5", ["3", "5"]), ("GPU-7", ["GPU-7"])])
+def test_ids_of_the_gpus(visible: str, gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert list_visible_gpus(2) == gpus

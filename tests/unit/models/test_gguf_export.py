@@ -34,7 +34,7 @@ def save_tokenizer(folder: Path, kind: str) -> None:
         "digits": pre_tokenizers.Digits(individual_digits=True),
     }
     names = next(names for names, name in PRE_TOKENIZERS.items() if name == kind)
-    core = Tokenizer(models.BPE())
+    core = Tokenizer(models.BPE(ignore_merges=kind == "llama-bpe"))  # as llama.cpp reads it
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [steps[name] if name in steps else pre_tokenizers.Split(Regex(name), "isolated") for name in names]
     )

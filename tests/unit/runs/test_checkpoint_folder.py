@@ -60,14 +60,6 @@ def test_the_best_checkpoint_is_kept_besides_the_newest(
     assert checkpoints.list_completed() == [tmp_path / f"step_{step:06d}" for step in kept]
 
 
-def test_a_checkpoint_before_the_newest_is_kept_when_it_is_written(tmp_path: Path) -> None:
-    checkpoints = CheckpointFolder(tmp_path, keep=2)
-    for step in (3, 4, 2):
-        assert write(checkpoints, step).is_dir()
-    write(checkpoints, 5)
-    assert [path.name for path in checkpoints.list_completed()] == ["step_000004", "step_000005"]
-
-
 def test_unknown_keep_best_metric_is_refused_at_the_first_validation(tmp_path: Path) -> None:
     checkpoints = CheckpointFolder(tmp_path, 2, "val/acc")
     checkpoints.check_keep_best_metric({"val/failed": 1.0})  # no sample has a score yet

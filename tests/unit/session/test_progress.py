@@ -89,3 +89,13 @@ def test_stop_at_step_is_not_the_end_of_the_schedule() -> None:
     assert (goal.max_steps, goal.is_reached(Progress(step=2)), goal.is_reached(Progress(step=3))) == (9, False, True)
     assert goal.describe_early_end(Progress(step=3)) == "the run ended after 3 of 9 iterations: trainer.stop_at_step=3"
     assert goal.describe_early_end(Progress(step=9)) == ""
+
+
+def test_another_metric_starts_to_count_again() -> None:
+    progress, loss = Progress(), EarlyStopping("val/loss", patience=2)
+    for value in (2.0, 2.1, 2.2):
+        loss.observe(progress, {"val/loss": value})
+    accuracy = EarlyStopping("val/accuracy", patience=2)
+    assert loss.is_reached(progress) and not accuracy.is_reached(progress)
+    accuracy.observe(progress, {"val/accuracy": 0.5})
+    assert (progress.best_value, progress.validations_without_improvement) == (0.5, 0)
