@@ -22,7 +22,8 @@ ALGORITHMS = ROOT / "docs" / "algorithms"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RECIPES = sorted(path.stem for path in (ROOT / "configs" / "algorithm").glob("*.yaml"))
 
-LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PRESET = re.compile(r"(?<![\w.])algorithm=([a-z]\w*)")
 SECTIONS = sorted({name for config in COMMANDS.values() for name in config.model_fields})
@@ -38,8 +39,22 @@ SHORT_KEY = re.compile(r"`([a-z]\w*)=[^=`]+`")
 
 
 def broken_links(page: Path) -> list[str]:
-    targets = LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
-    return [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    """Links to files and headings that do not exist."""
+    found = []
+    for name, anchor in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+        target = page.parent / name if name else page
+        is_wrong = anchor and target.suffix == ".md" and target.exists() and anchor not in list_anchors(target)
+        if "://" not in name and (is_wrong or not target.exists()):
+            found.append(f"{name}#{anchor}" if is_wrong else name)
+    return found
+
+
+@cache
+def list_anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them: `## A b, c` has `a-b-c`."""
+    headings = HEADING.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
+    texts = [re.sub(r"\]\([^)]*\)|[`*\[]", "", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts}
 
 
 def unknown_names(text: str) -> list[str]:
@@ -173,8 +188,9 @@ def test_figures_about_choosing_are_those_of_the_gallery() -> None:
 
 def test_the_checks_can_fail(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("[a](page.md) [b](gone.md#part) ![c](gone.svg) [d](https://x.y/z)\n```\n[e](code.md)\n```\n")
-    assert broken_links(page) == ["gone.md", "gone.svg"]
+    links = "[a](page.md) [b](gone.md#part) ![c](gone.svg) [d](https://x.y/z#a) [f](#one-two) [g](page.md#two)"
+    page.write_text(f"## One `two`\n{links}\n```\n[e](code.md)\n```\n")
+    assert broken_links(page) == ["gone.md", "gone.svg", "page.md#two"]
     names = "`algorithm=grop` `algorithm.gama` `algorithm.gamma` `kl_coeff=1` `kl_coef=1` `a == b`"
     assert unknown_names(names) == ["grop", "algorithm.gama", "kl_coeff"]
     table = "algorithm=ppo\n| key | here | |\n|---|---|---|\n| `algorithm.lam` | {} | |\n| `algorithm.gamma` | 1.0 | |"
