@@ -22,7 +22,7 @@ from alphaapollo.utils.frequency import AUTO_SAVE_SECONDS
 
 def print_plan_table(folder: Path, plan: RunPlan, console: Console, shows_memory: bool = False) -> None:
     """Print the plan of a run: a table of its settings, the planned memory if `shows_memory`, and notices."""
-    table = Table.grid(padding=(0, 2, 0, 0))
+    table = Table.grid("", Column(overflow="fold"), padding=(0, 2, 0, 0))
     for name, value in plan.settings.items():
         table.add_row(name, escape(value))
     console.show_line(str(folder))
