@@ -204,14 +204,6 @@ def test_a_component_that_replaces_the_accuracy_is_found(tmp_path: Path, capsys:
     assert second["summary"].startswith("`reward`") and second["effect"] == 0.5
 
 
-def test_rewards_that_validation_does_not_confirm_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_scores(tmp_path, lambda step, sample: Score(1, {"accuracy": float(sample < step / 3)}), 0.0)
-    (only,) = audit(capsys, run)
-    assert only["category"] == "validation" and only["summary"].startswith("sums: ")
-    assert {row["iteration"] for row in only["answers"]} == {12}
-    assert "0.94 for training prompts and 0.00 in validation; at first 0.31" in only["summary"]
-
-
 def test_half_of_the_iterations_is_the_most_that_is_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
