@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.cli.main import export
 from alphaapollo.runs.newest_model import find_newest_model
 from alphaapollo.runs.run_plan import read_run_plan
 from alphaapollo.runs.training_examples import read_examples
@@ -23,6 +22,7 @@ from tests.loop.conftest import (
     Task,
     check_first_and_last_lines,
     processes_of,
+    run_forked,
     wait_until_nothing_is_left,
 )
 from tests.loop.warm import Program
@@ -179,7 +179,7 @@ def test_resume_after_kill_during_checkpoint_write_is_bitwise_equal(
     assert (done.folder / "model").stat().st_mtime_ns == before
 
 
-def test_a_run_is_exported_with_and_without_checkpoints(sft: SftRunner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_exported_with_and_without_checkpoints(sft: SftRunner) -> None:
     """By default there is a checkpoint at the end, so that the same command does not train again."""
     two = "trainer.total_training_steps=2"
     saved, unsaved = sft.run(two, name="saved"), sft.run(two, "trainer.save_freq=-1", name="unsaved")
@@ -191,12 +191,10 @@ def test_a_run_is_exported_with_and_without_checkpoints(sft: SftRunner, capsys: 
     assert (saved.folder / "metrics.jsonl").read_bytes() == before
     for run in (saved, unsaved):
         output = sft.out / f"of_{run.folder.name}"
-        assert export([str(run.folder), str(output), "dtype=float32"]) == 0, capsys.readouterr()
+        words = (f"checkpoint={run.folder}", f"output={output}", "dtype=float32")
+        run_forked("alphaapollo.trainer.main_export", words, sft.out / "export.txt")
         assert find_newest_model(run.folder).model_folder == run.folder / "model"
         assert (output / "model.safetensors").read_bytes() == weights(run)
-    (unsaved.folder / "model").rename(sft.out / "moved")
-    assert export([str(unsaved.folder), str(sft.out / "none")]) == 2
-    assert "A run writes checkpoints (trainer.save_freq)" in capsys.readouterr().err
 
 
 def test_sigterm_names_the_last_checkpoint(sft: SftRunner) -> None:
