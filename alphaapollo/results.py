@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
+from alphaapollo.runs.metrics_file import read_metrics
 from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ class RunResult:
         """Contents of metrics.jsonl: one row per iteration or round (index: step), one column per metric."""
         import pandas as pd
 
-        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return pd.DataFrame([json.loads(line) for line in lines]).set_index("step").astype(float)
+        return pd.DataFrame(read_metrics(self.folder / "metrics.jsonl")).set_index("step").astype(float)
 
     def plot(self, *names: str) -> Figure:
         """Plot the metrics with these names, with the intervals that the run has logged; by default the main ones."""

@@ -94,13 +94,14 @@ def make_runs(name: str, words: Sequence[str]) -> list[SweptRun]:
         arguments = command.make_arguments(combination)
         config, _ = load_config_and_user_settings(schema, command.command.removeprefix("main_"), arguments)
         parts = {at: make_folder_name(f"{labels[at]}={combination[at].partition('=')[2]}") for at in swept}
-        own, name = config.trainer.project_name, config.trainer.experiment_name
-        is_given = own != RunFolder().project_name or any(word.startswith(f"{PROJECT}=") for word in words)
-        names = {PROJECT: own if is_given else f"sweep_{name}", NAME: make_folder_name("_".join(parts.values()))}
+        project, experiment = config.trainer.project_name, config.trainer.experiment_name
+        if project == RunFolder().project_name and not any(word.startswith(f"{PROJECT}=") for word in words):
+            project = f"sweep_{experiment}"
+        names = {PROJECT: project, NAME: make_folder_name("_".join(parts.values()))}
         config = resolve_model_paths(config)
         for key, value in names.items():
             config = replace_value(config, key, value)
-        setting = "_".join(part for at, part in parts.items() if "seed" not in swept[at]) or name
+        setting = "_".join(part for at, part in parts.items() if "seed" not in swept[at]) or experiment
         arguments += [format_override(key, value) for key, value in names.items()]
         runs.append(SweptRun(module, arguments, setting, config))
     return runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ import pandas as pd
 from alphaapollo.launch.command import MAIN_METRICS
 from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
 from alphaapollo.runs.checkpoint_folder import is_lower_better
+from alphaapollo.runs.metrics_file import read_metrics
 from alphaapollo.viewer.curves import MAX_CURVES, Curve, average_curves, make_estimate
 
 
@@ -23,9 +23,8 @@ def choose_metric(folders: Iterable[Path], metric: str | None) -> str:
     names = set[str]()
     for folder in folders:
         with suppress(OSError):  # a run that failed before its first iteration
-            lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            complete = [json.loads(line) for line in lines if line.endswith("}")]  # a kill may leave a part of a line
-            names |= {name for line in complete for name, value in line.items() if value is not None}
+            records = read_metrics(folder / "metrics.jsonl")
+            names |= {name for record in records for name, value in record.items() if value is not None}
     found = next((name for name in ([metric] if metric else chain(*MAIN_METRICS)) if name in names), None)
     if found is None:
         known = ", ".join(sorted(names - {"step"})) or "none, see the errors above"

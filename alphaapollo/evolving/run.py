@@ -118,8 +118,8 @@ class EvolutionPreparation(Preparation):
     def read_data(self) -> None:
         """Read the problems, and compare them with those of an interrupted run."""
         config, data = self.config, self.config.data
-        files, keys = name_splits(data.path, HELD_OUT, self.notices), (data.system_prompt, data.ground_truth_key)
-        prompts = load_prompts(files, data.prompt_key, False, None, None, *keys)
+        files, truths = name_splits(data.path, HELD_OUT, self.notices), data.ground_truth_key
+        prompts = load_prompts(files, data.prompt_key, system_prompt=data.system_prompt, ground_truth_key=truths)
         if any(collect_images(prompt.content) for prompt in prompts):
             raise ValueError(
                 f"data.path={data.path} has prompts with images, but roles exchange texts only. Remove these rows."

@@ -6,7 +6,6 @@ python -m alphaapollo.observability.curve outputs/quickstart/grpo val/accuracy v
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.runs.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,8 +30,7 @@ def read_curves(path: Path, names: Sequence[str]) -> dict[str, list[tuple[float,
 
     Raises ValueError for a metric without values.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines if line.endswith("}")]  # a kill may leave a part of a line
+    records = read_metrics(path)
     curves = {name: [(r["step"], r[name]) for r in records if r.get(name) is not None] for name in names}
     for name, points in curves.items():
         if not points:

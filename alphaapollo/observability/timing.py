@@ -7,7 +7,7 @@ import resource
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,13 @@ class Timer:
     def metrics(self) -> dict[str, float]:
         """Return timing/PHASE in seconds, timing/step (total), timing/other (outside phases) and timing_share/PHASE."""
         step = self.elapsed
-        seconds = {**self.seconds, "other": step - sum(self.seconds.values())}
-        metrics = {f"timing/{phase}": spent for phase, spent in seconds.items()} | {"timing/step": step}
-        return metrics | {f"timing_share/{phase}": spent / step if step else 0.0 for phase, spent in seconds.items()}
+        return make_timing_metrics({**self.seconds, "other": step - sum(self.seconds.values())}, step)
+
+
+def make_timing_metrics(seconds: Mapping[str, float], step: float) -> dict[str, float]:
+    """Return timing/PHASE and timing/step in seconds, and timing_share/PHASE. step: total seconds."""
+    metrics = {f"timing/{phase}": spent for phase, spent in seconds.items()} | {"timing/step": step}
+    return metrics | {f"timing_share/{phase}": spent / step if step else 0.0 for phase, spent in seconds.items()}
 
 
 def start_profile(track: str) -> None:

@@ -32,7 +32,6 @@ from alphaapollo.planning.memory_plan import (
 ROLE, ACTOR = "actor_rollout_ref.", "actor_rollout_ref.actor."
 CHECKPOINTING = f"{ROLE}model.enable_gradient_checkpointing"
 BUDGET, ENGINE_SHARE = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ROLLOUT}.gpu_memory_utilization"
-ENGINE_SIZE = f"{ROLLOUT}.tensor_model_parallel_size"
 MAX_TOKENS = 16384  # tokens of a micro-batch, if they fit
 # Smallest micro-batches that cost less time than gradient checkpointing: without traffic, with traffic within a node of
 # 450 GB/s per GPU (NVLink 4), and with traffic between nodes of 400 Gb/s.
@@ -219,7 +218,7 @@ def _list_engine_sizes(config: Config | TuningConfig, num_gpus: int) -> Iterator
         heads = load_model_sizes(config.actor_rollout_ref.model).num_heads
         for size in range(rollout.tensor_model_parallel_size + 1, num_gpus + 1):
             if num_gpus % size == 0 and heads % size == 0 and rollout.lora == "merged":
-                yield {ENGINE_SIZE: size}
+                yield {f"{ROLLOUT}.tensor_model_parallel_size": size}
 
 
 def find_cheapest_settings(options: Iterable[Settings], is_acceptable: Callable[[Settings], bool]) -> Settings | None:
@@ -254,9 +253,9 @@ def suggest_settings(
     if texts:
         return f"It fits with {'; or with '.join(texts)} (docs/scaling.md)."
     means = "Smaller micro-batches" + ", offloading, tensor parallelism" * (device == "cuda")
-    more = f"{means} and {MORE_NODES[-1] * config.trainer.nnodes} nodes are not enough"
-    plan = "To plan for GPUs, set trainer.planned_device, e.g. h100." if config.trainer.dry_run else ""
-    return f"{more}. Use a smaller model, or devices with more memory. {plan * (device == 'cpu')}".strip()
+    tried = f"{means} and {MORE_NODES[-1] * config.trainer.nnodes} nodes are not enough"
+    hint = " To plan for GPUs, set trainer.planned_device, e.g. h100." * (config.trainer.dry_run and device == "cpu")
+    return f"{tried}. Use a smaller model, or devices with more memory.{hint}"
 
 
 def get_max_tokens(budget: int | Literal["auto"]) -> int:

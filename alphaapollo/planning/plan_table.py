@@ -86,15 +86,15 @@ def describe_checkpoint_schedule(
     if frequency in (-1, 0):
         return "never"
     best = f"the best {keep_best} is kept; " if keep_best else ""
-    minutes, scored = f"{AUTO_SAVE_SECONDS / 60:.0f} minutes", ", with each validation" * bool(keep_best)
-    when = f"{minutes}{scored}" if frequency == "auto" else f"{frequency} {unit},"
-    often = f"every {when} and at the end; {best}written"
+    validations = ", with each validation" * bool(keep_best)
+    interval = f"{AUTO_SAVE_SECONDS / 60:.0f} minutes{validations}" if frequency == "auto" else f"{frequency} {unit},"
+    schedule = f"every {interval} and at the end; {best}written"
     if memory is None:
-        return f"{often} while the next one runs"
+        return f"{schedule} while the next one runs"
     size = f"{memory.checkpoint_copy_bytes / GIB:.1f} GiB"
     if memory.saves_in_background:
-        return f"{often} while the next one runs, from copies in host memory ({size})"
-    return f"{often} before the next one begins: copies ({size}) do not fit into memory"
+        return f"{schedule} while the next one runs, from copies in host memory ({size})"
+    return f"{schedule} before the next one begins: copies ({size}) do not fit into memory"
 
 
 def make_memory_table(memory: PlannedMemory) -> Table:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none
@@ -45,6 +46,13 @@ def _remove_lines_after(path: Path, step: int) -> list[str]:
     replace_file(path, [line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step])
     damaged = [str(number) for number, at in enumerate(steps, 1) if at is None and lines[number - 1].endswith(b"\n")]
     return [f"{path}: lines {', '.join(damaged)} cannot be parsed and were removed."] if damaged else []
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a metrics.jsonl, without a last one that a kill has left unfinished. Raises OSError without a
+    file, and ValueError if a line is damaged."""
+    lines = path.read_bytes().splitlines()
+    return [json.loads(line) for line in lines if line.endswith(b"}")]
 
 
 def read_logged_steps(path: Path) -> list[int]:

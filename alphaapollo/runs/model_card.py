@@ -5,7 +5,6 @@ The model card has no secrets and only the last two parts of local paths, so it 
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 from alphaapollo.config.changes import identify_command
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 from alphaapollo.config.load import flatten_maps
+from alphaapollo.runs.metrics_file import read_metrics
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons, redact
@@ -88,8 +88,7 @@ def _shorten_value(value: object) -> str:
 def read_last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
     """Return (name, last value up to iteration `step`) of rewards, losses and validation metrics in metrics.jsonl."""
     last: dict[str, tuple[int, float]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        record = json.loads(line)
+    for record in read_metrics(file) if file.is_file() else ():
         for name, value in record.items():
             if record["step"] <= step and name.startswith(METRICS) and value is not None:
                 last[name] = (record["step"], value)

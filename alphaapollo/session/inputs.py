@@ -198,11 +198,11 @@ def _load_prompts(
 ) -> list[Prompt]:
     """Load the prompts of data files, from the cache if their content is known. Appends to `findings`."""
 
+    keys = {"system_prompt": data.system_prompt, "ground_truth_key": data.ground_truth_key}
+
     def load() -> tuple[list[Prompt], list[DataFinding]]:
         more: list[DataFinding] = []
-        return load_prompts(files, data.prompt_key, data.allow_image_urls, renderer, more, *keys), more
-
-    keys = data.system_prompt, data.ground_truth_key
+        return load_prompts(files, data.prompt_key, data.allow_image_urls, renderer, more, **keys), more
 
     sources = [resolve_entry(entry) for entry in files]
     digests = [digest_file(file) for source in sources for file in source.files]

@@ -148,23 +148,17 @@ class TrainingGoal:
 
     @classmethod
     def from_settings(cls, trainer: Training, num_prompts: int, batch_size: int) -> TrainingGoal:
-        """Return the goal of a run with `num_prompts` prompts or examples per epoch."""
-        metric, patience = trainer.early_stopping_metric, trainer.early_stopping_patience
-        goal = cls.from_schedule(trainer.total_training_steps, trainer.total_epochs, num_prompts, batch_size)
-        stopping = EarlyStopping(metric, patience, trainer.early_stopping_threshold)
-        return replace(goal, stop_at_step=trainer.stop_at_step, early_stopping=stopping)
+        """Return the goal of a run with `num_prompts` prompts or examples per epoch.
 
-    @classmethod
-    def from_schedule(cls, steps: int | None, epochs: int, num_prompts: int, batch_size: int) -> TrainingGoal:
-        """Return the goal for `steps` iterations or, if None, for `epochs` passes over `num_prompts` prompts.
-
-        The run ends after the last full batch of the last pass. It may then have fewer iterations than batches, because
-        dynamic sampling can use several batches in one iteration.
+        Without a number of iterations, the run ends after the last full batch of the last epoch. It may then have fewer
+        iterations than batches, because dynamic sampling can use several batches in one iteration.
         """
-        if steps is not None:
-            return cls(steps)
-        steps = max(1, num_prompts * epochs // batch_size)
-        return cls(steps, steps * batch_size)
+        metric, patience = trainer.early_stopping_metric, trainer.early_stopping_patience
+        stopping = EarlyStopping(metric, patience, trainer.early_stopping_threshold)
+        if (steps := trainer.total_training_steps) is not None:
+            return cls(steps, None, trainer.stop_at_step, stopping)
+        steps = max(1, num_prompts * trainer.total_epochs // batch_size)
+        return cls(steps, steps * batch_size, trainer.stop_at_step, stopping)
 
     def is_reached(self, progress: Progress, step: int | None = None) -> bool:
         """Whether the run has ended, or (with `step`) ends after iteration `step`.

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from alphaapollo.observability.timing import make_timing_metrics
+
 GENERATE = "generate"  # part of the verbs sample, rollout and evaluate in which the engines work
 
 
@@ -43,6 +45,5 @@ class VerbTimer:
         seconds, tokens = self._seconds, self.tokens
         self._seconds, self.tokens = defaultdict(float), 0
         step, generation = seconds.pop("step"), seconds.pop(GENERATE, 0.0)
-        metrics = {f"timing/{name}": spent for name, spent in sorted(seconds.items())} | {"timing/step": step}
-        metrics |= {f"timing_share/{name}": spent / step if step else 0.0 for name, spent in seconds.items()}
+        metrics = make_timing_metrics(seconds, step)
         return metrics | ({"rollout/tokens_per_second": tokens / generation} if generation else {})

@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Trainer
 from alphaapollo.session.progress import EarlyStopping, Progress, TrainingGoal
 
 
 def test_epochs_end_with_the_last_full_batch() -> None:
-    goal = TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4)
+    goal = TrainingGoal.from_settings(Trainer(total_epochs=2), num_prompts=10, batch_size=4)
     assert goal == TrainingGoal(5, max_prompts=20)
-    short = TrainingGoal.from_schedule(None, epochs=1, num_prompts=3, batch_size=4)
+    short = TrainingGoal.from_settings(Trainer(total_epochs=1), num_prompts=3, batch_size=4)
     assert short == TrainingGoal(1, max_prompts=4)  # one iteration at least
-    assert TrainingGoal.from_schedule(7, epochs=2, num_prompts=10, batch_size=4) == TrainingGoal(7)
+    assert TrainingGoal.from_settings(Trainer(total_training_steps=7, total_epochs=2), 10, 4) == TrainingGoal(7)
 
 
 def test_dynamic_sampling_ends_with_the_epochs() -> None:
     """Iterations that consume 8 prompts each: two passes over 10 prompts are three of them, not five."""
-    goal, progress = TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4), Progress()
+    goal, progress = TrainingGoal.from_settings(Trainer(total_epochs=2), num_prompts=10, batch_size=4), Progress()
     steps = []
     while not goal.is_reached(progress):
         step = progress.step + 1
@@ -31,7 +31,7 @@ def test_dynamic_sampling_ends_with_the_epochs() -> None:
 
 
 def test_given_iterations_override_epochs() -> None:
-    goal = TrainingGoal.from_schedule(3, epochs=1, num_prompts=10, batch_size=4)
+    goal = TrainingGoal.from_settings(Trainer(total_training_steps=3), num_prompts=10, batch_size=4)
     assert not goal.is_reached(Progress(step=2, prompts_consumed=800))
     assert goal.is_reached(Progress(step=3))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Config, ReferenceReset
+from alphaapollo.config.schema import Config, ReferenceReset, Trainer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
 from alphaapollo.session.progress import Feedback, Progress, TrainingGoal
@@ -69,7 +69,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         workers,
         weights=SimpleNamespace(publish=publish, hand_over=do_nothing),
         learn=learn,
-        goal=TrainingGoal.from_schedule(None, epochs=2, num_prompts=10, batch_size=4),
+        goal=TrainingGoal.from_settings(Trainer(total_epochs=2), num_prompts=10, batch_size=4),
         checkpoint_writer=writer,
         metric_sources=[writer],
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, Trainer
 from alphaapollo.session.progress import CurriculumState, Feedback, Progress, TrainingGoal
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.step.collect import COUNTED, compute_staleness_metrics, take_stream_positions
@@ -105,7 +105,9 @@ def make_run(
         workers,
         weights=SimpleNamespace(publish=publish, hand_over=engines.sleep),
         learn=learn,
-        goal=TrainingGoal.from_schedule(None if epochs else steps, epochs or 1, PROMPTS, SIZE),
+        goal=TrainingGoal.from_settings(
+            Trainer(total_training_steps=None if epochs else steps, total_epochs=epochs or 1), PROMPTS, SIZE
+        ),
         trained={},
     )
     run.metric_sources = [run.sampler]

@@ -25,7 +25,7 @@ def table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         prepared: Any = prepare_plan(config, Machine(num_cores=8, num_gpus=0), user_settings)
         prepared.prompts, prepared.val_prompts, prepared.sources = [None] * 64, [None] * 8, {}
-        prepared.goal = TrainingGoal.from_schedule(2, 1, 64, 32)
+        prepared.goal = TrainingGoal(2)
         prepared.epoch_size = 64
         prepared.has_reward_function, prepared.start = has_reward_function, StartPoint(tmp_path)
         prepared.renderer = SimpleNamespace(describe_stops=lambda: "</s>")
