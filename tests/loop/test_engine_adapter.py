@@ -164,3 +164,14 @@ def test_an_evicted_adapter_is_loaded_again(served: Session, adapters: list[tupl
     assert len(loaded) == KEPT and first.version not in loaded
     assert read(served.generate(sample_with(first, seed=5))) == read(before)
     assert served.run(served.engine.load_adapter(first)) == digest
+
+
+def test_a_version_is_loaded_again_with_other_weights(served: Session, adapters: list[tuple[Adapter, str]]) -> None:
+    """As after `load` of an earlier checkpoint: neither the workers' copy nor cached prefixes are of the old weights."""
+    (first, digest), (second, other), *_ = adapters
+    again = Adapter(first.folder, second.version)
+    expected = read(served.generate(sample_with(first, seed=3)))[0][1:]
+    assert served.run(served.engine.load_adapter(second)) == other
+    served.generate(sample_with(second, seed=3))
+    assert served.run(served.engine.load_adapter(again)) == digest
+    assert read(served.generate(sample_with(again, seed=3)))[0][1:] == expected

@@ -67,6 +67,7 @@ class VllmEngine(Engine):
         self._prepared = False
         self._adapter = BASE_MODEL  # LoRA adapter of requests that name none
         self._adapter_digest = ""
+        self._times_loaded: Counter[int] = Counter()  # by adapter version, which an own loop repeats after `load`
 
     # Start and shutdown.
 
@@ -268,7 +269,9 @@ class VllmEngine(Engine):
         params.skip_clone = True
         try:
             adapter = adapter or self._adapter
-            prompt = self._build_prompt(token_ids, images, adapter.version if self.serves_adapter else self.version)
+            loaded = f"{adapter.version}.{self._times_loaded[adapter.version]}"
+            salt = loaded if self.serves_adapter else str(self.version)  # of prefixes cached with the same weights
+            prompt = self._build_prompt(token_ids, images, salt)
             answers = self._running_llm.generate(prompt, params, request_id, lora_request=make_lora_request(adapter))
             is_delta = params.output_kind == RequestOutputKind.DELTA
             lengths: Counter[int] = Counter()  # tokens of each answer, of which a stream has the new ones
@@ -284,11 +287,10 @@ class VllmEngine(Engine):
             raise make_death_error(self.spec) from error
 
     def _build_prompt(
-        self, token_ids: list[int], images: Sequence[ImageInput], version: int
+        self, token_ids: list[int], images: Sequence[ImageInput], salt: str
     ) -> TokensInput | MultiModalInput:
         from vllm.inputs.engine import tokens_input
 
-        salt = str(version)  # keeps new requests from using prefixes that were cached with other weights
         if not images:
             return tokens_input(token_ids, cache_salt=salt)
         assert self._image_prompts is not None, "images are refused for text models before workers start"
@@ -322,6 +324,7 @@ class VllmEngine(Engine):
     async def load_adapter(self, adapter: Adapter) -> str:
         from alphaapollo.weight_sync.digest import format_digest
 
+        self._times_loaded[adapter.version] += 1
         (digest,) = await self._call_workers("alphaapollo_load_adapter", adapter.folder, adapter.version)
         return format_digest(digest)
 

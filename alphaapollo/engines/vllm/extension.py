@@ -41,7 +41,7 @@ class WorkerExtension:
 
     def alphaapollo_load_adapter(self, folder: str, version: int) -> int:
         """Load a LoRA adapter, and return the digest of the weights in its slot."""
-        request = make_lora_request(Adapter(folder, version))
+        request = make_lora_request(Adapter(folder, version), replaces=True)
         assert request is not None
         self.model_runner.add_lora(request)
         slots = self.model_runner.lora_manager._adapter_manager.lora_index_to_id

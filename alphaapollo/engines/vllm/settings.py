@@ -229,12 +229,13 @@ def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParam
     return SamplingParams(**arguments | changes)
 
 
-def make_lora_request(adapter: Adapter) -> LoRARequest | None:
+def make_lora_request(adapter: Adapter, replaces: bool = False) -> LoRARequest | None:
     """Return vLLM's description of an adapter, which its workers load when a request first needs it. Its id, which vLLM
-    requires to be at least 1, is the version + 1."""
+    requires to be at least 1, is the version + 1. replaces: load it even if the workers have this version."""
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(f"adapter_{adapter.version}", adapter.version + 1, adapter.folder) if adapter.folder else None
+    name, number = f"adapter_{adapter.version}", adapter.version + 1
+    return LoRARequest(name, number, adapter.folder, load_inplace=replaces) if adapter.folder else None
 
 
 def build_completion(answer: CompletionOutput, output: RequestOutput) -> Completion:

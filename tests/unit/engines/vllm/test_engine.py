@@ -132,7 +132,7 @@ def test_requests_use_the_newest_adapter_or_the_one_that_they_name() -> None:
         return [one.weight_version for one in answers]
 
     assert asyncio.run(run()) == [2, 3, 9]
-    assert found == [("2", "/shm/v2"), ("3", "/other"), ("0", None), ("3", "/other")]
+    assert found == [("2.1", "/shm/v2"), ("3.1", "/other"), ("0.0", None), ("3.1", "/other")]
 
 
 def make_output(adapter: Adapter, **fields: Any) -> RequestOutput:
