@@ -141,7 +141,12 @@ class Completion:
     def __reduce__(self) -> tuple[object, ...]:
         small = (self.stop_reason, self.weight_version, self.num_cached_tokens, self.earlier_version_token_counts)
         compact = (array("i", self.token_ids), array("d", self.logprobs))
-        return Completion, (*compact, *small, self.columns)
+        return Completion, (*compact, *small, self.columns), {"logprob_sum": self.logprob_sum}
+
+    @cached_property
+    def logprob_sum(self) -> float:
+        """Sum of the log-probs, which the sending process computes."""
+        return float(np.add.reduce(self.logprobs))
 
     @property
     def weight_versions(self) -> list[tuple[int, int]]:
@@ -164,7 +169,10 @@ class Outcome(StrEnum):
     @property
     def failed(self) -> bool:
         """Whether the grader or the environment failed."""
-        return self in (Outcome.GRADER_FAILED, Outcome.ENVIRONMENT_FAILED)
+        return self in FAILED_OUTCOMES
+
+
+FAILED_OUTCOMES = (Outcome.GRADER_FAILED, Outcome.ENVIRONMENT_FAILED)
 
 
 @dataclass(frozen=True)
@@ -200,8 +208,9 @@ class Score:
     def component(self, name: str) -> float:
         """Return the component `name`. A missing one is NaN; with `is_limit`, or for a reward of 0 without components,
         0."""
-        missing = 0.0 if self.is_limit or (not self.components and self.reward == 0) else math.nan
-        return self.components.get(name, missing)
+        if name in self.components:
+            return self.components[name]
+        return 0.0 if self.is_limit or (not self.components and self.reward == 0) else math.nan
 
 
 class EpisodeEnd(StrEnum):
@@ -310,7 +319,8 @@ class Row:
     @property
     def packed_length(self) -> int:
         """Number of tokens, with the longer of the row's two prompts (LONGER_PROMPT)."""
-        return len(self.token_ids) + max(0, len(self.columns.get(LONGER_PROMPT, ())) - self.response_start)
+        longer = self.columns.get(LONGER_PROMPT)
+        return len(self.token_ids) + (0 if longer is None else max(0, len(longer) - self.response_start))
 
 
 @dataclass(slots=True)

@@ -109,8 +109,8 @@ def _filter_micro_batches(
     for micro in mini_batch.micro_batches:
         kept = [index for index in micro if keep[index]]
         joined = (micros[-1] if micros else []) + kept
-        tokens = max(layout.count_computed_tokens(joined, padded) for layout in (rows, rows.rows_with_longer_prompts))
-        if micros and kept and tokens <= max_tokens:
+        layouts = (rows, rows.rows_with_longer_prompts) if micros and kept else ()
+        if layouts and max(layout.count_computed_tokens(joined, padded) for layout in layouts) <= max_tokens:
             micros[-1] = joined
         elif kept:
             micros.append(kept)

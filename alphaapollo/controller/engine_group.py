@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alphaapollo.controller.errors import WorkerDied
+from alphaapollo.controller.errors import EngineCoreDied, WorkerDied
 from alphaapollo.controller.handles import WorkerGroup
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks
-from alphaapollo.engines.types import HttpAnswer, HttpSampling
+from alphaapollo.engines.types import EngineDied, HttpAnswer, HttpSampling
 from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import Adapter, Completion, GroupRequest, Sampling, TrajectoryGroup
 from alphaapollo.weight_sync.transport import WeightReceipt
@@ -48,7 +48,8 @@ async def generate_group(worker: RolloutWorker, request: GroupRequest) -> Trajec
 
 async def sleep(worker: RolloutWorker, pauses_requests: bool) -> None:
     if pauses_requests:
-        await worker.pause()
+        with suppress(EngineDied):  # it has no requests; the next weight sync starts it again
+            await worker.pause()
     await worker.engine.sleep()
 
 
@@ -70,13 +71,22 @@ async def finish_weight_sync(
     return (logprobs, sample), worker.get_memory_metrics()
 
 
+async def raise_death(death: WorkerDied) -> None:
+    raise death
+
+
 class EngineGroup(WorkerGroup["RolloutWorker"]):
     """Handle to the rollout workers. All samples of a group run on one engine and share their prompt's prefill."""
 
-    def __init__(self, ranks: Ranks[RolloutWorker], samples_in_flight: int):
+    def __init__(self, ranks: Ranks[RolloutWorker], samples_in_flight: int, shares_gpus: bool = True):
+        """shares_gpus: whether trainers use the engines' GPUs."""
         super().__init__(ranks)
+        self._shares_gpus = shares_gpus
         self.samples_in_flight = samples_in_flight  # maximum per engine; more samples would wait in the engine's queue
         self._balancer = LoadBalancer(ranks.size, samples_in_flight)
+        self.has_adapters = False  # whether `load_adapter` was called
+        self.replace_engine: Callable[[WorkerDied], Awaitable[None]] = raise_death
+        """Replaces an engine that died, or raises its death. A WeightPublisher sets it."""
 
     async def generate_group(self, request: GroupRequest) -> TrajectoryGroup:
         """Generate all samples of one prompt on the least loaded engine, as soon as the engine has capacity."""
@@ -85,26 +95,30 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     async def generate(self, requests: Sequence[GroupRequest]) -> AsyncIterator[tuple[int, TrajectoryGroup]]:
         """Generate all groups concurrently and yield (index of the request, its group) as each group is complete. If an
-        engine dies, raise WorkerDied after the groups on all other engines are complete."""
+        engine dies, it is replaced after the groups on all other engines are complete, and its groups are generated
+        again, with the same seeds. Raises WorkerDied if it cannot be replaced."""
 
         async def generate_indexed(index: int, request: GroupRequest) -> tuple[int, TrajectoryGroup]:
             return index, await self.generate_group(request)
 
-        tasks = [asyncio.ensure_future(generate_indexed(index, request)) for index, request in enumerate(requests)]
-        death: WorkerDied | None = None
-        try:
-            for done in asyncio.as_completed(tasks):
-                try:
-                    result = await done
-                except WorkerDied as error:
-                    death = death or error
-                else:
-                    yield result
+        left = dict(enumerate(requests))
+        while left:
+            tasks = [asyncio.ensure_future(generate_indexed(index, request)) for index, request in left.items()]
+            death: WorkerDied | None = None
+            try:
+                for done in asyncio.as_completed(tasks):
+                    try:
+                        index, group = await done
+                    except WorkerDied as error:
+                        death = death or error
+                    else:
+                        del left[index]
+                        yield index, group
+            finally:
+                for task in tasks:
+                    task.cancel()
             if death:
-                raise death
-        finally:
-            for task in tasks:
-                task.cancel()
+                await self.replace_engine(death)
 
     async def answer(self, token_ids: list[int], requests: Sequence[HttpSampling]) -> list[HttpAnswer]:
         """Sample an answer for each request with the same prompt, on the least loaded engine, or on several if one has
@@ -112,9 +126,13 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         size = self.samples_in_flight
 
         async def answer_part(part: Sequence[HttpSampling]) -> list[HttpAnswer]:
-            async with self._balancer.reserve_engine(len(part)) as rank:
-                answers: list[HttpAnswer] = await self.ranks.call_rank(rank, answer_requests, token_ids, part)
-                return answers
+            while True:
+                try:
+                    async with self._balancer.reserve_engine(len(part)) as rank:
+                        answers: list[HttpAnswer] = await self.ranks.call_rank(rank, answer_requests, token_ids, part)
+                        return answers
+                except EngineCoreDied as death:
+                    await self.replace_engine(death)
 
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
         return list(chain.from_iterable(await asyncio.gather(*map(answer_part, parts))))
@@ -122,6 +140,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
     async def load_adapter(self, adapter: Adapter, probe_ids: list[int]) -> list[tuple[str, list[float]]]:
         """Load a LoRA adapter on every engine. Returns for each engine the digest of the adapter's weights, and the
         log-probs with it of the probe's tokens, if any, after the first."""
+        self.has_adapters = True
         loaded = await self.ranks.call(lambda worker: load_adapter(worker, adapter, probe_ids))
         return [
             (digest, [scores[token] for token, scores in zip(probe_ids[1:], scored, strict=True)])
@@ -136,6 +155,14 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
             return [await self.ranks.call_rank(rank, run, suite) for suite in suites[rank :: self.ranks.size]]
 
         return list(chain.from_iterable(await asyncio.gather(*map(run_on_rank, range(self.ranks.size)))))
+
+    async def has_dead_engine(self) -> bool:
+        """Return whether the core of an engine has died, also if it has started again without weights."""
+        return any(await self.ranks.call(lambda worker: worker.engine.is_dead or worker.engine.is_restarted))
+
+    async def restart_dead_engines(self) -> int:
+        """Start the engines whose cores have died again, and return their number. They then need a weight sync."""
+        return sum(await self.ranks.call(lambda worker: worker.restart_dead_engine()))
 
     async def prepare_weight_sync(self, pauses_requests: bool) -> None:
         """Allocate GPU memory for the weights after `sleep`. pauses_requests: first pause the requests that run."""
@@ -162,10 +189,13 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     @asynccontextmanager
     async def release_kv_cache_temporarily(self) -> AsyncIterator[None]:
-        """Context manager that frees the engines' KV caches, but not their weights, while a trainer uses the GPUs."""
-        await self.ranks.call(lambda worker: worker.engine.release_cache())
+        """Context manager that frees the engines' KV caches, but not their weights, while a trainer uses the GPUs. Does
+        nothing if the engines have GPUs of their own."""
+        if self._shares_gpus:
+            await self.ranks.call(lambda worker: worker.engine.release_cache())
         yield
-        await self.ranks.call(lambda worker: worker.engine.wake_cache())
+        if self._shares_gpus:
+            await self.ranks.call(lambda worker: worker.engine.wake_cache())
 
     async def close(self, cleanup_folders: Sequence[str] = ()) -> None:
         """Shut down the engines, whose cores are separate processes, and then end the workers.

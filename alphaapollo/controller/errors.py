@@ -36,7 +36,11 @@ class WorkerDied(WorkerLost):
     """Error: a worker process or an engine core has ended. The message names the process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkerDied, (str(self), self.role)
+        return type(self), (str(self), self.role)
+
+
+class EngineCoreDied(WorkerDied):
+    """Error: an engine's core process has ended. Its rollout worker runs, and can start the engine again."""
 
 
 class RunStalled(WorkerLost):
@@ -62,7 +66,7 @@ def explain_worker_error(worker: str, role: str, cause: BaseException, trace: st
     if isinstance(cause, ValueError):  # invalid input; the message has the fix
         return ValueError(str(cause))
     if isinstance(cause, EngineDied):
-        return WorkerDied(f"{worker} failed: {cause}", role)
+        return EngineCoreDied(f"{worker} failed: {cause}", role)
     if isinstance(cause, (OSError, ArithmeticError, EngineError)):  # expected errors; the message explains them
         return WorkerFailed(f"{worker} failed: {cause}")
     if type(cause).__name__ == "OutOfMemoryError":  # by name, because the driver's torch may not have this class

@@ -144,16 +144,38 @@ class FinetuningGroup(TrainingWorkerGroup["FinetuningWorker[B]"], Generic[B]):
 
 
 class RLWorkerGroup(TrainingWorkerGroup[R]):
-    """Handle to a model that is trained on rollouts: `load_batch` sends the token sequences of an iteration once, and
-    the other methods use them. Per-token results are flat float32 arrays [sum of response lengths], one per batch."""
+    """Handle to a model that is trained on rollouts: `load_batch` sets the token sequences of an iteration, and the
+    other methods use them. Per-token results are flat float32 arrays [sum of response lengths], one per batch."""
+
+    _unsent_batches: Sequence[RankBatch] = ()
 
     async def get_shared_prompts_obstacle(self) -> str | None:
         """Return why this model cannot compute a prompt once for all responses of its group, or None if it can."""
         return (await self.ranks.call(lambda worker: worker.shared_prompts.unsupported_reason))[0]
 
-    async def load_batch(self, batches: Sequence[RankBatch]) -> None:
-        """Send the token sequences of this iteration, one batch per data-parallel rank."""
-        await self._call_with_batches(lambda worker, batch: worker.load_batch(batch), batches)
+    def load_batch(self, batches: Sequence[RankBatch]) -> None:
+        """Set the token sequences of this iteration, one batch per data-parallel rank. The first call that uses them
+        sends them, because each call takes time for every rank."""
+        self._unsent_batches = batches
+
+    async def _call_with_batches(self, function: Callable[[R, T], Any], batches: Sequence[T]) -> list[Any]:
+        unsent, self._unsent_batches = self._unsent_batches, ()
+        if not unsent:
+            return await super()._call_with_batches(function, batches)
+
+        def load_and_call(worker: R, pair: tuple[RankBatch, T]) -> Any:
+            worker.load_batch(pair[0])
+            return function(worker, pair[1])
+
+        load_and_call.__qualname__ = function.__qualname__  # the name of the call
+        return await super()._call_with_batches(load_and_call, list(zip(unsent, batches, strict=True)))
+
+    async def _call_all_ranks(self, function: Callable[[R], Any]) -> list[Any]:
+        if not self._unsent_batches:
+            return await super()._call_all_ranks(function)
+        call: Callable[[R, None], Any] = lambda worker, _: function(worker)  # noqa: E731
+        call.__qualname__ = function.__qualname__
+        return await self._call_with_batches(call, [None] * len(self._unsent_batches))
 
 
 async def update_policy(

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
+
 
 class LoadBalancer:
     """Load balancer that counts the samples in flight on each engine.
@@ -15,7 +17,7 @@ class LoadBalancer:
     """
 
     def __init__(self, num_engines: int, capacity: int):
-        self._load, self._capacity = [0] * num_engines, capacity
+        self._load, self._capacity = np.zeros(num_engines, dtype=np.int64), capacity
         self._turn, self._freed = asyncio.Lock(), asyncio.Event()
 
     @asynccontextmanager
@@ -23,10 +25,9 @@ class LoadBalancer:
         """Context manager that waits, in order of arrival, until an engine has capacity for `num_samples` samples, and
         reserves it. Yields the engine's index."""
         async with self._turn:
-            while (load := min(self._load)) and load + num_samples > self._capacity:
+            while (load := self._load[engine := int(self._load.argmin())]) and load + num_samples > self._capacity:
                 self._freed.clear()
                 await self._freed.wait()
-            engine = self._load.index(load)
             self._load[engine] += num_samples
         try:
             yield engine

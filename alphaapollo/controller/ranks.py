@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from alphaapollo.controller.errors import WorkerDied
+from alphaapollo.controller.errors import EngineCoreDied
 from alphaapollo.engines.types import EngineDied
 from alphaapollo.utils.heartbeat import HEARTBEAT, Report
 
@@ -82,12 +82,12 @@ class LocalRanks(Ranks[W]):
         return [await self.call_rank(0, function, items[0])]
 
     async def call_rank(self, rank: int, function: Callable[..., object], *arguments: object) -> Any:
-        """Call the function, and record the call for stall detection. EngineDied becomes WorkerDied."""
+        """Call the function, and record the call for stall detection. EngineDied becomes EngineCoreDied."""
         try:
             with HEARTBEAT.record_call(get_enclosing_method_name(function), f"{self.role} 0"):
                 return await self._call_worker(function, *arguments)
         except EngineDied as error:
-            raise WorkerDied(str(error), self.role) from None
+            raise EngineCoreDied(str(error), self.role) from None
 
     async def _call_worker(self, function: Callable[..., object], *arguments: object) -> Any:
         if self._thread is None:

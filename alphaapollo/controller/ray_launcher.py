@@ -31,7 +31,7 @@ from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.processes.watchdog import RUN, kill_run_processes, remove_paths
 
 if TYPE_CHECKING:
-    from alphaapollo.weight_sync.transport import WeightReader
+    from alphaapollo.weight_sync.changes import SentFiles, WeightReader
 
 GPU_ROLES = ("policy", "trainer")  # roles whose actors own the training GPUs
 GRANT_SECONDS = 60.0  # maximum wait for a placement group
@@ -133,7 +133,7 @@ class RayWorkerGroups(RemoteWorkerGroups[RayRanks[Any]]):
         return self.ranks_by_role["rollout"].call_engines  # with its actors, it is sent to the policy
 
     def _make_weight_reader(self) -> WeightReader:
-        return partial(copy_sent_weights, self.ranks_by_role["policy"].actors[0])
+        return partial(read_sent_weights, self.ranks_by_role["policy"].actors[0])
 
     async def close(self) -> None:
         """Shut down the engines, kill the actors, and end Ray if this process started it. If Ray does not respond,
@@ -148,9 +148,8 @@ class RayWorkerGroups(RemoteWorkerGroups[RayRanks[Any]]):
         remove_paths(map(Path, self.specs.cleanup_folders))
 
 
-async def copy_sent_weights(rank_0: ray.actor.ActorHandle, folder: str, target: Path) -> None:
-    """Copy the files of the sent folder, e.g. `v7`, from the shared memory of rank 0 (a WorkerActor) to `target`."""
-    files = await rank_0.call.remote(pickle_function(lambda worker: worker.sender.read_files(folder)))
-    target.mkdir(parents=True)
-    for name, content in files.items():
-        content.tofile(target / name)
+async def read_sent_weights(rank_0: ray.actor.ActorHandle, folder: str, base_id: str) -> SentFiles:
+    """Read the sent folder, e.g. `v7`, in the shared memory of rank 0 (a WorkerActor); see WeightReader."""
+    read = pickle_function(lambda worker: worker.sender.read_files(folder, base_id))
+    sent: SentFiles = await rank_0.call.remote(read)
+    return sent

@@ -20,7 +20,7 @@ from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
 from alphaapollo.weight_sync.transport import assign_weight_writers
 
 if TYPE_CHECKING:
-    from alphaapollo.weight_sync.transport import WeightReader
+    from alphaapollo.weight_sync.changes import WeightReader
 
 CLOSE_SECONDS = 5.0
 R = TypeVar("R", bound=RemoteRanks[Any])

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +72,8 @@ class WorkerGroups:
             case "trainer":
                 self.trainer = FinetuningGroup(ranks, shared)
             case "rollout":
-                self.engines = EngineGroup(ranks, self.specs.samples_in_flight)
+                shares_gpus = self.specs.placement.shares_gpus
+                self.engines = EngineGroup(ranks, self.specs.samples_in_flight, shares_gpus)
 
     async def close(self) -> None:
         """End all processes that the worker groups have started. Takes only seconds."""
@@ -91,18 +91,19 @@ class LocalWorkerGroups(WorkerGroups):
         placement = specs.placement
         rank_placement = RankPlacement(0, 1, NO_RENDEZVOUS, placement.device, placement.threads, 1, LOCAL_NODE)
         share_main_arena()  # with the thread in which a worker may compute
+        self._rollout = specs.engine_builder(0, LOCAL_NODE) if specs.engine_builder else None
+        if self._rollout:
+            self._rollout.engine.start_other_imports()
         for role, build in specs.rank_builders.items():
             thread = ThreadPoolExecutor(1, role) if role == "trainer" else None
             worker = thread.submit(build, rank_placement).result() if thread else build(rank_placement)
             self._add_group(role, LocalRanks(worker, role, thread))
 
     async def start_engine(self) -> None:
-        from alphaapollo.rollout.worker import start_rollout_worker
-
         restrict_network_to_loopback()
-        assert self.specs.engine_builder
-        worker = await start_rollout_worker(partial(self.specs.engine_builder, 0, LOCAL_NODE))
-        self._add_group("rollout", LocalRanks(worker, "rollout"))
+        assert self._rollout
+        await self._rollout.start()
+        self._add_group("rollout", LocalRanks(self._rollout, "rollout"))
 
     async def close(self) -> None:
         if hasattr(self, "engines"):

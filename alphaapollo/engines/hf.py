@@ -144,7 +144,8 @@ class HFEngine(Engine):
         return WeightReceipt(version, format_digest(compute_joint_digest(self._model.parameters())))
 
     def _load_weights(self, folder: Path) -> None:
-        tensors, dtype = dict(read_safetensors(folder)), getattr(torch, self.spec.dtype)
+        tensors = {name: tensor.clone() for name, tensor in read_safetensors(folder)}  # the files may change
+        dtype = getattr(torch, self.spec.dtype)
         model = type(self._model).from_pretrained(None, config=self._model.config, state_dict=tensors, dtype=dtype)
         self._model = model.to(self.spec.device).eval()
 

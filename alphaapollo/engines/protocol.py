@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
+from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
 from alphaapollo.types import Adapter, Completion, ImageInput, Sampling
 from alphaapollo.weight_sync.transport import WeightReceipt
 
@@ -47,6 +47,7 @@ class Engine:
     asleep: frozenset[MemoryPart] = frozenset()  # parts without allocated memory
     is_stale = False  # its weights were freed, and new ones were not confirmed yet
     is_loading = False  # between start_weight_update and finish_weight_update
+    is_restarted = False  # from a restart until new weights were confirmed
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
@@ -54,6 +55,9 @@ class Engine:
         self.serves_adapter = spec.transport == "adapter"
 
     # Start and end.
+
+    def start_other_imports(self) -> None:
+        """Let other processes of the engine, if it has some, import libraries while this one does other work."""
 
     async def preload_libraries(self) -> None:
         """Do the part of `start` that needs no GPU, such as imports, while other processes use the GPU."""
@@ -63,6 +67,18 @@ class Engine:
 
     async def close(self) -> None:
         """Stop the engine and its processes. Idempotent."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether a process of the engine died, so that its requests fail with EngineDied."""
+        return False
+
+    async def restart(self) -> None:
+        """Start the engine again after its death. Until new weights are confirmed, its requests raise EngineDied."""
+        self.is_restarted = True
+        await self.close()
+        self.is_paused, self.is_loading, self.asleep = False, False, frozenset()
+        await self.start()
 
     def list_pids(self) -> list[int]:
         """Return the pids of the engine's separate processes, the engine core first."""
@@ -124,7 +140,8 @@ class Engine:
     # start_weight_update, update_weights for each bucket, and finish_weight_update.
 
     async def load_folder(self, folder: str) -> None:
-        """Load the weights that the trainer wrote to a shared-memory folder, as *.safetensors files of a checkpoint."""
+        """Load the weights that the trainer wrote to a shared-memory folder, as *.safetensors files of a checkpoint.
+        Copy the tensors: the files may change after the weight sync."""
         raise NotImplementedError
 
     async def load_adapter(self, adapter: Adapter) -> str:
@@ -168,6 +185,8 @@ class Engine:
 
     def check_has_weights(self) -> None:
         """Raise EngineError if a new request would be sampled with freed weights. For `generate`."""
+        if self.is_restarted:
+            raise EngineDied(f"{self.name}: its core process died, and its new one has no weights yet")
         if self.is_stale and not self.is_paused:
             raise EngineError(f"{self.name} cannot generate: sleep() freed its weights. Send weights first.")
 
@@ -247,7 +266,7 @@ class Engine:
         if self.is_loading:
             raise EngineError(f"{self.name} cannot confirm weights. Call finish_weight_update() first.")
         receipt = await self.apply_weights(version)
-        self.is_stale = False
+        self.is_stale = self.is_restarted = False
         return receipt
 
     @property

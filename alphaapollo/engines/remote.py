@@ -25,10 +25,11 @@ from typing import Any, BinaryIO
 
 from alphaapollo.engines.process import build_process_environment, make_death_error, make_start_error
 from alphaapollo.engines.protocol import Engine
-from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec
+from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.processes.host import MAX_REPLY, ProcessDiedError, ProcessHost
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling
+from alphaapollo.weight_sync.transport import WeightReceipt
 
 CANCEL = "cancel"
 CLOSE_SECONDS = 20.0  # for the server to end its processes
@@ -38,9 +39,9 @@ ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "EngineDied": En
 SERVE = "import sys; sys.path.append(sys.argv[1]); from {module} import main; main()"
 SPEC = "ALPHAAPOLLO_ENGINE_SPEC"  # variable of the server; other users cannot read it, unlike its command line
 FORWARDED = (
-    *("log_probs", "answer_http", "pause", "resume", "sleep", "release_cache", "wake_weights", "wake_cache"),
+    *("log_probs", "pause", "resume", "sleep", "release_cache", "wake_weights", "wake_cache"),
     *("receive_weights", "init_weight_transfer_engine", "start_weight_update", "update_weights"),
-    *("finish_weight_update", "confirm_weights"),
+    "finish_weight_update",
 )
 """Methods of Engine that the server's engine runs as they are called. It also checks their order."""
 
@@ -95,7 +96,8 @@ class RemoteEngine(Engine):
     async def _call(self, method: str, *arguments: object) -> Any:
         """Call a method of the engine in the server. Raises its ValueError or EngineError, EngineDied if it dies."""
         if (host := self._host) is None:
-            raise EngineError(f"{self.name} is not running. Call start() first.")
+            error_class = EngineDied if self.is_restarted else EngineError
+            raise error_class(f"{self.name} is not running. Call start() first.")
         number, reply = host.send(encode((method, arguments)))
         try:
             error, result = decode(await reply)
@@ -108,16 +110,37 @@ class RemoteEngine(Engine):
                 self._death = (make_death_error if may_restart else make_start_error)(self.spec)
             raise type(self._death)(str(self._death)) from death
         if error:
-            raise ERRORS.get(error, EngineError)(result)
+            failure = ERRORS.get(error, EngineError)(result)
+            self._death = failure if isinstance(failure, EngineDied) else self._death
+            raise failure
         return result
+
+    @property
+    def is_dead(self) -> bool:
+        return self._death is not None or (self._host is not None and self._host.has_closed_output)
+
+    async def restart(self) -> None:
+        self._death, self._started = None, False
+        await super().restart()
+
+    async def confirm_weights(self, version: int) -> WeightReceipt | None:
+        receipt: WeightReceipt | None = await self._call("confirm_weights", version)
+        self.is_restarted = False
+        return receipt
 
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
+        self.check_has_weights()
         completion: Completion = await self._call("generate", token_ids, sampling, request_id)
         token_ids, logprobs = list(completion.token_ids), list(completion.logprobs)  # pickles have arrays
         return replace(completion, token_ids=token_ids, logprobs=logprobs)
+
+    async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
+        self.check_has_weights()
+        answer: HttpAnswer = await self._call("answer_http", token_ids, request, request_id)
+        return answer
 
     def list_pids(self) -> list[int]:
         """Return the pids of the server's children, which run the model, and of the server."""

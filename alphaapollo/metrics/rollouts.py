@@ -49,7 +49,7 @@ def compute_rollout_metrics(
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     table = _TrajectoryTable.from_trajectories(trajectories)
     num_tokens = int(table.lengths.sum())
-    logprob_sum = sum(float(np.add.reduce(turn.completion.logprobs)) for turn in turns)
+    logprob_sum = sum(turn.completion.logprob_sum for turn in turns)
     shown = sum(sum(trajectory.prompt_lengths) for trajectory in trajectories)
     metrics = {
         "rollout/trajectories": float(len(trajectories)),

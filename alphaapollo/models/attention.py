@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alphaapollo.config.resolve import Attention, has_flash_attn_3
+from alphaapollo.models.cpu_attention import MAX_KEYS, attend_with_products
 from alphaapollo.models.decoder import find_language_model
 from alphaapollo.models.micro_batch import Packing
 from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens, exchange_tokens_for_heads
@@ -273,6 +274,9 @@ def _attend_masked(call: AttentionCall, query: Tensor, key: Tensor, value: Tenso
     """Compute masked attention. `mask`: bool, broadcast to [b, heads, T, S]; None: causal mask (T = S)."""
     if call.softcap is not None or call.sinks is not None:
         return attend_eager(call, query, key, value, mask)
+    if query.device.type == "cpu" and key.shape[2] <= MAX_KEYS and query.dtype != torch.float64:
+        mask = make_causal_mask(*key.shape[2:3] * 2, None, key.device) if mask is None else mask
+        return attend_with_products(query, key, value, mask, call.scaling)
     settings = {"attn_mask": mask, "is_causal": mask is None, "scale": call.scaling, "enable_gqa": call.is_gqa}
     return scaled_dot_product_attention(query, key, value, **settings)
 

@@ -1,7 +1,8 @@
 """Log-probs, entropy and the divergence from another model, computed from hidden states in chunks of tokens.
 
 One matrix product computes the logits of a block of tokens in the model's dtype. They are converted to float32 and used
-one chunk of the block at a time. The backward pass recomputes them, unless all tokens fit into one block.
+one chunk of the block at a time. The backward pass recomputes them, unless all tokens fit into one block. On a CPU, the
+forward pass then replaces logits by d logp / dz: if only log-probs have gradients, the backward pass is two products.
 Gradients are in closed form (z: logits after temperature, p = softmax(z), H: entropy):
 
     d logp / dz_v = [v = target] - p_v      d H / dz_v = -p_v (log p_v + H)      divergences: algorithms/kl.py
@@ -32,7 +33,7 @@ class LogitLimits(NamedTuple):
     chunk: int  # in float32
 
 
-LOGIT_LIMITS = {"cpu": LogitLimits(2**27, 2**22), "cuda": LogitLimits(2**28, 2**28)}  # 16 MiB fit into a CPU's cache
+LOGIT_LIMITS = {"cpu": LogitLimits(2**28, 2**22), "cuda": LogitLimits(2**28, 2**28)}  # 16 MiB fit into a CPU's cache
 
 
 class TokenStats(NamedTuple):
@@ -131,6 +132,10 @@ class _ChunkedHead:
     chunk_size: int
     fused: bool
 
+    @property
+    def can_save_slopes(self) -> bool:
+        return not (self.fused or self.divergence_target or self.head.softcap) and self.head.bias is None
+
     def iterate_blocks(self, num_tokens: int) -> Iterator[slice]:
         return split_range(0, num_tokens, self.block_size)
 
@@ -223,17 +228,25 @@ def compute_raw_logits(hidden: Tensor, head: LmHead) -> Tensor:
 
 
 def compute_chunk_stats(
-    raw: Tensor, targets: Tensor, transform: LogitTransform, needs_entropy: bool
+    raw: Tensor, targets: Tensor, transform: LogitTransform, needs_entropy: bool, saves_slopes: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return normaliser, log-prob of the target, and entropy (0 if it is not needed) of raw logits [c, V]; [c] each."""
+    """Return normaliser, log-prob of the target, and entropy (0 if it is not needed) of raw logits [c, V]; [c] each.
+    saves_slopes: replace the raw logits by their gradient of the log-prob. The transform then has no cap."""
     logits = transform(raw)
-    top = logits.amax(dim=-1, keepdim=True)
-    p = (logits - top).exp_()
-    total = p.sum(dim=-1)
-    normaliser = top[:, 0] + total.log()
+    top = logits.amax(dim=-1)
+    if torch.compiler.is_compiling():  # one kernel
+        weights = (logits - top[:, None]).exp_()
+        normaliser = top + (total := weights.sum(dim=-1)).log()
+        mean = torch.linalg.vecdot(weights, logits) / total
+    else:  # few passes over memory
+        p = logits.softmax(dim=-1)
+        normaliser = top - p.amax(dim=-1).log()
+        mean = torch.bmm(p[:, None], logits[:, :, None])[:, 0, 0] if needs_entropy else top
     logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
-    entropy = normaliser - torch.linalg.vecdot(p, logits) / total if needs_entropy else torch.zeros_like(normaliser)
-    return normaliser, logprobs, entropy
+    if saves_slopes:
+        slopes = p.mul_(-transform.factor)
+        raw.copy_(slopes.scatter_add_(1, targets[:, None], torch.full_like(slopes[:, :1], transform.factor)))
+    return normaliser, logprobs, normaliser - mean if needs_entropy else torch.zeros_like(normaliser)
 
 
 def compute_logit_gradient(
@@ -278,12 +291,14 @@ class _TokenStatsFunction(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normaliser, entropy, divergence = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
         extra = [torch.zeros_like(logprobs) for _ in range(3)] if target and target.with_statistics else []
+        is_saved = num_tokens <= chunks.block_size
+        ctx.saves_slopes = is_saved and chunks.can_save_slopes and any(ctx.needs_input_grad)
         raw, compute_stats = None, chunks.fuse(compute_chunk_stats)
         for block in chunks.iterate_blocks(num_tokens):
             raw = compute_raw_logits(hidden[block], chunks.head)
             for chunk, part in chunks.iterate_chunks(block, raw):
                 normaliser[chunk], logprobs[chunk], entropy[chunk] = compute_stats(
-                    part, targets[chunk], chunks.transform, chunks.needs_entropy
+                    part, targets[chunk], chunks.transform, chunks.needs_entropy, ctx.saves_slopes
                 )
                 if target is None:
                     continue
@@ -292,7 +307,7 @@ class _TokenStatsFunction(torch.autograd.Function):
                     divergence[chunk] += weights * target.divergence.value(logp, logq)
                     for column, statistic in zip(extra, (kl, forward_kl, distribution_overlap), strict=False):
                         column[chunk] += weights * statistic(logp, logq)
-        saved_logits = raw if num_tokens <= chunks.block_size else None
+        saved_logits = raw if is_saved else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, saved_logits)
@@ -305,9 +320,17 @@ class _TokenStatsFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         hidden, weight, targets, normaliser, entropy, saved_logits = ctx.saved_tensors
         chunks: _ChunkedHead = ctx.chunks
+        grad_weight: Tensor | None = None
+        if ctx.saves_slopes and grad_logprobs is not None and grad_entropy is None:
+            slopes, by_token = saved_logits, grad_logprobs[:, None]
+            grad_hidden = (linear(slopes, weight[: slopes.shape[1]].t()) * by_token).to(hidden.dtype)
+            if ctx.needs_input_grad[1]:
+                scaled = (hidden * by_token).to(hidden.dtype)
+                grad_weight = _add_weight_grad(None, slopes, scaled, weight).to(weight.dtype)
+            return grad_hidden, grad_weight, None, None, None
+        saved_logits = None if ctx.saves_slopes else saved_logits
         compute_gradient = chunks.fuse(compute_logit_gradient)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight: Tensor | None = None
         grad_bias = hidden.new_zeros(weight.shape[0], dtype=normaliser.dtype) if ctx.needs_bias else None
         for block in chunks.iterate_blocks(hidden.shape[0]):
             raw = compute_raw_logits(hidden[block], chunks.head) if saved_logits is None else saved_logits

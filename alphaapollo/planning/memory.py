@@ -19,6 +19,7 @@ from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, PolicyOptimizerName
 from alphaapollo.models.attention import find_unsupported_features
+from alphaapollo.models.cpu_attention import MAX_KEYS
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_modules, get_attention_head_size
 from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.lm_head import LOGIT_LIMITS
@@ -114,7 +115,10 @@ def estimate_layer_bytes(model: Model, num_rows: int, row_length: int) -> int:
     sizes, kernel = load_model_sizes(model), get_attention_kernel(model)
     text = load_config(model).get_text_config()
     is_fused = kernel == "flash" or not find_unsupported_features(text, "varlen")  # the others do not fuse softcap
-    scores = 0 if is_fused else SCORE_BYTES * sizes.num_heads * row_length
+    score_bytes = 0 if is_fused else SCORE_BYTES
+    if is_fused and kernel == "padded" and row_length <= MAX_KEYS:
+        score_bytes = get_dtype_bytes(model.dtype)  # probabilities (models/cpu_attention.py)
+    scores = score_bytes * sizes.num_heads * row_length
     norms = 2 * FLOAT32 * sizes.norms_per_token
     return num_rows * row_length * (get_dtype_bytes(model.dtype) * sizes.saved_per_token + norms + scores)
 

@@ -1,4 +1,4 @@
-"""glibc's memory allocator in processes that compute on a CPU.
+"""glibc's memory allocator in processes that compute on a CPU, and in the driver of a training.
 
 By default glibc returns the memory of large tensors to the kernel, and each page of the next tensor causes a page
 fault. In an update these took a fifth of the processor time. Only the main thread's arena can keep large tensors. A

@@ -13,7 +13,6 @@ import itertools
 import math
 import pickle
 import resource
-import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +37,7 @@ from alphaapollo.observability.timing import read_peak_memory_gib
 from alphaapollo.processes.time_limit import pause_all_time_limits
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges import CompleteMessage
-from alphaapollo.rollout.agents.endpoint import open_endpoint
+from alphaapollo.rollout.agents.endpoint import SessionGate, open_endpoint
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.rollout.context import AppendContext, MemoryContext, PromptRenderer
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, run_group
@@ -49,9 +48,11 @@ from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, Turn
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.imports import pause_gc
-from alphaapollo.weight_sync.transport import TransportKind, WeightReader, WeightReceipt, get_weights_folder
+from alphaapollo.weight_sync.changes import WeightCopy, WeightReader
+from alphaapollo.weight_sync.transport import TransportKind, WeightReceipt, get_weights_folder
 
 THREADS = 64  # size of the default executor, which runs tools and the sandbox
+START_SECONDS = 600.0  # for an engine that starts again, before it counts as stalled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +79,8 @@ class RolloutWorkerConfig:
 class RolloutWorker:
     """Worker with one engine replica, its environments and its reward functions. Call `start` first.
 
-    `node` is its machine, which determines the shared-memory folder for weights. `reader` copies the weights to this
-    folder if no training rank of the machine writes them. `engine` replaces the engine of `rollout.name` in tests.
+    `node` is its machine, which determines the shared-memory folder for weights. `reader` reads the weights of rank 0
+    if no training rank of the machine writes them. `engine` replaces the engine of `rollout.name` in tests.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class RolloutWorker:
             cleanup_folders=(setup.shared_memory,) if setup.shared_memory else (),
         )
         self.engine = engine or make_engine(spec)
-        self._weights_folder = get_weights_folder(setup.shared_memory, f"{node}/{index}" if reader else node)
-        self._reader = reader
+        self._weights_folder = Path(get_weights_folder(setup.shared_memory, f"{node}/{index}" if reader else node))
+        self._copy = WeightCopy(self._weights_folder, reader, self.engine.serves_adapter) if reader else None
         self._setup, self._index = setup, index
         load_environment_module(env)
         self._environment = get_environment_spec(env.env_name)
@@ -121,6 +122,8 @@ class RolloutWorker:
         self._runner: EpisodeRunner | AgentRunner | None = None
         self._teacher_prompts: TeacherPromptWriter | None = None  # None: there is no self-teacher
         self._agents = AsyncExitStack()  # endpoints, and the programs of env.env_name=agent
+        self._endpoint: SessionGate | None = None
+        self._weight_sync = asyncio.Lock()
         self._suite_server: ModelServer | None = None
         self._numbers = itertools.count()  # of requests without an environment
 
@@ -159,7 +162,8 @@ class RolloutWorker:
             self._teacher_prompts = TeacherPromptWriter(teacher, renderer.encode_for_prompt, longest)
         grade = self._rewards.score if self._environment.is_graded(env) else None
         if env.env_name == "agent":
-            self._runner = await self._agents.enter_async_context(open_agent_runner(self.engine, env, data, grade))
+            runner = await self._agents.enter_async_context(open_agent_runner(self.engine, env, data, grade))
+            self._runner, self._endpoint = runner, runner.endpoint
         else:
             self._runner = EpisodeRunner(
                 engine=self.engine,
@@ -179,12 +183,10 @@ class RolloutWorker:
     async def _open_suite_server(self) -> None:
         """Serve the engine to evaluation suites, by the endpoint of the agents if there is one."""
         model, env, data = self._setup.model, self._setup.env, self._setup.data
-        if isinstance(self._runner, AgentRunner):
-            endpoint = self._runner.endpoint
-        else:
+        if self._endpoint is None:
             opening = open_endpoint(self.engine, env, data.apply_chat_template_kwargs)
-            endpoint = await self._agents.enter_async_context(opening)
-        key, name = endpoint.suite_key, MODEL_NAME
+            self._endpoint = await self._agents.enter_async_context(opening)
+        endpoint, key, name = self._endpoint, self._endpoint.suite_key, MODEL_NAME
         tokenizer = model.tokenizer_path or model.path
         self._suite_server = ModelServer(f"{endpoint.url}/v1", key, name, tokenizer, data.max_length)
 
@@ -243,17 +245,24 @@ class RolloutWorker:
         """Finish a weight sync, and return the digest of the engine's weights, if any. Running requests must be paused,
         unless they keep their adapter. `folder`: folder in this node's shared memory from which weights are loaded
         first; empty: none."""
-        if folder:
-            source = Path(self._weights_folder, folder)
-            if self._reader:
-                await self._reader(folder, source)
-            await self.engine.receive_weights(str(source), version)
-            if self._reader:
-                for copy in source.parent.iterdir():
-                    if copy != source or not self.engine.serves_adapter:  # it may load its newest adapter again
-                        shutil.rmtree(copy)
-        self._rewards.clear_judge_cache()
-        return await self.engine.confirm_weights(version)
+        async with self._weight_sync:
+            if folder:
+                source = await self._copy.update(folder) if self._copy else self._weights_folder / folder
+                await self.engine.receive_weights(str(source), version)
+            self._rewards.clear_judge_cache()
+            receipt = await self.engine.confirm_weights(version)
+        return replace(receipt, copied_bytes=self._copy.copied_bytes) if receipt and self._copy else receipt
+
+    async def restart_dead_engine(self) -> bool:
+        """Start the engine again if its core died, and return whether it did. It then needs a weight sync."""
+        async with self._weight_sync:  # another engine's death does not end a running one
+            if not self.engine.is_dead:
+                return False
+            with HEARTBEAT.record_call("restart engine", timeout=START_SECONDS):
+                await self.engine.restart()
+                if self._endpoint:
+                    await self._endpoint.replace_app()
+        return True
 
     def get_memory_metrics(self) -> dict[str, float]:
         """Return the peak resident memory in GiB of this process and of all engine processes together."""

@@ -30,12 +30,11 @@ import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from io import BytesIO
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -58,8 +57,7 @@ SIGNATURES = {
 }  # first bytes of a file -> its extension
 
 
-@dataclass(frozen=True)
-class TrainedRow:
+class TrainedRow(NamedTuple):
     """What the trainer computed for the response of one token sequence, which starts at its first sampled token.
 
     Arrays: float32 [response tokens]. Values of tokens that the model did not sample mean nothing.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from alphaapollo.controller.engine_group import EngineGroup
+from alphaapollo.controller.errors import EngineCoreDied, WorkerDied
 from alphaapollo.controller.handles import PolicyGroup
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.images import make_example_image
@@ -26,6 +28,7 @@ from alphaapollo.weight_sync.verification import (
 )
 
 PROBE_TOKENS = 64
+MAX_REPLACEMENTS = 3  # of engines that died, before the run restarts
 
 
 def make_probe(renderer: Renderer, content: list[Message] | str, max_tokens: int) -> Probe:
@@ -42,11 +45,15 @@ def make_probe(renderer: Renderer, content: list[Message] | str, max_tokens: int
     return Probe(token_ids + (text * PROBE_TOKENS)[:length], images)  # a prompt may be a single token
 
 
-def make_publisher(workers: WorkerGroups, plan: Plan, probe: Probe, pauses_requests: bool) -> WeightPublisher:
-    """Make the publisher of started workers."""
+def make_publisher(
+    workers: WorkerGroups, plan: Plan, probe: Probe, pauses_requests: bool, warn: Callable[[str], None]
+) -> WeightPublisher:
+    """Make the publisher of started workers. warn: shows a warning."""
     is_exact = plan.model.dtype == plan.rollout.dtype == "float32"
     tolerance = PROBE_TOLERANCE_FLOAT32 if is_exact else PROBE_TOLERANCE_BFLOAT16
-    return WeightPublisher(workers.policy, workers.engines, probe, tolerance, pauses_requests)
+    on_cpus, keeps = plan.placement.device == "cpu", plan.rollout.lora == "adapter"
+    groups = workers.policy, workers.engines
+    return WeightPublisher(*groups, probe, tolerance, pauses_requests, on_cpus, keeps, warn)
 
 
 @dataclass
@@ -58,9 +65,19 @@ class WeightPublisher:
     probe: Probe
     probe_tolerance: float  # largest accepted mean difference of the probe's log-probs, in nats
     pauses_requests: bool = False  # whether requests may be running; during a publish they pause or keep their adapter
+    on_cpus: bool = True  # then weights are files, which are written while requests run, and dead engines are replaced
+    keeps_sent_weights: bool = False  # whether sent files remain until the next version is sent (SharedAdapterSender)
+    warn: Callable[[str], None] = print
     engines_hold_weights: bool = field(default=False, init=False)  # False: they sleep until the next publish
     engine_logprobs: list[list[float]] = field(default_factory=list, init=False)  # of the probe's text, per engine
     _last_logprobs: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
+    _sent: WeightUpdate | None = field(default=None, init=False)  # None: not yet, of the current version
+    _num_replacements: int = field(default=0, init=False)  # since the last weight sync
+    _num_replaced: int = field(default=0, init=False)  # engines in these replacements
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self.engines.replace_engine = self.replace_engine
 
     async def hand_over(self, pauses_requests: bool = False) -> None:
         """Let the engines free their memory, so that trainers can use the GPUs that they share. pauses_requests: first
@@ -71,18 +88,78 @@ class WeightPublisher:
     async def publish(self, version: int) -> dict[str, float]:
         """Send the weights as `version` and verify them. Shared GPUs pass from the policy to the engines.
 
-        Returns `sync/probe_gap` (mean difference of the probe's log-probs between engine and policy, in nats) and
-        `sync/probe_moved` (mean change of the policy's since the previous publish); {} with fake engines.
+        Engines that died are replaced. Returns `sync/probe_gap` (mean difference of the probe's log-probs between
+        engine and policy, in nats), `sync/probe_moved` (mean change of the policy's since the previous publish), and
+        `engines/replaced` (engines since the previous publish); {} with fake engines.
 
         Raises:
+            WorkerDied: a worker died, or an engine that cannot be replaced.
             WeightSyncError: the engine's weight digests, its log-probs of the probe, or those with which it samples a
                 few tokens differ from the policy's.
             FloatingPointError: the policy's weights are not finite. Nothing is sent.
         """
+        async with self._lock:
+            self._sent = None
+            metrics = await self._publish_until_all_live(version)
+            replaced, self._num_replaced, self._num_replacements = self._num_replaced, 0, 0
+        return {**metrics, "engines/replaced": float(replaced)} if metrics else {}
+
+    async def replace_engine(self, death: WorkerDied) -> None:
+        """Start an engine whose core died again, and publish the version that the other engines have. The policy must
+        not have changed since. Raises WorkerDied with the reason if that is not possible."""
+        async with self._lock:  # several requests may report the same death
+            if not isinstance(death, EngineCoreDied) or self._sent is None:
+                raise death
+            if await self.engines.has_dead_engine():
+                await self._publish_until_all_live(self._sent.version, death)
+
+    async def _publish_until_all_live(self, version: int, death: EngineCoreDied | None = None) -> dict[str, float]:
+        """Publish a version. While engines die, start them again and publish it again. death: of an engine, if any."""
+        while True:
+            try:
+                if death:
+                    await self._restart_dead_engines(death, version)
+                return await self._publish(version)
+            except EngineCoreDied as error:
+                death = error
+
+    async def _restart_dead_engines(self, death: EngineCoreDied, version: int) -> None:
+        cause, reason = str(death).rstrip("."), ""
+        if not self.on_cpus:
+            reason = "Engines on GPUs are not replaced while a run continues."
+        elif self.engines.has_adapters:
+            reason = "It is not replaced, because it had loaded adapters beside the policy."
+        elif self._num_replacements == MAX_REPLACEMENTS:
+            reason = f"Engines were already replaced {MAX_REPLACEMENTS} times in this iteration."
+        if reason:
+            raise WorkerDied(f"{cause}. {reason}", death.role) from death
+        self._num_replacements += 1
+        self.warn(
+            f"{cause}. It starts again with version {version} of the weights, and its groups are sampled again with "
+            f"the same seeds (replacement {self._num_replacements} of at most {MAX_REPLACEMENTS} in this iteration)"
+        )
+        self._num_replaced += await self.engines.restart_dead_engines()
+
+    async def _send_weights(self, version: int) -> WeightUpdate:
+        """Send the weights. Raises WorkerDied if the same version was sent before with other weights."""
+        if self._sent and self.keeps_sent_weights:
+            return self._sent
+        update = await self.policy.send_weights(version)
+        if self._sent and update.digest != self._sent.digest:
+            raise WorkerDied(
+                f"an engine died, and the policy has changed since version {version} of its weights was published. "
+                "Publish after each optimizer step, so that the engine can get these weights again.",
+                self.engines.ranks.role,
+            )
+        self._sent = update
+        return update
+
+    async def _publish(self, version: int) -> dict[str, float]:
         expected = self.probe.select_text(await self.policy.compute_probe_log_probs(self.probe))
         check_probe_finite(expected, version)
+        written = await self._send_weights(version) if self.on_cpus else None
         await self.engines.prepare_weight_sync(self.pauses_requests)  # no KV cache yet: the policy holds GPU memory
-        update = await self.policy.send_weights(version)
+        update = written or await self._send_weights(version)
         receipts = await self.engines.confirm_weights(version, update.folder)
         check_weight_receipts(update, receipts)
         await self.policy.release_sent_weights()
@@ -97,7 +174,8 @@ class WeightPublisher:
         await self._check_samples([sample for _, sample in found])
         if not last:
             self.probe_tolerance = tighten_tolerance(self.probe_tolerance, gap)
-        return {"sync/probe_gap": gap, **moved}
+        copied = sum(receipt.copied_bytes for receipt in receipts) / 2**30
+        return {"sync/probe_gap": gap, **moved, **({"sync/copied_gib": copied} if copied else {})}
 
     async def write_adapter(self, adapter: Adapter) -> tuple[WeightUpdate, list[float]]:
         """Write the policy's adapter to its folder. Returns its digest, and the policy's log-probs of the probe.

@@ -99,7 +99,8 @@ async def open_policy_session(
         try:
             weights = None
             if specs.engine_builder:
-                weights = make_publisher(session.workers, prepared.plan, probe, pauses_requests)
+                warn = prepared.console.warn
+                weights = make_publisher(session.workers, prepared.plan, probe, pauses_requests, warn)
             yield PolicySession(**vars(session), rollout_log=rollout_log, weights=weights)
         finally:
             close_all(rollout_log.close)

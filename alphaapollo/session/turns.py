@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from alphaapollo.controller.errors import WorkerDied
 from alphaapollo.session.adapters import Adapters
 from alphaapollo.session.training import PolicySession
 from alphaapollo.workers.adapter_slots import OWN
@@ -17,6 +18,7 @@ class Turns:
     def __init__(self, session: PolicySession, adapters: Adapters, shares_gpus: bool):
         self._session, self._adapters, self._shares_gpus = session, adapters, shares_gpus
         self._ranks, self._num_sampling = asyncio.Lock(), 0
+        session.workers.engines.replace_engine = self.replace_engine
 
     @asynccontextmanager
     async def use_ranks(self, adapter: str = OWN) -> AsyncIterator[None]:
@@ -53,6 +55,11 @@ class Turns:
             yield
         finally:
             self._num_sampling -= 1
+
+    async def replace_engine(self, death: WorkerDied) -> None:
+        """Replace an engine that died (WeightPublisher.replace_engine), in a turn of the ranks."""
+        async with self.use_ranks():
+            await self._session.require_engines().replace_engine(death)
 
     async def publish(self) -> dict[str, float]:
         """Publish the model's own weights, in a turn of the ranks. Returns metrics of the weight sync."""

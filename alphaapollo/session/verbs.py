@@ -285,7 +285,7 @@ class Verbs:
         layout = distribute(read, self._plan)
         async with self._turns.use_ranks(adapter):
             policy = self._workers.policy
-            await policy.load_batch(layout.rank_batches)
+            policy.load_batch(layout.rank_batches)
             if model == "teacher":
                 scored = await compute_target_columns(config.teacher, policy, self._plan.model, read, layout)
                 assert scored.target_logprobs is not None

@@ -17,6 +17,7 @@ from alphaapollo.config.load import UserSettings
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
+from alphaapollo.processes.allocator import keep_freed_memory
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.session.plan import SHARING
 from alphaapollo.session.progress import Progress
@@ -137,14 +138,16 @@ async def finish_run(run: TrainingRun) -> None:
 
 @contextmanager
 def tune_gc_and_huge_pages() -> Iterator[None]:
-    """Context manager: run Python's cyclic garbage collector rarely, and let torch use huge pages for large matrices.
+    """Context manager: run Python's cyclic garbage collector rarely, let torch use huge pages for large matrices, and
+    keep freed memory.
 
     The collector would scan every list of token ids, although there are few cycles. Its settings are restored at the
-    end, because some libraries otherwise print errors. Without huge pages, most of the time of large matrix operations
-    is spent in page faults. Enter after the workers have started, because their memory plan assumes normal pages.
+    end, because some libraries otherwise print errors. Without huge pages and kept memory, most of the time of large
+    matrix operations is spent in page faults. Enter after the workers have started, because their memory plan assumes normal pages.
     """
     thresholds = gc.get_threshold()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    keep_freed_memory()
     gc.freeze()
     gc.set_threshold(100_000, 10, 10)
     try:

@@ -68,7 +68,8 @@ async def finish_iteration(
     for source in run.metric_sources:
         metrics |= source.pop_metrics()
     metrics |= compute_run_metrics(run, timer, learned.trained_tokens)
-    run.session.log(iteration, metrics, find_failure_reason(collected.generated))
+    reason = find_failure_reason(collected.generated) if metrics["outcome/failed"] else ""
+    run.session.log(iteration, metrics, reason)
     run.session.checkpoint_writer.mark_models_consistent(run.progress)
     timer = Timer()  # metrics are written before the checkpoint: a kill between the two must not lose them
     if is_due(iteration, trainer.save_freq, is_last):
@@ -93,10 +94,12 @@ def log_trained_rows(
 ) -> UpdateResult:
     """Write the trainer's log-probs and the advantages of the iteration's own groups, which are the first ones of the
     batch, to the rollout log. Returns the result without the batch, to free its memory."""
-    own = {id(one) for group in collected.selected for one in group.trajectories}
-    if (rows := learned.list_trained_rows()) and learned.batch:
-        count = sum(len(one.rows) for one in learned.batch.trajectories if id(one) in own)
-        run.session.rollout_log.write_trained_rows(iteration, rows[:count])
+    rows = learned.list_trained_rows()
+    if learned.batch and collected.reused:
+        own = {id(one) for group in collected.selected for one in group.trajectories}
+        rows = rows[: sum(len(one.rows) for one in learned.batch.trajectories if id(one) in own)]
+    if rows:
+        run.session.rollout_log.write_trained_rows(iteration, rows)
     return replace(learned, batch=None, credit=None, is_trained=None, old_logprobs=[])
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from alphaapollo.utils.heartbeat import HEARTBEAT
+from alphaapollo.weight_sync.changes import FileChanges, SentFiles, find_changes
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.weight_sync.transport import WeightUpdate
 
@@ -24,11 +26,19 @@ Bucket = dict[str, torch.Tensor]
 
 @dataclass
 class SharedMemorySender:
-    """Weight sender that writes each version of the weights to a folder in shared memory."""
+    """Weight sender that writes each version of the weights to a folder in shared memory.
+
+    If engines on other nodes have read a version, its files are kept, and the next version is compared with them.
+    """
 
     folder: str | Path  # below /dev/shm, belongs to one run on one node
     dtype: torch.dtype  # dtype of the engine's weights, to which tensors are cast
     is_writer: bool = True  # whether this rank writes files; other ranks only take part in gathering the tensors
+    _sent: Path | None = field(default=None, init=False)  # files of the sent version, until its release
+    _sent_id: str = field(default="", init=False)
+    _base_id: str = field(default="", init=False)  # version whose files are kept; empty: none
+    _is_read: bool = field(default=False, init=False)  # whether engines on other nodes have read the sent version
+    _changes: dict[str, FileChanges | None] = field(default_factory=dict, init=False)  # since _base_id, by file
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Write the tensors to files (see WeightSender). Raises ValueError if shared memory is too small."""
@@ -39,9 +49,11 @@ class SharedMemorySender:
         self.release_sent_weights()
         target, partial = Path(self.folder, f"v{version}"), Path(self.folder, f".v{version}")
         Path(self.folder).mkdir(mode=0o700, parents=True, exist_ok=True)  # not for other users of the machine
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         digest = self._write_tensors(tensors, partial)
         partial.rename(target)
+        self._sent, self._sent_id = target, f"{target.name}-{secrets.token_hex(8)}"
         return WeightUpdate(version, format_digest(digest), target.name)
 
     def _write_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
@@ -54,13 +66,34 @@ class SharedMemorySender:
                 write_safetensors(bucket, folder / f"{number:05d}.safetensors")
         return sum(digest.result() for digest in digests)
 
-    def read_files(self, folder: str) -> dict[str, np.ndarray]:
-        """Return {file name: bytes, uint8} of the sent folder, e.g. `v7`, for engines on other nodes."""
-        return {path.name: np.fromfile(path, np.uint8) for path in Path(self.folder, folder).iterdir()}
+    def read_files(self, folder: str, base_id: str = "") -> SentFiles:
+        """Return the files of the sent folder, e.g. `v7`, for an engine on another node, or their changes if its node
+        has the version `base_id` and they are smaller."""
+        source, self._is_read = Path(self.folder, folder), True
+        paths, base_id = [*source.iterdir()], base_id if base_id == self._base_id else ""
+        if base_id and not self._changes:
+            compare = lambda path: find_changes(path, self._base_folder / path.name, self.dtype.itemsize)  # noqa: E731
+            with ThreadPoolExecutor() as pool:
+                self._changes = dict(zip((path.name for path in paths), pool.map(compare, paths), strict=True))
+        changes = self._changes if base_id else {}
+        files = {path.name: changes.get(path.name) or np.fromfile(path, np.uint8) for path in paths}
+        return SentFiles(self._sent_id, base_id, files)
 
     def release_sent_weights(self) -> None:
-        if self.is_writer:
+        if not self.is_writer or (self._base_id and not self._sent):  # the files that remain are the base
+            return
+        shutil.rmtree(self._base_folder, ignore_errors=True)
+        if self._sent and self._is_read and has_space_for_copy(self._sent):
+            self._sent.rename(self._base_folder)
+            self._base_id = self._sent_id
+        else:
             shutil.rmtree(self.folder, ignore_errors=True)
+            self._base_id = ""
+        self._sent, self._is_read, self._changes = None, False, {}
+
+    @property
+    def _base_folder(self) -> Path:
+        return Path(self.folder, "base")
 
 
 class SharedAdapterSender(SharedMemorySender):
@@ -100,6 +133,13 @@ def write_adapter_files(
     config |= {"base_model_name_or_path": base_path} if base_path else {}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return compute_joint_digest(adapter.values())
+
+
+def has_space_for_copy(folder: Path) -> bool:
+    """Return whether the folder exists and its file system has space for a second copy of its files."""
+    if not folder.is_dir():
+        return False
+    return shutil.disk_usage(folder).free > sum(path.stat().st_size for path in folder.iterdir())
 
 
 def write_safetensors(tensors: Bucket, path: Path) -> None:

@@ -6,15 +6,15 @@ nccl            engines on separate GPUs: NCCL
 adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
 
 All training ranks gather each full tensor (FSDP), so every node has all weights. With shared_memory and adapter, one
-rank per node then writes files for the engines on its node; engines on nodes without ranks copy the files of rank 0
-through Ray. With ipc, each rank sends to the engine on its own GPU. With nccl, rank 0 sends to all engines.
+rank per node then writes files for the engines on its node. Engines on nodes without ranks copy the files of rank 0, or
+only what changed in them (changes.py), through Ray. With ipc, each rank sends to the engine on its own GPU. With nccl,
+rank 0 sends to all engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class WeightReceipt:
 
     version: int
     digest: str
+    copied_bytes: int = 0  # that were copied from rank 0 to the engine's node
 
 
 class CallEngines(Protocol):
@@ -65,11 +66,6 @@ class WeightSender(Protocol):
 
     def release_sent_weights(self) -> None:
         """Free the files or buffers of the last weight sync. Call after all engines have confirmed the weights."""
-
-
-WeightReader = Callable[[str, Path], Awaitable[None]]
-"""`copy(folder, target)`: copy the files of the sent folder (WeightUpdate.folder) to the folder `target`, on a node
-without training ranks."""
 
 
 @dataclass(frozen=True)

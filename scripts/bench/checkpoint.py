@@ -42,7 +42,7 @@ def main() -> None:
     model = FOLDER / args.size
     parameters = make_model(model, SIZES[args.size])
     args.max_tokens, args.micro_batch_tokens, args.plain = 64, 4096, False
-    batch, columns = make_batch(args)
+    batch, columns = make_batch(args, SIZES[args.size].vocab_size)
     torch.set_num_threads(args.threads)
     worker = make_worker(model, args.threads)
     worker.load_batch(batch)

@@ -4,6 +4,7 @@
     python -m scripts.chaos --seed 7 --kills 25 --stops 5 --damages 5 --fills 1 --scenes sync_single sync_multi \
         async_single async_multi                                      # the table of docs/reliability.md, hours
     python -m scripts.chaos --kills 0 --stops 20 --steps 80           # each kind of process stopped, many to a run
+    python -m scripts.chaos --roles engine --steps 40 --scenes sync_single async_single  # ten dead engines in each loop
     python -m scripts.chaos --soak 300                                # one long run with kills throughout, and
                                                                       # the growth of its memory
 

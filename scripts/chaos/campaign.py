@@ -139,6 +139,8 @@ class FaultCampaign:
             found = ["the run did not complete"]
         elif SCENES[self.folders.scene].exact and self.folders.folder(UNDISTURBED).is_dir():
             found = differences(self.folders.folder(UNDISTURBED), folder)
+            if not SCENES[self.folders.scene].same_logprobs:
+                found = [one for one in found if one == "the model"] + unaccounted(folder, self.steps)
         else:
             found = unaccounted(folder, self.steps)
         self.problems += [f"{self.folders.scene} {name}: {one}" for one in found]

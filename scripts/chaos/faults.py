@@ -43,7 +43,10 @@ def kill(command: Command, role: str, rng: random.Random) -> Fault | None:
     seconds = time.monotonic() - start
     if command.code is None or command.code == 0:
         problem = "" if went_on or command.code == 0 else f"no iteration in {PROGRESS_TIMEOUT:.0f} s"
-        return Fault("kill", role, at, step, "resumed", seconds, problem)
+        said = command.printed(size)
+        outcome = "restarted" if "(trainer.max_restarts)" in said else "resumed"
+        outcome = "replaced" if "It starts again with version" in said and outcome == "resumed" else outcome
+        return Fault("kill", role, at, step, outcome, seconds, problem)
     outcome = f"exited with {command.code}"
     if role == "driver":
         return Fault("kill", role, at, step, outcome, seconds)

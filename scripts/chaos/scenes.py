@@ -43,15 +43,17 @@ SMALL = (
 )
 NONDETERMINISTIC = (  # times, memory, and properties of a start
     *("timing", "memory/", "perf/", "checkpoint/", "tool/seconds", "rollout/tokens_per_second"),
-    *("actor/sharing_gap", "critic/sharing_gap"),
+    *("actor/sharing_gap", "critic/sharing_gap", "engines/replaced"),
 )
 
 
+SGLANG = "actor_rollout_ref.rollout.name=sglang"
 ROLES = {  # processes that can be killed -> words of the command line; the driver is the command itself
     "driver": "",
     "policy": "ray::PolicyActor",
     "rollout": "ray::RolloutActor",
     "engine": "EngineCore",
+    "scheduler": "sglang::scheduler",
     "grader": "alphaapollo.rewards.grader_processes.worker",
     "raylet": "raylet/raylet",
     "gcs": "gcs_server",
@@ -63,19 +65,29 @@ class Scene:
     """Configuration of a run.
 
     words: overrides in addition to SMALL. exact: a disturbed run ends with the bytes of the undisturbed one.
-    roles: processes of the run.
+    same_logprobs: so do its log-probs. SGLang's depend on the batch in the last bits, but its tokens do not.
     """
 
     words: tuple[str, ...]
     exact: bool = True
-    roles: tuple[str, ...] = tuple(ROLES)
+    same_logprobs: bool = True
+
+    @property
+    def roles(self) -> list[str]:
+        """Processes of the run."""
+        if "trainer.controller=local" in self.words:
+            return ["driver", "grader"]
+        absent = "engine" if SGLANG in self.words else "scheduler"
+        return [role for role in ROLES if role != absent]
 
 
 SCENES = {
-    "local": Scene(("trainer.controller=local", "actor_rollout_ref.rollout.name=fake"), roles=("driver", "grader")),
+    "local": Scene(("trainer.controller=local", "actor_rollout_ref.rollout.name=fake")),
     "sync_single": Scene(()),
     "sync_multi": Scene(GAME),
     "async_single": Scene(AHEAD, exact=False),
+    "sync_sglang": Scene((SGLANG,), same_logprobs=False),
+    "async_sglang": Scene((SGLANG, *AHEAD), exact=False),
     "async_multi": Scene((*GAME, *AHEAD[:3], "actor_rollout_ref.rollout.max_num_seqs=24"), exact=False),
 }
 

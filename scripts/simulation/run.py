@@ -100,8 +100,9 @@ class Cluster:
         policies = [FakePolicy(latencies, self.clock) for _ in range(workers)]
         engines = [FakeRollout(latencies, self.clock) for _ in range(workers)]
         policy = PolicyGroup(SimulatedRanks("policy", self.network, policies))
-        rollout = EngineGroup(SimulatedRanks("rollout", self.network, engines), IN_FLIGHT)
         plan = resolve_plan(config, Machine(num_cores=64, num_gpus=2), [])
+        shares_gpus = plan.placement.shares_gpus
+        rollout = EngineGroup(SimulatedRanks("rollout", self.network, engines), IN_FLIGHT, shares_gpus)
         prompts = [Prompt(i, "simulated", [{"role": "user", "content": f"{i}: {QUESTION}"}]) for i in range(20_000)]
         console = Console(Terminal(file=io.StringIO()))
         groups: Any = SimpleNamespace(policy=policy, critic=None, reward_model=None, engines=rollout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 from functools import partial
 from itertools import pairwise
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.conftest import FinishedRun, Runner, Task, wait_until_nothing_is_left
+from tests.loop.conftest import FinishedRun, Runner, Task, child, wait_until_nothing_is_left
 from tests.loop.engine_kit import needs_sglang
 from tests.loop.replays import check_verified
 from tests.loop.stack import Case, StackRunner, parametrize
@@ -146,7 +147,8 @@ def test_exact_tokens_of_sglang(stack: StackRunner) -> None:
 
 @pytest.mark.core
 def test_exact_tokens_and_bitwise_resume(stack: StackRunner, ppo: Runner) -> None:
-    """Killed in the middle of sessions; no program of the user survives."""
+    """The engine dies in the middle of sessions, which are repeated. Later the run is killed in the middle of sessions;
+    no program of the user survives."""
     write_agent(PROGRAM, ppo.out, "time.sleep(0.1)")
     settings = [word.replace("FOLDER", str(ppo.out)) for word in TURNS] + ["trainer.save_freq=1"]
     whole = stack.run(*settings, "trainer.record_steps=[3]", name="whole")
@@ -155,12 +157,15 @@ def test_exact_tokens_and_bitwise_resume(stack: StackRunner, ppo: Runner) -> Non
 
     settings += ["trainer.controller=local", ppo.hold("learn", step=3)]
     program = ppo.start(*settings, name="killed")
+    program.wait_for(lambda: ppo.last_step("killed") == 0)
+    os.kill(child(ppo, "EngineCore"), signal.SIGKILL)
     program.wait_for((ppo.out / "test/killed/checkpoints/step_000001/progress.json").exists)
     program.signal(signal.SIGKILL)
     wait_until_nothing_is_left(ppo)
     (ppo.out / "release").touch()
     resumed = ppo.run(*settings, name="killed")
     assert "resumed from" in resumed.output and "requests set temperature=0.3" in resumed.output
+    assert [line["engines/replaced"] for line in resumed.metrics] == [0, 1, 0, 0]
     for name in ("actor/loss", "actor/grad_norm", "critic/score/mean", "agent/reused_tokens"):
         assert whole.metrics[-1][name] == resumed.metrics[-1][name], name
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import pytest
 from alphaapollo.processes.allocator import ONE_ARENA
 from alphaapollo.runs.command_history import read_history
 from scripts.chaos import faults
-from scripts.chaos.scenes import differences
+from scripts.chaos.scenes import differences, unaccounted
 from tests.loop.conftest import FinishedRun, Runner, Task, child, processes_of
 from tests.loop.engine_kit import needs_sglang
 from tests.loop.warm import Program
@@ -124,11 +124,14 @@ def test_kill_of_the_driver(ppo: Runner, leaves_nothing: Callable[[], None]) -> 
 
 @pytest.mark.core
 def test_death_without_restarts_is_an_error(ppo: Runner, leaves_nothing: Callable[[], None]) -> None:
-    program = start_run(ppo, LOCAL, VLLM, "trainer.max_restarts=0")
+    module = ppo.out / "no_replacements.py"
+    module.write_text("from alphaapollo.session import publish\npublish.MAX_REPLACEMENTS = 0\n")
+    program = start_run(ppo, LOCAL, VLLM, "trainer.max_restarts=0", f"algorithm.custom_module={module}")
     os.kill(child(ppo, "EngineCore"), signal.SIGKILL)
     done = ppo.finish(program)
     last = done.output.splitlines()[-1]
     assert done.code == 1 and last.startswith(f"error: {CORE_DIED}"), done.output[-3000:]
+    assert "already replaced 0 times" in last, last
     assert last.endswith("no checkpoint was written, so the same command starts from scratch"), last
     assert "Traceback" not in done.output, done.output[-3000:]
     leaves_nothing()
@@ -142,45 +145,110 @@ def undisturbed(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     runner.close()
 
 
-@pytest.mark.parametrize(
-    ("controller", "engine", "deaths"),
-    [
-        (RAY, "fake", {"learn": ("PolicyActor", POLICY_DIED), "collect_groups": ("RolloutActor", ROLLOUT_DIED)}),
-        pytest.param(
-            *(LOCAL, "vllm", {"learn": ("EngineCore", CORE_DIED), "collect_groups": ("EngineCore", CORE_DIED)}),
-            marks=pytest.mark.core,
-        ),
-        pytest.param(
-            *(LOCAL, "sglang", {"learn": ("sglang::scheduler", CORE_DIED)}), marks=[needs_sglang, pytest.mark.nightly]
-        ),
-    ],
-)
+DEATHS = {"learn": ("PolicyActor", POLICY_DIED, 4), "collect_groups": ("RolloutActor", ROLLOUT_DIED, 6)}
+"""Part of the step before which a process dies -> words of its command line, its name in messages, and the step."""
+
+
 def test_run_continues_unchanged_after_deaths(
-    ppo: Runner,
-    undisturbed: Callable[[str], FinishedRun],
-    controller: str,
-    engine: str,
-    deaths: dict[str, tuple[str, str]],
-    leaves_nothing: Callable[[], None],
+    ppo: Runner, undisturbed: Callable[[str], FinishedRun], leaves_nothing: Callable[[], None]
 ) -> None:
-    """The run restarts from its newest checkpoint. A process dies before the update of step 4, and another one before
-    the rollouts of step 6. deaths: {part of the step: (words of the command line, name in messages)}."""
-    steps = dict(zip(deaths, (4, 6), strict=False))
-    *_, held = [ppo.hold(part, step, f"release_{step}") for part, step in steps.items()]
-    program = ppo.start(*SIX, controller, f"actor_rollout_ref.rollout.name={engine}", held)
-    whole = undisturbed(engine)
-    for part, step in steps.items():
+    """The run restarts from its newest checkpoint."""
+    *_, held = [ppo.hold(part, step, f"release_{step}") for part, (*_, step) in DEATHS.items()]
+    program = ppo.start(*SIX, RAY, FAKE, held)
+    whole = undisturbed("fake")
+    for process, _, step in DEATHS.values():
         wait_for_checkpoint(ppo, step - 2)
-        os.kill(child(ppo, deaths[part][0]), signal.SIGKILL)
+        os.kill(child(ppo, process), signal.SIGKILL)
         (ppo.out / f"release_{step}").touch()
     done = ppo.finish(program)
     assert done.code == 0 and "Traceback" not in done.output, done.output[-4000:]
-    for number, (part, step) in enumerate(steps.items(), 1):
-        assert deaths[part][1] in done.output and f"restart {number} of at most 3" in done.output, done.output[-4000:]
+    for number, (_, name, step) in enumerate(DEATHS.values(), 1):
+        assert name in done.output and f"restart {number} of at most 3" in done.output, done.output[-4000:]
         assert "resumes from" in done.output and f"step_{step - 2:06d}" in done.output, done.output[-4000:]
+    assert differences(whole.folder, done.folder) == []
+    leaves_nothing()
+
+
+KILL = """
+import os, signal
+from pathlib import Path
+
+def kill_engine():
+    file = Path({file!r})
+    if file.exists():
+        pid = int(file.read_text())
+        file.unlink()
+        os.kill(pid, signal.SIGKILL)
+"""
+SCHEDULER = {"vllm": "EngineCore", "sglang": "sglang::scheduler"}
+"""Words of the command line of the process that runs the model."""
+
+
+def kill_engine_while_grading(ppo: Runner) -> Path:
+    """Make the reward function of a run kill the process whose pid is in a file, before it grades. Returns the file."""
+    file = ppo.out / "kill"
+    ppo.reward.write_text(
+        KILL.format(file=str(file)) + ppo.reward.read_text().replace("):", "):\n    kill_engine()", 1)
+    )
+    return file
+
+
+def is_at(ppo: Runner, step: int) -> bool:
+    return ppo.last_step() == step
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("vllm", marks=pytest.mark.core),
+        pytest.param("sglang", marks=[needs_sglang, pytest.mark.nightly]),
+    ],
+)
+def test_an_engine_that_dies_is_replaced(
+    ppo: Runner, undisturbed: Callable[[str], FinishedRun], engine: str, leaves_nothing: Callable[[], None]
+) -> None:
+    """The run continues without a restart, and ends like an undisturbed one. The engine dies before an update, before
+    rollouts, and when the first of several answers is graded."""
+    file = kill_engine_while_grading(ppo)
+    *_, held = [
+        ppo.hold(*at) for at in (("learn", 2, "one"), ("collect_groups", 4, "two"), ("collect_groups", 6, "three"))
+    ]
+    program = ppo.start(*SIX, LOCAL, f"actor_rollout_ref.rollout.name={engine}", held)
+    whole = undisturbed(engine)
+    for step, release in ((1, "one"), (3, "two"), (5, "three")):
+        ppo.wait_for(partial(is_at, ppo, step))
+        pid = child(ppo, SCHEDULER[engine])
+        file.write_text(str(pid)) if release == "three" else os.kill(pid, signal.SIGKILL)
+        (ppo.out / release).touch()
+    done = ppo.finish(program)
+    assert done.code == 0 and "Traceback" not in done.output and "restart 1" not in done.output, done.output[-4000:]
+    assert " ".join(done.output.split()).count(CORE_DIED) == 3, done.output[-4000:]
+    assert [line["engines/replaced"] for line in done.metrics] == [0, 0, 1, 0, 1, 0, 1]
     found = differences(whole.folder, done.folder)
     # The last bits of SGLang's log-probs depend on the batch. Its tokens, and so the model, do not.
     assert found == [] if engine != "sglang" else "the model" not in found
+    leaves_nothing()
+
+
+def test_engines_that_die_are_replaced_while_groups_are_generated_ahead(
+    ppo: Runner, leaves_nothing: Callable[[], None]
+) -> None:
+    """One of two engines dies during the update, and both when an answer is graded. No group is lost."""
+    file = kill_engine_while_grading(ppo)
+    settings = (
+        *(*SIX, "trainer.async_mode=separate", "trainer.max_staleness=2", "data.max_response_length=48"),
+        *("algorithm.rollout_correction.method=tis", "actor_rollout_ref.rollout.num_engines=2"),
+    )
+    program = ppo.start(*settings, LOCAL, VLLM, ppo.hold("learn", 3))
+    ppo.wait_for(lambda: ppo.last_step() == 2)
+    first, second = [pid for pid, line in processes_of(ppo).items() if "EngineCore" in line]
+    os.kill(first, signal.SIGKILL)
+    file.write_text(str(second))
+    (ppo.out / "release").touch()
+    done = ppo.finish(program)
+    assert done.code == 0 and "Traceback" not in done.output and "restart 1" not in done.output, done.output[-4000:]
+    assert sum(line["engines/replaced"] for line in done.metrics) == 2
+    assert unaccounted(done.folder, 6) == []
     leaves_nothing()
 
 

@@ -199,6 +199,22 @@ def test_run_on_two_nodes_of_an_existing_cluster(ppo: Runner, tmp_path: Path, mo
     assert done.metrics[-1]["step"] == 1 and done.metrics[-1]["sync/probe_gap"] < 1e-5
 
 
+def test_an_engine_on_another_node_receives_what_changed(
+    ppo: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first weight sync is complete. Then a small learning rate changes few weights in bfloat16."""
+    with two_ray_nodes(tmp_path, monkeypatch):
+        done = ppo.run(
+            "trainer.total_training_steps=2",
+            "actor_rollout_ref.rollout.nnodes=1",
+            "actor_rollout_ref.rollout.name=hf",
+            "actor_rollout_ref.rollout.dtype=bfloat16",
+            "actor_rollout_ref.actor.optim.lr=1e-6",
+        )
+    complete, *changed = [line["sync/copied_gib"] for line in done.metrics]
+    assert len(changed) == 2 and all(0 < one < complete / 5 for one in changed), done.metrics
+
+
 def test_changed_data_is_refused_or_trained_in_a_new_order(stack: StackRunner, tmp_path: Path) -> None:
     frame, file = pd.read_parquet(stack.task.data / "train.parquet")[:8], tmp_path / "train.parquet"
     frame.to_parquet(file)

@@ -20,11 +20,9 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import psutil
 import pytest
 
 from alphaapollo import Trainer, make_row
-from alphaapollo.controller.errors import RunStalled
 from alphaapollo.observability import console
 from alphaapollo.runs.command_history import read_history
 from alphaapollo.runs.run_status import read_run_status
@@ -35,7 +33,6 @@ from examples.own_loop import distill, dpo, grpo, learning_rates, own_loss, sft
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, Task, child, wait_until_nothing_is_left
 from tests.loop.own_loop_kit import Echo, check_final_model, check_measured, check_viewer, count_digits
 from tests.loop.ray_nodes import two_ray_nodes
-from tests.loop.warm import KEPT
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -378,19 +375,3 @@ def test_two_nodes_equal_one_process_and_a_death_is_named(
     assert one["sample"] == two["sample"] and "sync/probe_gap" in two["step"]
     np.testing.assert_allclose(json.loads(one["logprobs"]), json.loads(two["logprobs"]), atol=2e-4)
     wait_until_nothing_is_left(ppo)
-
-
-def test_a_stall_is_named(task: Task, tmp_path: Path) -> None:
-    """The verb raises the reason, and the end of the block raises it again if the caller goes on."""
-    settings = {"model.path": task.model, "trainer.stall_timeout": 5}
-    reason = r"the engine core of rollout worker 0 \(pid \d+\) is stopped"
-    with (
-        pytest.raises(RunStalled, match=reason),
-        Trainer(settings, *words(tmp_path), "rollout.name=vllm", "rollout.kv_cache_gib=0.1") as t,
-    ):
-        cores = {one.pid for one in psutil.Process().children(recursive=True) if "EngineCore" in one.name()}
-        (pid,) = cores - KEPT
-        os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(RunStalled, match=reason):
-            t.sample(["7"])
-    assert read_history(t.folder)[-1].state == "failed"

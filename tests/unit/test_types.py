@@ -48,6 +48,7 @@ def test_tokens_travel_as_arrays_of_the_same_numbers(group: TrajectoryGroup):
                 assert np.array_equal(vars_of(theirs)[name], value), name
     assert (came.score, came.end, came.num_tokens, came.prompt_lengths) == (sent.score, sent.end, 3, [2])
     assert sum(came.turns[0].completion.logprobs) == sum(LOGPROBS)
+    assert vars(came.turns[0].completion)["logprob_sum"] == pytest.approx(sum(LOGPROBS)), "sent with the log-probs"
 
 
 def vars_of(item: object) -> dict[str, object]:

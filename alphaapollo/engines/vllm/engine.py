@@ -21,7 +21,7 @@ from alphaapollo.engines.process import (
     make_start_error,
 )
 from alphaapollo.engines.protocol import WEIGHTS, Engine, MemoryPart
-from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
+from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
 from alphaapollo.engines.vllm.process import EngineContext, start_engine_fork_server
 from alphaapollo.engines.vllm.settings import (
     build_completion,
@@ -71,22 +71,32 @@ class VllmEngine(Engine):
 
     # Start and shutdown.
 
+    @property
+    def _environment(self) -> dict[str, str]:
+        spec = self.spec
+        return build_vllm_environment(spec) | build_process_environment(spec.log_path, spec.cleanup_folders)
+
+    def start_other_imports(self) -> None:
+        Path(self.spec.log_path).parent.mkdir(parents=True, exist_ok=True)
+        if self.spec.device == "cpu" and self._context is None:
+            before = dict(os.environ)
+            os.environ.update(self._environment)
+            self._context = start_engine_fork_server()
+            os.environ.clear()
+            os.environ.update(before)
+
     async def preload_libraries(self) -> None:
         if self._prepared:
             return
         self._prepared = True
-        Path(self.spec.log_path).parent.mkdir(parents=True, exist_ok=True)
         if self.spec.cleanup_folders:
             sockets = Path(get_sockets_folder(self.spec))
             sockets.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # not for other users of the machine
             sockets.mkdir(exist_ok=True)
-        os.environ.update(
-            build_vllm_environment(self.spec) | build_process_environment(self.spec.log_path, self.spec.cleanup_folders)
-        )
+        self.start_other_imports()
+        os.environ.update(self._environment)
         log_library_to_file("vllm", self.spec.log_path)
         register_triton_interpreter()
-        if self.spec.device == "cpu":
-            self._context = start_engine_fork_server()
         await asyncio.to_thread(import_vllm)
         await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
 
@@ -170,12 +180,17 @@ class VllmEngine(Engine):
     @property
     def _running_llm(self) -> AsyncLLM:
         if self._engine is None:
-            raise EngineError(f"{self.name} is not running. Call start() first.")
+            error_class = EngineDied if self.is_restarted else EngineError
+            raise error_class(f"{self.name} is not running. Call start() first.")
         if self._core_death is not None and self._core_death.done():
             raise make_death_error(self.spec)
         return self._engine
 
     # Death of the core: pending calls fail immediately instead of waiting forever.
+
+    @property
+    def is_dead(self) -> bool:
+        return self._core_death is not None and self._core_death.done()
 
     def _watch_core(self) -> None:
         loop = asyncio.get_running_loop()
@@ -267,6 +282,7 @@ class VllmEngine(Engine):
         if not is_probe:
             self.check_has_weights()
         params.skip_clone = True
+        core_death = self._core_death  # a restart replaces it
         try:
             adapter = adapter or self._adapter
             loaded = f"{adapter.version}.{self._times_loaded[adapter.version]}"
@@ -282,8 +298,10 @@ class VllmEngine(Engine):
                         check_routed_experts(self.spec, answer, len(token_ids) + lengths[answer.index] - 1)
                 yield output
         except EngineDeadError as error:
-            if self._core_death is not None:  # the log is complete when the process has ended
-                await asyncio.wait((self._core_death,), timeout=LOG_SECONDS)
+            if core_death is not None:  # the log is complete when the process has ended
+                await asyncio.wait((core_death,), timeout=LOG_SECONDS)
+                if not core_death.done():  # a core that failed and does not exit
+                    core_death.set_result(None)
             raise make_death_error(self.spec) from error
 
     def _build_prompt(

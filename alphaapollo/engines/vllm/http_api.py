@@ -113,6 +113,8 @@ class PolicyClient:
     """vLLM's EngineClient, which renders chats without changing known tokens, samples from the policy and records all
     answers. Raises ValueError if a vision-language model has no usable image processor."""
 
+    errored = False  # `generate` reports the death of the engine to the session
+
     def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings, turns: Renderer):
         self._engine, self._stream, self._settings, self._turns = engine, stream, settings, turns
         renderer, model = engine.renderer, engine.model_config

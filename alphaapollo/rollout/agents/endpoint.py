@@ -16,6 +16,7 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Env
@@ -66,11 +67,16 @@ class HttpError(Exception):
 class SessionGate:
     """ASGI application that finds the session of a request and forwards the request to the engine's HTTP API."""
 
-    def __init__(self, app: ASGIApp, around: AroundRequest = answer_request):
-        self._app, self._around = app, around
+    def __init__(self, make_app: Callable[[], ASGIApp], around: AroundRequest = answer_request):
+        self._make_app, self._around = make_app, around
+        self._app = make_app()
         self.url = ""  # without a path, e.g. http://127.0.0.1:41234
         self.suite_key = secrets.token_urlsafe()  # API key of evaluation suites
         self._sessions: dict[str, tuple[AgentSession, TimeLimit, set[asyncio.Task[object]]]] = {}  # by API key
+
+    async def replace_app(self) -> None:
+        """Serve the engine's HTTP API over its new process after a restart."""
+        self._app = await asyncio.to_thread(self._make_app)
 
     @contextlib.contextmanager
     def open_session(self, session: AgentSession, time_limit: TimeLimit) -> Iterator[None]:
@@ -170,7 +176,7 @@ async def open_endpoint(
     """Context manager that serves an engine over HTTP. Raises ValueError if a parser does not exist."""
     agent = env.agent
     settings = HttpApiSettings(env.tool_parser, agent.reasoning_parser, template_arguments, allow_image_urls)
-    gate = SessionGate(await asyncio.to_thread(engine.build_http_app, settings), around)
+    gate = await asyncio.to_thread(SessionGate, partial(engine.build_http_app, settings), around)
     async with serve_gate(gate):
         yield gate
 

@@ -66,7 +66,7 @@ def build_batch(
     )
     mask = layout.join_columns([rank.rows.action_mask for rank in layout.rank_batches])
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
-    num_actions = torch.from_numpy(np.add.reduceat(mask, offsets[:-1], dtype=np.float64))
+    num_actions = torch.from_numpy(np.diff(offsets - np.searchsorted(np.flatnonzero(mask == 0), offsets))).double()
     turns = list_trained_turns(trajectories, layout.response_offsets)
     order = draw_token_order(trajectories, turns, len(mask), seed, step) if policy_loss.select_tokens else None
     rewards = place_rewards(pairs, turns, len(mask), config)

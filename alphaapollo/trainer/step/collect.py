@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from alphaapollo.algorithms.statistics import has_variance
+from alphaapollo.controller.errors import EngineCoreDied
 from alphaapollo.observability.timing import Timer
 from alphaapollo.session.progress import Progress, RecentGroups
 from alphaapollo.trainer.run_state import TrainingRun
@@ -95,7 +96,7 @@ def make_group_requests(run: TrainingRun, positions: Sequence[int]) -> list[Grou
 
 
 async def generate_groups(run: TrainingRun, requests: Sequence[GroupRequest]) -> list[TrajectoryGroup]:
-    """Generate the groups on all engines at once, in the order of the requests. Raises WorkerDied if an engine dies."""
+    """Generate the groups on all engines at once, in the order of the requests."""
     groups: dict[int, TrajectoryGroup] = {}
     run.console.show_phase("generate", 0, len(requests))
     async for index, group in run.workers.engines.generate(requests):
@@ -205,6 +206,7 @@ class InFlightGroups:
     def start_groups(self, version: int) -> None:
         """Start as many groups as max_staleness and the run's goal allow. version: weight version of the engines."""
         run, progress = self._run, self._run.progress
+        self._remove_lost_groups()  # of an engine that a publish has replaced
         limit = min(run.goal.max_steps - version, self._staleness + 1) * self._size
         if len(self._version) >= limit:
             return
@@ -237,6 +239,8 @@ class InFlightGroups:
             while not self._is_batch_ready(iteration, len(dropped)):
                 if complete_since is None and len(self._ready) >= self._size:
                     complete_since = time.perf_counter()
+                if death := self._remove_lost_groups():
+                    await self._run.workers.engines.replace_engine(death)
                 self.start_groups(iteration - 1)
                 if not self._generating:
                     break
@@ -294,7 +298,8 @@ class InFlightGroups:
         failed, and ValueError if all groups of this iteration so far have failed.
         """
         scorer, num_started = self._run.reward_model_scorer, len(self._generating)
-        finished = {position: task.result() for position, task in sorted(self._generating.items()) if task.done()}
+        done = [(position, task) for position, task in sorted(self._generating.items()) if task.done()]
+        finished = {position: task.result() for position, task in done if not is_lost(task)}
         if scorer and len(finished) < num_started and len(self._ready) + len(finished) < self._size:
             return {}  # score a full batch at once: each reward-model phase clears the engines' caches
         for position in finished:
@@ -315,10 +320,23 @@ class InFlightGroups:
             check_not_all_failed([*dropped.values(), *unusable.values()])
         return unusable
 
+    def _remove_lost_groups(self) -> EngineCoreDied | None:
+        """Forget the groups whose engine died, so that they are started again. Returns an engine's death, if any."""
+        death: EngineCoreDied | None = None
+        for position in [position for position, task in self._generating.items() if is_lost(task)]:
+            death = self._generating.pop(position).exception()  # type: ignore[assignment]
+            del self._version[position]
+        return death
+
     def _remove_group(self, position: int) -> None:
         self._ready.pop(position, None)
         del self._version[position]
         self._run.progress.unfinished.remove(position)
+
+
+def is_lost(task: asyncio.Task[TrajectoryGroup]) -> bool:
+    """Whether the death of an engine ended the generation of a group."""
+    return task.done() and isinstance(task.exception(), EngineCoreDied)
 
 
 def compute_staleness_metrics(groups: Sequence[TrajectoryGroup], trained_version: int) -> dict[str, float]:

@@ -8,6 +8,7 @@ token rewards -> KL in the reward -> advantage estimator -> add the advantages o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -27,6 +28,7 @@ from alphaapollo.trainer.step.training_batch import WEIGHT_COLUMNS, TrainingBatc
 
 CHUNK_CELLS = 2**22
 """Largest size of the matrices of one chunk, unless a single group is larger: 32 MiB in float64."""
+CACHED_VALUES = 2**16
 ColumnDtype = Literal["float32", "float64"]
 COMPUTED = ("old_logprobs", "ref_logprobs", "values", "target_logprobs")  # by models
 
@@ -36,6 +38,7 @@ class AssignedCredit:
     """Advantages and other inputs of the loss, split by training rank."""
 
     columns: list[Columns[np.ndarray]]  # one set of columns per rank
+    advantages: np.ndarray  # [n], those of the columns in the order of the batch
     has_gradient: np.ndarray  # bool [B], rows of trajectories with a loss weight and an advantage or a longer prompt
     metrics: dict[str, float]
     mean_return: float = 0.0  # mean return of an action token
@@ -56,7 +59,8 @@ def assign_credit(
     """
     algorithm, actor = config.algorithm, config.actor_rollout_ref.actor
     rewards, scores, metrics = _add_kl_penalty(batch, computed, algorithm, kl_coef)
-    estimator, is_action = get_estimator(algorithm.adv_estimator), batch.mask != 0
+    estimator = get_estimator(algorithm.adv_estimator)
+    actions = slice(None) if batch.mask.all() else batch.mask != 0  # a slice copies nothing
     if estimator.scope == "trajectories":
         exact = computed.target_logprobs is not None  # more advantages are added before rounding
         advantages = _expand_trajectory_advantages(batch, estimator, scores, algorithm, "float64" if exact else dtype)
@@ -65,15 +69,15 @@ def assign_credit(
         advantages, returns = _estimate_in_chunks(
             batch, estimator, rewards, scores, computed.values, algorithm, baseline
         )
-    mean_return = float(returns[is_action].mean(dtype=np.float64))
+    mean_return = float(returns[actions].mean(dtype=np.float64))
     if estimator.whitens(algorithm):
-        advantages[is_action] = standardize(torch.from_numpy(advantages[is_action]), ddof=1, eps=1e-8).numpy()
+        advantages[actions] = standardize(torch.from_numpy(advantages[actions]), ddof=1, eps=1e-8).numpy()
     advantages, target_metrics = _add_target_advantages(advantages, batch.mask, computed, config.teacher)
     advantages = advantages.astype(dtype, copy=False)
     has_advantage = np.logical_or.reduceat(advantages != 0, batch.layout.response_offsets[:-1])  # zero outside the mask
     metrics |= target_metrics | {"critic/rewards/mean": float(scores.mean())}
     if algorithm.adv_estimator != NO_ESTIMATOR or computed.target_logprobs is not None:
-        metrics |= compute_advantage_metrics(advantages[is_action], has_advantage)
+        metrics |= compute_advantage_metrics(advantages[actions], has_advantage)
     if batch.length_penalty is not None:
         metrics["reward/length_penalty"] = batch.length_penalty
     every = replace(
@@ -92,7 +96,7 @@ def assign_credit(
         has_gradient |= has_context & (batch.divergence_weights != 0)
     trajectory_of_row = batch.trajectory_ids.numpy()
     has_gradient = np.isin(trajectory_of_row, trajectory_of_row[has_gradient])
-    return AssignedCredit(batch.layout.split_columns(every), has_gradient, metrics, mean_return)
+    return AssignedCredit(batch.layout.split_columns(every), advantages, has_gradient, metrics, mean_return)
 
 
 def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets: np.ndarray) -> str:
@@ -167,7 +171,9 @@ def _expand_trajectory_advantages(
     )
     computed = estimator.compute_for_trajectories(trajectories, algorithm)
     advantages = computed[: len(batch.trajectories)].numpy().astype(dtype)
-    return np.repeat(advantages, np.diff(batch.trajectory_offsets)) * batch.mask
+    expanded = np.repeat(advantages, np.diff(batch.trajectory_offsets))
+    expanded *= batch.mask
+    return expanded
 
 
 def split_into_chunks(group_ids: np.ndarray, lengths: np.ndarray, max_cells: int) -> list[tuple[int, int]]:
@@ -254,14 +260,25 @@ def compute_advantage_metrics(advantages: np.ndarray, has_advantage: np.ndarray)
     """
     if not len(advantages):
         return {}
+    mean = float(advantages.mean(dtype=np.float64))
     return {
-        "critic/advantages/mean": float(advantages.mean(dtype=np.float64)),
-        "critic/advantages/std": float(advantages.std(dtype=np.float64)),
+        "critic/advantages/mean": mean,
+        "critic/advantages/std": math.sqrt(_sum_squared_deviations(advantages, mean) / len(advantages)),
         "critic/advantages/min": float(advantages.min()),
         "critic/advantages/max": float(advantages.max()),
         "critic/advantages/abs_mean": float(np.abs(advantages).mean(dtype=np.float64)),
         "critic/advantages/share_zero": float((~has_advantage).mean()),
     }
+
+
+def _sum_squared_deviations(values: np.ndarray, mean: float) -> float:
+    """Sum (values - mean)^2 in float64, in parts that fit into the processor's cache. The parts are those of numpy's
+    pairwise summation, so the sum equals that of one array."""
+    if len(values) > CACHED_VALUES:
+        half = len(values) // 2
+        half -= half % 8
+        return _sum_squared_deviations(values[:half], mean) + _sum_squared_deviations(values[half:], mean)
+    return float(np.square(values - np.float64(mean)).sum())
 
 
 def choose_loss_tokens(

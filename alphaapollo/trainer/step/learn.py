@@ -117,9 +117,9 @@ async def _skip_iteration(run: LearnerState, iteration: int, error: str) -> Upda
 async def compute_logprobs_and_values(run: LearnerState, batch: TrainingBatch) -> Columns[np.ndarray]:
     """Send the batch to the workers, which compute the log-probs and values that the algorithm needs (often none)."""
     config, policy, critic, layout = run.config, run.workers.policy, run.workers.critic, batch.layout
-    await policy.load_batch(layout.rank_batches)
+    policy.load_batch(layout.rank_batches)
     if critic:
-        await critic.load_batch(layout.rank_batches)
+        critic.load_batch(layout.rank_batches)
     # If the driver does not need the old log-probs, the update computes them in its first forward pass.
     if run.plan.uses_rollout_logprobs:
         old: list[np.ndarray] | None = [rank.rows.rollout_logprobs for rank in layout.rank_batches]

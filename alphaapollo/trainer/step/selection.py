@@ -68,9 +68,10 @@ def list_rows(pairs: Sequence[PromptTrajectory], config: Config) -> tuple[list[T
     The rows have the weights of the teachers of their data source if there are several.
     """
     rows: list[Row] = []
+    has_teachers = bool(config.teacher.models)
     for prompt, trajectory in pairs:
-        columns = {TEACHER_SHARES: config.teacher.find_shares(prompt.data_source)} if config.teacher.models else {}
-        rows += [replace(row, columns=row.columns | columns) if columns else row for row in trajectory.rows]
+        columns = {TEACHER_SHARES: config.teacher.find_shares(prompt.data_source)} if has_teachers else {}
+        rows += [replace(row, columns=row.columns | columns) for row in trajectory.rows] if columns else trajectory.rows
     owners = [owner for owner, (_, trajectory) in enumerate(pairs) for _ in trajectory.rows]
     return [trajectory for _, trajectory in pairs], rows, torch.tensor(owners)
 

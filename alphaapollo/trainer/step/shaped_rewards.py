@@ -74,12 +74,13 @@ def place_rewards(
         num_tokens: n.
     """
     rewards, outcomes = np.zeros(num_tokens), shape_outcome_rewards(pairs, config).tolist()
+    actor = config.actor_rollout_ref.actor
     for (_, trajectory), trained, outcome in zip(pairs, turns, outcomes, strict=True):
-        times = [turn.answer_number for turn, _, _ in trained]
         for turn, _, end in trained:
-            rewards[end - 1] += compute_turn_reward(turn, config.actor_rollout_ref.actor)
+            rewards[end - 1] += compute_turn_reward(turn, actor)
         for turn in trajectory.turns[len(trained) :]:
-            rewards[trained[max(0, bisect(times, turn.answer_number) - 1)].end - 1] += turn.reward
+            before = bisect(trained, turn.answer_number, key=lambda each: each.turn.answer_number)
+            rewards[trained[max(0, before - 1)].end - 1] += turn.reward
         rewards[trained[-1].end - 1] += outcome
     return rewards
 

@@ -26,17 +26,18 @@ def list_trained_turns(trajectories: Sequence[Trajectory], response_offsets: np.
 
     response_offsets: [B + 1] position of each row's first response token.
     """
-    offsets = iter(response_offsets.tolist())
+    ends = iter(response_offsets[1:].tolist())
     turns_by_trajectory: list[list[TrainedTurn]] = []
     for trajectory in trajectories:
         trained = []
         for row in trajectory.rows:
-            first_token = next(offsets) - row.response_start
+            first_token = next(ends) - len(row.token_ids)
             turns = trajectory.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
             for turn, last in zip(turns, row.turn_ends, strict=True):
                 end = first_token + last + 1
                 trained.append(TrainedTurn(turn, end - len(turn.completion.token_ids), end))
-        turns_by_trajectory.append(sorted(trained, key=lambda each: each.turn.answer_number))
+        is_sorted = len(trained) == 1
+        turns_by_trajectory.append(trained if is_sorted else sorted(trained, key=lambda each: each.turn.answer_number))
     return turns_by_trajectory
 
 

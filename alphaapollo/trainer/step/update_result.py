@@ -37,9 +37,8 @@ class UpdateResult:
         has_logprobs = np.ones(len(batch.rows), dtype=bool) if of_ranks or self.is_trained is None else self.is_trained
         old = of_ranks or self.old_logprobs
         logprobs = batch.layout.join_columns(old).astype(np.float32, copy=False) if old else None
-        columns = [rank.advantages for rank in credit.columns if rank.advantages is not None]
-        advantages = batch.layout.join_columns(columns).astype(np.float32, copy=False)
-        spans = zip(has_logprobs, pairwise(batch.layout.response_offsets), strict=True)
+        advantages = credit.advantages.astype(np.float32, copy=False)
+        spans = zip(has_logprobs.tolist(), pairwise(batch.layout.response_offsets.tolist()), strict=True)
         rows = []
         for trajectory in batch.trajectories:
             for number in range(len(trajectory.rows)):

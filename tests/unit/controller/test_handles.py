@@ -134,7 +134,7 @@ def publish(publisher: WeightPublisher) -> dict[str, float]:
 def test_publish_returns_the_gap_and_how_far_the_policy_has_moved() -> None:
     policy = Policy()
     publisher = make_publisher(Engine(held=[-1.0, -2.00002]), policy)
-    assert publish(publisher) == {"sync/probe_gap": pytest.approx(1e-5)}
+    assert publish(publisher) == {"sync/probe_gap": pytest.approx(1e-5), "engines/replaced": 0.0}
     assert publisher.policy.memory_metrics == {"rss_gib": 2.0}
     assert publisher.engines.memory_metrics == {"memory/engine_gib": 3.0}
     publisher.probe_tolerance, policy.held = 1.0, [-1.2, -1.6]
@@ -197,7 +197,7 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
 
     async def use() -> list[list[int]]:
         for group in (policy, critic):
-            await group.load_batch(["a", "b"])
+            group.load_batch(["a", "b"])
         assert await critic.update(["c", "d"]) == 0
         ranks.results = [({"loss": rank}, rank, f"old {rank}") for rank in range(4)]
         updated = await policy.update(["c", "d"], ["e", "f"], measures_mismatch=True)
@@ -208,8 +208,40 @@ def test_ranks_that_share_rows_get_the_same_batch_and_return_one_result() -> Non
         return [*columns, await reward.compute_scores(["e", "f"])]
 
     assert asyncio.run(use()) == [[0, 2]] * 5
-    with_steps = [("c", "e"), ("c", "e"), ("d", "f"), ("d", "f")]
-    assert ranks.got == [list("aabb"), list("aabb"), list("ccdd"), with_steps, list("eeff")]
+    with_steps = [("a", ("c", "e"))] * 2 + [("b", ("d", "f"))] * 2
+    assert ranks.got == [[*zip("aabb", "ccdd", strict=True)], with_steps, list("eeff")]
+
+
+def test_the_first_call_that_uses_a_batch_sends_it() -> None:
+    class Policy:
+        batch = ""
+
+        def load_batch(self, batch: str) -> None:
+            self.batch = batch
+
+        async def compute_log_probs(self, role: str) -> str:
+            return f"{role} of {self.batch}"
+
+    policy = PolicyGroup(LocalRanks(Policy()))  # type: ignore[arg-type]
+    policy.load_batch(["rows"])  # type: ignore[list-item]
+    assert not policy.ranks.worker.batch  # type: ignore[attr-defined]
+    for role in ("policy", "reference"):
+        assert asyncio.run(policy.compute_log_probs(role)) == [f"{role} of rows"]
+
+
+def test_the_cache_of_engines_with_their_own_gpus_is_kept() -> None:
+    class Ranks(FourRanks):
+        calls = 0
+
+        async def call(self, function):  # type: ignore[no-untyped-def]
+            self.calls += 1
+
+    async def release(shares_gpus: bool) -> int:
+        ranks = Ranks()
+        async with EngineGroup(ranks, 1, shares_gpus).release_kv_cache_temporarily():  # type: ignore[arg-type]
+            return ranks.calls
+
+    assert [asyncio.run(release(shared)) for shared in (True, False)] == [1, 0]
 
 
 @pytest.mark.parametrize("measures_mismatch", [True, False])

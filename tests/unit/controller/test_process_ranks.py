@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.controller.errors import WorkerDied, WorkerFailed
+from alphaapollo.controller.errors import EngineCoreDied, WorkerDied, WorkerFailed
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.process_ranks import ProcessRanks, call_engines_of_run
 from alphaapollo.engines.types import EngineDied, EngineError
@@ -84,7 +84,7 @@ def test_errors_name_the_worker() -> None:
     worker = "the policy worker of rank 0 failed"
     cases: list[tuple[Exception | None, type[Exception], str]] = [
         (ValueError("use 32"), ValueError, "use 32"),
-        (EngineDied("core"), WorkerDied, f"{worker}: core"),
+        (EngineDied("core"), EngineCoreDied, f"{worker}: core"),
         (OSError("disk full"), WorkerFailed, f"{worker}: disk full"),
         (KeyError("x"), WorkerFailed, f"{worker}, which is a bug:\nTraceback"),
         (None, WorkerFailed, "cannot pickle"),  # of the result

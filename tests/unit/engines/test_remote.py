@@ -75,6 +75,22 @@ def test_death_of_the_server_fails_all_calls(tmp_path: Path) -> None:
     run(make_engine(tmp_path), use)
 
 
+def test_a_dead_server_starts_again(tmp_path: Path) -> None:
+    async def use(engine: RemoteEngine) -> None:
+        assert not engine.is_dead
+        with pytest.raises(EngineDied):
+            await engine.resume()
+        assert engine.is_dead
+        await engine.restart()
+        assert not engine.is_dead
+        with pytest.raises(EngineDied, match="no weights"):
+            await engine.generate([1], Sampling(1), "early")
+        await engine.confirm_weights(5)
+        assert (await engine.generate([1], Sampling(1), "late")).token_ids == [1]
+
+    run(make_engine(tmp_path), use)
+
+
 def test_a_server_that_does_not_start_is_no_death(tmp_path: Path) -> None:
     """A restart would fail again."""
     for engine in (make_engine(tmp_path, ECHO_FAILS="1"), make_engine(tmp_path, python=str(tmp_path / "missing"))):

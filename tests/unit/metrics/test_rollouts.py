@@ -11,6 +11,7 @@ import pytest
 
 from alphaapollo.config.schema import Actor
 from alphaapollo.metrics.rollouts import compute_rollout_metrics, compute_speed_metrics
+from alphaapollo.trainer.step.credit import compute_advantage_metrics
 from alphaapollo.trainer.step.learn import compute_batch_metrics
 from alphaapollo.types import EpisodeEnd, JudgeUsage, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.unit.trainer.samples import build, credit_of, group, played, trajectory
@@ -161,6 +162,12 @@ def test_advantages_over_action_tokens() -> None:
         "critic/advantages/abs_mean": 0.5,
         "critic/advantages/share_zero": 0.0,
     }
+
+
+def test_the_standard_deviation_of_many_advantages_is_that_of_numpy() -> None:
+    advantages = np.random.default_rng(0).normal(size=300_001).astype(np.float32)
+    metrics = compute_advantage_metrics(advantages, np.ones(1, dtype=bool))
+    assert metrics["critic/advantages/std"] == float(advantages.std(dtype=np.float64))
 
 
 def test_the_length_penalty_excludes_invalid_actions() -> None:

@@ -17,6 +17,7 @@ class FakeSession:
 
     def __init__(self) -> None:
         self.weights, self.calls = SimpleNamespace(engines_hold_weights=True), list[str]()
+        self.workers = SimpleNamespace(engines=SimpleNamespace())
 
     async def hand_over(self, pauses_requests: bool) -> None:
         self.calls.append("sleep")

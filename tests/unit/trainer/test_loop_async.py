@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Config, Trainer
+from alphaapollo.controller.errors import EngineCoreDied
 from alphaapollo.session.progress import CurriculumState, Feedback, Progress, TrainingGoal
 from alphaapollo.trainer import loop
 from alphaapollo.trainer.step.collect import COUNTED, compute_staleness_metrics, take_stream_positions
@@ -222,6 +223,32 @@ def test_an_engine_that_dies_ends_the_run() -> None:
     run.workers.engines.generate_group = play
     with pytest.raises(Killed):
         train(run)
+
+
+@pytest.mark.parametrize("mode", ["carry", "separate"])
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_of_an_engine_that_dies_are_started_again(seed: int, mode: str) -> None:
+    """Also of one that dies during an update, and that the next publish replaces."""
+    run, deaths = make_run(seed=seed, mode=mode), list[int]()
+    engines = run.workers.engines
+    play = engines.generate_group
+
+    async def die_or_play(request: GroupRequest) -> TrajectoryGroup:
+        if request.stream_position % 5 == 0 and request.stream_position not in deaths:
+            deaths.append(request.stream_position)
+            await asyncio.sleep(request.stream_position % 4)
+            raise EngineCoreDied("engine 0", "rollout")
+        return await play(request)
+
+    async def replace_engine(death: Exception) -> None:
+        engines.calls.append("replace")
+        await asyncio.sleep(5)
+
+    engines.generate_group, engines.replace_engine = die_or_play, replace_engine
+    train(run)
+    assert engines.calls.count("replace") > 0 and len(deaths) > 5
+    assert sorted(engines.played) == list(range(run.progress.prompts_consumed))  # each once
+    check_counts(run, dynamic=False)
 
 
 RIGHT, FAILED = trajectory(0, 1.0, 1), trajectory(1, math.nan, 1, Outcome.GRADER_FAILED)

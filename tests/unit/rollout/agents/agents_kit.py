@@ -81,7 +81,7 @@ class Server:
         session = AgentSession(Sampling(budget), lambda number: number % 2**31, limits)
 
         async def serve():
-            endpoint = SessionGate(self.app)
+            endpoint = SessionGate(lambda: self.app)
             async with serve_gate(endpoint):
                 try:
                     with endpoint.open_session(session, TimeLimit(60)):

@@ -24,7 +24,7 @@ class Workers:
         self.updates = 0
         self.policy = self.critic = self
 
-    async def load_batch(self, batches: Any) -> None:
+    def load_batch(self, batches: Any) -> None:
         self.batches = batches
 
     async def offload(self) -> None:
