@@ -274,8 +274,8 @@ def _attend_masked(call: AttentionCall, query: Tensor, key: Tensor, value: Tenso
     """Compute masked attention. `mask`: bool, broadcast to [b, heads, T, S]; None: causal mask (T = S)."""
     if call.softcap is not None or call.sinks is not None:
         return attend_eager(call, query, key, value, mask)
-    if query.device.type == "cpu" and key.shape[2] <= MAX_KEYS and query.dtype != torch.float64:
-        mask = make_causal_mask(*key.shape[2:3] * 2, None, key.device) if mask is None else mask
+    if query.device.type == "cpu" and (width := key.shape[2]) <= MAX_KEYS and query.dtype != torch.float64:
+        mask = make_causal_mask(width, width, None, key.device) if mask is None else mask
         return attend_with_products(query, key, value, mask, call.scaling)
     settings = {"attn_mask": mask, "is_causal": mask is None, "scale": call.scaling, "enable_gqa": call.is_gqa}
     return scaled_dot_product_attention(query, key, value, **settings)

@@ -49,7 +49,7 @@ class _AttentionProducts(torch.autograd.Function):
         return torch.bmm(probabilities, v).view(rows, heads, length, -1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, probabilities = ctx.saved_tensors
         grad = grad.reshape(*q.shape[:2], -1)
         grad_v = torch.bmm(probabilities.transpose(1, 2), grad)

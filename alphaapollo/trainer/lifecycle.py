@@ -143,7 +143,8 @@ def tune_gc_and_huge_pages() -> Iterator[None]:
 
     The collector would scan every list of token ids, although there are few cycles. Its settings are restored at the
     end, because some libraries otherwise print errors. Without huge pages and kept memory, most of the time of large
-    matrix operations is spent in page faults. Enter after the workers have started, because their memory plan assumes normal pages.
+    matrix operations is spent in page faults. Enter after the workers have started, because their memory plan assumes
+    normal pages.
     """
     thresholds = gc.get_threshold()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

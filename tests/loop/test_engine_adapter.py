@@ -167,7 +167,7 @@ def test_an_evicted_adapter_is_loaded_again(served: Session, adapters: list[tupl
 
 
 def test_a_version_is_loaded_again_with_other_weights(served: Session, adapters: list[tuple[Adapter, str]]) -> None:
-    """As after `load` of an earlier checkpoint: neither the workers' copy nor cached prefixes are of the old weights."""
+    """As after `load` of an earlier checkpoint: neither the workers' copy nor cached prefixes have the old weights."""
     (first, digest), (second, other), *_ = adapters
     again = Adapter(first.folder, second.version)
     expected = read(served.generate(sample_with(first, seed=3)))[0][1:]

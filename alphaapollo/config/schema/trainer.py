@@ -120,8 +120,8 @@ class Training(RunSettings):
     progress is finished first. A second signal ends the run at once. false = the first signal already does."""
     max_restarts: NonNegativeInt = 3
     """How often the command may restart from its newest checkpoint after a worker, an engine, Ray or a node has died or
-    hung (docs/reliability.md). A second death of the same role in the same iteration ends the run. 0 = a death
-    ends the run."""
+    hung (docs/reliability.md); an engine on a CPU is first replaced. A second death of the same role in the same
+    iteration ends the run. 0 = a death ends the run."""
     n_gpus_per_node: PositiveInt = 1
     """Training ranks per node: GPUs, or processes on a machine without GPUs."""
     nnodes: PositiveInt = 1
