@@ -18,7 +18,8 @@ class Turns:
     def __init__(self, session: PolicySession, adapters: Adapters, shares_gpus: bool):
         self._session, self._adapters, self._shares_gpus = session, adapters, shares_gpus
         self._ranks, self._num_sampling = asyncio.Lock(), 0
-        session.workers.engines.replace_engine = self.replace_engine
+        if session.weights:
+            session.workers.engines.replace_engine = self.replace_engine
 
     @asynccontextmanager
     async def use_ranks(self, adapter: str = OWN) -> AsyncIterator[None]:

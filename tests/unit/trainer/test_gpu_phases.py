@@ -220,7 +220,7 @@ def make_run(gpu: Gpu, folder: Path, critic: bool = False, reward_model: bool = 
         [Prompt(0, "test", "text")],
         workers,
         plan=plan,
-        weights=WeightPublisher(workers.policy, workers.engines, Probe([1, 2]), 0.1),
+        weights=WeightPublisher(workers.policy, workers.engines, Probe([1, 2]), 0.1, on_cpus=False),
         learn=learn,
         metric_sources=[reward] if reward else [],
         checkpoint_writer=BackgroundCheckpointWriter(
