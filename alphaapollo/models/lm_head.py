@@ -241,7 +241,7 @@ def compute_chunk_stats(
     else:  # few passes over memory
         p = logits.softmax(dim=-1)
         normaliser = top - p.amax(dim=-1).log()
-        mean = torch.bmm(p[:, None], logits[:, :, None])[:, 0, 0] if needs_entropy else top
+        mean = torch.linalg.vecdot(p, logits) if needs_entropy else top
     logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
     if saves_slopes:
         slopes = p.mul_(-transform.factor)
