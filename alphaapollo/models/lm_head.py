@@ -114,7 +114,9 @@ def compute_token_stats(
     limits = limits or LOGIT_LIMITS.get(states.device.type, LOGIT_LIMITS["cuda"])
     block, chunk = (max(1, limit // head.weight.shape[0]) for limit in limits)
     fused = fused and divergence_target is None
-    chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, block, chunk, fused)
+    is_plain = not (fused or divergence_target or head.softcap) and head.bias is None
+    saves_slopes = is_plain and torch.is_grad_enabled() and len(states) <= block
+    chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, block, chunk, fused, saves_slopes)
     logprobs, entropy, divergence, *extra = _TokenStatsFunction.apply(states, head.weight, head.bias, targets, chunks)
     divergence = None if divergence_target is None else divergence
     return TokenStats(logprobs, entropy if needs_entropy else None, divergence, *extra)
@@ -131,10 +133,7 @@ class _ChunkedHead:
     block_size: int  # tokens
     chunk_size: int
     fused: bool
-
-    @property
-    def can_save_slopes(self) -> bool:
-        return not (self.fused or self.divergence_target or self.head.softcap) and self.head.bias is None
+    saves_slopes: bool  # replace the logits, which are one block, by the gradients of the log-probs
 
     def iterate_blocks(self, num_tokens: int) -> Iterator[slice]:
         return split_range(0, num_tokens, self.block_size)
@@ -291,14 +290,12 @@ class _TokenStatsFunction(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normaliser, entropy, divergence = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
         extra = [torch.zeros_like(logprobs) for _ in range(3)] if target and target.with_statistics else []
-        is_saved = num_tokens <= chunks.block_size
-        ctx.saves_slopes = is_saved and chunks.can_save_slopes and any(ctx.needs_input_grad)
         raw, compute_stats = None, chunks.fuse(compute_chunk_stats)
         for block in chunks.iterate_blocks(num_tokens):
             raw = compute_raw_logits(hidden[block], chunks.head)
             for chunk, part in chunks.iterate_chunks(block, raw):
                 normaliser[chunk], logprobs[chunk], entropy[chunk] = compute_stats(
-                    part, targets[chunk], chunks.transform, chunks.needs_entropy, ctx.saves_slopes
+                    part, targets[chunk], chunks.transform, chunks.needs_entropy, chunks.saves_slopes
                 )
                 if target is None:
                     continue
@@ -307,7 +304,7 @@ class _TokenStatsFunction(torch.autograd.Function):
                     divergence[chunk] += weights * target.divergence.value(logp, logq)
                     for column, statistic in zip(extra, (kl, forward_kl, distribution_overlap), strict=False):
                         column[chunk] += weights * statistic(logp, logq)
-        saved_logits = raw if is_saved else None
+        saved_logits = raw if num_tokens <= chunks.block_size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, saved_logits)
@@ -321,14 +318,14 @@ class _TokenStatsFunction(torch.autograd.Function):
         hidden, weight, targets, normaliser, entropy, saved_logits = ctx.saved_tensors
         chunks: _ChunkedHead = ctx.chunks
         grad_weight: Tensor | None = None
-        if ctx.saves_slopes and grad_logprobs is not None and grad_entropy is None:
+        if chunks.saves_slopes and grad_logprobs is not None and grad_entropy is None:
             slopes, by_token = saved_logits, grad_logprobs[:, None]
             grad_hidden = (linear(slopes, weight[: slopes.shape[1]].t()) * by_token).to(hidden.dtype)
             if ctx.needs_input_grad[1]:
                 scaled = (hidden * by_token).to(hidden.dtype)
                 grad_weight = _add_weight_grad(None, slopes, scaled, weight).to(weight.dtype)
             return grad_hidden, grad_weight, None, None, None
-        saved_logits = None if ctx.saves_slopes else saved_logits
+        saved_logits = None if chunks.saves_slopes else saved_logits
         compute_gradient = chunks.fuse(compute_logit_gradient)
         grad_hidden = torch.empty_like(hidden)
         grad_bias = hidden.new_zeros(weight.shape[0], dtype=normaliser.dtype) if ctx.needs_bias else None

@@ -66,7 +66,7 @@ def build_batch(
     )
     mask = layout.join_columns([rank.rows.action_mask for rank in layout.rank_batches])
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
-    num_actions = torch.from_numpy(np.diff(offsets - np.searchsorted(np.flatnonzero(mask == 0), offsets))).double()
+    num_actions = _count_actions(mask, offsets)
     turns = list_trained_turns(trajectories, layout.response_offsets)
     order = draw_token_order(trajectories, turns, len(mask), seed, step) if policy_loss.select_tokens else None
     rewards = place_rewards(pairs, turns, len(mask), config)
@@ -107,3 +107,9 @@ def _needs_turns(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> bo
     """Whether the estimator compares turns, or needs the order in time of the rows of a trajectory."""
     estimator = get_estimator(algorithm.adv_estimator)
     return "turns" in estimator.needs or (estimator.per_token and any(len(each.rows) > 1 for each in trajectories))
+
+
+def _count_actions(mask: np.ndarray, offsets: np.ndarray) -> torch.Tensor:
+    """Count the action tokens of each trajectory: its tokens without the observations, which are few or none."""
+    observations = np.flatnonzero(mask == 0)
+    return torch.from_numpy(np.diff(offsets - np.searchsorted(observations, offsets))).double()
