@@ -1,8 +1,8 @@
 """Attention over short rows on a CPU, as matrix products.
 
 torch's fused kernel for CPUs (torch 2.13) saves memory, but multiplies small float32 blocks. For up to MAX_KEYS tokens,
-complete products are up to four times as fast in bfloat16, and up to three times in float32. Scores and their gradients
-are float32; as in fused kernels, the other products have the dtype of their inputs and sum in float32.
+complete products are up to four times as fast in bfloat16, and up to three times in float32. Scores are float32; the
+other products, and the gradients of scores, have the dtype of their inputs and sum in float32.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _AttentionProducts(torch.autograd.Function):
         groups = heads // kv_heads
         q = query.reshape(rows * kv_heads, groups * length, size)  # the query heads of a key head are further rows
         k, v = (x.reshape(rows * kv_heads, num_keys, -1) for x in (key, value))
-        scores = torch.bmm(q.float(), k.float().transpose(1, 2)).mul_(scale)
+        scores = torch.bmm(q.float() * scale, k.float().transpose(1, 2))
         scores.view(rows, heads, length, num_keys).add_(bias)
         probabilities = scores.softmax(dim=-1).to(q.dtype)
         ctx.save_for_backward(q, k, v, probabilities)
@@ -53,8 +53,7 @@ class _AttentionProducts(torch.autograd.Function):
         q, k, v, probabilities = ctx.saved_tensors
         grad = grad.reshape(*q.shape[:2], -1)
         grad_v = torch.bmm(probabilities.transpose(1, 2), grad)
-        grad_p = torch.bmm(grad.float(), v.float().transpose(1, 2))
-        grad_scores = torch._softmax_backward_data(grad_p, probabilities.float(), -1, torch.float32)
-        grad_scores = grad_scores.mul_(ctx.scale).to(q.dtype)
+        grad_p = torch.bmm(grad, v.transpose(1, 2))
+        grad_scores = torch._softmax_backward_data(grad_p, probabilities, -1, q.dtype).mul_(ctx.scale)
         grads = torch.bmm(grad_scores, k), torch.bmm(grad_scores.transpose(1, 2), q), grad_v
         return *(part.view(shape) for part, shape in zip(grads, ctx.shapes, strict=True)), None, None

@@ -35,6 +35,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from alphaapollo.models.cpu_linear import use_onednn
+from alphaapollo.models.cpu_norm import use_short_norms
 from alphaapollo.models.expert_parallel import distribute_experts, find_experts, prefetch_layers
 from alphaapollo.processes.network import find_interface
 from alphaapollo.weight_sync.store import make_store
@@ -125,6 +126,7 @@ def shard_model(
     policy = CPUOffloadPolicy() if offload_policy and device.type == "cuda" else OffloadPolicy()
     if device.type == "cpu":
         use_onednn(root)
+        use_short_norms(root)
     if mesh.experts is not None:
         fsdp_mesh = mesh.experts[mesh.experts.mesh_dim_names[:-1]]  # type: ignore[index]
         own_precision = replace(precision, cast_forward_inputs=False)  # keep the dtype of the routers' weights

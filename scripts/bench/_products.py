@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from alphaapollo.batching.batch import RankBatch
 from alphaapollo.models.cpu_linear import compute_weight_grad, linear
@@ -82,6 +83,31 @@ class MatrixProducts:
         if shape not in self._inputs:
             self._inputs[shape] = torch.randn(shape, dtype=self.dtype)
         return self._inputs[shape]
+
+
+class BatchedProducts(TorchDispatchMode):
+    """Batched products of an update, which are those of attention over short rows. Records them as a context manager,
+    and computes them alone, with random inputs of the same shapes, strides and dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inputs: list[tuple[Tensor, Tensor]] = []
+        self._known: dict[tuple[Any, ...], Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bmm.default:
+            self._inputs.append((self._make(args[0]), self._make(args[1])))
+        return func(*args, **(kwargs or {}))
+
+    def compute(self) -> None:
+        for left, right in self._inputs:
+            torch.bmm(left, right)
+
+    def _make(self, like: Tensor) -> Tensor:
+        key = like.shape, like.stride(), like.dtype
+        if key not in self._known:
+            self._known[key] = torch.empty_strided(*key[:2], dtype=like.dtype).normal_()
+        return self._known[key]
 
 
 def profile_operations(update: Callable[[], object]) -> dict[str, float]:

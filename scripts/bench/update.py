@@ -9,9 +9,10 @@ log-softmax, PPO's clipped loss, backward, clip and AdamW. The sides alternate. 
 is bare seconds over ours, the median of the rounds (1 = no overhead). `processor_ratio` is the same for processor time
 of all threads, which is more reliable on a busy machine. The bare loop's model has the dtype of `--dtype`.
 
-`matrix_products` are those of the update alone: the same shapes in the same dtype, in the same rounds. `bound_ratio` is
-their processor time over that of our update (1: the update only multiplies matrices). `--profile` adds the seconds of
-each kind of operation in one update (torch.profiler).
+`matrix_products` are those of the update's linear layers alone, and `attention` those of its attention: the same shapes
+in the same dtype, in the same rounds. `bound_ratio` is the processor time of both over that of our update (1: the update
+only multiplies matrices), and `linear_bound_ratio` that of the linear layers. `--profile` adds the seconds of each kind
+of operation in one update (torch.profiler).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from alphaapollo.config.schema.algorithm import PolicyOptimizer  # noqa: E402
 from alphaapollo.types import Row  # noqa: E402
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig  # noqa: E402
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement  # noqa: E402
-from scripts.bench._products import MatrixProducts, count_update_products, profile_operations  # noqa: E402
+from scripts.bench._products import BatchedProducts, MatrixProducts, count_update_products, profile_operations  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
 
 FOLDER = ROOT / "outputs" / "bench"
@@ -155,9 +156,12 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     products = MatrixProducts(count_update_products(model, batch), getattr(torch, args.dtype))
     worker = make_worker(folder, args.threads, args.dtype)
     worker.load_batch(batch)
+    with BatchedProducts() as attention:
+        worker.update(columns)
     sides: dict[str, Callable[[], object]] = {
         "ours": lambda: worker.update(columns),
         "products": products.compute,
+        "attention": attention.compute,
     }
     if not args.skip_bare:
         optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIMIZER.lr, weight_decay=0.0)
@@ -184,7 +188,8 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         "seconds": {side: round(statistics.median(values), 4) for side, values in seconds.items()},
         "processor_ratio": round(middle["bare"] / middle["ours"], 3) if ratios else None,
         "processor_seconds": {side: round(value, 4) for side, value in middle.items()},
-        "bound_ratio": round(middle["products"] / middle["ours"], 3),
+        "bound_ratio": round((middle["products"] + middle["attention"]) / middle["ours"], 3),
+        "linear_bound_ratio": round(middle["products"] / middle["ours"], 3),
         "matrix_products": products.describe(middle["products"]),
         "operations": operations,
         "tokens": int(batch.rows.lengths.sum()),
