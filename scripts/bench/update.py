@@ -10,9 +10,9 @@ is bare seconds over ours, the median of the rounds (1 = no overhead). `processo
 of all threads, which is more reliable on a busy machine. The bare loop's model has the dtype of `--dtype`.
 
 `matrix_products` are those of the update's linear layers alone, and `attention` those of its attention: the same shapes
-in the same dtype, in the same rounds. `bound_ratio` is the processor time of both over that of our update (1: the update
-only multiplies matrices), and `linear_bound_ratio` that of the linear layers. `--profile` adds the seconds of each kind
-of operation in one update (torch.profiler).
+in the same dtype, in the same rounds. `bound_ratio` is the processor time of both over that of our update (1: it only
+multiplies matrices), and `linear_bound_ratio` that of the linear layers. `--profile` adds the seconds of each kind of
+operation in one update (torch.profiler).
 """
 
 from __future__ import annotations
