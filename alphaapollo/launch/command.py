@@ -25,6 +25,7 @@ from alphaapollo.config.load import find_command_module, load_config_and_user_se
 from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.errors import REPORTED_ERRORS, WorkerLost
+from alphaapollo.launch.early_imports import import_engine_early
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.curve import Points, read_curves
 from alphaapollo.observability.metric_texts import format_duration
@@ -69,7 +70,8 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
             return resume_hint(trainer.folder) if trains else f"run the same command to resume from {trainer.folder}"
 
         try:
-            with open_console(trainer) as console, nullcontext() if trainer.dry_run else lock_folder(trainer.folder):
+            lock = nullcontext() if trainer.dry_run else lock_folder(trainer.folder)
+            with open_console(trainer) as console, lock, import_engine_early(config):
                 with HEARTBEAT.record_call("prepare"), pause_gc():  # most of the time is spent on imports
                     module = importlib.import_module(module_name)
                     prepared = module.prepare_run(config, user_settings, console)

@@ -297,8 +297,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     square = total.to(torch.promote_types(total.dtype, torch.float32)).square()
     norm = math.sqrt(sum_over_shards(square, slices[0]).item())
     if max_norm < norm < math.inf:
-        for gradient in gradients:
-            gradient.mul_(max_norm / norm)
+        torch._foreach_mul_(gradients, max_norm / norm)  # one kernel on a GPU
     return norm
 
 

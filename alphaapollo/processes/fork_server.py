@@ -2,19 +2,27 @@
 second instead of ten.
 
     this process --- fork server (imports modules once) --- process, process, ...
+
+A driver may start a fork server for its workers (`share_fork_server`), which then import while it checks its inputs.
 """
 
 from __future__ import annotations
 
 import multiprocessing.forkserver
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+import psutil
 import setproctitle
 
+from alphaapollo.processes.watchdog import RUN, reserve_run_id
+
+SHARED = "ALPHAAPOLLO_FORK_SERVER"  # environment variable with the pid and the address of a shared fork server
 _inherited_modules: frozenset[str] = frozenset()
 """Modules that the fork server had imported when it forked this process; empty: this process was not forked."""
 
@@ -45,22 +53,75 @@ class ForkedContext(ForkServerContext):
     Process = ForkedProcess
 
 
-def start_fork_server(preload: str, provided: Sequence[str]) -> None:
+def start_fork_server(preload: str, provided: Sequence[str], shared: Mapping[str, str] | None = None) -> None:
     """Start the fork server, which imports the module `preload` in the background with the current environment
     variables.
 
     provided: modules that `preload` imports. A process whose own fork server has imported them forks its children from
-    that server.
+        that server.
+    shared: variables with which the shared fork server can be used instead; None: it cannot.
     """
     server: Any = multiprocessing.forkserver._forkserver
+    server.set_forkserver_preload([preload])
     if _inherited_modules.issuperset(provided):
         multiprocessing.forkserver.ensure_running = server.ensure_running = lambda: None
-        return
-    multiprocessing.forkserver.set_forkserver_preload([preload])
-    search_path = os.environ.get("PYTHONPATH")  # Python 3.11 does not pass sys.path to the fork server
+    elif shared is None or not _use_shared_server(server, shared):
+        _launch(server)
+
+
+def _launch(server: Any) -> None:
+    before = os.environ.get("PYTHONPATH")  # Python 3.11 does not pass sys.path to the fork server
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    multiprocessing.forkserver.ensure_running()
-    if search_path is None:
+    server.ensure_running()
+    if before is None:
         del os.environ["PYTHONPATH"]
     else:
-        os.environ["PYTHONPATH"] = search_path
+        os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def share_fork_server(preload: str, provided: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
+    """Context manager with a fork server for the workers of this process on this machine, as `start_fork_server` starts
+    it, with these environment variables. It belongs to the run that starts next, and is killed at the end."""
+    if _inherited_modules.issuperset(provided):
+        yield
+        return
+    before, server = dict(os.environ), multiprocessing.forkserver.ForkServer()
+    server.set_forkserver_preload([preload])
+    os.environ.update(environment, **{RUN: reserve_run_id()})
+    _launch(server)
+    os.environ.clear()
+    os.environ.update(before)
+    pid, address = server._forkserver_pid, server._forkserver_address  # type: ignore[attr-defined]
+    os.environ[SHARED] = f"{pid} {address}"
+    try:
+        yield
+    finally:
+        os.environ.pop(SHARED, None)
+        os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
+        with suppress(ChildProcessError):  # the end of the run has killed it
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                os.kill(pid, signal.SIGKILL)  # it may still import
+                os.waitpid(pid, 0)
+
+
+def _use_shared_server(server: Any, environment: Mapping[str, str]) -> bool:
+    """Let this process fork from the shared fork server, if there is one with these variables. If it has died, the next
+    fork starts a server of this process."""
+    pid, _, address = os.environ.get(SHARED, "0 ").partition(" ")
+    try:
+        found = psutil.Process(int(pid)).environ()
+    except psutil.Error:  # it has died, or another machine started this process
+        return False
+    if not address or environment.items() - found.items():
+        return False
+
+    def ensure_running() -> None:
+        if not os.path.exists(f"/proc/{pid}/exe"):
+            multiprocessing.forkserver.ensure_running = server.ensure_running = launch
+            launch()
+
+    launch = server.ensure_running
+    server._forkserver_address, server._forkserver_alive_fd = address, os.open(os.devnull, os.O_RDONLY)
+    multiprocessing.forkserver.ensure_running = server.ensure_running = ensure_running
+    return True

@@ -34,9 +34,20 @@ _GRACE_SECONDS = 2.0  # for processes that end on their own
 _REAP_SECONDS = 10.0  # maximum time to kill the processes of a run
 
 
+_reserved_run_ids: list[str] = []
+
+
+def reserve_run_id() -> str:
+    """Return the id of the run that this process starts next, for processes that start before it."""
+    _reserved_run_ids[:] = [f"{os.getpid()}-{uuid.uuid4().hex[:8]}"]
+    return _reserved_run_ids[0]
+
+
 def new_run_id() -> str:
     """Return the id of a new run, and put it into the environment, which the run's processes inherit."""
-    run_id = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    if not _reserved_run_ids:
+        reserve_run_id()
+    run_id = _reserved_run_ids.pop()
     os.environ[RUN] = run_id
     os.environ["PYTHONSAFEPATH"] = "1"  # as entry_point does; an own loop has none
     os.environ["SPT_NOENV"] = "1"  # keeps Ray from overwriting the environment, which the reaper reads

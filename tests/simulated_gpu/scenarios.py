@@ -2,7 +2,8 @@
 
     python -m tests.simulated_gpu.scenarios MODELS NAME ...     # started by `run_preloaded`
 
-Prints {scenario: {part: {"kind in place": number of host synchronizations}}} as JSON.
+Prints {"waits": {scenario: {part: {"kind in place": number of host synchronizations}}}} as JSON, and the same for "work":
+numbers of kernels, and bytes of collectives.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ UPDATES = {
         actor=KL, settings={"lora_rank": 8}, world_size=2, needs_reference=True, parts=("publish", "publish adapters")
     ),
     "eight ranks": PolicyUpdate(world_size=8, parts=("publish",), num_rows=16),
+    "five layers": PolicyUpdate("qwen3_deep", world_size=8, parts=("publish",), num_rows=16),
     "Ulysses": PolicyUpdate(
         actor=FULL_KL, settings=RECOMPUTED, world_size=2, sequence_parallel=2, needs_reference=True
     ),
@@ -339,11 +341,11 @@ def losses(run: Recorder) -> None:
 
 def main() -> None:
     models, *names = sys.argv[1:]
-    found = {}
+    found: dict[str, dict[str, Any]] = {"waits": {}, "work": {}}
     for name in names or SCENARIOS:
         run = Recorder(Path(models))
         SCENARIOS[name](run)
-        found[name] = run.parts
+        found["waits"][name], found["work"][name] = run.parts, run.work
     print(json.dumps(found, indent=1))
 
 

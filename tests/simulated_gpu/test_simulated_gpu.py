@@ -33,8 +33,9 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="the device guard of the fake GPU is compiled with g++"),
 ]
 
+BYTES = "bytes gathered", "bytes reduced"
 Found = dict[str, dict[str, dict[str, int]]]
-"""Host synchronizations by scenario and part."""
+"""Host synchronizations by scenario and part, or kernels and bytes."""
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +44,18 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(guard: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """Host synchronizations of all scenarios, which run in one process."""
+def counted(guard: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+    """Counts of all scenarios, which run in one process."""
     models = tmp_path_factory.mktemp("models")
     make_models(models)
     output = run_preloaded(guard, "tests.simulated_gpu.scenarios", str(models), timeout=1200)
-    parts: Found = json.loads(output[output.index("{") :])
-    return parts
+    counts: dict[str, Found] = json.loads(output[output.index("{") :])
+    return counts
+
+
+@pytest.fixture(scope="module")
+def found(counted: dict[str, Found]) -> Found:
+    return counted["waits"]
 
 
 def test_every_scenario_runs(found: Found) -> None:
@@ -69,6 +75,18 @@ def test_an_update_and_its_parts_wait_for_the_gpu_as_often_as_expected(found: Fo
     assert {part: counted[part] for part in row.parts if expected[part] is not None} == {
         part: counts for part, counts in expected.items() if counts is not None
     }
+
+
+def test_kernels_and_bytes_of_an_update_and_a_publish(counted: dict[str, Found]) -> None:
+    """Each layer is gathered twice in bfloat16, for the forward and the backward pass, and reduced in float32."""
+    shallow, deep = (counted["work"][name] for name in ("eight ranks", "five layers"))
+    (kernels, gathered, reduced), (_, published, _) = (
+        ((deep[part].get(name, 0) - shallow[part].get(name, 0)) / 2 for name in ("kernels", *BYTES))
+        for part in ("update", "publish")
+    )
+    attention, mlp, norms = 256 * 64 * (2 * 4 + 2 * 2), 3 * 256 * 512, 2 * 256 + 2 * 64
+    assert (gathered, reduced, published) == tuple(size * (attention + mlp + norms) for size in (4, 4, 2))
+    assert kernels <= 220 and shallow["update"]["kernels"] - 3 * kernels <= 270
 
 
 def test_no_loss_waits_for_the_gpu_in_a_micro_batch(found: Found) -> None:

@@ -73,23 +73,27 @@ def make_models(folder: Path) -> None:
         save_tokenizer(folder / name)
     for name in VISION_MODELS:
         make(name, folder / name)
-    (folder / "qwen3").mkdir()
-    (folder / "qwen3" / "config.json").write_text(json.dumps(QWEN3))
-    save_tokenizer(folder / "qwen3", num_tokens=1000)  # 24 ids of the model have no token
+    for name, layers in {"qwen3": 3, "qwen3_deep": 5}.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(QWEN3 | {"num_hidden_layers": layers}))
+        save_tokenizer(folder / name, num_tokens=1000)  # 24 ids of the model have no token
 
 
 @dataclass
 class Recorder:
-    """Host synchronizations of the parts of a scenario."""
+    """Host synchronizations, and kernels and bytes, of the parts of a scenario."""
 
     models: Path
     parts: dict[str, dict[str, int]] = field(default_factory=dict)
+    work: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @contextmanager
     def record(self, title: str) -> Iterator[None]:
-        """Record the synchronizations of the block under a title."""
+        """Record what the block does under a title."""
         FakeGpu.syncs.clear()
+        FakeGpu.work.clear()
         yield
+        self.work[title] = dict(FakeGpu.work)
         self.parts[title] = {f"{kind} in {place}": number for (kind, place), number in FakeGpu.syncs.items()}
 
 

@@ -25,6 +25,7 @@ from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpA
 from alphaapollo.engines.vllm.process import EngineContext, start_engine_fork_server
 from alphaapollo.engines.vllm.settings import (
     build_completion,
+    build_cpu_environment,
     build_engine_arguments,
     build_http_answer,
     build_vllm_environment,
@@ -81,7 +82,8 @@ class VllmEngine(Engine):
         if self.spec.device == "cpu" and self._context is None:
             before = dict(os.environ)
             os.environ.update(self._environment)
-            self._context = start_engine_fork_server()
+            needed = build_cpu_environment(self.spec.rollout, self.spec.model_path)
+            self._context = start_engine_fork_server(needed)
             os.environ.clear()
             os.environ.update(before)
 

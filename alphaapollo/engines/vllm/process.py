@@ -11,10 +11,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
-from alphaapollo.engines.process import set_up_engine_process
+from alphaapollo.engines.process import LOG, set_up_engine_process
 from alphaapollo.processes.allocator import keep_freed_memory
-from alphaapollo.processes.fork_server import ForkedContext, ForkedProcess, start_fork_server
+from alphaapollo.processes.fork_server import ForkedContext, ForkedProcess, share_fork_server, start_fork_server
 
 PRELOAD_MODULE = "alphaapollo.engines.vllm.preload"
 CORE_MODULES = (  # modules that an engine core imports
@@ -48,7 +50,13 @@ class EngineContext(ForkedContext):
     Process = EngineProcess
 
 
-def start_engine_fork_server() -> EngineContext:
-    """Start the fork server, which imports vLLM in the background, and return the context that forks from it."""
-    start_fork_server(PRELOAD_MODULE, CORE_MODULES)
+def start_engine_fork_server(environment: Mapping[str, str]) -> EngineContext:
+    """Start the fork server, which imports vLLM in the background, or find the run's shared one. Returns the context
+    that forks from it. environment: build_cpu_environment of the engine."""
+    start_fork_server(PRELOAD_MODULE, CORE_MODULES, environment)
     return EngineContext()
+
+
+def share_engine_fork_server(environment: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Context manager that lets the fork server import vLLM before the run starts (share_fork_server)."""
+    return share_fork_server(PRELOAD_MODULE, CORE_MODULES, {**environment, LOG: os.devnull})

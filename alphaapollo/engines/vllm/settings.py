@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from alphaapollo.config.resolve import get_resolved
+from alphaapollo.config.schema import Rollout
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer
 from alphaapollo.processes.python_command import make_module_command
@@ -54,17 +55,11 @@ RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 
 def build_vllm_environment(spec: EngineSpec) -> dict[str, str]:
     """Return the environment variables of the engine's processes. Set them before vLLM is imported."""
-    variables = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CONFIGURE_LOGGING": "0",  # the log goes to spec.log_path, see process.py
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    variables = _build_common_environment(spec.model_path)
     if spec.cleanup_folders:
         variables["VLLM_RPC_BASE_PATH"] = get_sockets_folder(spec)
-    if Path(spec.model_path).is_dir():
-        variables["HF_HUB_OFFLINE"] = "1"
     if spec.device == "cpu":
-        return variables | _build_cpu_environment(spec)
+        return variables | build_cpu_environment(spec.rollout, spec.model_path)
     if spec.transport == "ipc":
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # needed to send CUDA IPC handles
     if spec.rollout.full_determinism:
@@ -72,15 +67,25 @@ def build_vllm_environment(spec: EngineSpec) -> dict[str, str]:
     return variables
 
 
+def _build_common_environment(model_path: str) -> dict[str, str]:
+    variables = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CONFIGURE_LOGGING": "0",  # the log goes to spec.log_path, see process.py
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return variables | ({"HF_HUB_OFFLINE": "1"} if Path(model_path).is_dir() else {})
+
+
 def get_sockets_folder(spec: EngineSpec) -> str:
     """Return a folder for vLLM's sockets. vLLM never removes them; this folder is removed when the run ends."""
     return f"{spec.cleanup_folders[0]}/sockets"
 
 
-def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
-    tensor_parallel = spec.rollout.tensor_model_parallel_size
-    variables = {
-        "OMP_NUM_THREADS": str(spec.rollout.cpu_threads or 1),
+def build_cpu_environment(rollout: Rollout, model_path: str) -> dict[str, str]:
+    """Return the variables on which importing vLLM depends in an engine on a CPU. rollout: resolved."""
+    tensor_parallel = rollout.tensor_model_parallel_size
+    variables = _build_common_environment(model_path) | {
+        "OMP_NUM_THREADS": str(rollout.cpu_threads or 1),
         "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads would make other processes up to 30 times slower
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # Results do not depend on the rest of the batch (also needs pad_single_row in patches.py).
@@ -88,9 +93,9 @@ def _build_cpu_environment(spec: EngineSpec) -> dict[str, str]:
     }
     if tensor_parallel == 1:
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # run the model in the process of the core
-    if spec.rollout.router_replay:
+    if rollout.router_replay:
         variables |= TRITON_INTERPRETER
-    if spec.rollout.enforce_eager:
+    if rollout.enforce_eager:
         variables["TORCH_COMPILE_DISABLE"] = "1"  # avoids a compilation at the first log-probs
     return variables
 
