@@ -15,6 +15,7 @@ from alphaapollo.utils.imports import pause_gc
 
 UNUSED = ("cv2", "opentelemetry.exporter", "ray", "scipy")  # vLLM's imports for videos, traces, Ray and audio
 
+os.setsid()  # signals to the process group of a command are for its driver, which ends the engines
 redirect_output_to_file(os.environ[LOG])
 register_triton_interpreter()
 sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None: imports fail as if it were not installed

@@ -3,7 +3,8 @@
     this process --- fork server (imports vLLM in parallel) --- engine core --- tensor-parallel ranks
 
 On a CPU the core is forked from the fork server, and the ranks from the core, so that vLLM is imported only once, which
-takes seconds. On GPUs, vLLM's default start method is used.
+takes seconds. A command starts the server before its workers (launch/early_imports.py). On GPUs, vLLM's default start
+method is used.
 """
 
 from __future__ import annotations
