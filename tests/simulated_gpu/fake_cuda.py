@@ -3,8 +3,7 @@
     with fake_cuda(world_size=8) as gpu:        # in a process that `run_preloaded` starts
         worker = PolicyWorker(...)              # its tensors are fake tensors on "cuda"
         worker.update(columns)
-    gpu.syncs                                   # Counter of host synchronizations: (kind, place in alphaapollo)
-    gpu.work                                    # Counter: kernels, and the bytes of each kind of collective
+    gpu.syncs, gpu.work     # Counters: host synchronizations (kind, place in alphaapollo); kernels, bytes (work.py)
 
 It detects operations that mix CPU and CUDA tensors, unsupported operators, wrong dtypes and shapes, and waits of the
 host for the GPU. Collectives do nothing, on a process group of any size. Small integer tensors have values, because
@@ -35,13 +34,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tests.simulated_gpu.work import count_work
+
 aten = torch.ops.aten
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = f"{ROOT}/alphaapollo/"
 LARGEST_WITH_VALUES = 1 << 16  # elements of an integer tensor whose values are known
 GPU = "NVIDIA H100 80GB HBM3"
-WITHOUT_KERNEL = "alias detach device empty empty_like empty_strided lift_fresh new_empty new_empty_strided _unsafe_view"
-COLLECTIVES = {"_allgather_base_": "gathered", "all_gather_into_tensor": "gathered", "_reduce_scatter_base_": "reduced"}
 
 
 def compile_guard(folder: Path) -> Path:
@@ -125,7 +124,7 @@ class FakeGpu(TorchDispatchMode):
     """Mode that counts host synchronizations and keeps the values of small integer tensors."""
 
     syncs: ClassVar[Counter[tuple[str, str]]] = Counter()
-    work: ClassVar[Counter[str]] = Counter()  # a fused kernel of torch.compile counts as the operators in it
+    work: ClassVar[Counter[str]] = Counter()
     hints: ClassVar[list[Callable[[Tensor], Any]]] = []  # tensor -> values for Tensor.tolist, or None
     fakes: ClassVar[FakeTensorMode]
     DYNAMIC: ClassVar[dict[Any, str]] = {  # operators whose results have sizes that depend on values
@@ -182,25 +181,12 @@ class FakeGpu(TorchDispatchMode):
                 self.note("index by a bool mask")
             args = (first, [part for index in args[1] for part in _split_mask(index)])
         made = func(*args, **kwargs)
-        self._count_work(func, args, made)
+        count_work(self.work, func, args, made)
         if func._schema.is_mutable:
             if real is None and hasattr(first, "known_values"):
                 del first.known_values
             return made
         return made if real is None else _attach_values(made, real)
-
-
-    @staticmethod
-    def _count_work(func: Any, args: Any, made: Any) -> None:
-        name, tensors = func._schema.name.split("::")[1], [one for one in tree_leaves((args, made)) if is_on_gpu(one)]
-        if tensors and not func.is_view and name not in WITHOUT_KERNEL.split():
-            FakeGpu.work["kernels"] += 1
-        if name in COLLECTIVES:
-            FakeGpu.work[f"bytes {COLLECTIVES[name]}"] += max(one.nbytes for one in tensors)
-
-
-def is_on_gpu(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.device.type == "cuda"
 
 
 def _is_mask(index: Tensor | None) -> bool:
@@ -399,7 +385,6 @@ def fake_cuda(world_size: int = 1, modes: Sequence[TorchDispatchMode] = ()) -> I
 
     Stream.current = Stream()
     FakeGpu.syncs.clear()
-    FakeGpu.work.clear()
     FakeGpu.hints.clear()
     with ExitStack() as stack:
         for owner, name, value in _list_patches():

@@ -2,8 +2,8 @@
 
     python -m tests.simulated_gpu.scenarios MODELS NAME ...     # started by `run_preloaded`
 
-Prints {"waits": {scenario: {part: {"kind in place": number of host synchronizations}}}} as JSON, and the same for "work":
-numbers of kernels, and bytes of collectives.
+Prints {"waits": {scenario: {part: {"kind in place": number of host synchronizations}}}} as JSON, and the same for
+"work": numbers of kernels, and bytes of collectives.
 """
 
 from __future__ import annotations
