@@ -21,12 +21,12 @@ def use_short_norms(model: nn.Module) -> None:
     for module in model.modules():
         own = getattr(type(module).forward, "__code__", code)
         if (own.co_code, own.co_consts, own.co_names) == (code.co_code, code.co_consts, code.co_names):
-            module.forward = MethodType(_forward_norm, module)  # type: ignore[method-assign]
+            module.forward = MethodType(_forward_norm, module)
 
 
 def _forward_norm(norm: Any, x: Tensor) -> Tensor:
     if x.device.type != "cpu" or x.dtype != norm.weight.dtype or x.dtype == torch.float64:
-        return type(norm).forward(norm, x)  # type: ignore[no-any-return]
+        return type(norm).forward(norm, x)
     output: Tensor = _RmsNorm.apply(x, norm.weight, norm.variance_epsilon)
     return output
 
