@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.processes import entry_point
+from alphaapollo.processes import entry_point, fork_server
 from alphaapollo.processes.fork_server import ForkedContext
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -55,6 +55,7 @@ def prepare_forked_process() -> None:
     assert IMPORTS in sys.modules, "an import failed, which a fork server does not report"
     entry_point.exits_at_once = True
     os.setsid()
+    fork_server._inherited_modules = frozenset(sys.modules)  # a command shares no fork server of its own
     multiprocessing.forkserver.ensure_running = lambda: None  # of the engine core
     multiprocessing.forkserver._forkserver.ensure_running = lambda: None
     multiprocessing.context._concrete_contexts["spawn"] = ForkedContext()  # of checks that import vLLM
