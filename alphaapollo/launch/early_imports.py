@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from alphaapollo.config.resolve import resolve_generation, resolve_rollout
 from alphaapollo.config.schema import Config, GenerationConfig
 from alphaapollo.controller.placement import Machine
-from alphaapollo.engines.vllm.process import share_engine_fork_server
 from alphaapollo.engines.vllm.settings import build_cpu_environment
 from alphaapollo.planning.threads import choose_cpu_threads
 from alphaapollo.utils.versions import find_version
@@ -22,9 +21,11 @@ def import_engine_early(config: object) -> Iterator[None]:
     environment = predict_engine_environment(config)
     if environment is None:
         yield
-    else:
-        with share_engine_fork_server(environment):
-            yield
+        return
+    from alphaapollo.engines.vllm.process import share_engine_fork_server  # imports packages that only vLLM needs
+
+    with share_engine_fork_server(environment):
+        yield
 
 
 def predict_engine_environment(config: object) -> Mapping[str, str] | None:
