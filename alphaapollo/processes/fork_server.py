@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
@@ -82,14 +83,18 @@ def _launch(server: Any) -> None:
 @contextmanager
 def share_fork_server(preload: str, provided: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
     """Context manager with a fork server for the workers of this process on this machine, as `start_fork_server` starts
-    it, with these environment variables. It belongs to the run that starts next, and is killed at the end."""
+    it, with these environment variables. It belongs to the run that starts next, and is killed at the end. SIGINT is
+    blocked in it until `preload` unblocks it."""
     if _inherited_modules.issuperset(provided):
         yield
         return
     before, server = dict(os.environ), multiprocessing.forkserver.ForkServer()
     server.set_forkserver_preload([preload])
     os.environ.update(environment, **{RUN: reserve_run_id()})
+    resource_tracker.ensure_running()  # its start unblocks SIGINT
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     _launch(server)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.environ.clear()
     os.environ.update(before)
     pid, address = server._forkserver_pid, server._forkserver_address  # type: ignore[attr-defined]

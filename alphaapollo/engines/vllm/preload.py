@@ -6,6 +6,7 @@ import atexit
 import gc
 import importlib
 import os
+import signal
 import sys
 
 from alphaapollo.engines.process import LOG, redirect_output_to_file
@@ -17,6 +18,7 @@ UNUSED = ("cv2", "opentelemetry.exporter", "ray", "scipy")  # vLLM's imports for
 
 os.setsid()  # signals to the process group of a command are for its driver, which ends the engines
 redirect_output_to_file(os.environ[LOG])
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # of share_fork_server
 register_triton_interpreter()
 sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None: imports fail as if it were not installed
 with pause_gc():
