@@ -84,7 +84,7 @@ def _launch(server: Any) -> None:
 def share_fork_server(preload: str, provided: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
     """Context manager with a fork server for the workers of this process on this machine, as `start_fork_server` starts
     it, with these environment variables. It belongs to the run that starts next, and is killed at the end. SIGINT is
-    blocked in it until `preload` unblocks it."""
+    blocked in it until `preload` unblocks it, because a Ctrl-C would interrupt its first imports with a traceback."""
     if _inherited_modules.issuperset(provided):
         yield
         return

@@ -18,7 +18,7 @@ UNUSED = ("cv2", "opentelemetry.exporter", "ray", "scipy")  # vLLM's imports for
 
 os.setsid()  # signals to the process group of a command are for its driver, which ends the engines
 redirect_output_to_file(os.environ[LOG])
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # of share_fork_server
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # share_fork_server blocks it
 register_triton_interpreter()
 sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None: imports fail as if it were not installed
 with pause_gc():

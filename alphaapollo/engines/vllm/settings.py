@@ -55,11 +55,10 @@ RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 
 def build_vllm_environment(spec: EngineSpec) -> dict[str, str]:
     """Return the environment variables of the engine's processes. Set them before vLLM is imported."""
-    variables = _build_common_environment(spec.model_path)
-    if spec.cleanup_folders:
-        variables["VLLM_RPC_BASE_PATH"] = get_sockets_folder(spec)
+    sockets = {"VLLM_RPC_BASE_PATH": get_sockets_folder(spec)} if spec.cleanup_folders else {}
     if spec.device == "cpu":
-        return variables | build_cpu_environment(spec.rollout, spec.model_path)
+        return build_cpu_environment(spec.rollout, spec.model_path) | sockets
+    variables = _build_common_environment(spec.model_path) | sockets
     if spec.transport == "ipc":
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # needed to send CUDA IPC handles
     if spec.rollout.full_determinism:
