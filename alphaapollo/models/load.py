@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from alphaapollo.models.decoder import (
 )
 from alphaapollo.models.expert_parallel import keep_split_sizes
 from alphaapollo.models.vision_attention import use_varlen_attention_in_vision_tower
+from alphaapollo.models.weight_files import check_tensor_names, find_weight_files, has_own_head
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.seeds import derive_seed
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")  # in names of weights
 COMPILER = "inductor"  # torch's own: Triton on a GPU, C++ on a CPU
+FIT = "for missing or truncated weight files, and that config.json fits them"
 LIGER_ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
 """Architectures for which log-probs and gradients were compared with and without Liger's kernels."""
 
@@ -45,20 +46,49 @@ def load_causal_lm(model: Model, attention: Attention, dtype: torch.dtype | None
     """Load a causal language model, or a vision-language model, without dropout, on the CPU. dtype: of parameters
     without weights, on the meta device; None: load the weights, in the dtypes of their files. Raises ValueError if the
     model cannot be read, is not a causal language model, or lacks weights."""
+    config = load_config(model)
+    auto_class = _find_causal_class(config, model)
+    loaded = _load_model(auto_class, config, model, attention, dtype)
+    _enable_gradient_checkpointing(loaded, model)
+    return loaded
+
+
+def _find_causal_class(config: PretrainedConfig, model: Model) -> str:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    config = load_config(model)
-    auto_class, custom_code = "AutoModelForCausalLM", has_custom_code(model, config)
+    custom_code = has_custom_code(model, config)
     if not custom_code and reads_images(config):
-        auto_class = "AutoModelForImageTextToText"
-    elif not custom_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return "AutoModelForImageTextToText"
+    if not custom_code and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"model.path={model.path} is a {config.model_type!r} model, which is not a causal language model. "
             "Choose a model that AutoModelForCausalLM loads."
         )
-    loaded = _load_model(auto_class, config, model, attention, dtype)
-    _enable_gradient_checkpointing(loaded, model)
-    return loaded
+    return "AutoModelForCausalLM"
+
+
+def check_weight_files(model: Model) -> list[str]:
+    """Compare a model with the headers of its weight files. Return the names of tensors outside its layers that no
+    module takes. Raises ValueError if the files do not fit config.json."""
+    import transformers
+    from transformers.utils import logging
+
+    config = load_config(model)
+    if find_quantization(config) or not find_weight_files(model.path):
+        return []
+    is_policy = is_causal_lm(config)
+    name = _find_causal_class(config, model) if is_policy else find_reward_model_class(config, model.path)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # transformers would print a table of the names
+    logging.disable_progress_bar()
+    settings = {"device_map": "meta", "output_loading_info": True, "trust_remote_code": model.trust_remote_code}
+    try:
+        with _explain_errors(model, "the model", FIT):
+            _, info = getattr(transformers, name).from_pretrained(model.path, config=config, **settings)
+            check_tensor_names(config, info["unexpected_keys"], info["missing_keys"])
+    finally:
+        logging.set_verbosity(verbosity)
+    return sorted(info["unexpected_keys"])
 
 
 def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -137,7 +167,22 @@ def find_reward_model_class(config: PretrainedConfig, model_path: str) -> str:
 
 
 def load_config(model: Model) -> PretrainedConfig:
-    """Load the model's config.json. Raises ValueError if model.path is empty or config.json cannot be read."""
+    """Load the model's config.json. As in transformers and vLLM, an output head that differs from the embedding in the
+    weight files is not tied. Raises ValueError if model.path is empty or config.json cannot be read."""
+    config = read_config(model)
+    if ties_own_head(config, model.path):
+        config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+    return config
+
+
+def ties_own_head(config: PretrainedConfig, path: str) -> bool:
+    """Return whether config.json ties an output head that differs from the embedding in the weight files."""
+    parts = (config, config.get_text_config())
+    return any(getattr(part, "tie_word_embeddings", False) for part in parts) and has_own_head(path)
+
+
+def read_config(model: Model) -> PretrainedConfig:
+    """Read config.json as it is. Raises the errors of load_config."""
     from transformers import AutoConfig
 
     if not model.path or (is_local_path(model.path) and not (Path(model.path) / "config.json").is_file()):
@@ -186,10 +231,10 @@ def _load_model(
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
     kind: Any = getattr(transformers, auto_class)
-    with _explain_errors(model, "the model", "for missing or truncated weight files, and that config.json fits them"):
+    with _explain_errors(model, "the model", FIT):
         if dtype is None:
             loaded, info = kind.from_pretrained(model.path, config=config, output_loading_info=True, **settings)
-            _check_loaded_weights(config, info["unexpected_keys"], {*info["missing_keys"]} - {*new_weights})
+            check_tensor_names(config, info["unexpected_keys"], {*info["missing_keys"]} - {*new_weights})
         else:
             with torch.device("meta"):
                 loaded = kind.from_config(config, **settings)
@@ -203,17 +248,6 @@ def _load_model(
         for layer in find_decoder_layers(loaded):  # below FSDP's hooks; dynamic, for any number of tokens
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=COMPILER)
     return cast("PreTrainedModel", loaded)
-
-
-def _check_loaded_weights(config: PretrainedConfig, unexpected: Iterable[str], missing: Collection[str]) -> None:
-    """Raise ValueError if the files have more layers than config.json, which transformers ignores, or lack weights."""
-    text = config.get_text_config()
-    layers = (int(match[1]) + 1 for name in unexpected if (match := LAYER.match(name)))
-    num_layers, has_more = getattr(text, "num_hidden_layers", None), getattr(text, "num_nextn_predict_layers", None)
-    if num_layers and not has_more and (count := max(layers, default=0)) > num_layers:
-        raise ValueError(f"the weights have {count} layers, but config.json has num_hidden_layers={num_layers}")
-    if missing:
-        raise ValueError(f"weights are missing ({len(missing)} in total), e.g. {', '.join(sorted(missing)[:3])}")
 
 
 def check_layers(config: PretrainedConfig, model_path: str, attention: Attention) -> None:

@@ -169,6 +169,8 @@ def _scatter_weights(
     with weights; None on other ranks. Its parameters are moved one at a time, and converted on the device."""
     model.to_empty(device=slice_device)
     weights = dict(source.named_parameters()) if source else {}
+    if source and (unused := sorted(weights.keys() - dict(model.named_parameters()).keys())):
+        raise ValueError(f"the model of config.json has no place for the weights of {', '.join(unused[:3])}")
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor)
         if source:

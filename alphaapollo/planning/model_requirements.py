@@ -30,6 +30,7 @@ from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.load import (
     LIGER_ARCHITECTURES,
     check_layers,
+    check_weight_files,
     describe_image_input,
     find_quantization,
     find_reward_model_class,
@@ -37,6 +38,8 @@ from alphaapollo.models.load import (
     is_causal_lm,
     load_config,
     load_without_weights,
+    read_config,
+    ties_own_head,
 )
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks
@@ -75,11 +78,18 @@ MODELS: list[Requirement] = []
 model_requirement = partial(requirement, ModelUse, table=MODELS)
 
 
-def check_models(uses: Iterable[ModelUse]) -> None:
-    """Raise ValueError if a model does not support the settings of its command, or an engine its arguments."""
+def check_models(uses: Iterable[ModelUse]) -> list[str]:
+    """Raise ValueError if a model does not support the settings of its command, or an engine its arguments. Return
+    notices."""
+    notices = dict[str, None]()
     for use in uses:
         for message in find_unsupported_features(use):
             raise ValueError(message)
+        if unused := check_weight_files(use.model):
+            notices[
+                f"{use}: no module takes {len(unused)} tensors of its files, e.g. {unused[0]}; they are ignored."
+            ] = None
+    return [*notices]
 
 
 def find_unsupported_features(use: ModelUse) -> Iterator[str]:
@@ -153,6 +163,15 @@ def engine_with_vision(use: ModelUse, case: CheckContext) -> Any:
 def tied_experts_of_sglang(use: ModelUse, case: CheckContext) -> Any:
     has_experts = ExpertSizes.from_config(use.config) is not None
     return use.engine and use.engine.name == "sglang" and has_experts and use.config.tie_word_embeddings
+
+
+@model_requirement(
+    "{use.engine_section}.name=sglang",
+    "{use} has an output head of its own, but its config.json ties it, and SGLang does not load it",
+    "Set tie_word_embeddings=false in config.json",
+)
+def tied_heads_of_sglang(use: ModelUse, case: CheckContext) -> Any:
+    return use.engine and use.engine.name == "sglang" and ties_own_head(read_config(use.model), use.model.path)
 
 
 @model_requirement(

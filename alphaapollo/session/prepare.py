@@ -158,7 +158,7 @@ class Preparation:
 
     def check_models(self) -> None:
         """Check that each model supports its settings."""
-        check_models(self.list_models())
+        self.notices += check_models(self.list_models())
 
     def make_renderer(self) -> None:
         """Load the tokenizer, and check that the template shows what the environment writes."""

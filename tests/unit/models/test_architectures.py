@@ -11,7 +11,7 @@ import torch
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Data, Model, Rollout
-from alphaapollo.models.load import load_causal_lm, load_without_weights
+from alphaapollo.models.load import check_weight_files, load_causal_lm, load_without_weights
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
 from alphaapollo.planning.model_requirements import ModelUse, check_models, choose_kernels
@@ -65,6 +65,24 @@ def test_ulysses_gives_the_results_of_one_rank(folders, expected) -> None:
     first, second = run_ranks(compute_on_ranks, 2, cases, timeout=350)
     for name, (logprobs, part), (_, other_part) in zip(names, first, second, strict=True):
         assert_same((logprobs, {key: part[key] + other_part[key] for key in part}), expected[name])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.name)
+def test_each_tensor_of_a_folder_is_trained(architecture: Architecture, tmp_path: Path) -> None:
+    """Output heads that are tied, untied, or untied in a folder whose config.json ties them."""
+    if "checkpointing" in find_refusals(architecture):
+        return
+    for name, is_tied, says_tied in (("tied", True, True), ("untied", False, False), ("own head", False, True)):
+        folder = tmp_path / name
+        architecture.build_model({"tie_word_embeddings": is_tied}).save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": says_tied}
+        (folder / "config.json").write_text(json.dumps(config))
+        model = Model(path=str(folder), attention="padded")
+        assert check_weight_files(model) == []
+        without, loaded = load_without_weights(model), load_causal_lm(model, "padded")
+        assert dict(without.named_parameters()).keys() == dict(loaded.named_parameters()).keys()
+        assert ("lm_head.weight" in dict(without.named_parameters())) is not is_tied
+    assert_same(compute(Case(folder)), compute_with_transformers(architecture, folder))
 
 
 def save_config(name: str, folder: Path) -> str:

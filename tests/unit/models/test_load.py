@@ -15,8 +15,8 @@ from transformers import ViTConfig
 
 from alphaapollo.config.schema import Model, Rollout
 from alphaapollo.data.rendering import load_tokenizer
-from alphaapollo.models.load import check_vocabulary_size, load_causal_lm
-from alphaapollo.planning.model_requirements import ModelUse, find_unsupported_features
+from alphaapollo.models.load import check_vocabulary_size, check_weight_files, load_causal_lm, load_config
+from alphaapollo.planning.model_requirements import ModelUse, check_models, find_unsupported_features
 
 
 @pytest.fixture
@@ -25,10 +25,15 @@ def folder(model_folder, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model_folder("qwen3"), tmp_path / "model"))
 
 
-def drop_a_tensor(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+def change_tensors(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        tensors = change(load_file(folder / "model.safetensors"))
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return write
+
+
+BIAS = {"model.layers.1.self_attn.q_proj.bias": torch.ones(64)}
 
 
 def configure(**changes: object) -> Callable[[Path], None]:
@@ -48,7 +53,16 @@ def configure(**changes: object) -> Callable[[Path], None]:
         (configure(model_type="never_heard_of"), r"config\.json \(.*never_heard_of"),
         (lambda folder: ViTConfig().save_pretrained(folder), "is a 'vit' model"),
         (lambda folder: (folder / "model.safetensors").unlink(), "cannot read the model"),
-        (drop_a_tensor, r"1 in total.* model\.layers\.1\.mlp\.up_proj\.weight"),
+        (
+            change_tensors(lambda all: {name: one for name, one in all.items() if "1.mlp.up" not in name}),
+            r"1 in total.* model\.layers\.1\.mlp\.up_proj\.weight",
+        ),
+        (change_tensors(lambda all: {f"_orig_mod.{name}": one for name, one in all.items()}), "'_orig_mod.'"),
+        (
+            change_tensors(lambda all: {name.replace("s.1.", "s.1.inner."): one for name, one in all.items()}),
+            "'inner.'",
+        ),
+        (change_tensors(lambda all: all | BIAS), r"1 tensors .*\.q_proj\.bias"),
         (configure(intermediate_size=64), "cannot read the model"),
         (configure(hidden_size=-32), "cannot read the model"),
         (configure(num_hidden_layers=7), r"cannot read config\.json.*layer_types"),
@@ -59,6 +73,25 @@ def test_a_damaged_folder_is_an_error(folder: Path, damage: Callable[[Path], obj
     damage(folder)
     with pytest.raises(ValueError, match=rf"model\.path={folder}.*{fact}"):
         load_causal_lm(Model(path=str(folder)), "padded")
+    if (folder / "model.safetensors").is_file():  # found from headers, before a worker starts
+        with pytest.raises(ValueError, match=rf"model\.path={folder}.*{fact}"):
+            check_weight_files(Model(path=str(folder)))
+
+
+def test_tensors_outside_the_layers_are_named(folder: Path):
+    change_tensors(lambda all: all | {"v_head.summary.weight": torch.ones(1, 64)})(folder)
+    (notice,) = check_models([ModelUse("model.path", Model(path=str(folder)))])
+    assert f"model.path={folder}" in notice
+    assert "v_head.summary.weight" in notice
+
+
+@pytest.mark.parametrize(("factor", "is_own"), [(1.0, False), (1.5, True)])
+def test_sglang_needs_a_config_that_says_whether_the_head_is_tied(folder: Path, factor: float, is_own: bool):
+    embedding = "model.embed_tokens.weight"
+    change_tensors(lambda all: all | {"lm_head.weight": factor * all[embedding]})(folder)
+    use = ModelUse("model.path", Model(path=str(folder)), engine=Rollout(name="sglang"))
+    assert any("tie_word_embeddings=false" in message for message in find_unsupported_features(use)) is is_own
+    assert load_config(use.model).tie_word_embeddings is not is_own
 
 
 def test_an_empty_path_is_an_error():
