@@ -27,7 +27,7 @@ from alphaapollo.models.decoder import (
 )
 from alphaapollo.models.expert_parallel import keep_split_sizes
 from alphaapollo.models.vision_attention import use_varlen_attention_in_vision_tower
-from alphaapollo.models.weight_files import check_tensor_names, find_weight_files, has_own_head
+from alphaapollo.models.weight_files import check_tensor_names, find_head, find_weight_files
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.seeds import derive_seed
@@ -170,15 +170,15 @@ def load_config(model: Model) -> PretrainedConfig:
     """Load the model's config.json. As in transformers and vLLM, an output head that differs from the embedding in the
     weight files is not tied. Raises ValueError if model.path is empty or config.json cannot be read."""
     config = read_config(model)
-    if ties_own_head(config, model.path):
+    if find_tied_head(config, model.path) == "own":
         config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     return config
 
 
-def ties_own_head(config: PretrainedConfig, path: str) -> bool:
-    """Return whether config.json ties an output head that differs from the embedding in the weight files."""
+def find_tied_head(config: PretrainedConfig, path: str) -> str:
+    """Return what the files have as output head (find_head) if config.json ties it to the embedding, else ""."""
     parts = (config, config.get_text_config())
-    return any(getattr(part, "tie_word_embeddings", False) for part in parts) and has_own_head(path)
+    return find_head(path) if any(getattr(part, "tie_word_embeddings", False) for part in parts) else ""
 
 
 def read_config(model: Model) -> PretrainedConfig:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -32,24 +32,27 @@ def find_weight_files(path: str) -> list[Path]:
     return files if all(map(Path.is_file, files)) else []
 
 
-def has_own_head(path: str) -> bool:
-    """Return whether the files of a model have an output head that differs from the embedding. Transformers and vLLM
-    then load it even if config.json ties both."""
-    return _has_own_head(tuple((file, file.stat().st_mtime_ns) for file in find_weight_files(path)))
+def find_head(path: str) -> Literal["", "tied", "own", "alone"]:
+    """Return what the files of a model have as output head: nothing, a copy of the embedding, a head that differs from
+    it, or a head without an embedding."""
+    return _find_head(tuple((file, file.stat().st_mtime_ns) for file in find_weight_files(path)))
 
 
 @lru_cache(64)
-def _has_own_head(files: tuple[tuple[Path, int], ...]) -> bool:
+def _find_head(files: tuple[tuple[Path, int], ...]) -> Literal["", "tied", "own", "alone"]:
     from safetensors import safe_open
 
     places = {name: file for file, _ in files for name in safe_open(file, "pt").keys()}  # noqa: SIM118  it is no dict
     head = next((name for name in places if name.endswith(HEAD)), None)
     if head is None:
-        return False
+        return ""
     with safe_open(places[head], "pt") as opened:
         own = opened.get_tensor(head)
-    shaped = [one for one in places if one != head and _read_shape(places[one], one) == [*own.shape]]  # the embedding
-    return bool(shaped) and not any(safe_open(places[one], "pt").get_tensor(one).equal(own) for one in shaped)
+    others = [one for one in places if one != head and not LAYER.match(one)]
+    embeddings = [one for one in others if _read_shape(places[one], one) == [*own.shape]]
+    if not embeddings:
+        return "alone"
+    return "tied" if any(safe_open(places[one], "pt").get_tensor(one).equal(own) for one in embeddings) else "own"
 
 
 def _read_shape(file: Path, name: str) -> list[int]:

@@ -34,12 +34,12 @@ from alphaapollo.models.load import (
     describe_image_input,
     find_quantization,
     find_reward_model_class,
+    find_tied_head,
     has_reward_model,
     is_causal_lm,
     load_config,
     load_without_weights,
     read_config,
-    ties_own_head,
 )
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes, RouterHooks
@@ -166,12 +166,17 @@ def tied_experts_of_sglang(use: ModelUse, case: CheckContext) -> Any:
 
 
 @model_requirement(
-    "{use.engine_section}.name=sglang",
-    "{use} has an output head of its own, but its config.json ties it, and SGLang does not load it",
-    "Set tie_word_embeddings=false in config.json",
+    "{use.engine_section}.name={use.engine.name}",
+    "{use} has an output head {}, which this engine does not load",
+    "Save the model again with transformers, or set {use.engine_section}.name=hf",
 )
-def tied_heads_of_sglang(use: ModelUse, case: CheckContext) -> Any:
-    return use.engine and use.engine.name == "sglang" and ties_own_head(read_config(use.model), use.model.path)
+def tied_heads_of_engines(use: ModelUse, case: CheckContext) -> Any:
+    if use.engine is None or not use.engine.has_engine_process:
+        return None
+    found = find_tied_head(read_config(use.model), use.model.path)
+    if found == "own" and use.engine.name == "sglang":
+        return "that differs from the embedding, although its config.json ties them"
+    return found == "alone" and "and no embedding in its files"
 
 
 @model_requirement(

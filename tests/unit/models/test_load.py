@@ -85,13 +85,17 @@ def test_tensors_outside_the_layers_are_named(folder: Path):
     assert "v_head.summary.weight" in notice
 
 
-@pytest.mark.parametrize(("factor", "is_own"), [(1.0, False), (1.5, True)])
-def test_sglang_needs_a_config_that_says_whether_the_head_is_tied(folder: Path, factor: float, is_own: bool):
-    embedding = "model.embed_tokens.weight"
-    change_tensors(lambda all: all | {"lm_head.weight": factor * all[embedding]})(folder)
-    use = ModelUse("model.path", Model(path=str(folder)), engine=Rollout(name="sglang"))
-    assert any("tie_word_embeddings=false" in message for message in find_unsupported_features(use)) is is_own
-    assert load_config(use.model).tie_word_embeddings is not is_own
+@pytest.mark.parametrize(
+    ("engine", "factor", "is_refused"), [("sglang", 1.0, False), ("sglang", 1.5, True), ("vllm", 1.5, False)]
+)
+def test_engines_load_the_head_or_refuse_the_folder(folder: Path, engine: Any, factor: float, is_refused: bool):
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    use = ModelUse("model.path", Model(path=str(folder)), engine=Rollout(name=engine))
+    change_tensors(lambda all: all | {head: factor * all[embedding]})(folder)
+    assert any(" head " in message for message in find_unsupported_features(use)) is is_refused
+    assert load_config(use.model).tie_word_embeddings is (factor == 1)
+    change_tensors(lambda all: {name: one for name, one in all.items() if name != embedding})(folder)
+    assert any("no embedding" in message for message in find_unsupported_features(use))
 
 
 def test_an_empty_path_is_an_error():
