@@ -203,6 +203,7 @@ def test_a_sandbox_that_ends_is_no_reward_before_a_command_and_0_after_one(tmp_p
     async def run() -> None:
         async with open_trial(make_task(tmp_path)) as trial:
             trial.sandbox._process.kill()
+            await trial.sandbox._process.wait()
             with pytest.raises(SandboxFailedError):
                 await trial.verify()
             assert (await trial.exec("true")).code < 0 and trial.seconds_left == 0
