@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from alphaapollo.cli.main import report_refusals
-from alphaapollo.data.harbor import find_tasks
+from alphaapollo.data.harbor import MAX_BYTES, find_tasks
 from alphaapollo.environments.harbor import Trial, open_trial
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.sandboxes.base import SandboxFailedError
+from alphaapollo.types import Score
+from alphaapollo.utils.disk import read_small_file
 
 READ = "cat /tests/* /solution/* ; find / -xdev ( -name test.sh -o -name solve.sh ) -exec cat {} + 2>/dev/null"
 READ += "; for one in /proc/[0-9]*; do cat $one/environ $one/cmdline; done"
@@ -28,6 +33,11 @@ ATTEMPTS = {
         chmod 555 /tests /tests/test.sh; for name in bash sh python3 cat test grep cmp; do for folder in \
 /usr/local/sbin /usr/local/bin /usr/bin /bin /root/bin; do cp /tests/test.sh $folder/$name; done; done
         cp /tests/test.sh /root/.bashrc; cp /tests/test.sh /etc/profile; echo /mine.so > /etc/ld.so.preload""",
+    "ends its sandbox": """
+        for name in HUP INT QUIT USR1 ALRM TERM KILL; do kill -$name 1; done; prlimit --pid 1 --nofile=1:1 --cpu=1:1
+        odd=$(printf '/tmp/\\377'); cp "$(command -v sleep)" "$odd"; "$odd" 0.5; kill -9 -1""",
+    "leaves files without an end": """find "$PWD" -xdev -type f | while read -r file; do
+        rm -f "$file"; even=$((1 - even)); [ $even = 1 ] && mkfifo "$file" || ln -s /dev/zero "$file"; done""",
     "leaves a process": "(setsid bash -c 'while true; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; "
     "echo 1 > /logs/verifier/reward.json; done' > /dev/null 2>&1 &)",
 }
@@ -53,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     check = parser.add_subparsers(required=True, metavar="check").add_parser(
         "check",
         description="Run each task with its solution (reward 1), with an agent that does nothing (reward 0), and with "
-        "five that try to read or change the tests (reward 0), and list what cannot run on this machine.",
+        f"{len(ATTEMPTS)} that try to read, change or prevent the tests (reward 0), and list what cannot run here.",
     )
     check.add_argument("folder", metavar="FOLDER", type=Path, help="a task, or a folder of tasks")
     check.add_argument("--backend", default="rootless", help="sandbox: rootless (default), bubblewrap, docker, podman")
@@ -88,40 +98,47 @@ async def _check_all(folders: Sequence[Path], backend: str, rootfs: str, jobs: i
 async def check_task(folder: Path, backend: str, rootfs: str = "") -> Checked:
     """Check a task in sandboxes of its own."""
 
-    async def run(act: Callable[[Trial], Awaitable[object]] | None) -> float | str:
-        """Return the reward after what the agent did, or why there is none."""
+    async def run(act: Callable[[Trial], Awaitable[object]] | None, timeout: float = math.inf) -> Score:
+        """Return the score after what the agent did; NaN with a reason: there is none."""
         async with open_trial(folder, backend, rootfs) as trial:
             try:
                 if act is not None:
                     await act(trial)
-                return (await trial.verify()).reward
+                return await trial.verify(timeout)
             except SandboxFailedError as error:
-                return str(error)
+                return Score(math.nan, reason=str(error))
 
     async def attempt(trial: Trial, name: str) -> None:
-        done = await trial.sandbox.exec(ATTEMPTS[name], timeout=ATTEMPT_SECONDS)
+        done = await trial.exec(ATTEMPTS[name], ATTEMPT_SECONDS)
         if name == "reads the tests" and (found := next(filter(done.output.__contains__, secrets), "")):
-            leaks.append(f"the agent can read {found!r}")
+            problems.append(f"the agent can read {found!r}")
 
-    secrets, leaks = _list_secrets(folder), list[str]()
+    problems, scores = list[str](), dict[str, Score]()
     try:
-        solution = await run(lambda trial: trial.solve())
+        secrets = await asyncio.to_thread(_list_secrets, folder)
+        solution, start = await run(Trial.solve), time.monotonic()
         nothing = await run(None)
-        rewards = {name: await run(lambda trial, name=name: attempt(trial, name)) for name in ATTEMPTS}  # type: ignore[misc]
-    except (ValueError, SandboxFailedError) as error:
+        enough = 5 + 3 * (time.monotonic() - start)  # seconds for tests that hang
+        for name in ATTEMPTS:
+            scores[name] = await run(partial(attempt, name=name), enough if "without an end" in name else math.inf)
+    except (ValueError, OSError, SandboxFailedError) as error:
         return Checked(folder.name, "", "", "", f"cannot run here: {error}")
-    paid = [name for name, reward in rewards.items() if isinstance(reward, float) and reward > 0]
-    problems = [f"an agent that {name} gets the reward {rewards[name]:g}" for name in paid] + leaks
-    if solution != 1:
-        problems.insert(0, f"its solution gets no reward of 1: {solution}")
-    if nothing != 0:
-        problems.insert(0, f"an agent that does nothing gets no reward of 0: {nothing}")
-    kept = f"{len(ATTEMPTS) - len(paid) - len(leaks)} of {len(ATTEMPTS)} held"
+    problems += [f"an agent that {name} gets {_explain(one)}" for name, one in scores.items() if not one.reward <= 0]
+    kept = f"{len(ATTEMPTS) - len(problems)} of {len(ATTEMPTS)} held"
+    if solution.reward != 1:
+        problems.insert(0, f"its solution gets no reward of 1, but {_explain(solution)}")
+    if nothing.reward != 0:
+        problems.insert(0, f"an agent that does nothing gets no reward of 0, but {_explain(nothing)}")
     return Checked(folder.name, _show(solution), _show(nothing), kept, "; ".join(problems))
 
 
-def _show(reward: float | str) -> str:
-    return f"{reward:g}" if isinstance(reward, float) else "failed"
+def _show(score: Score) -> str:
+    return "failed" if math.isnan(score.reward) else f"{score.reward:g}"
+
+
+def _explain(score: Score) -> str:
+    reward = "no score" if math.isnan(score.reward) else f"the reward {score.reward:g}"
+    return f"{reward} ({score.reason})" if score.reason else reward
 
 
 def _list_secrets(folder: Path) -> list[str]:
@@ -129,5 +146,7 @@ def _list_secrets(folder: Path) -> list[str]:
     given, hidden = set[str](), set[str]()
     for part, lines in (("environment", given), ("tests", hidden), ("solution", hidden)):
         for file in filter(Path.is_file, (folder / part).rglob("*")):
-            lines.update(line for line in file.read_text(errors="replace").splitlines() if len(line) >= SECRET_CHARS)
+            if file.stat().st_size <= MAX_BYTES:  # others are data
+                text = read_small_file(file.resolve(), MAX_BYTES).decode(errors="replace")
+                lines.update(line for line in text.splitlines() if len(line) >= SECRET_CHARS)
     return sorted(hidden - given)

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, convert
 
 from alphaapollo.types import JsonObject
+from alphaapollo.utils.disk import read_small_file
 from alphaapollo.utils.hub import DATA_FILE
 from alphaapollo.utils.text import show_first
 
@@ -29,8 +30,11 @@ TEMPLATE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 SIZE = re.compile(r"\s*(\d+\.?\d*)\s*([gmk])\s*", re.IGNORECASE)
 MEBIBYTES = {"g": 1024.0, "m": 1.0, "k": 1 / 1024}
 ROOT = (None, "root", "0", 0)  # users
+MAX_BYTES, MAX_DOTS = 1 << 20, 100  # of a text file; of a key in task.toml, because tomllib takes cubic time
+QUOTED = re.compile(r"""\"{3}|'{3}|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?""")
 Positive = Annotated[float, Meta(gt=0, le=1e8)]
-Size = Annotated[int, Meta(gt=0)]
+Size = Annotated[int, Meta(gt=0, le=1 << 24)]  # MiB
+Variables = dict[Annotated[str, Meta(pattern=r"^[^=\0]+$")], Annotated[str, Meta(pattern=r"^[^\0]*$")]]
 Network = Literal["no-network", "public", "allowlist"]
 
 
@@ -43,7 +47,7 @@ class _Phase(Struct, frozen=True):
 
 
 class _Verifier(_Phase, frozen=True):
-    env: dict[str, str] = {}
+    env: Variables = {}
     environment_mode: Literal["shared", "separate"] | None = None
     environment: dict[str, Any] | None = None
     collect: list[Any] = []
@@ -61,7 +65,7 @@ class _Environment(Struct, frozen=True):
     gpus: int = 0
     tpu: Any = None
     mcp_servers: list[Any] = []
-    env: dict[str, str] = {}
+    env: Variables = {}
     skills_dir: str = ""
     healthcheck: Any = None
     workdir: str = ""
@@ -78,7 +82,7 @@ class _Name(Struct, frozen=True):
 
 
 class _Solution(Struct, frozen=True):
-    env: dict[str, str] = {}
+    env: Variables = {}
 
 
 class _TaskFile(Struct, frozen=True):
@@ -132,6 +136,8 @@ def _find_tasks(folder: Path, depth: int) -> Iterator[Path]:
     if any(entry.name == "task.toml" for entry in entries):
         yield folder
         return
+    if {"task.yaml", "docker-compose.yaml"} <= {entry.name for entry in entries}:
+        raise ValueError(f"{folder}: a task of terminal-bench 1. Convert it to the format of Harbor (task.toml).")
     names = [entry.name for entry in entries] if depth == MAX_DEPTH else []
     if any(DATA_FILE.search(name) and not name.endswith(".json") for name in names):
         return
@@ -195,9 +201,11 @@ def read_task(folder: Path) -> HarborTask:
         raise ValueError(explained)
     text = _read_text(file)
     try:
+        if any(line.count(".") > MAX_DOTS for line in QUOTED.sub("", text).splitlines()):
+            raise ValueError(f"a key has more than {MAX_DOTS} dots")
         config = convert(tomllib.loads(text), _TaskFile, strict=False)
         memory_mb, storage_mb = (_read_size(config.environment, name) for name in ("memory", "storage"))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, OverflowError) as error:
         raise ValueError(f"{file}: {str(error).replace('$.', '')}. Correct the value.") from error
     environment, verifier = config.environment, config.verifier
     unsupported = [*_list_unsupported(folder, config)]
@@ -231,7 +239,7 @@ def read_task(folder: Path) -> HarborTask:
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text("utf-8-sig")
+        return read_small_file(file.resolve(), MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise ValueError(f"{file}: no such file. Write it, or remove the task.") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -241,7 +249,7 @@ def _read_text(file: Path) -> str:
 def _strip_canary(text: str) -> str:
     """Remove the canary lines at the start of an instruction, and empty lines after them, as Harbor does."""
     lines = text.split("\n")
-    rest = dropwhile(lambda line: CANARY.fullmatch(line.strip()), lines)
+    rest = dropwhile(lambda line: CANARY.fullmatch(line.strip()[:1000]), lines)
     return "\n".join(dropwhile(lambda line: not line.strip(), rest))
 
 
@@ -253,7 +261,7 @@ def _read_size(environment: _Environment, name: str) -> int | None:
         return size
     if not (match := SIZE.fullmatch(earlier)):
         raise ValueError(f"environment.{name}={earlier!r} is not a size such as 2G or 512M")
-    value = int(float(match[1]) * MEBIBYTES[match[2].lower()])
+    value = convert(int(float(match[1]) * MEBIBYTES[match[2].lower()]), Size)
     if size not in (None, value):
         raise ValueError(f"environment.{name}={earlier!r} contradicts environment.{name}_mb={size}")
     return value

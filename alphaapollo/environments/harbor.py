@@ -12,6 +12,7 @@ import asyncio
 import json
 import math
 import shlex
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,7 +26,7 @@ from alphaapollo.data.harbor import HarborTask, read_task
 from alphaapollo.environments.base import Services, StepResult, register_environment
 from alphaapollo.environments.classes import ToolClass, make_tools
 from alphaapollo.processes.time_limit import exclude_from_time_limit
-from alphaapollo.sandboxes.base import ExecResult, Sandbox, SandboxFailedError, SandboxSpec
+from alphaapollo.sandboxes.base import ExecResult, Sandbox, SandboxDamagedError, SandboxFailedError, SandboxSpec
 from alphaapollo.sandboxes.factory import check_backend, make_sandbox
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.types import Score
@@ -41,6 +42,7 @@ class Trial:
     def __init__(self, task: HarborTask, sandbox: Sandbox):
         self.task, self.sandbox = task, sandbox
         self.seconds_left = task.agent_timeout  # of the agent's commands
+        self._has_acted, self._damage = False, ""  # why a command ended the sandbox
 
     @property
     def endpoint(self) -> str:
@@ -50,9 +52,15 @@ class Trial:
     async def exec(
         self, command: str, timeout: float = math.inf, environment: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a command of the agent. All of its commands together may take [agent] timeout_sec."""
+        """Run a command of the agent. All of its commands together may take [agent] timeout_sec. One that ends the
+        sandbox is the last one."""
         limit = max(0.0, min(timeout, self.seconds_left))
-        result = await self.sandbox.exec(command, timeout=limit, environment=environment, cwd=self.task.workdir)
+        self._has_acted = True
+        try:
+            result = await self.sandbox.exec(command, timeout=limit, environment=environment, cwd=self.task.workdir)
+        except SandboxDamagedError as error:
+            self._damage = self._damage or str(error)
+            result = ExecResult(-signal.SIGKILL, "", seconds=self.seconds_left, reason=self._damage)
         self.seconds_left -= result.seconds
         return result
 
@@ -64,9 +72,18 @@ class Trial:
         await self.sandbox.write("/solution", folder)
         return await self.exec("bash /solution/solve.sh", environment=self.task.solution_environment)
 
-    async def verify(self) -> Score:
+    async def verify(self, timeout: float = math.inf) -> Score:
         """Run the tests, which the agent has never seen, and return their reward. All that the agent has left running
-        is killed before. Raises SandboxFailedError if the tests do not end or write no reward."""
+        is killed before. A sandbox that has ended, and tests that do not end or write no reward, have the reward 0
+        after a command of the agent, else they raise SandboxFailedError."""
+        try:
+            return await self._run_tests(min(timeout, self.task.verifier_timeout))
+        except SandboxDamagedError as error:
+            if not self._has_acted:
+                raise
+            return Score(0.0, reason=self._damage or str(error))
+
+    async def _run_tests(self, timeout: float) -> Score:
         task, sandbox = self.task, self.sandbox
         await sandbox.kill_processes()
         await sandbox.write("/tests", task.folder / "tests")
@@ -74,19 +91,19 @@ class Trial:
         environment = {"HOME": "/logs/home", **task.verifier_environment}  # HOME of the agent may hold anything
         folder = shlex.quote(task.workdir or sandbox.workdir)  # the agent may have removed it
         command = f"cd {folder} 2>/dev/null; bash /tests/test.sh"
-        done = await sandbox.exec(command, timeout=task.verifier_timeout, environment=environment, cwd="/")
+        done = await sandbox.exec(command, timeout=timeout, environment=environment, cwd="/")
         for path in REWARDS:
             try:
                 content = await sandbox.read(path)
             except FileNotFoundError:
                 continue
             except ValueError as error:
-                raise SandboxFailedError(f"{task.name}: {error}") from error
+                raise SandboxDamagedError(f"{task.name}: {error}") from error
             if done.timed_out:
                 break  # it may be the reward of a test that was not complete
             return _read_reward(task.name, path, content)
         said = done.reason or f"exit code {done.code}: {done.output.strip()[-SHOWN_CHARS:]}"
-        raise SandboxFailedError(f"{task.name}: tests/test.sh wrote no reward ({said})")
+        raise SandboxDamagedError(f"{task.name}: tests/test.sh wrote no reward ({said})")
 
 
 def _read_reward(name: str, path: str, content: bytes) -> Score:
@@ -98,8 +115,8 @@ def _read_reward(name: str, path: str, content: bytes) -> Score:
         reward = parts["reward"] if len(parts) != 1 else next(iter(parts.values()))
         if len(parts) != len(values) or not all(map(math.isfinite, parts.values())):
             raise ValueError("a value is not a finite number")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise SandboxFailedError(f"{name}: {path} has no reward ({type(error).__name__}: {error})") from error
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise SandboxDamagedError(f"{name}: {path} has no reward ({type(error).__name__}: {error})") from error
     return Score(reward, {"accuracy": float(reward >= 1), **{key: one for key, one in parts.items() if len(parts) > 1}})
 
 
@@ -165,6 +182,8 @@ class BashAgent:
         Args:
             command: the command.
         """
+        if self.is_submitted:
+            return "the command did not run: the work is submitted"
         try:
             done = await self._trial.exec(command, self._command_timeout)
         except SandboxFailedError as error:

@@ -22,6 +22,7 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
     "train": {
         "critic/score/mean": "reward {:.3f}",
         "reward/accuracy": "accuracy {:.3f}",
+        "outcome/failed": "without a score {:.0%}",
         "train/loss": "loss {:.4f}",
         "train/accuracy": "accuracy {:.3f}",
         "train/margin": "margin {:.3f}",
@@ -31,18 +32,18 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
     "val": {
         "val/accuracy": "accuracy {:.3f}",
         "val/reward": "reward {:.3f}",
+        "val/failed": "without a score {:.0%}",
         "val/accuracy_greedy": "greedy {:.3f}",
         "val/loss": "loss {:.4f}",
         "val/margin": "margin {:.3f}",
     },
-    "lost": {  # shown only if not 0
-        "outcome/failed": "failed {:.0%}",
+    "lost": {
         "response_length/clip_ratio": "truncated {:.0%}",
         "end/time_limit": "timed out {:.0%}",
-        "val/failed": "failed in validation {:.0%}",
     },
     "speed": {"rollout/tokens_per_second": "{:,.0f} tokens/s", "timing/step": "{:.2f} s per step"},
 }
+IF_POSITIVE = ("outcome/failed", "val/failed", *SHOWN_METRICS["lost"])  # shown only then
 
 
 def choose_headline(metrics: Container[str]) -> tuple[str, ...]:
@@ -72,7 +73,7 @@ def _is_hidden(row: str, name: str, metrics: Mapping[str, float]) -> bool:
     if name in ("critic/score/mean", "reward/accuracy"):
         return metrics[name] == 0 and "distill/reverse_kl" in metrics  # distillation without rewards
     other = {"distill/reverse_kl": "distill/divergence", "val/reward": "val/accuracy"}.get(name)
-    return (row == "lost" and metrics[name] <= 0) or other in metrics
+    return (name in IF_POSITIVE and metrics[name] <= 0) or other in metrics
 
 
 def format_time_summary(seconds: Mapping[str, float]) -> str:

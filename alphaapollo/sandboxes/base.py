@@ -3,7 +3,8 @@
     make_sandbox(backend, spec) -> sandbox        start, then any of exec, write, read, kill_processes, finally: close
 
 A sandbox has the files of an image, no network, and nothing else of the machine that runs it. A failure of the sandbox
-itself is a SandboxFailedError; a command that fails, or exceeds its time limit, is an ExecResult.
+itself is a SandboxFailedError, or a SandboxDamagedError if commands in it can be the cause; a command that fails, or
+exceeds its time limit, is an ExecResult.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from typing import Protocol
 
 class SandboxFailedError(RuntimeError):
     """Error for a failure of the sandbox itself, whose outcome must not become a reward."""
+
+
+class SandboxDamagedError(SandboxFailedError):
+    """Error for a sandbox, or tests in it, that earlier commands can have damaged. After commands of an agent, it is
+    their result."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
-from alphaapollo.sandboxes.base import ExecResult, SandboxFailedError, SandboxSpec
+from alphaapollo.sandboxes.base import ExecResult, SandboxDamagedError, SandboxFailedError, SandboxSpec
 from alphaapollo.sandboxes.container_client import (
     CALL_TIMEOUT,
     ContainerClient,
@@ -211,7 +212,7 @@ class ContainerSandbox:
         message = output.get_text()
         if code == 0:
             target = f"{self._name}:{path}"
-            archive = b"" if isinstance(source, Path) else pack(source.items())
+            archive = b"" if isinstance(source, Path) else pack(source.items(), self._spec.storage_mb)
             arguments = (f"{source.resolve()}/.", target) if isinstance(source, Path) else ("-", target)
             try:
                 code, _, message = await self._client.call("cp", *arguments, stdin=archive)
@@ -221,7 +222,7 @@ class ContainerSandbox:
                 self._end()
                 raise
         if code:
-            raise SandboxFailedError(f"the folder {path} was not written to the sandbox: {last_lines(message, 3)}")
+            await self._fail(f"the folder {path} was not written to the sandbox: {last_lines(message, 3)}")
 
     async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         path = posixpath.normpath(posixpath.join(self.workdir, path))
@@ -234,7 +235,7 @@ class ContainerSandbox:
         return content
 
     async def kill_processes(self) -> None:
-        container = self._get_container()
+        container = await self._get_container()
         assert container.stdin is not None and container.stdout is not None
         try:
             async with asyncio.timeout(GRACE):
@@ -247,7 +248,7 @@ class ContainerSandbox:
             self._end()
             raise
         if reply.strip() != b"killed":
-            raise SandboxFailedError("the first process of the container does not answer")
+            await self._fail("the first process of the container does not answer")
 
     async def close(self) -> None:
         container, self._container = self._container, None
@@ -262,10 +263,19 @@ class ContainerSandbox:
         kill(container)
         await container.wait()
 
-    def _get_container(self) -> Process:
+    async def _get_container(self) -> Process:
         if self._container is None or self._container.returncode is not None:
-            raise SandboxFailedError("the container has ended")
+            await self._fail("the container has ended")
+        assert self._container is not None
         return self._container
+
+    async def _fail(self, problem: str) -> NoReturn:
+        """Raise SandboxDamagedError, or SandboxFailedError if the client or its daemon does not work."""
+        try:
+            await self._client.require()
+        except (ValueError, TimeoutError) as error:
+            raise SandboxFailedError(f"{problem}: {error}") from error
+        raise SandboxDamagedError(problem)
 
     def _end(self) -> None:
         """End the container without waiting for it."""
@@ -302,23 +312,23 @@ class ContainerSandbox:
             if not is_retry:
                 await self.kill_processes()  # they are as many as allowed, or kill the script
         message = f"`{self._client.program} exec` failed with exit code {code}: {last_lines(errors.get_text(), 3)}"
-        self._get_container()
+        await self._get_container()
         if code not in NO_SHELL:
-            raise SandboxFailedError(message)
+            await self._fail(message)
         output.add(message.encode())
         return code
 
     async def _run_client(
         self, words: list[str], output: OutputBuffer, errors: OutputBuffer, timeout: float | None
     ) -> int:
-        self._get_container()
+        await self._get_container()
         process = await self._client.start(*words, stdin=DEVNULL)
         reading = asyncio.create_task(communicate(process, output, errors))
         try:
             done, _ = await asyncio.wait([reading], timeout=CALL_TIMEOUT if timeout is None else timeout)
             if not done:
                 if timeout is None:
-                    raise SandboxFailedError(f"`{self._client.program} exec` did not end in {CALL_TIMEOUT:g} s")
+                    await self._fail(f"`{self._client.program} exec` did not end in {CALL_TIMEOUT:g} s")
                 await self.kill_processes()
                 await asyncio.wait([reading], timeout=GRACE)
                 return TIMED_OUT

@@ -2,8 +2,7 @@
 
     image = read_dockerfile(folder)      image.steps: what to copy and to run, in order
 
-It does not read .dockerignore: a Copy of a folder includes all of its content. Instructions that need docker, such as a
-second stage or a download, are listed in `Image.unsupported`.
+Instructions that need docker, such as a second stage or a download, are listed in `Image.unsupported`.
 """
 
 from __future__ import annotations
@@ -15,11 +14,17 @@ import shlex
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
+from alphaapollo.sandboxes.dockerignore import IgnoredFiles
+from alphaapollo.utils.disk import read_small_file
+
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # docker's, if the image sets none
-WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "HEALTHCHECK", "VOLUME", "STOPSIGNAL", "MAINTAINER", "SHELL")
+WITHOUT_EFFECT = ("CMD", "EXPOSE", "LABEL", "HEALTHCHECK", "VOLUME", "STOPSIGNAL", "MAINTAINER")
+MAX_BYTES, MAX_INSTRUCTIONS, MAX_EXPANDED = 1 << 20, 1000, 1 << 20  # of a file; characters with replaced variables
+DEFAULT_SHELL = ("/bin/sh", "-c")
 ROOT_USERS = ("root", "0", "root:root", "0:0", "root:0", "0:root")
 IGNORED_COPY_FLAGS = {"chown", "chmod", "link"}
 
@@ -43,15 +48,24 @@ class Copy:
     sources: tuple[Path, ...]  # files and folders of the build context; globs are resolved
     target: str  # absolute
     mode: int | None = None  # --chmod
+    ignored: IgnoredFiles | None = field(default=None, compare=False)
+
+    def list_files(self) -> Iterator[tuple[Path, Path]]:
+        """Yield each file, link and folder to copy, after the folder to which its name is relative."""
+        for source in self.sources:
+            assert self.ignored is not None
+            base = source if source.is_dir() else source.parent
+            yield from ((base, path) for path in self.ignored.walk(source) if path != base)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A step that runs a command in a shell."""
+    """A step that runs a command."""
 
     command: str
     workdir: str
     environment: Mapping[str, str]  # ARG and ENV up to here
+    shell: tuple[str, ...] = DEFAULT_SHELL  # program that runs the command, with its arguments; empty: words to execute
 
 
 @dataclass(frozen=True)
@@ -82,12 +96,10 @@ class _Stage:
 
     base: str = ""
     workdir: str = "/"
+    shell: tuple[str, ...] = DEFAULT_SHELL
     environment: dict[str, str] = field(default_factory=dict)
     arguments: dict[str, str] = field(default_factory=dict)
     steps: list[Copy | Run] = field(default_factory=list)
-
-    def expand(self, text: str, escape: str) -> str:
-        return expand_variables(text, {"PATH": DEFAULT_PATH, **self.arguments, **self.environment}, escape)
 
 
 def read_dockerfile(folder: Path) -> Image:
@@ -95,9 +107,15 @@ def read_dockerfile(folder: Path) -> Image:
     file = folder / "Dockerfile"
     if not file.is_file():
         raise ValueError(f"{file} does not exist. Add a Dockerfile to the folder.")
-    reader = _DockerfileReader(file)
-    for instruction in _read_instructions(file.read_text(encoding="utf-8-sig", errors="replace")):
-        reader.apply(instruction)
+    try:
+        reader = _DockerfileReader(file)
+        text = read_small_file(file.resolve(), MAX_BYTES).decode("utf-8-sig", "replace")
+        for number, instruction in enumerate(_read_instructions(text), 1):
+            if number > MAX_INSTRUCTIONS:
+                raise ValueError(f"{file} has more than {MAX_INSTRUCTIONS} instructions. Join some.")
+            reader.apply(instruction)
+    except OSError as error:
+        raise ValueError(f"{file}: {error}. Correct the file.") from error
     stage = reader.stage
     if not stage.base:
         raise ValueError(f"{file} has no FROM. Add one, e.g. FROM ubuntu:24.04.")
@@ -112,6 +130,8 @@ class _DockerfileReader:
         self.stage = _Stage()
         self.unsupported: list[str] = []
         self._global_arguments: dict[str, str] = {}  # of ARG before FROM
+        self._expandable = MAX_EXPANDED
+        self._ignored = IgnoredFiles(file.parent.resolve())
 
     def apply(self, instruction: _Instruction) -> None:
         keyword, stage = instruction.keyword, self.stage
@@ -124,14 +144,18 @@ class _DockerfileReader:
         elif keyword == "ENV":
             stage.environment |= self._read_variables(instruction)
         elif keyword == "WORKDIR":
-            folder = stage.expand(instruction.rest, instruction.escape)
+            folder = self._expand(instruction, instruction.rest)
             stage.workdir = posixpath.normpath(posixpath.join(stage.workdir, folder))
             stage.steps.append(Copy((), stage.workdir.rstrip("/") + "/"))
         elif keyword in ("COPY", "ADD"):
             self._copy(instruction)
         elif keyword == "RUN":
             self._run(instruction)
-        elif keyword == "USER" and stage.expand(instruction.rest, instruction.escape) in ROOT_USERS:
+        elif keyword == "SHELL":
+            if (words := _parse_json_words(instruction.rest)) is None:
+                self._fail(instruction, f'{instruction.text!r} is not in JSON form. Write SHELL ["/bin/bash", "-c"]')
+            stage.shell = tuple(words)
+        elif keyword == "USER" and self._expand(instruction, instruction.rest) in ROOT_USERS:
             pass
         elif keyword in ("USER", "ENTRYPOINT", "ONBUILD"):
             self.unsupported.append(instruction.text)
@@ -142,21 +166,28 @@ class _DockerfileReader:
         """Start the stage of a FROM. Only the last stage becomes the image."""
         if self.stage.base:
             self.unsupported.append(instruction.text)
-        values = self._global_arguments
-        words = [expand_variables(word, values, instruction.escape) for word in instruction.rest.split()]
+        words = [self._expand(instruction, word) for word in instruction.rest.split()]
         if not words or not words[0]:
             self._fail(instruction, "FROM has no image. Name one, e.g. FROM ubuntu:24.04")
         self.stage = _Stage(base=words[0])
+
+    def _expand(self, instruction: _Instruction, text: str) -> str:
+        stage, values = self.stage, self._global_arguments
+        if stage.base and instruction.keyword != "FROM":
+            values = {"PATH": DEFAULT_PATH, **stage.arguments, **stage.environment}
+        expanded = expand_variables(text, values, instruction.escape, self._expandable)
+        self._expandable -= len(expanded)
+        if self._expandable <= 0:
+            self._fail(instruction, f"the values have more than {MAX_EXPANDED} characters. Shorten them")
+        return expanded
 
     def _declare_arguments(self, instruction: _Instruction) -> None:
         inside = bool(self.stage.base)
         values = self.stage.arguments if inside else self._global_arguments
         for word in _split_words(instruction.rest, instruction.escape):
             name, equals, default = word.partition("=")
-            if equals and inside:
-                values[name] = self.stage.expand(default, instruction.escape)
-            elif equals:
-                values[name] = expand_variables(default, values, instruction.escape)
+            if equals:
+                values[name] = self._expand(instruction, default)
             elif inside and name in self._global_arguments:
                 values[name] = self._global_arguments[name]
 
@@ -169,15 +200,15 @@ class _DockerfileReader:
         if not words or not all("=" in word for word in words):
             self._fail(instruction, f"{instruction.text!r} has a variable without a value. Write ENV NAME=VALUE")
         pairs = [word.partition("=") for word in words]
-        return {name: self.stage.expand(value, instruction.escape) for name, _, value in pairs}
+        return {name: self._expand(instruction, value) for name, _, value in pairs}
 
     def _run(self, instruction: _Instruction) -> None:
         if any(name != "mount" or "type=cache" not in value for name, value in instruction.flags):
             self.unsupported.append(instruction.text)
             return
-        command, documents = instruction.rest, instruction.documents
+        command, documents, shell = instruction.rest, instruction.documents, self.stage.shell
         if (words := _parse_json_words(command)) is not None:
-            command = shlex.join(words)
+            command, shell = shlex.join(words), ()
         elif len(documents) == 1 and _HEREDOC.fullmatch(command):
             ((name, command),) = documents
             if command.startswith("#!"):
@@ -185,11 +216,11 @@ class _DockerfileReader:
         else:
             command = "\n".join([command, *(f"{content}{name}" for name, content in documents)])
         stage = self.stage
-        stage.steps.append(Run(command, stage.workdir, {**stage.arguments, **stage.environment}))
+        stage.steps.append(Run(command, stage.workdir, {**stage.arguments, **stage.environment}, shell))
 
     def _copy(self, instruction: _Instruction) -> None:
         words = _parse_json_words(instruction.rest) or instruction.rest.split()
-        *names, target = [self.stage.expand(word, instruction.escape) for word in words] or [""]
+        *names, target = [self._expand(instruction, word) for word in words] or [""]
         if not names:
             self._fail(instruction, f"{instruction.text!r} has no target. Write {instruction.keyword} SOURCE TARGET")
         flags = dict(instruction.flags)
@@ -212,7 +243,7 @@ class _DockerfileReader:
         path = posixpath.normpath(posixpath.join(self.stage.workdir, target))
         if is_folder or sources[0].is_dir() or any(path + "/" == step.target for step in self._copies()):
             path = path.rstrip("/") + "/"
-        self.stage.steps.append(Copy(sources, path, int(mode, 8) if mode else None))
+        self.stage.steps.append(Copy(sources, path, int(mode, 8) if mode else None, self._ignored))
 
     def _copies(self) -> Iterator[Copy]:
         return (step for step in self.stage.steps if isinstance(step, Copy))
@@ -223,9 +254,9 @@ class _DockerfileReader:
         if relative.split("/")[0] == "..":
             self._fail(instruction, f"{name!r} is outside the folder of the Dockerfile. Move it into {context}")
         found = sorted(context.glob(relative)) if re.search(r"[*?\[]", relative) else [context / relative]
-        found = [path for path in found if path.exists()]
+        found = [path for path in found if path.exists() and next(self._ignored.walk(path), None)]
         if not found:
-            self._fail(instruction, f"{name!r} does not exist in {context}. Add it, or correct the name")
+            self._fail(instruction, f"{name!r} does not exist in {context}, or .dockerignore excludes it. Add it")
         if any(not path.resolve().is_relative_to(context) for path in found):
             self._fail(instruction, f"{name!r} links to a path outside {context}. Replace the link by a copy")
         return found
@@ -234,11 +265,11 @@ class _DockerfileReader:
         raise ValueError(f"{self.file}:{instruction.line}: {problem}.")
 
 
-def expand_variables(text: str, variables: Mapping[str, str], escape: str = "\\") -> str:
+def expand_variables(text: str, variables: Mapping[str, str], escape: str = "\\", max_chars: int = MAX_EXPANDED) -> str:
     """Remove quotes and replace $NAME, ${NAME}, ${NAME:-default} and ${NAME:+other}, as docker does. Unknown variables
-    are empty; nothing is replaced in single quotes."""
+    are empty; nothing is replaced in single quotes. Stops after max_chars."""
     result, position, quote = "", 0, ""
-    while position < len(text):
+    while position < len(text) and len(result) < max_chars:
         char, following = text[position], text[position + 1 : position + 2]
         match = _VARIABLE.match(text, position) if quote != "'" else None
         if quote != "'" and char == escape and following and (not quote or following in ('"', "$", escape)):
@@ -307,12 +338,12 @@ def _read_heredocs(rest: str, lines: list[str], position: int) -> tuple[tuple[tu
     """Read the heredocs of an instruction: name and content of each, and the index of the line after them."""
     documents = []
     for dash, _, name in _HEREDOC.findall(rest):
-        body = [line.lstrip("\t") if dash else line for line in lines[position:]]
-        if name not in body:
+        following = (lines[index] for index in range(position, len(lines)))
+        body = list(takewhile(name.__ne__, (line.lstrip("\t") if dash else line for line in following)))
+        if position + len(body) == len(lines):
             return (), position  # the shell reports it
-        end = body.index(name)
-        documents.append((name, "".join(f"{line}\n" for line in body[:end])))
-        position += end + 1
+        documents.append((name, "".join(f"{line}\n" for line in body)))
+        position += len(body) + 1
     return tuple(documents), position
 
 

@@ -1,12 +1,12 @@
-"""Process 1 of a rootless sandbox: it isolates itself, and then executes requests.
+"""Supervisor of a rootless sandbox: it isolates itself, and then executes requests.
 
 It imports only the standard library, isolation.py and streams.py, and nothing after its root has changed. Requests and
 replies are frames on the socket at descriptor 0: the length of a JSON header, the header, and `size` bytes of content.
 It ends at the end of this socket. The kernel then ends all processes of the sandbox and frees its files, which are in
 memory, so nothing is left behind, no matter which process was killed.
 
-Commands run without capabilities in the user namespace. This process keeps its capabilities there, so that commands
-can neither see nor trace it.
+Commands run without capabilities, and in a process namespace below that of this process: they cannot name it, so they
+cannot signal, limit or trace it. Process 1 of their namespace only kills and reaps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import resource
 import select
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -34,12 +33,14 @@ from alphaapollo.sandboxes.streams import LENGTH, OutputBuffer, make_frame
 Header = dict[str, Any]
 Reply = tuple[Header, bytes]
 WATCH_SECONDS = 0.1
+KILL_SECONDS = 10.0  # until all processes must have ended
+SOCKET_BYTES = 1 << 18  # a socket may buffer as much, which is memory of no process
 
 
 class Sandbox:
     """Executes requests. memory: bytes that commands may use."""
 
-    def __init__(self, control: socket.socket, spec: Header):
+    def __init__(self, control: socket.socket, spec: Header, reaper: tuple[int, socket.socket]):
         self.control, self.memory = control, spec["memory_mb"] << 20
         self.limits = {
             resource.RLIMIT_NPROC: spec["max_processes"],
@@ -50,8 +51,10 @@ class Sandbox:
             resource.RLIMIT_MEMLOCK: 0,
             resource.RLIMIT_MSGQUEUE: 0,
         }
-        self.max_processes, self.excess = spec["max_processes"], ""
+        self.max_processes, self.max_sockets, self.excess = spec["max_processes"], self.memory // SOCKET_BYTES, ""
         self.last_watch = 0.0
+        self.reaper, self.reaper_control = reaper
+        self.reaper_control.settimeout(KILL_SECONDS)
 
     def serve(self) -> NoReturn:
         handlers: dict[str, Callable[[Header, bytes], Reply]] = {
@@ -69,8 +72,8 @@ class Sandbox:
             header, content = receive(self.control)
             try:
                 reply, content = handlers[header["op"]](header, content)
-            except OSError as error:
-                reply, content = {"error": str(error), "missing": error.errno in (2, 20, 40)}, b""
+            except (OSError, ValueError) as error:  # ValueError: e.g. a null byte
+                reply, content = {"error": str(error), "missing": getattr(error, "errno", 0) in (2, 20, 40)}, b""
             send(self.control, reply, content)
 
     def execute(self, header: Header, _: bytes) -> Reply:
@@ -100,7 +103,7 @@ class Sandbox:
             code = self.reap().get(process.pid)
             if code is None and not reason and time.monotonic() - start > header["timeout"]:
                 reason = f"time limit of {header['timeout']:g} s"
-                kill_all()
+                self.kill_all()
             self.watch()
         if select.select([pipe], [], [], 0)[0]:  # processes that it left behind may write on and on
             read_pipe(pipe, output)
@@ -116,55 +119,59 @@ class Sandbox:
 
     def kill(self, header: Header, _: bytes) -> Reply:
         """Kill all processes, and wait for their end."""
-        deadline = time.monotonic() + 10
-        while True:
-            kill_all()
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                return {}, b""
+        deadline = time.monotonic() + KILL_SECONDS
+        while list_processes():
+            self.kill_all()
+            self.reap()
             if time.monotonic() > deadline:
                 raise OSError("processes do not end")
             time.sleep(0.005)
+        return {}, b""
+
+    def kill_all(self) -> None:
+        self.reaper_control.sendall(b"k")
+        self.reaper_control.recv(1)
 
     def reap(self) -> dict[int, int]:
-        """Return {pid: exit code} of processes that have ended."""
+        """Return {pid: exit code} of children that have ended. The sandbox ends with the reaper."""
         ended = {}
-        with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+        if self.reaper in ended:
+            os._exit(1)
         return ended
 
     def watch(self) -> None:
-        """Kill all processes if they use too much memory together, or are too many."""
+        """Kill all processes if they, or their sockets, use too much memory together or are too many."""
         if time.monotonic() - self.last_watch < WATCH_SECONDS:
             return
         self.last_watch = time.monotonic()
-        used = count = 0
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-                lines = dict(line.split(":", 1) for line in file)
-                used += sum(int(lines[name].split()[0]) for name in ("RssAnon", "RssShmem") if name in lines) << 10
-                count += pid != "1"
-        if used > self.memory and count:
+        used, processes = 0, list_processes()
+        for pid in processes:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # a name may be no text
+                used += sum(int(line.split()[1]) for line in file if line.startswith((b"RssAnon:", b"RssShmem:"))) << 10
+        with open("/proc/1/net/sockstat", "rb") as file:
+            sockets = int(file.readline().split()[2])
+        if used > self.memory:
             self.excess = f"memory limit of {self.memory >> 20} MB"
-        elif count > self.max_processes:
+        elif sockets > self.max_sockets:
+            self.excess = f"limit of {self.max_sockets} sockets at {self.memory >> 20} MB of memory"
+        elif len(processes) > self.max_processes:
             self.excess = f"limit of {self.max_processes} processes"
         else:
             return
-        kill_all()
+        self.kill_all()
+
+
+def list_processes() -> list[str]:
+    """Return the ids of the processes of commands, also of ended ones that were not reaped."""
+    return [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
 
 
 def read_pipe(pipe: int, output: OutputBuffer) -> bool:
     """Add what can be read to the output. Returns False at the end of the pipe."""
     output.add(data := os.read(pipe, 1 << 16))
     return bool(data)
-
-
-def kill_all() -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
 
 
 def remove(path: str) -> None:
@@ -237,7 +244,7 @@ def main() -> None:
         os.chdir(spec["rootfs"] or "/")  # while its parent folders can be searched
         if spec["backend"] == "rootless":
             isolation.enter_namespaces()
-        isolation.build_root(spec)
+        reaper = isolation.build_root(spec)
         isolation.restrict(spec)
         port = 0
         if spec["passed"] is not None:
@@ -252,6 +259,6 @@ def main() -> None:
         return
     send(control, {"port": port})
     try:
-        Sandbox(control, spec).serve()
+        Sandbox(control, spec, reaper).serve()
     except Exception:  # noqa: BLE001  the other side shows it
         send(control, {"error": traceback.format_exc()})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import resource
@@ -51,7 +52,20 @@ READ_ONLY, NO_SETUID, NO_DEVICES, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 0x1000, 0x
 NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000 | 0x02000000
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 MOUNT_SETATTR, AT_RECURSIVE, DETACH = 442, 0x8000, 2
-PDEATHSIG, DUMPABLE, DROP_BOUNDING, SECUREBITS, NO_NEW_PRIVS = 1, 4, 24, 28, 38
+PDEATHSIG, DUMPABLE, SECCOMP, DROP_BOUNDING, SECUREBITS, NO_NEW_PRIVS = 1, 4, 22, 24, 28, 38
+NEW_PIDS = 0x20000000
+
+# Calls that reach past the namespaces: number on x86_64 and aarch64, and the first arguments that are allowed.
+FILTERED: dict[str, tuple[tuple[int, int], tuple[int, ...]]] = {
+    "socket": ((41, 198), (1, 2, 10, 16)),  # local, IPv4, IPv6, netlink; the others include those of virtual machines
+    "add_key": ((248, 217), ()),  # keyrings belong to the user of this machine
+    "request_key": ((249, 218), ()),
+    "keyctl": ((250, 219), ()),
+    "sched_setaffinity": ((203, 122), ()),  # would use more CPUs
+    "io_uring_setup": ((425, 425), ()),  # makes calls that no filter sees
+}
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32 = 0x40000000  # bit of the numbers of a second interface of x86_64
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -62,8 +76,8 @@ def check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def prctl(option: int, value: int) -> int:
-    result: int = libc.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0)))
+def prctl(option: int, value: int, address: int = 0) -> int:
+    result: int = libc.prctl(option, *map(ctypes.c_ulong, (value, address, 0, 0)))
     return result
 
 
@@ -110,8 +124,9 @@ def enter_namespaces() -> None:
     prctl(PDEATHSIG, signal.SIGKILL)
 
 
-def build_root(spec: Mapping[str, Any]) -> None:
-    """Build the root file system below ROOT, and change to it. spec["rootfs"]: the working folder is an unpacked image.
+def build_root(spec: Mapping[str, Any]) -> tuple[int, socket.socket]:
+    """Build the root file system below ROOT, and change to it. Returns the reaper. spec["rootfs"]: the working folder
+    is an unpacked image.
 
     Files of other users, as those of /usr, cannot be changed, and folders of theirs get no new files, except those
     that already exist in the upper layer of the overlay.
@@ -142,11 +157,39 @@ def build_root(spec: Mapping[str, Any]) -> None:
     for name, target in links.items():
         with contextlib.suppress(FileExistsError):
             os.symlink(target, f"root/dev/{name}")
-    mount("proc", "root/proc", "proc", NO_SETUID | NO_DEVICES | 8, "hidepid=2")
+    reaper = start_reaper("root/proc")
     os.chdir("root")
     check(libc.syscall(PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     check(libc.umount2(b".", DETACH), "umount")
     os.chdir("/")
+    return reaper
+
+
+def start_reaper(proc: str) -> tuple[int, socket.socket]:
+    """Start process 1 of a new process namespace, to which all further children of this process belong. Returns its id
+    and a socket: it kills all other processes of the namespace for each byte, and answers it. proc: where it mounts
+    /proc, which shows this namespace only."""
+    check(libc.unshare(NEW_PIDS), "unshare")
+    control, theirs = socket.socketpair()
+    if child := os.fork():
+        theirs.close()
+        if error := control.recv(1 << 10)[1:]:
+            raise OSError(error.decode())
+        return child, control
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the kernel lets no signal of commands reach it, except handled
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+        mount("proc", proc, "proc", NO_SETUID | NO_DEVICES | 8, "hidepid=2")
+        os.chdir("/")
+        theirs.sendall(b"k")
+        while theirs.recv(1):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            theirs.sendall(b"k")
+    except OSError as error:
+        theirs.sendall(f" {error}".encode())
+    finally:
+        os._exit(0)
 
 
 def copy_system_files() -> None:
@@ -186,6 +229,24 @@ def restrict(spec: Mapping[str, Any]) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         first = spec["number"] % len(cpus)
         os.sched_setaffinity(0, (cpus[first:] + cpus[:first])[: max(1, round(spec["cpus"]))])
+    filter_calls()
+
+
+def filter_calls() -> None:
+    """Deny the calls in FILTERED to this process and its children, with a seccomp filter (a BPF program)."""
+    load, jump_equal, jump_at_least, end, architecture = 0x20, 0x15, 0x35, 0x06, os.uname().machine
+    deny, allow = (end, 0, 0, 0x50000 | errno.EPERM), (end, 0, 0, 0x7FFF0000)
+    program = [(load, 0, 0, 4), (jump_equal, 1, 0, AUDIT_ARCH[architecture]), deny]
+    program += [(load, 0, 0, 0), (jump_at_least, 0, 1, X32), deny]
+    for numbers, allowed in FILTERED.values():
+        jumps = [(jump_equal, len(allowed) - index, 0, value) for index, value in enumerate(allowed)]
+        block = [(load, 0, 0, 16), *jumps, deny, allow]
+        program += [(jump_equal, 0, len(block), numbers[list(AUDIT_ARCH).index(architecture)]), *block]
+    program.append(allow)
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in program))
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
+    check(prctl(NO_NEW_PRIVS, 1), "no_new_privs")
+    check(prctl(SECCOMP, 2, ctypes.addressof(header)), "seccomp")
 
 
 def protect(workdir: str) -> None:
@@ -222,4 +283,3 @@ def prepare_command(limits: dict[int, int]) -> None:
     check(prctl(SECUREBITS, 0x2F), "securebits")  # root has no capabilities, and this cannot be changed
     header, empty = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     check(libc.capset(header, empty), "capset")
-    check(prctl(NO_NEW_PRIVS, 1), "no_new_privs")

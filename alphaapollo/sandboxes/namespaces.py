@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -18,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.sandboxes.base import ExecResult, SandboxFailedError, SandboxSpec
+from alphaapollo.sandboxes.base import ExecResult, SandboxDamagedError, SandboxFailedError, SandboxSpec
 from alphaapollo.sandboxes.dockerfile import DEFAULT_PATH, Copy, Image, Run, read_dockerfile
-from alphaapollo.sandboxes.streams import LENGTH, make_frame, pack
+from alphaapollo.sandboxes.streams import LENGTH, list_folder, make_frame, pack
 
 BOOT = "import sys; sys.path.append(sys.argv[1]); from alphaapollo.sandboxes.init import main; main()"
 PACKAGES = str(Path(__file__).resolve().parents[2])
@@ -30,6 +31,7 @@ DEFAULTS = {
     "LANG": "C.UTF-8",
 }
 BUBBLEWRAP = ["--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--as-pid-1"]
+MAX_CONNECTIONS = 64  # of a sandbox to its port at a time; each takes two descriptors of this process
 GRACE = 15.0  # seconds beyond the time limit of an operation until the sandbox counts as failed
 _numbers = itertools.count()
 
@@ -43,6 +45,7 @@ class NamespaceSandbox:
         self._storage_mb = min(spec.storage_mb, spec.memory_mb)  # files are in memory
         self._process: asyncio.subprocess.Process | None = None
         self._forwarder: asyncio.Server | None = None
+        self._connections = 0
         self._busy = asyncio.Lock()
         self.workdir, self.forwarded_port = "/", 0
 
@@ -82,13 +85,18 @@ class NamespaceSandbox:
         cwd: str = "",
         max_output: int = 1 << 16,
     ) -> ExecResult:
-        own = {**DEFAULTS, **self._image.environment, **self._spec.environment}
+        own = {**self._image.environment, **self._spec.environment, **(environment or {})}
+        return await self._execute(command, timeout, own, cwd or self.workdir, max_output)
+
+    async def _execute(
+        self, command: str, timeout: float, environment: Mapping[str, str], cwd: str, max_output: int
+    ) -> ExecResult:
         header = {
             "op": "exec",
             "command": command,
             "timeout": timeout,
-            "environment": {**own, **(environment or {})},
-            "cwd": cwd or self.workdir,
+            "environment": {**DEFAULTS, **environment},
+            "cwd": cwd,
             "max_output": max_output,
         }
         reply, output = await self._request(header, timeout=timeout)
@@ -97,8 +105,8 @@ class NamespaceSandbox:
 
     async def write(self, path: str, source: Path | Mapping[str, bytes]) -> None:
         header = {"op": "copy", "path": path, "rename": "", "replace": True, "storage_mb": self._storage_mb}
-        sources = [(".", source)] if isinstance(source, Path) else [*source.items()]
-        await self._request(header, await asyncio.to_thread(pack, sources))
+        sources = list_folder(source) if isinstance(source, Path) else [*source.items()]
+        await self._request(header, await asyncio.to_thread(pack, sources, self._storage_mb))
 
     async def read(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         reply, content = await self._request({"op": "read", "path": path, "max_bytes": max_bytes})
@@ -178,23 +186,29 @@ class NamespaceSandbox:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Connect a client in the sandbox with the address that it may reach."""
         assert self._spec.forward_to is not None
-        with contextlib.suppress(OSError):
-            their_reader, their_writer = await asyncio.open_connection(*self._spec.forward_to)
-            try:
-                await asyncio.gather(_pipe(reader, their_writer), _pipe(their_reader, writer))
-            finally:
-                their_writer.close()
-        writer.close()
+        self._connections += 1
+        try:
+            if self._connections > MAX_CONNECTIONS:
+                return
+            with contextlib.suppress(OSError):
+                their_reader, their_writer = await asyncio.open_connection(*self._spec.forward_to)
+                try:
+                    await asyncio.gather(_pipe(reader, their_writer), _pipe(their_reader, writer))
+                finally:
+                    their_writer.close()
+        finally:
+            self._connections -= 1
+            writer.close()
 
     async def _apply(self, step: Copy | Run) -> None:
         """Apply an instruction of the Dockerfile."""
         if isinstance(step, Copy):
-            folder, name, content = await asyncio.to_thread(_pack_copy, step)
+            folder, name, content = await asyncio.to_thread(_pack_copy, step, self._storage_mb)
             await self._request({"op": "copy", "path": folder, "rename": name, "replace": False}, content)
             return
-        done = await self.exec(
-            step.command, timeout=self._spec.build_timeout, environment=step.environment, cwd=step.workdir
-        )
+        command = f"exec {shlex.join([*step.shell, step.command])}" if step.shell else f"exec {step.command}"
+        done = await self._execute(command, self._spec.build_timeout, step.environment, step.workdir, 1 << 16)
+        await self.kill_processes()  # as at the end of docker's container
         if done.code:
             said = done.reason or done.output.strip()[-300:]
             raise ValueError(
@@ -208,7 +222,7 @@ class NamespaceSandbox:
         """Send a request and return its reply. A failure, and a cancelled request, end the sandbox."""
         async with self._busy:
             if self._process is None:
-                raise SandboxFailedError("the sandbox has ended")
+                raise SandboxDamagedError("the sandbox has ended")
             try:
                 async with asyncio.timeout(timeout + GRACE):
                     self._writer.write(make_frame(header, content))
@@ -219,14 +233,14 @@ class NamespaceSandbox:
             except (OSError, EOFError, TimeoutError) as error:  # TimeoutError is an OSError
                 await self.close()
                 ended = "does not answer" if isinstance(error, TimeoutError) else "was killed"
-                raise SandboxFailedError(f"the first process of the sandbox {ended}") from error
+                raise SandboxDamagedError(f"the first process of the sandbox {ended}") from error
             except asyncio.CancelledError:
                 await asyncio.shield(self.close())
                 raise
         if reason := reply.get("error"):
             if reply.get("missing") and header.get("op") == "read":
                 raise FileNotFoundError(reason)
-            raise SandboxFailedError(reason)
+            raise SandboxDamagedError(reason)
         return reply, answer
 
 
@@ -238,9 +252,9 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write_eof()
 
 
-def _pack_copy(step: Copy) -> tuple[str, str, bytes]:
+def _pack_copy(step: Copy, max_mb: int) -> tuple[str, str, bytes]:
     """Return the folder of a COPY, the new name of its only file, and the archive."""
     is_folder = step.target.endswith("/") or len(step.sources) != 1
     folder, name = (step.target, "") if is_folder else os.path.split(step.target)
-    sources = [("." if source.is_dir() else source.name, source) for source in step.sources]
-    return folder, name, pack(sources, step.mode)
+    sources = [(str(path.relative_to(base)), path) for base, path in step.list_files()]
+    return folder, name, pack(sources, max_mb, step.mode)

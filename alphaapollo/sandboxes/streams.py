@@ -42,13 +42,26 @@ class OutputBuffer:
         return self.get().decode(errors="replace")
 
 
-def pack(sources: Iterable[tuple[str, Path | bytes]], mode: int | None = None) -> bytes:
-    """Return an archive of files and folders with their names; the name "." is for the content of a folder.
+def list_folder(folder: Path) -> list[tuple[str, Path]]:
+    """Return the relative names and the paths of all in a folder."""
+    return [(str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*"))]
+
+
+def pack(sources: Iterable[tuple[str, Path | bytes]], max_mb: int, mode: int | None = None) -> bytes:
+    """Return an archive of files, links and empty folders with their names. Raises ValueError above a size.
 
     All belong to root. mode: of all files; None: their own.
     """
+    size = 0
 
     def prepare(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        nonlocal size
+        size += member.size
+        if size > max_mb << 20:
+            raise ValueError(
+                f"{member.name}: the files to copy have more than {max_mb} MB. Remove some, or increase "
+                "environment.storage_mb and environment.memory_mb of the task."
+            )
         member.mode = member.mode if mode is None or member.isdir() else mode
         member.uid = member.gid = 0
         member.uname = member.gname = "root"
@@ -58,7 +71,7 @@ def pack(sources: Iterable[tuple[str, Path | bytes]], mode: int | None = None) -
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, source in sources:
             if isinstance(source, Path):
-                archive.add(source, name, filter=prepare)
+                archive.add(source, name, recursive=False, filter=prepare)
             else:
                 member = tarfile.TarInfo(name)
                 member.size, member.mode, member.mtime = len(source), 0o755, int(time.time())

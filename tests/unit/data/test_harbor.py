@@ -128,6 +128,12 @@ def test_a_task_with_a_known_reason_needs_no_tests(folder):
         ('[environment]\nmemory = "2G"\nmemory_mb = 1', "environment.memory='2G' contradicts environment.memory_mb=1"),
         ('[environment]\nnetwork_mode = "on"', "Invalid enum value 'on' - at `environment.network_mode`"),
         ("x = " + "[" * 5000, "task.toml: "),
+        ("a" + ".a" * 50_000 + " = 1", "task.toml: "),
+        ('x = {y = """\nz"""' + ", 'a'.a" + ".a" * 50_000 + " = 1}", "task.toml: "),
+        ("[environment]\nmemory_mb = 1_000_000_000_000", "`environment.memory_mb`"),
+        (f'[environment]\nmemory = "{"9" * 400}G"', "task.toml: "),
+        ('[environment.env]\n"" = "x"', "`environment.env`"),
+        ("#" * (1 << 20) + "\n", "task.toml: "),
     ],
 )
 def test_wrong_values_are_errors(folder, toml, message):
@@ -181,6 +187,14 @@ def test_where_tasks_are_found(folder):
     assert find_tasks(folder / "x/y/z/too_deep/tests") == find_tasks(folder / "nothing") == []
     (folder / "rows.jsonl").write_text("")
     assert find_tasks(folder) == []
+
+
+def test_a_task_of_terminal_bench_1_is_named(folder):
+    for name in ("task.yaml", "docker-compose.yaml", "Dockerfile", "run-tests.sh"):
+        (folder / "tasks/a").mkdir(parents=True, exist_ok=True)
+        (folder / "tasks/a" / name).write_text("")
+    with pytest.raises(ValueError, match=r"tasks/a: a task of terminal-bench 1"):
+        find_tasks(folder)
 
 
 def test_rows_and_files_of_a_folder(folder):

@@ -12,7 +12,7 @@ import pytest
 from alphaapollo.cli.tasks import ATTEMPTS, check_task, main
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import check_environment
-from alphaapollo.environments.harbor import open_trial
+from alphaapollo.environments.harbor import BashAgent, open_trial
 from alphaapollo.sandboxes.base import SandboxFailedError
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
 from examples.tasks.make_lessons import TOOLS
@@ -25,10 +25,12 @@ if [ "$(python3 /app/add.py 20 22)" = 42 ]; then echo 1; else echo 0; fi > /logs
 FIX = "sed -i 's/ - / + /' /app/add.py"
 
 
-def make_task(folder: Path, test: str = TEST, solution: str = FIX, limits: str = "", dockerfile: str = "") -> Path:
+def make_task(
+    folder: Path, test: str = TEST, solution: str = FIX, limits: str = "", dockerfile: str = "", seconds: float = 20
+) -> Path:
     """Write the task of repairing a program."""
     files = {
-        "task.toml": f"[verifier]\ntimeout_sec = 20\n[environment]\nmemory_mb = 256\n{limits}\n",
+        "task.toml": f"[verifier]\ntimeout_sec = {seconds}\n[environment]\nmemory_mb = 256\n{limits}\n",
         "instruction.md": "Repair /app/add.py.",
         "environment/Dockerfile": f"FROM python:3.12\nWORKDIR /app\nCOPY add.py .\n{dockerfile}\n",
         "environment/add.py": "import sys\nprint(int(sys.argv[1]) - int(sys.argv[2]))\n",
@@ -86,18 +88,18 @@ def test_policy_works_in_a_sandbox_and_is_graded(folder: Path, tmp_path: Path) -
         ("exit 3", "wrote no reward (exit code 3"),
         ("sleep 60", "wrote no reward (time limit of 0.5 s"),
         ("echo many > /logs/verifier/reward.txt", "reward.txt has no reward (ValueError"),
+        (f"echo {'9' * 400} > /logs/verifier/reward.json", "OverflowError"),
         ("echo nan > /logs/verifier/reward.txt", "not a finite number"),
         ('echo \'{"a": 1, "b": 2}\' > /logs/verifier/reward.json', "reward.json has no reward (KeyError: 'reward'"),
         ("ln -s /app/add.py /logs/verifier/reward.txt", "wrote no reward"),
     ],
 )
 def test_tests_without_a_reward_are_failures(folder: Path, tmp_path: Path, test: str, reason: str) -> None:
-    task = make_task(tmp_path, test)
-    text = (task / "task.toml").read_text()
-    if "sleep" in test:
-        (task / "task.toml").write_text(text.replace("timeout_sec = 20", "timeout_sec = 0.5"))
+    task = make_task(tmp_path, test, seconds=0.5 if "sleep" in test else 20)
     score = play(folder, task, SUBMIT).score
     assert score.outcome is Outcome.ENVIRONMENT_FAILED and reason in score.reason
+    score = play(folder, task, bash("true"), SUBMIT).score  # the command can be the cause
+    assert (score.outcome, score.reward, score.accuracy) == (Outcome.SCORED, 0.0, 0.0) and reason in score.reason
 
 
 def test_episodes_wait_for_a_sandbox(folder: Path, tmp_path: Path) -> None:
@@ -135,6 +137,8 @@ def test_commands_share_the_time_of_the_agent(folder: Path, tmp_path: Path) -> N
         "(setsid yes &); (yes &); exit 0",
         "rm -rf /tests /logs; mkfifo /tests /logs",
         "kill -9 -1",
+        "kill -INT 1; prlimit --pid 1 --nofile=1:1; exec -a $'\\xff' sleep 1",
+        "cp $(command -v sleep) $'/tmp/\\xff'; $'/tmp/\\xff' 1",
         "echo \0",
         "echo \ud800",
     ],
@@ -155,7 +159,7 @@ def test_check_accepts_a_good_task(tmp_path: Path, capsys: pytest.CaptureFixture
     make_task(tmp_path / "tasks" / "fix-sum")
     assert main(["check", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "fix-sum" in shown and "5 of 5 held" in shown and "1 of 1 tasks can be used." in shown
+    assert "fix-sum" in shown and "7 of 7 held" in shown and "1 of 1 tasks can be used." in shown
 
 
 def test_check_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,19 +168,23 @@ def test_check_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     shutil.copy(readable / "solution/solve.sh", readable / "environment/notes.sh")
     (readable / "environment/notes.sh").write_text("x")
     wrong = {
-        "unsolved": (make_task(tmp_path / "unsolved", solution="true"), "its solution gets no reward of 1: 0"),
+        "unsolved": (
+            make_task(tmp_path / "unsolved", solution="true"),
+            "its solution gets no reward of 1, but the reward 0",
+        ),
         "given": (
             make_task(tmp_path / "given", "echo 1 > /logs/verifier/reward.txt"),
-            "does nothing gets no reward of 0: 1",
+            "does nothing gets no reward of 0, but the reward 1",
         ),
         "fooled": (make_task(tmp_path / "fooled", exists), "an agent that links the reward gets the reward 1"),
+        "hangs": (make_task(tmp_path / "hangs", "sleep 60", seconds=0.5), "0, but no score (hangs: tests/test.sh"),
         "network": (make_task(tmp_path / "network", dockerfile="RUN pip install nothing"), "cannot run here: "),
     }
-    for task, problem in wrong.values():
-        assert problem in asyncio.run(check_task(task, "rootless")).problem
     assert main(["check", str(tmp_path)]) == 1
-    assert "1 of 5 tasks can be used." in capsys.readouterr().out
-    assert len(ATTEMPTS) == 5
+    shown = " ".join(capsys.readouterr().out.split())
+    for task, problem in wrong.values():
+        assert f"{task.name}: " in shown and problem in shown
+    assert "1 of 6 tasks can be used." in shown
 
 
 def test_check_finds_tests_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,11 +199,20 @@ def test_a_task_without_a_solution_cannot_be_checked(tmp_path: Path) -> None:
     assert "solve.sh: no such file" in asyncio.run(check_task(task, "rootless")).problem
 
 
-def test_a_failed_sandbox_is_no_reward(tmp_path: Path) -> None:
+def test_a_sandbox_that_ends_is_no_reward_before_a_command_and_0_after_one(tmp_path: Path) -> None:
     async def run() -> None:
         async with open_trial(make_task(tmp_path)) as trial:
             trial.sandbox._process.kill()
+            await trial.sandbox._process.wait()
             with pytest.raises(SandboxFailedError):
                 await trial.verify()
+            assert (await trial.exec("true")).code < 0 and trial.seconds_left == 0
+            assert (await trial.verify()).reward == 0.0
 
     asyncio.run(run())
+
+
+def test_a_submission_cannot_be_withdrawn() -> None:
+    agent = BashAgent(Env().harbor, 1.0)
+    asyncio.run(agent.submit())
+    assert asyncio.run(agent.bash("true")) and agent.is_submitted

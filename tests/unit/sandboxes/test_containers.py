@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.sandboxes.base import ExecResult, Sandbox, SandboxFailedError, SandboxSpec
+from alphaapollo.sandboxes.base import ExecResult, Sandbox, SandboxDamagedError, SandboxFailedError, SandboxSpec
 from alphaapollo.sandboxes.container_client import OutputBuffer
 from alphaapollo.sandboxes.containers import digest_folder, make_run_arguments
 from alphaapollo.sandboxes.factory import make_sandbox
@@ -234,9 +234,13 @@ async def test_a_command_and_its_result(client: MockClient) -> None:
 async def test_a_client_that_cannot_run_commands_is_a_failure_of_the_sandbox(client: MockClient) -> None:
     client.set_script("exec", "echo broken >&2; exit 1")
     async with started(client.make()) as sandbox:
-        with pytest.raises(SandboxFailedError, match="exit code 1: broken"):
+        with pytest.raises(SandboxDamagedError, match="exit code 1: broken"):
             await sandbox.exec("true", timeout=60)
         assert len(client.get_calls("exec")) == 2
+        (client.folder / "no_daemon").touch()
+        with pytest.raises(SandboxFailedError, match="Cannot connect to the daemon") as error:
+            await sandbox.exec("true", timeout=60)
+        assert not isinstance(error.value, SandboxDamagedError)  # no command can be the cause
 
 
 @in_event_loop

@@ -216,6 +216,59 @@ CMD ["bash"]
     ]
 
 
+def test_run_has_the_shell_of_docker(tmp_path: Path) -> None:
+    text = 'FROM x\nRUN a\nSHELL ["bash", "-ec"]\nRUN a\nRUN ["a"]\n'
+    steps = read(tmp_path, text).steps
+    assert [step.shell for step in steps if isinstance(step, Run)] == [("/bin/sh", "-c"), ("bash", "-ec"), ()]
+    with pytest.raises(ValueError, match="Dockerfile:2: "):
+        read(tmp_path, "FROM x\nSHELL bash -c\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ENV A=aaaaaaaa\n" + "ENV A=$A$A\n" * 40,
+        "RUN true\n" * 2000,
+        "RUN " + "x" * (1 << 20),
+        f"COPY {'a' * 5000} /x",
+        "COPY a\0b /x",
+    ],
+)
+def test_files_without_an_end_are_errors(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError):
+        read(tmp_path, f"FROM x\n{text}")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        ("", ["Dockerfile", "a.py", "b.py", "c d.txt", "sub", "sub/deep", "sub/deep/y", "sub/x"]),
+        ("# comment\n*.py\nDockerfile\n sub ", ["c d.txt"]),
+        ("*\n!sub/deep", ["sub/deep", "sub/deep/y"]),
+        ("**/y\n/[ab].py\n./Dockerfile", ["c d.txt", "sub", "sub/deep", "sub/x"]),
+        ("sub/**\n!sub/**/y\n?.py\nD*e\n", ["c d.txt", "sub", "sub/deep/y"]),
+        ("!a.py\na.*\nsub/../b.py\n**/deep/**\nc\\ d*\nx\nD**e", ["sub", "sub/deep", "sub/x"]),
+        ("sub\n!" + "*d" * 100, ["Dockerfile", "a.py", "b.py", "c d.txt"]),
+    ],
+)
+def test_files_of_dockerignore_are_not_copied(context: Path, patterns: str, names: list[str]) -> None:
+    (context / ".dockerignore").write_text(patterns)
+    (step,) = copies(read(context, "FROM x\nCOPY . /\n"))
+    found = sorted(str(path.relative_to(context)) for _, path in step.list_files())
+    assert [name for name in found if name != ".dockerignore"] == names
+
+
+def test_copy_of_an_ignored_file_is_an_error(context: Path) -> None:
+    (context / ".dockerignore").write_text("a.py\nsub\n!sub/x")
+    with pytest.raises(ValueError, match=r"Dockerfile:2: 'a\.py'"):
+        read(context, "FROM x\nCOPY a.py /\n")
+    (step,) = copies(read(context, "FROM x\nCOPY sub /\n"))
+    assert [path.name for _, path in step.list_files()] == ["x"]
+    (context / ".dockerignore").write_text("[z-a]")
+    with pytest.raises(ValueError, match="dockerignore"):
+        read(context, "FROM x\n")
+
+
 def test_escape_directive_and_windows_line_breaks(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_bytes(
         b"\xef\xbb\xbf# escape=`\r\nFROM x\r\nRUN a `\r\n  C:\\b\r\nENV P=C:\\x\\\r\n"

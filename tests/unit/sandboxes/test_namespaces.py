@@ -17,9 +17,11 @@ import pytest
 
 from alphaapollo.sandboxes.base import ExecResult, SandboxFailedError, SandboxSpec
 from alphaapollo.sandboxes.factory import make_sandbox
-from alphaapollo.sandboxes.namespaces import NamespaceSandbox
+from alphaapollo.sandboxes.isolation import FILTERED
+from alphaapollo.sandboxes.namespaces import MAX_CONNECTIONS, NamespaceSandbox
 
 DEADLINE = 60.0
+KEYCTL = FILTERED["keyctl"][0][os.uname().machine == "aarch64"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs namespaces of Linux")
 
 
@@ -89,6 +91,10 @@ def test_commands_run_as_root_with_few_variables(backend: str) -> None:
         "python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 53), 2)'",
         "ls /work || ls /proc/self/cwd/../work",
         "grep '^CapEff' /proc/self/status | grep -v 0000000000000000",
+        "ls /proc/1/fd",
+        "python3 -c 'import socket; socket.socket(40, 1)'",  # AF_VSOCK
+        "python3 -c 'import os; os.sched_setaffinity(0, range(64))'",
+        f"python3 -c 'import ctypes as c; exit(c.CDLL(None).syscall({KEYCTL}, 0, c.c_long(-3), 1) < 0)'",
     ],
 )
 def test_commands_cannot(command: str) -> None:
@@ -114,6 +120,23 @@ def test_limits_end_commands(backend: str) -> None:
     full = execute(backend, "head -c 100M /dev/zero > /big", storage_mb=16)
     assert full.code != 0 and ("No space left" in full.output or "File size limit" in full.output)
     assert execute(backend, "for i in $(seq 300); do sleep 30 & done; wait", timeout=5).code != 0
+
+
+CONNECT = "import socket, time\nkept = [socket.create_connection(('127.0.0.1', {})) for _ in range(200)]\ntime.sleep(9)"
+BUFFERS = "import socket, time\nkept = [socket.socketpair() for _ in range(700)]\ntime.sleep(9)"
+
+
+def test_sockets_are_limited() -> None:
+    assert "sockets" in execute("rootless", f'python3 -c "{BUFFERS}"').reason
+
+
+def test_commands_cannot_name_the_supervisor(backend: str) -> None:
+    async def act(box: NamespaceSandbox) -> list[ExecResult]:
+        odd = "cp $(command -v sleep) $'/tmp/\\xff'; $'/tmp/\\xff' 0.5; kill -INT 1; kill -9 -1"
+        return [await box.exec(command, timeout=9) for command in (odd, "echo $PPID; ls -d /proc/[0-9]*; echo alive")]
+
+    lines = use(backend, act)[1].output.splitlines()
+    assert (lines[0], lines[-1]) == ("0", "alive")  # the parent is in another namespace
 
 
 def test_output_keeps_its_beginning_and_end(backend: str) -> None:
@@ -180,6 +203,21 @@ def test_dockerfile_is_applied(backend: str, tmp_path: Path) -> None:
     assert "Read-only file system" in done.output.splitlines()[6]
 
 
+def test_run_works_as_in_docker(tmp_path: Path) -> None:
+    text = """
+        FROM x
+        ENV A=1
+        RUN echo $0 "$A$B$C" > /shown; (sleep 4343 &)
+        ENV B=2
+        SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+        RUN { false | true; } || echo $0 >> /shown
+        RUN ["/bin/sh", "-c", "echo $0 $B >> /shown", "word"]
+    """
+    image = make_image(tmp_path, text)
+    done = execute("rootless", "cat /shown; ps -e -o args=", image=image, environment={"C": "3"})
+    assert done.output.split("\n")[:3] == ["/bin/sh 1", "/bin/bash", "word 2"] and "4343" not in done.output
+
+
 @pytest.mark.parametrize(
     ("dockerfile", "message"),
     [
@@ -237,6 +275,31 @@ def test_port_leads_to_one_address_of_the_machine(backend: str) -> None:
             server.close()
 
     assert asyncio.run(asyncio.wait_for(act(), DEADLINE)) == "to you\n"
+
+
+def test_connections_to_the_port_are_limited() -> None:
+    async def act() -> int:
+        count = most = 0
+
+        async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal count, most
+            count += 1
+            most = max(most, count)
+            await reader.read()
+            count -= 1
+            writer.close()
+
+        server = await asyncio.start_server(wait, "127.0.0.1", 0)
+        box = NamespaceSandbox(SandboxSpec(forward_to=server.sockets[0].getsockname()[:2]), "rootless")
+        await box.start()
+        try:
+            await box.exec(f'python3 -c "{CONNECT.format(box.forwarded_port)}"', timeout=3)
+        finally:
+            await box.close()
+            server.close()
+        return most
+
+    assert asyncio.run(asyncio.wait_for(act(), DEADLINE)) == MAX_CONNECTIONS
 
 
 def list_processes(word: str) -> list[int]:
