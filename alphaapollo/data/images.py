@@ -295,7 +295,7 @@ def load_image_processor(
         processor.image_processor = image_processor
         loaded = ImageProcessor(processor, tokenizer)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise ValueError(
             f"{path}: the vision-language model has no processor with an image token that can be loaded ({reason}). "
             "Save it beside the model with save_pretrained. For a hub id, check the network and HF_HUB_OFFLINE."

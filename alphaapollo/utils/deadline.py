@@ -14,9 +14,9 @@ class DeadlineError(ValueError):
 
 @contextmanager
 def limit_seconds(seconds: float, message: str) -> Iterator[None]:
-    """Context manager that raises DeadlineError(message) in its block after `seconds`. It ends loops, regular expressions
-    and arithmetic with large numbers, but no call that waits in compiled code. Threads other than the main one have no
-    limit: commands check their inputs in the main thread, before they start workers. Blocks must not be nested."""
+    """Context manager that raises DeadlineError(message) in its block after `seconds`. It ends loops, regular
+    expressions and arithmetic with large numbers, but not every call of compiled code. Threads other than the main one
+    have no limit: commands check their inputs in the main thread, before they start workers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

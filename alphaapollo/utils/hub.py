@@ -105,7 +105,8 @@ def _find_unreadable_files(folder: Path) -> Iterator[str]:
     for file in filter(Path.is_file, sorted(folder.iterdir())):
         stat = file.stat()
         if file.suffix in MODEL_TEXTS and stat.st_size > MAX_MODEL_TEXT:
-            yield f"{file} has {stat.st_size >> 20} MiB, more than {MAX_MODEL_TEXT >> 20}. Remove it, or copy the model again."
+            size = f"{stat.st_size >> 20} MiB, more than {MAX_MODEL_TEXT >> 20}"
+            yield f"{file} has {size}. Remove it, or copy the model again."
         elif file.name.endswith(("config.json", ".index.json")):
             yield from _find_json_damage(file, stat.st_size, stat.st_mtime_ns)
 

@@ -105,7 +105,7 @@ def test_regular_expressions_of_an_adapter_are_limited(
     file = tmp_path / "a/adapter_config.json"
     value = {"modules_to_save": [pattern], "rank_pattern": {pattern: 2}}.get(key, pattern)
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
-    with pytest.raises(ValueError, match="adapter_config.json has the regular expression"):
+    with pytest.raises(ValueError, match=r"adapter_config\.json has the regular expression"):
         write_merged_model(tmp_path / "a", tmp_path / "merged")
 
 
