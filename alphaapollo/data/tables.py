@@ -84,7 +84,7 @@ def read_arrow(content: bytes | bytearray) -> list[dict[str, Any]]:
 
 
 def measure_arrow(stream: Any) -> tuple[int, int]:
-    """Return the numbers of rows and of bytes, if it is not compressed, that the messages of an arrow stream declare."""
+    """Return the numbers of rows and of decompressed bytes that the messages of an arrow stream declare."""
     import pyarrow
 
     num_rows = num_bytes = 0

@@ -52,8 +52,9 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"{path}: the model has no tokenizer that can be loaded ({type(error).__name__}: {reason}). Save a tokenizer "
-            "beside the model with tokenizer.save_pretrained, or set tokenizer_path. For a hub id, check the network and HF_HUB_OFFLINE."
+            f"{path}: the model has no tokenizer that can be loaded ({type(error).__name__}: {reason}). Save a "
+            "tokenizer beside the model with tokenizer.save_pretrained, or set tokenizer_path. For a hub id, check the "
+            "network and HF_HUB_OFFLINE."
         ) from error
     return tokenizer
 
