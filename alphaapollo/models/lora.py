@@ -25,7 +25,6 @@ from alphaapollo.models.load import load_causal_lm, load_reward_model
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.runs.model_card import format_card_head, shorten_path
 from alphaapollo.utils.deadline import limit_seconds
-from alphaapollo.utils.hub import check_model_files
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -186,7 +185,6 @@ def load_adapter(adapter: Path, base_path: str = "", trusts_code: bool = False) 
     from peft import PeftConfig, PeftModel
     from peft.utils import load_peft_weights
 
-    check_model_files(adapter)
     config = PeftConfig.from_pretrained(str(adapter))
     if getattr(config, "megatron_config", None):  # peft would import the module `megatron_core` of the file
         raise ValueError("it is an adapter of Megatron's layers. Convert it first.")
