@@ -20,15 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from alphaapollo.config.resolve import has_bfloat16_instructions
 from alphaapollo.processes.entry_point import find_temp_base
 from alphaapollo.processes.network import find_connection_error, reserve_port, take_reserved_socket_fd
+from alphaapollo.utils.memory import measure_available_memory
 from alphaapollo.utils.versions import find_unmet_requirements, find_version, list_versions, read_requirements
 
 GIB = 2**30
-MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container, in bytes, or "max"
 Level = Literal["ok", "warn", "fail"]
 
 
@@ -98,9 +96,7 @@ def check_user() -> Iterator[CheckResult]:
         yield CheckResult("sockets", f"can be created in {find_temp_base()}")
     except OSError as error:
         yield CheckResult("sockets", f"cannot be created: {error}", "fail", "set TMPDIR to a local folder")
-    free = psutil.virtual_memory().available
-    limit = MEMORY_LIMIT.read_text().strip() if MEMORY_LIMIT.exists() else ""
-    free = min(free, int(limit)) if limit.isdigit() else free
+    free = measure_available_memory()
     fix = "end other programs, raise the limit of the container, or use a smaller model"
     yield check_size("memory", f"{free / GIB:.1f} GiB available", free, 2 * GIB, 8 * GIB, fix)
     bfloat16 = "with" if has_bfloat16_instructions() else "without"

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from alphaapollo.data.harbor import find_tasks, list_task_files, read_task_rows
-from alphaapollo.utils.disk import read_yaml
+from alphaapollo.data.tables import check_arrow_files, check_memory, read_arrow, read_csv, read_parquet
+from alphaapollo.utils.disk import find_special_file, parse_yaml, read_small_file, read_yaml
 from alphaapollo.utils.hub import DATA_FILE, DatasetEntry
 from alphaapollo.utils.text import show_first
 
@@ -126,9 +127,12 @@ def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) ->
     import datasets
 
     name = entry.without_split
+    if special := find_special_file(folder):
+        raise ValueError(f"{special} is a pipe or a device. Remove it.")
     _refuse_remote_files(folder)
     if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():  # written by save_to_disk
         with _explain_library_errors(name):
+            check_arrow_files(folder)
             loaded = datasets.load_from_disk(str(folder))
         return _choose_dataset(loaded, entry, splits)
     with _explain_library_errors(name):
@@ -148,13 +152,19 @@ def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) ->
 
 def _refuse_remote_files(folder: Path) -> None:
     """Raise ValueError if the description of a data set names files at other addresses, which would be requested."""
-    from huggingface_hub import metadata_load
-
-    for name, read in {"README.md": metadata_load, ".huggingface.yaml": read_yaml}.items():
+    for name, read in {"README.md": _read_front_matter, ".huggingface.yaml": read_yaml}.items():
         with _explain_library_errors(str(folder)):
             configs = (read(folder / name) or {}).get("configs") if (folder / name).is_file() else None
         if "://" in str(configs):
             raise ValueError(f"{folder}/{name} names files at other addresses: {configs}. Download them first.")
+
+
+def _read_front_matter(file: Path) -> Any:
+    """Return the values at the beginning of a README.md, as the hub reads them."""
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
+    found = re.search(REGEX_YAML_BLOCK, read_small_file(file.resolve()).decode("utf-8-sig", "replace"))
+    return parse_yaml(found[2]) if found else None
 
 
 @cache  # several readers ask for the same entry
@@ -232,7 +242,7 @@ def read_rows(path: str | Path) -> DataRows:
         return DataRows(read_task_rows(source.tasks), [*map(str, source.tasks)], source)
     names = [str(path)] if source.dataset is not None or len(source.files) == 1 else map(str, source.files)
     rows, dataset = list[DataRow](), source.dataset
-    tables = [*map(_read_file, source.files)] if dataset is None else [dataset.with_format("arrow")[:].to_pylist()]
+    tables = [*map(_read_file, source.files)] if dataset is None else [_read_dataset(dataset, source.entry)]
     root = Path(DatasetEntry.parse(source.entry).path).expanduser().absolute()
     for number, row in ((number, row) for number, table in enumerate(tables) for row in table):
         if isinstance(row, BadRow):
@@ -244,6 +254,12 @@ def read_rows(path: str | Path) -> DataRows:
         rows = [row | {"data_source": source.hub_id} for row in rows]
     tabled = zip(names, tables, strict=True)
     return DataRows(rows, [f"{name}, row {index}" for name, table in tabled for index in range(len(table))], source)
+
+
+def _read_dataset(dataset: Any, name: str) -> list[DataRow | BadRow]:
+    with _explain_library_errors(name):
+        check_memory(len(dataset), 0, dataset.data.nbytes)
+        return [*dataset.with_format("arrow")[:].to_pylist()]
 
 
 @cache
@@ -287,14 +303,13 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
     (path,) = files
     kind = DATA_FILE.search(path.name)[1].lower()  # type: ignore[index]
     try:
+        check_memory(0, 0, path.stat().st_size)
         if path.name.lower().endswith(("json", "jsonl")):
             return _read_json(path, _convert_to_utf8(path.read_bytes()), kind)
         import pyarrow  # only now: gpu-check reads jsonl without it
-        import pyarrow.parquet
 
         if kind == "parquet":
-            with pyarrow.parquet.ParquetFile(path) as table:  # read_table would import pandas
-                return list(table.read().to_pylist())
+            return [*read_parquet(path)]
         with pyarrow.input_stream(str(path), compression="detect") as stream:
             content, limit = bytearray(), max(MAX_EXPANDED, MAX_RATIO * path.stat().st_size)
             while len(content) <= limit and (part := stream.read(1 << 24)):
@@ -302,10 +317,12 @@ def _read_file(path: Path) -> list[DataRow | BadRow]:
         if len(content) > limit:
             raise ValueError(f"it expands to more than {MAX_RATIO} times its size. Decompress it if you trust it")
         if kind == "arrow":
-            open_table = pyarrow.ipc.open_file if content[:6] == b"ARROW1" else pyarrow.ipc.open_stream
-            return list(open_table(content).read_all().to_pylist())
+            return [*read_arrow(content)]
         text = _convert_to_utf8(bytes(content))
-        return _read_csv(text, SEPARATORS[kind]) if kind in SEPARATORS else _read_json(path, text, kind)
+        return [*read_csv(text, SEPARATORS[kind])] if kind in SEPARATORS else _read_json(path, text, kind)
+    except MemoryError as error:
+        reason = str(error) or "it needs more memory than is available"
+        raise ValueError(f"{path}: {reason}. Use fewer rows, or a machine with more memory.") from error
     except (OSError, ValueError, TypeError, LookupError, NotImplementedError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"{path}: the file is not a readable {kind} file ({error}). Create it again, texts in UTF-8."
@@ -316,22 +333,6 @@ def _convert_to_utf8(content: bytes) -> bytes:
     """Convert a text that begins with the byte order mark of UTF-16; other texts are unchanged."""
     is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return content.decode("utf-16").encode() if is_utf16 else content
-
-
-def _read_csv(content: bytes, separator: str) -> list[DataRow | BadRow]:
-    """Parse a table with a header. Cells are text, as they are written; an empty cell is None."""
-    from pyarrow import BufferReader, csv, string
-
-    header = content.decode().partition("\n")[0]
-    separator = next((one for one in (separator, ";", "\t") if one in header), separator)
-    one_block = csv.ReadOptions(block_size=len(content) + 1)
-    lines = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    names = csv.open_csv(BufferReader(content), one_block, lines).schema.names
-    if len({*names}) < len(names):
-        raise ValueError(f"two columns have the same name: {', '.join(names)}")
-    types = dict.fromkeys(names, string())
-    texts = csv.ConvertOptions(null_values=[""], strings_can_be_null=True, column_types=types)
-    return list(csv.read_csv(BufferReader(content), one_block, lines, texts).to_pylist())
 
 
 def _read_json(path: Path, content: bytes, kind: str) -> list[DataRow | BadRow]:

@@ -18,12 +18,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphaapollo.types import IMAGE_MARK, ChatMessage, EncodedImage, ImageInput, JsonObject
+from alphaapollo.utils.disk import open_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -205,6 +207,8 @@ def open_image(encoded_image: EncodedImage) -> Iterator[Image]:
     from PIL import Image, UnidentifiedImageError
 
     try:
+        if not isinstance(encoded_image, bytes):
+            open_regular(Path(encoded_image).resolve()).close()  # Pillow would wait for a pipe
         with warnings.catch_warnings():  # MAX_PIXELS is stricter than the limit of this warning
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             opened = Image.open(
@@ -295,7 +299,7 @@ def load_image_processor(
         processor.image_processor = image_processor
         loaded = ImageProcessor(processor, tokenizer)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise ValueError(
             f"{path}: the vision-language model has no processor with an image token that can be loaded ({reason}). "
             "Save it beside the model with save_pretrained. For a hub id, check the network and HF_HUB_OFFLINE."

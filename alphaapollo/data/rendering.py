@@ -19,6 +19,7 @@ from itertools import chain, dropwhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
+from alphaapollo.data.chat_template import apply_chat_template
 from alphaapollo.data.chats import drop_thoughts, write_arguments_as_text
 from alphaapollo.data.images import (
     ImageProcessor,
@@ -34,8 +35,6 @@ from alphaapollo.types import ChatMessage, EncodedImage, ImageInput, JsonObject,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""Errors that template code may raise in addition to Jinja errors, e.g. by adding a dict to a string."""
 DATE = "strftime_now"  # function of the chat template
 PLACEHOLDER = "\u2063action\u2063"  # replaces the sampled text in a chat that is rendered
 
@@ -206,21 +205,8 @@ class Renderer:
     def _apply_template(
         self, chat: Sequence[ChatMessage], add_generation_prompt: bool, arguments: Mapping[str, Any] | None = None
     ) -> str:
-        import jinja2
-
-        try:
-            rendered = self.tokenizer.apply_chat_template(
-                chat,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **(self.template_arguments if arguments is None else arguments),
-            )
-            rendered.encode()  # raises UnicodeEncodeError for an unpaired surrogate, which has no tokens
-        except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
-            roles = [message["role"] for message in chat]
-            raise ValueError(f"the chat template rejects a chat with the roles {roles}: {error}") from error
-        assert isinstance(rendered, str)
-        return rendered
+        variables = self.template_arguments if arguments is None else arguments
+        return apply_chat_template(self.tokenizer, chat, add_generation_prompt, variables)
 
     @cached_property
     def _reads_arguments_as_text(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.data.images import find_placeholder_ids
-from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.disk import read_json
+from alphaapollo.utils.hub import check_model_files, is_local_path
 from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     folder = Path(path).expanduser()
     if not folder.is_dir() and is_local_path(path):
         raise ValueError(f"{path}: no such folder. Use a folder with a tokenizer, or a hub id.")
+    if folder.is_dir():
+        check_model_files(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder) if folder.is_dir() else path, trust_remote_code=trust_remote_code
@@ -48,10 +50,11 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         if not hasattr(tokenizer, "is_fast"):  # e.g. that of mistral-common, for tekken.json
             raise ValueError(f"{type(tokenizer).__name__} is none with a tokenizer.json; convert tekken.json to it")
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
+        reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"{path}: the model has no tokenizer that can be loaded ({type(error).__name__}: "
-            f"{str(error).splitlines()[0]}). Save a tokenizer beside the model with tokenizer.save_pretrained, or set "
-            "tokenizer_path. For a hub id, check the network and HF_HUB_OFFLINE."
+            f"{path}: the model has no tokenizer that can be loaded ({type(error).__name__}: {reason}). Save a "
+            "tokenizer beside the model with tokenizer.save_pretrained, or set tokenizer_path. For a hub id, check the "
+            "network and HF_HUB_OFFLINE."
         ) from error
     return tokenizer
 
@@ -92,6 +95,8 @@ def find_model_file(model_path: str, name: str) -> Path | None:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
+    if found:
+        check_model_files(Path(found).parent)
     return Path(found) if found else None
 
 
@@ -101,11 +106,12 @@ def find_generation_config(model_path: str) -> Path | None:
 
 
 def read_generation_config(model_path: str) -> JsonObject:
-    """Return the content of a model's generation_config.json, empty without file."""
+    """Return the content of a model's generation_config.json, empty without file. Raises ValueError if it cannot be
+    read."""
     if (file := find_generation_config(model_path)) is None:
         return {}
     try:
-        return {**json.loads(file.read_text())}
+        return {**read_json(file.resolve())}
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{file} cannot be read ({error}). Copy it again from the model.") from error
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 CHANGES_SAMPLES = (
     *("speculative_*", "spec_*", "quantiz*", "*_quant", "*quant_profile", "*torchao_config", "kv_cache_dtype*"),
-    *("logits_processors", "override_generation_config", "reasoning_config", "watermark_config", "diffusion_config"),
+    *("logits_processors", "override_generation_config", "reasoning_config", "diffusion_config", "dllm_*"),
+    *("watermark_*", "enable_watermark", "preferred_sampling_params", "enable_strict_thinking"),
 )
 """Patterns of arguments of engines with which tokens are sampled from another distribution than the trainer's."""
 

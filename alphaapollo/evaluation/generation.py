@@ -33,7 +33,7 @@ from alphaapollo.session.inference import InferencePreparation
 from alphaapollo.session.inputs import read_prompts
 from alphaapollo.session.start import begin_run_folder, open_workers
 from alphaapollo.types import GroupRequest, Prompt, TrajectoryGroup
-from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.disk import explain_write_errors, open_regular, parse_json, replace_file
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 RESULTS = "results.jsonl"
@@ -167,7 +167,7 @@ def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples
         return FinishedResults()
     groups: dict[int, dict[int, tuple[int, SampleResult]]] = defaultdict(dict)
     num_lines = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(file):
             num_lines += 1
             result = _parse_result_line(line, prompts, path)
@@ -186,7 +186,7 @@ def _parse_result_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -
     if not line.endswith(b"\n"):
         return None
     try:
-        record = json.loads(line)
+        record = parse_json(line)
         result, truth = read_sample_result(record), record["ground_truth"]
         content = record["prompt"] if record["row_prompt"] is None else record["row_prompt"]
     except (ValueError, KeyError, TypeError):  # the process or machine died while writing

@@ -48,6 +48,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from alphaapollo.models.sharding import COLLECTIVE_TIMEOUT, reshard
+from alphaapollo.utils.disk import read_json
 from alphaapollo.utils.json_types import JsonObject
 
 METADATA_TYPES = [kind for kind in vars(dcp).values() if getattr(kind, "__module__", "") == dcp.__name__]
@@ -117,7 +118,7 @@ def load_snapshot(folder: str, model: nn.Module, optimizers: Sequence[Optimizer]
     reshard(model)
     tensors = _collect_tensors(model, optimizers)
     try:
-        state: JsonObject = json.loads((path / "state.json").read_text())
+        state: JsonObject = read_json(path / "state.json")
         read_checkpoint_tensors(tensors, path / "model")
         is_same_size = state["world_size"] == dist.get_world_size()
         generators = read_rng_states(path / f"rank_{dist.get_rank()}.pt") if is_same_size else None

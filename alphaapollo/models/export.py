@@ -227,7 +227,7 @@ def write_merged_model(
             parameter.data = parameter.data.to(stored if dtype == "auto" else getattr(torch, dtype))
         merged.save_pretrained(folder)
         check_written_model(merged.float(), folder, base)
-    except (RuntimeError, ValueError, AttributeError) as error:  # those of peft, e.g. for an adapter without a merge
+    except (RuntimeError, ValueError, AttributeError, TypeError, LookupError) as error:  # also those of peft
         raise ValueError(f"{adapter} cannot be merged into its base model: {error}") from error
     has_tokenizer = (adapter / "tokenizer_config.json").is_file()
     load_tokenizer(str(adapter) if has_tokenizer else base.path, trusts_code).save_pretrained(folder)

@@ -28,7 +28,7 @@ from alphaapollo.models.decoder import (
 from alphaapollo.models.expert_parallel import keep_split_sizes
 from alphaapollo.models.vision_attention import use_varlen_attention_in_vision_tower
 from alphaapollo.models.weight_files import check_tensor_names, find_head, find_weight_files
-from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.hub import check_model_files, is_local_path
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.seeds import derive_seed
 
@@ -194,6 +194,8 @@ def read_config(model: Model) -> PretrainedConfig:
         "the path, for a hub id the network and HF_HUB_OFFLINE, and that transformers supports the model. If you trust "
         "code that comes with it, set trust_remote_code=true beside its path"
     )
+    if Path(model.path).is_dir():
+        check_model_files(model.path)
     with _explain_errors(model, "config.json", fix):
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
 

@@ -7,6 +7,7 @@ A [rank, in] and B [out, rank] are trained in float32.
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +24,14 @@ from alphaapollo.models.decoder import find_vision_modules
 from alphaapollo.models.load import load_causal_lm, load_reward_model
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.runs.model_card import format_card_head, shorten_path
+from alphaapollo.utils.deadline import limit_seconds
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "default"  # peft's name of the adapter
+PATTERN_SECONDS = 10  # for the names of all modules
 
 
 def load_trainable_lm(model: Model, attention: Attention, dtype: torch.dtype | None, seed: int) -> PreTrainedModel:
@@ -188,9 +191,30 @@ def load_adapter(adapter: Path, base_path: str = "", trusts_code: bool = False) 
     base = Model(path=base_path or config.base_model_name_or_path or "", trust_remote_code=trusts_code)
     loaded, weights = load_causal_lm(base, "padded"), load_peft_weights(str(adapter), device="cpu")
     dtype = loaded.dtype
+    _try_patterns(config, loaded, adapter)
     for embeddings in (weights[name] for name in weights if name.endswith(".embed_tokens.weight")):
         loaded.resize_token_embeddings(len(embeddings), mean_resizing=False)
     return PeftModel.from_pretrained(loaded.float(), str(adapter)).eval(), base, dtype
+
+
+def _try_patterns(config: Any, model: nn.Module, adapter: Path) -> None:
+    """Match the names of modules with the regular expressions of an adapter, as peft will do without a time limit.
+    Raises ValueError if one is invalid or takes too long."""
+    fields = [getattr(config, name, None) for name in ("target_modules", "exclude_modules", "feedforward_modules")]
+    patterns = [field for field in fields if isinstance(field, str)]
+    for name in ("modules_to_save", "layers_pattern", "rank_pattern", "alpha_pattern"):
+        field = getattr(config, name, None) or ()
+        patterns += [field] if isinstance(field, str) else field
+    for pattern in (one for one in patterns if not re.fullmatch(r"[\w.]*", one)):  # others are names
+        reason = f"it takes more than {PATTERN_SECONDS} seconds"
+        try:
+            with limit_seconds(PATTERN_SECONDS, reason):
+                for name, _ in model.named_modules():
+                    re.fullmatch(pattern, name)
+                    re.match(rf"(.*?\.)?({pattern})(\..*)?$", name)
+        except (ValueError, re.error) as error:
+            reason = f"{adapter}/adapter_config.json has the regular expression {pattern[:80]!r}: {error}."
+            raise ValueError(f"{reason} List the names of modules instead.") from error
 
 
 def write_adapter(folder: Path, model: PreTrainedModel, tensors: dict[str, Tensor], base_path: str) -> None:

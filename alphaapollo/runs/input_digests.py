@@ -20,13 +20,13 @@ from alphaapollo.config.changes import ConfigChange, find_resume_rule
 from alphaapollo.config.keys import get_field_markers, get_value, list_keys
 from alphaapollo.config.schema.base import CHANGES_DATA, FilePath, Section
 from alphaapollo.data.files import HELD_OUT, TRAIN, resolve_entry
-from alphaapollo.utils.hub import is_local_path
+from alphaapollo.utils.hub import MODEL_TEXTS, is_local_path
 
 Digests = dict[str, list[tuple[str, str]]]
 """Configuration key -> (path, digest) of each file, in order."""
 TRAIN_FILES = "data.train_files"
 WEIGHTS = (".safetensors", ".bin", ".pt")
-MODEL_FILES = (*WEIGHTS, ".json", ".jinja", ".model", ".txt", ".py")
+MODEL_FILES = (*WEIGHTS, *MODEL_TEXTS)
 PACKAGE = 5  # ModuleFinder's kind of a folder
 MAX_HASHED_BYTES, NUM_BLOCKS, BLOCK_BYTES = 2**26, 256, 2**14  # of weights
 
@@ -59,8 +59,8 @@ def compute_input_digests(config: Section) -> Digests:
                 elif not is_local_path(path):
                     files.append((path, _find_commit(path)))
                 else:
-                    names = sorted(file for file in Path(path).expanduser().iterdir() if file.suffix in MODEL_FILES)
-                    files += [(str(file), digest_file(file)) for file in names]
+                    found = filter(Path.is_file, sorted(Path(path).expanduser().iterdir()))
+                    files += [(str(file), digest_file(file)) for file in found if file.suffix in MODEL_FILES]
     return {key: files for key, files in digests.items() if files}
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.disk import explain_write_errors, open_regular, parse_json, replace_file
 from alphaapollo.utils.json_types import finite_or_none
 
 
@@ -41,30 +41,35 @@ class JsonlTracker:
 def _remove_lines_after(path: Path, step: int) -> list[str]:
     """Remove lines of metrics.jsonl that cannot be parsed or belong to iterations after the resumed one, `step`. 0 (a
     new run) removes all lines. Returns a notice about lines that cannot be parsed, except an unfinished last line."""
-    lines = path.read_bytes().splitlines(keepends=True) if step else []
+    lines = _read_lines(path, keepends=True) if step else []
     steps = [_parse_step(line) for line in lines]
     replace_file(path, [line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step])
     damaged = [str(number) for number, at in enumerate(steps, 1) if at is None and lines[number - 1].endswith(b"\n")]
     return [f"{path}: lines {', '.join(damaged)} cannot be parsed and were removed."] if damaged else []
 
 
+def _read_lines(path: Path, keepends: bool = False) -> list[bytes]:
+    with open_regular(path) as file:
+        return file.read().splitlines(keepends)
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a metrics.jsonl, without a last one that a kill has left unfinished. Raises OSError without a
     file, and ValueError if a line is damaged."""
-    lines = path.read_bytes().splitlines()
-    return [json.loads(line) for line in lines if line.endswith(b"}")]
+    lines = _read_lines(path)
+    return [parse_json(line) for line in lines if line.endswith(b"}")]
 
 
 def read_logged_steps(path: Path) -> list[int]:
     """Return the iterations in a metrics.jsonl; empty if there is no file. Raises OSError if it cannot be read."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = _read_lines(path) if path.exists() else []
     return [step for line in lines if (step := _parse_step(line)) is not None]
 
 
 def _parse_step(line: bytes) -> int | None:
     """Return the iteration of a line of metrics.jsonl, or None if the line is invalid."""
-    with suppress(ValueError, TypeError, KeyError):
-        return int(json.loads(line)["step"])
+    with suppress(ValueError, TypeError, KeyError, OverflowError):
+        return int(parse_json(line)["step"])
     return None
 
 

@@ -25,7 +25,7 @@ from alphaapollo.runs.checkpoint_folder import PROGRESS, find_damage, list_check
 from alphaapollo.runs.model_card import format_model_card
 from alphaapollo.runs.newest_model import NO_MODEL_HINT, find_newest_model, has_complete_weights
 from alphaapollo.runs.resume import read_saved_config
-from alphaapollo.utils.hub import find_verl_shards, is_local_path, needs_conversion
+from alphaapollo.utils.hub import check_model_files, find_verl_shards, is_local_path, needs_conversion
 from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def convert_model(config: ExportConfig, source: Path) -> Path:
     if config.role == "critic" or config.export_lora == "adapter":
         key = "role=critic" if config.role == "critic" else "export_lora=adapter"
         raise ValueError(f"checkpoint={config.checkpoint} has no checkpoint of a run, only a model. Remove {key}.")
+    check_model_files(source)
     trusts, shards = bool(config.trust_remote_code), find_verl_shards(source)
     is_complete = has_complete_weights(source)
     output = _find_output(config, source.parent / "exported/model" if is_complete else Path(f"{source}_merged"))

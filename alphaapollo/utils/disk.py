@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 MAX_JSON, MAX_YAML = 16 << 20, 1 << 20  # bytes
-MAX_DEPTH = 100  # of YAML
+MAX_DEPTH = 100  # of JSON and YAML
 MAX_EXPANDED = 4 << 20  # characters of a YAML file in which each alias is replaced by its value
 
 
@@ -41,9 +41,25 @@ def read_small_file(path: Path, max_bytes: int = MAX_JSON) -> bytes:
 def parse_json(text: bytes) -> Any:
     """Parse JSON. Raises ValueError if it is damaged, also if it is nested too deeply."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+    level, depth = [value], 0
+    while level := [item for one in level for item in _list_items(one)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ValueError("its values are nested too deeply")
+    return value
+
+
+def _list_items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def find_special_file(folder: Path) -> str | None:
+    """Return a pipe, a socket or a device in a folder and the folders below it, also one behind a link. Else None."""
+    files = (os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return next((file for file in files if os.path.exists(file) and not os.path.isfile(file)), None)
 
 
 def read_json(path: Path) -> Any:

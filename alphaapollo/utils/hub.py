@@ -6,12 +6,17 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+
+from alphaapollo.utils.disk import find_special_file, parse_json, read_small_file
 
 DATA_FILE = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|zst|lz4))?$", re.IGNORECASE)
 """End of the name of a data file: its format and, except for parquet and arrow, a compression."""
 ENTRY = re.compile(r"(?P<path>.+?)(:(?P<config>[^:@#/]+))?(@(?P<revision>[^:@#]+))?(#(?P<split>[^#/]+))?")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+MODEL_TEXTS = (".json", ".jinja", ".model", ".txt", ".py")  # files of a model that are read at once
+MAX_MODEL_TEXT = 1 << 27  # bytes
 FOREIGN_CHECKPOINTS = {  # file of another trainer: what to do with its folder
     "model_world_size_*_rank_*.pt": "has a checkpoint of verl. Set the folder with its shards, {}",
     "checkpoint-*/config.json": "has checkpoints of transformers' Trainer. Set the last one, {}",
@@ -82,8 +87,39 @@ def explain_model_folder(path: str | Path) -> str:
     with missing or damaged files. Else ""."""
     folder = Path(path).expanduser()
     if (foreign := explain_foreign_checkpoint(folder)) or (folder / "config.json").is_file():
-        return foreign or next(_find_damage(folder), "")
+        return foreign or next(_find_unreadable_files(folder), "") or next(_find_damage(folder), "")
     return f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."
+
+
+def check_model_files(path: str | Path) -> None:
+    """Check the files of a local folder of a model, a tokenizer or an adapter before a library opens them. Raises
+    ValueError for a pipe or a device, a large file that is not weights, a configuration that is damaged or nested too
+    deeply, and weights in other folders."""
+    if error := next(_find_unreadable_files(Path(path).expanduser()), ""):
+        raise ValueError(error)
+
+
+def _find_unreadable_files(folder: Path) -> Iterator[str]:
+    if special := find_special_file(folder):
+        yield f"{special} is a pipe or a device. Remove it, or copy the model again."
+    for file in filter(Path.is_file, sorted(folder.iterdir())):
+        stat = file.stat()
+        if file.suffix in MODEL_TEXTS and stat.st_size > MAX_MODEL_TEXT:
+            size = f"{stat.st_size >> 20} MiB, more than {MAX_MODEL_TEXT >> 20}"
+            yield f"{file} has {size}. Remove it, or copy the model again."
+        elif file.name.endswith(("config.json", ".index.json")):
+            yield from _find_json_damage(file, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(4096)
+def _find_json_damage(file: Path, _size: int, _mtime: int) -> list[str]:
+    """Return an error message if a configuration or an index of weights cannot be read, in a list. Else []."""
+    try:
+        content = parse_json(read_small_file(file.resolve(), MAX_MODEL_TEXT))
+        names = content["weight_map"].values() if file.name.endswith(".index.json") else []
+        return [f"{file} names {name}, which is in another folder. Copy it." for name in names if "/" in name][:1]
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        return [f"{file} cannot be read ({error}). Copy it again from the model."]
 
 
 def explain_foreign_checkpoint(folder: Path) -> str:

@@ -55,7 +55,7 @@ class RunState:
 def find_runs(root: Path) -> Iterator[Path]:
     """Yield the run folders in `root`, or `root` itself. Does not search inside runs, hidden folders, and folders with
     the name of a run's own folder (FOLDERS_OF_RUNS)."""
-    pending = [(root, 0)]
+    pending, searched = [(root, 0)], set[Path]()
     while pending:
         folder, depth = pending.pop()
         try:
@@ -64,7 +64,8 @@ def find_runs(root: Path) -> Iterator[Path]:
             continue  # not readable, or removed meanwhile
         if any(entry.name in MARKERS for entry in entries):
             yield folder
-        elif depth < MAX_DEPTH:
+        elif depth < MAX_DEPTH and (target := folder.resolve()) not in searched:  # links may lead back to it
+            searched.add(target)
             pending += [
                 (Path(entry.path), depth + 1)
                 for entry in entries

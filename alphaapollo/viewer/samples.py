@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 
 from alphaapollo.runs.rollout_log import TrainedRow, read_trained_rows
-from alphaapollo.utils.disk import open_regular, parse_json
+from alphaapollo.utils.disk import open_regular, parse_json, read_small_file
+from alphaapollo.utils.hub import MAX_MODEL_TEXT
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.viewer.index import DAMAGED, make_file_name
 from alphaapollo.viewer.run_folders import find_tokenizer_file
@@ -106,11 +107,11 @@ def split_into_parts(text: str) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=4)
 def load_tokenizer(file: Path, _mtime: int) -> Any:
-    """Load a tokenizer.json; None if it is damaged."""
+    """Load a tokenizer.json; None if it is damaged or too large."""
     from tokenizers import Tokenizer
 
     with suppress(Exception):  # tokenizers raises no other type
-        return Tokenizer.from_file(str(file))
+        return Tokenizer.from_buffer(read_small_file(file.resolve(), MAX_MODEL_TEXT))
     return None
 
 

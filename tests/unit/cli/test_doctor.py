@@ -58,7 +58,7 @@ def test_shared_memory_of_a_container_and_open_files(monkeypatch: pytest.MonkeyP
 
 def test_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", "/nonexistent")
-    monkeypatch.setattr(doctor, "MEMORY_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr("alphaapollo.utils.memory.MEMORY_LIMIT", tmp_path / "memory.max")
     (tmp_path / "memory.max").write_text("1073741824\n")
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
     user, sockets, memory, cpu = doctor.check_user()

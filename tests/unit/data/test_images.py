@@ -61,7 +61,8 @@ BAD = {
     "truncated in the header": (make_test_image()[:20], "image of 20 bytes"),
     "animated": (make_gif(2), r"animated \(2 frames\)"),
     "missing": ("/nowhere/x.png", "/nowhere/x.png: No such file"),
-    "a folder": ("/tmp", "/tmp: Is a directory"),
+    "a folder": ("/tmp", "/tmp: it is a pipe, a device or a folder"),
+    "a device": ("/dev/zero", "/dev/zero: it is a pipe, a device or a folder"),
     "float": (encode(Image.new("F", (4, 4)), "TIFF"), "32 bits"),
 }
 

@@ -95,6 +95,20 @@ def test_other_adapters_are_refused(bases: Any, tmp_path: Path, config: Any, rea
         write_merged_model(tmp_path / "a", tmp_path / "merged")
 
 
+@pytest.mark.parametrize("key", ["target_modules", "exclude_modules", "modules_to_save", "rank_pattern"])
+@pytest.mark.parametrize("pattern", [r"(\w+\.?)*!", "("])
+def test_regular_expressions_of_an_adapter_are_limited(
+    bases: Any, tmp_path: Path, key: str, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alphaapollo.models.lora.PATTERN_SECONDS", 0.2)
+    save_adapter(bases[True], tmp_path / "a", peft.LoraConfig(r=4, target_modules=LINEAR))
+    file = tmp_path / "a/adapter_config.json"
+    value = {"modules_to_save": [pattern], "rank_pattern": {pattern: 2}}.get(key, pattern)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(ValueError, match=r"adapter_config\.json has the regular expression"):
+        write_merged_model(tmp_path / "a", tmp_path / "merged")
+
+
 def test_the_command_takes_an_adapter(bases: Any, tmp_path: Path) -> None:
     save_adapter(bases[False], tmp_path / "a", peft.LoraConfig(r=4, target_modules=LINEAR))
     assert main(["export", str(tmp_path / "a"), str(tmp_path / "one")]) == 0

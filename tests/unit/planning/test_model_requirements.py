@@ -134,6 +134,10 @@ def test_arguments_of_the_installed_engine_are_known(model_folder: Any) -> None:
         ("sglang", "context_length", "context_length: other keys set it"),
         ("vllm", "speculative_config", "speculative_config: with it, tokens are sampled from another distribution"),
         ("vllm", "quantization", "quantization: with it, tokens are sampled from another distribution"),
+        *(
+            ("sglang", name, f"{name}: with it, tokens are sampled from another distribution")
+            for name in ("watermark_key", "enable_watermark", "preferred_sampling_params", "dllm_algorithm")
+        ),
         ("sglang", "speculative_algorithm", "speculative_algorithm: with it, tokens are sampled from another"),
         ("vllm", "disable-mm-cache", "disable_mm_cache: vllm has no such argument"),
         ("sglang", "schedule", "schedule: sglang has no such argument"),

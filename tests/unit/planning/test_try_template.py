@@ -43,6 +43,7 @@ BROKEN_TEMPLATES = [
     ("{{ messages[99].content }}", "rejects a chat"),
     ("{{ 1 / 0 }}", "rejects a chat .*division"),
     ("{{ 'x' + 1 }}", "rejects a chat"),
+    ("{{ 'x' * 10**15 }}", "rejects a chat .*MemoryError"),
     ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "rejects a chat .*recursion"),
 ]
 
@@ -51,6 +52,25 @@ BROKEN_TEMPLATES = [
 def test_a_broken_template_is_refused(tokenizer, template, says):
     with pytest.raises(ValueError, match=says):
         attempt(tokenizer, template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ 'x' * 99 }}",
+    ],
+)
+def test_a_template_without_end_is_run_once(tokenizer, template, monkeypatch):
+    monkeypatch.setattr("alphaapollo.data.chat_template.MAX_SECONDS", 0.2)
+    monkeypatch.setattr("alphaapollo.data.chat_template.MAX_CHARS", 90)
+    with pytest.raises(ValueError, match=f"{tokenizer.name_or_path}.*(0.2 seconds|99 characters)"):
+        attempt(tokenizer, template)
+    monkeypatch.setattr("alphaapollo.data.chat_template.MAX_SECONDS", 9999)  # the test would hang
+    with pytest.raises(ValueError, match=r"9999 seconds"):
+        attempt(tokenizer, template)
+    attempt(tokenizer, SOUND)
 
 
 def test_every_kind_of_chat_is_tried(tokenizer):

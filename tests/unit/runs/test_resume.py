@@ -144,7 +144,7 @@ def test_a_run_without_a_checkpoint_is_moved_aside(config: Config, run: Path) ->
     [
         ("config.yaml", "a: [", r"config\.yaml cannot be read .*expected node content.*experiment_name"),
         ("config.yaml", "7", r"config\.yaml cannot be read .*no configuration.*experiment_name"),
-        ("metrics.jsonl", None, r"Is a directory.*metrics\.jsonl"),
+        ("metrics.jsonl", None, r"a folder.*metrics\.jsonl"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(config: Config, run: Path, name: str, text: str | None, says: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from alphaapollo.config.check import find_path_errors
-from alphaapollo.config.schema import SftConfig
+from alphaapollo.config.schema import Model, SftConfig
+from alphaapollo.data.vocabulary import find_model_file, load_tokenizer
+from alphaapollo.models.load import load_config
+from alphaapollo.runs.input_digests import compute_input_digests
 from alphaapollo.runs.newest_model import find_newest_model
 
 MODEL = ["config.json", "model.safetensors"]
@@ -77,3 +81,46 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "lacks model-00002-of-00002.safetensors." in find_error(tmp_path)
+
+
+DEEP = '{"a": ' + "[" * 200 + "]" * 200 + "}"
+INDEX = json.dumps({"weight_map": {"a": "/dev/zero", "b": "../b.safetensors"}})
+HOSTILE = {
+    "extra.json": os.mkfifo,
+    "chat_template.jinja": os.mkfifo,
+    "additional_chat_templates/x.jinja": os.mkfifo,
+    "vocab.json": lambda file: os.symlink("/dev/zero", file),
+    "tokenizer.json": lambda file: (file.touch(), os.truncate(file, 1 << 30)),
+    "generation_config.json": lambda file: file.write_text(DEEP),
+    "tokenizer_config.json": lambda file: file.write_text(DEEP),
+    "model.safetensors.index.json": lambda file: file.write_text(INDEX),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_files_that_must_not_be_read_are_named(tmp_path: Path, name: str) -> None:
+    """No reader waits for a pipe, reads a device or fails with RecursionError, also without the check of paths."""
+    file = tmp_path / "m" / name
+    write(tmp_path / "m", *MODEL)
+    file.parent.mkdir(exist_ok=True)
+    HOSTILE[name](file)
+    assert str(file) in find_error(tmp_path / "m")
+    path = str(tmp_path / "m")
+    for read in (
+        load_tokenizer,
+        lambda path: find_model_file(path, MODEL[0]),
+        lambda path: load_config(Model(path=path)),
+    ):
+        with pytest.raises(ValueError, match=re.escape(str(file))):
+            read(path)
+
+
+def test_odd_names_are_no_obstacle(tmp_path: Path) -> None:
+    write(tmp_path / "m", *MODEL)
+    (tmp_path / "m/extra.json").mkdir()
+    (tmp_path / "m/loop").symlink_to(".")
+    (tmp_path / "m/gone.json").symlink_to("nowhere")
+    assert find_error(tmp_path / "m") == ""
+    config = SftConfig(model={"path": str(tmp_path / "m")}, data={"train_files": os.devnull})
+    digests = compute_input_digests(config)["model.path"]
+    assert [Path(file).name for file, _ in digests] == MODEL

@@ -12,6 +12,8 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from alphaapollo.viewer.app import make_app
+from alphaapollo.viewer.run_folders import find_runs
+from alphaapollo.viewer.samples import decode_tokens
 from tests.unit.viewer.run_kit import update_index, write_run
 
 DEEP, SPARSE, FIFO, ZERO, PRIVATE = "[" * 100_000, "1.5 GiB", "a pipe", "/dev/zero", "private.txt"
@@ -69,3 +71,14 @@ def test_an_odd_file_stops_neither_its_page_nor_other_runs(tmp_path: Path) -> No
                 assert response.status_code == 200 or page, (what[0], what[1][:9])
                 assert response.status_code in (200, 404) and "secret_value" not in response.text, (what[0], page)
         assert "secret_value" not in listed and index.problem == ""
+
+
+def test_links_that_lead_back_and_huge_tokenizers_do_not_stop_the_viewer(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "outputs/lab/run")
+    for number in range(60):  # 13 million paths of four links
+        (tmp_path / f"outputs/{number}").symlink_to(".")
+    assert [*find_runs(tmp_path / "outputs")] == [run]
+    (run / "model").mkdir()
+    (run / "model/tokenizer.json").touch()
+    os.truncate(run / "model/tokenizer.json", 3 << 29)
+    assert decode_tokens(run, [7]) == ["[7]"]

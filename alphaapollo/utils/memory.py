@@ -1,0 +1,16 @@
+"""Measure the memory that is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container, in bytes, or "max"
+
+
+def measure_available_memory() -> int:
+    """Return the memory in bytes that this machine or container has left."""
+    limit = MEMORY_LIMIT.read_text().strip() if MEMORY_LIMIT.exists() else ""
+    available = psutil.virtual_memory().available
+    return min(available, int(limit)) if limit.isdigit() else available
