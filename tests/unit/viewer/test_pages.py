@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -72,7 +73,14 @@ def read(client: TestClient, path: str) -> str:
     ("path", "facts"),
     [
         ("/", ['href="/runs/2">second</a>', 'href="/runs/1">first</a>', "critic/score/mean</span> 0.300", "3 of 9"]),
-        ("/?by=sweep", ['<th title="trainer.seed">trainer.seed</th>', '<td class="n best">1.300</td>', "<td>1</td>"]),
+        (
+            "/?by=sweep",
+            [
+                '<th title="trainer.seed">trainer.seed</th>',
+                '<td class="n best" data-label="critic/score/mean">1.300</td>',
+                ">1</td>",
+            ],
+        ),
         ("/?by=sweep", [">second<", ">first<"]),
         ("/runs/1", ["/curves?metric=critic/score/mean", 'href="/runs/1/step/3">step 3</a>']),
         ("/runs/1", ["<dt>critic/score/mean</dt><dd>0.300<small>first 0.100</small>", "<dt>iterations</dt><dd>9</dd>"]),
@@ -169,7 +177,7 @@ def test_search_over_all_iterations(client: TestClient, tmp_path: Path) -> None:
     def search(query: str) -> list[str]:
         return re.findall(r'data-src="/runs/1/([^"]*)/conversation"', read(client, f"/runs/1/samples?{query}"))
 
-    assert search("") == ["step/3/0", "val/3/0", "step/3/1", "step/2/0", "step/2/1", "step/1/0", "step/1/1"]
+    assert search("") == ["step/3/0", "step/3/1", "val/3/0", "step/2/0", "step/2/1", "step/1/0", "step/1/1"]
     assert search("text=rare+WORD") == ["val/3/0"] and search("text=raree") == []
     assert search("text=What+is+7&where=reward&is=equal+to&number=0.25") == ["val/3/0"]
     assert search("text=think&before=2") == ["step/2/0", "step/1/0"]
@@ -340,6 +348,38 @@ def test_damaged_rollouts_of_an_unknown_kind(client: TestClient, tmp_path: Path)
     (rollouts / "step_000003.jsonl").unlink()
     page = client.get("/runs/1/step/3/0").text
     assert "cannot be read" in page or "no sample 0" in page
+
+
+def test_the_newest_configuration_is_shown(client: TestClient, tmp_path: Path) -> None:
+    assert "iteration 3 of 9" in read(client, "/runs/1")
+    for name, steps in (("config.2.yaml", 10), ("config.10.yaml", 12)):
+        (tmp_path / "outputs/first" / name).write_text(f"trainer: {{total_training_steps: {steps}}}")
+    assert "iteration 3 of 12" in read(client, "/runs/1")
+
+
+def write_notes(path: Path, content: str) -> None:
+    """Write a file of notes that is damaged, of another schema (a statement), a folder or a pipe."""
+    if content in ("folder", "pipe"):
+        path.mkdir() if content == "folder" else os.mkfifo(path)
+    elif content.startswith("CREATE"):
+        with closing(sqlite3.connect(path)) as database:
+            database.execute(content)
+    else:
+        path.write_bytes(content.encode() * 1000)
+
+
+@pytest.mark.parametrize(
+    "content", ["damaged", "CREATE TABLE notes (id INT, more)", "CREATE VIEW x AS SELECT 1", "folder", "pipe"]
+)
+def test_notes_that_cannot_be_used_take_no_page_down(tmp_path: Path, content: str) -> None:
+    run = write_run(tmp_path / "outputs/first", steps=1)
+    write_notes(notes := tmp_path / "viewer.sqlite", content)
+    index = RunIndex(run.parent, tmp_path / "index.sqlite", notes=notes)
+    with closing(index.connect()) as database:
+        index.update(database)
+    client = TestClient(make_app(index, ["testserver"]))
+    assert str(notes) in read(client, "/") and "/runs/1" in read(client, "/")
+    assert client.put("/runs/1/notes", json={"note": "x"}).status_code == 409
 
 
 def test_empty_folder(tmp_path: Path) -> None:
