@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from alphaapollo.data.rendering import Renderer
 
 RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
+LOG_COLUMNS = ("prompt_id", "sample", "outcome")  # these, and scores.jsonl
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 Columns: `prompt` (required; data.prompt_key renames it), `images` (images for the marks `<image>` of the prompt),
 `data_source`, `reward_model: {ground_truth}`, `extra_info`, `env_kwargs`, `metadata` (a JSON string; read into
 extra_info). The ground truth may also be in a column `ground_truth`, `answer` or one of TRUTH_COLUMNS. Other columns
-are added to extra_info. Values keep their types. Only `data_source` selects the reward function. `reward_model.style`
+are added to extra_info. A line of results.jsonl, scores.jsonl or rollouts/ is read as the row that it is about. Values
+keep their types. Only `data_source` selects the reward function. `reward_model.style`
 and `ability` are ignored.
 """
 
@@ -22,7 +23,7 @@ from alphaapollo.data.chats import (
 )
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.findings import READ_AS_TRUTH, TRUTH_COLUMNS, DataFinding
-from alphaapollo.data.formats import PROMPT_FORMATS, read_rows_in_known_format
+from alphaapollo.data.formats import LOG_COLUMNS, PROMPT_FORMATS, read_rows_in_known_format
 from alphaapollo.data.image_messages import IMAGES, ImageReader
 from alphaapollo.data.images import collect_images
 from alphaapollo.data.rendering import Renderer
@@ -83,6 +84,8 @@ def _convert_row_to_prompt(
 ) -> Prompt:
     if not is_json:  # parquet adds the keys of all rows to each row, with the value None
         row = {name: value if name == prompt_key else drop_none(value) for name, value in row.items()}
+    if {*LOG_COLUMNS} <= row.keys():
+        row = _read_logged_row(row, prompt_key)
     context = RowContext.from_row(row, reader, system_prompt)
     reward_model, extra_info, env_kwargs = (
         _read_struct_column(row, key) for key in ("reward_model", "extra_info", "env_kwargs")
@@ -112,6 +115,14 @@ def _convert_row_to_prompt(
         env_kwargs=env_kwargs,
         template_arguments=context.template_arguments,
     )
+
+
+def _read_logged_row(row: DataRow, prompt_key: str) -> DataRow:
+    """Return the data row of a logged sample (runs/rollout_log.py), without what was logged about the sample."""
+    extra_info, prompt = _read_struct_column(row, "extra_info"), row.get("row_prompt") or row.get(prompt_key)
+    columns = {name: extra_info.get(name) for name in ("tools", "chat_template_kwargs", "enable_thinking")}
+    columns |= {name: row.get(name) for name in ("data_source", "extra_info", "env_kwargs")}
+    return {**columns, prompt_key: prompt, "reward_model": {"ground_truth": row.get("ground_truth")}}
 
 
 def _read_prompt_content(row: DataRow, prompt_key: str, context: RowContext) -> list[Message] | str:

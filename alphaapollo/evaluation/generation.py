@@ -27,7 +27,7 @@ from alphaapollo.metrics.samples import SampleResult, convert_to_sample_result, 
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.resume import find_inference_start
-from alphaapollo.runs.rollout_log import format_trajectory_lines, replace_images, save_image
+from alphaapollo.runs.rollout_log import compute_prompt_digest, format_trajectory_lines, replace_images, save_image
 from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.inference import InferencePreparation
 from alphaapollo.session.inputs import read_prompts
@@ -166,11 +166,12 @@ def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples
     if not path.exists():
         return FinishedResults()
     groups: dict[int, dict[int, tuple[int, SampleResult]]] = defaultdict(dict)
+    digests = {number: compute_prompt_digest(prompt) for number, prompt in prompts.items()}
     num_lines = 0
     with open_regular(path) as file:
         for number, line in enumerate(file):
             num_lines += 1
-            result = _parse_result_line(line, prompts, path)
+            result = _parse_result_line(line, prompts, digests, path)
             if result is not None:
                 groups[result.problem_id].setdefault(result.sample_index, (number, result))
     complete = [group for group in groups.values() if set(group) == set(range(num_samples))]
@@ -181,7 +182,9 @@ def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples
     )
 
 
-def _parse_result_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -> SampleResult | None:
+def _parse_result_line(
+    line: bytes, prompts: Mapping[int, Prompt], digests: Mapping[int, str], path: Path
+) -> SampleResult | None:
     """Parse a line of results.jsonl; None if it is incomplete. Raises ValueError if its prompt is not in `prompts`."""
     if not line.endswith(b"\n"):
         return None
@@ -193,6 +196,7 @@ def _parse_result_line(line: bytes, prompts: Mapping[int, Prompt], path: Path) -
         return None
     number, prompt = result.problem_id, prompts.get(result.problem_id)
     same = prompt is not None and truth in (prompt.ground_truth_in_files, prompt.ground_truth_text)
+    same &= record.get("prompt_digest") in (None, digests.get(number))  # None: of an earlier version
     if prompt is None or not same or replace_images(prompt.content) != content:
         raise ValueError(
             f"prompt {number} in {path} differs from row {number} of data.path, so these results belong to "

@@ -1,6 +1,6 @@
 """Grade existing responses and compute metrics (main_eval). A row has a prompt and one or several responses.
 
-Rows with equal prompt, data source and ground truth form one problem, so a file may also have one row per response.
+Rows that are equal except for their responses form one problem, so a file may also have one row per response.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from alphaapollo.config.check import check_config_and_get_notices
@@ -36,7 +38,7 @@ from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import leave_out_missing_answers
 from alphaapollo.runs.checkpoint_folder import write_format
 from alphaapollo.runs.resume import check_folder_belongs_to_command
-from alphaapollo.runs.rollout_log import replace_images, save_image
+from alphaapollo.runs.rollout_log import compute_prompt_digest, describe_prompt, replace_images, save_image
 from alphaapollo.session.inputs import check_rewards
 from alphaapollo.types import JsonObject, Outcome, Prompt, Score
 from alphaapollo.utils.disk import explain_write_errors, replace_file
@@ -83,13 +85,18 @@ def read_problems(
     """Read the problems of data files, except those without an answer. What is not read is added to `findings`. Raises
     ValueError for missing files or columns, or invalid rows."""
     prompts = load_prompts(files, prompt_key, findings=findings)
+    for prompt, column in product(prompts, [response_key] if response_key else RESPONSES):
+        prompt.extra_info.pop(column, None)  # otherwise each response would make a problem
     kept = {prompt.id for prompt in leave_out_missing_answers(prompts, findings)}
     rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
-    found: dict[tuple[str, str, str | None], PromptResponses] = {}
+    found: dict[str, PromptResponses] = {}
     for prompt, responses in ((prompt, row) for prompt, row in zip(prompts, rows, strict=True) if prompt.id in kept):
-        key = (prompt.data_source, json.dumps(replace_images(prompt.content)), prompt.ground_truth_text)
-        problem = found.setdefault(key, PromptResponses(replace(prompt, id=len(found)), []))
+        problem = found.setdefault(compute_prompt_digest(prompt), PromptResponses(replace(prompt, id=len(found)), []))
         problem.responses.extend(responses)
+    texts = Counter(compute_prompt_digest(replace(problem.prompt, extra_info={})) for problem in found.values())
+    if equal := sum(count for count in texts.values() if count > 1):
+        effect = "read as different problems. Remove columns that only describe the responses"
+        findings.append(DataFinding("data.path", "equal prompts with other columns", effect, equal, len(found)))
     return list(found.values())
 
 
@@ -175,9 +182,8 @@ def _make_score_record(
     return {
         "prompt_id": result.problem_id,
         "sample": result.sample_index,
-        "data_source": result.data_source,
         "prompt": replace_images(problem.prompt.content, partial(save_image, folder)),
-        "ground_truth": problem.prompt.ground_truth_in_files,
+        **describe_prompt(problem.prompt),
         "response": problem.responses[result.sample_index],
         "answer": result.answer,
         "reward": finite_or_none(score.reward),

@@ -35,6 +35,7 @@ from alphaapollo.metrics.majority_vote import extract_answer
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.rollout.environment_replies import check_messages
 from alphaapollo.rollout.episode import EpisodeTask
+from alphaapollo.runs.rollout_log import compute_prompt_digest
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Prompt, Sampling, Score, Turn
 
 T = TypeVar("T")
@@ -218,8 +219,8 @@ def select_past_solutions(
     return [judged_candidate for step, judged_candidate in zip(steps, judged, strict=True) if id(step) in chosen]
 
 
-def compute_prompt_digest(prompt: Prompt) -> str:
-    """Return a digest of a problem's data row, to detect changed data when a run resumes."""
+def compute_earlier_digest(prompt: Prompt) -> str:
+    """Return the digest of a problem's data row in pools of earlier versions."""
     row = msgspec.json.encode([prompt.data_source, prompt.content, prompt.ground_truth_text])
     return hashlib.blake2b(row, digest_size=8).hexdigest()
 

@@ -26,7 +26,7 @@ from alphaapollo.data.prompts import apply_length_limit, load_prompts
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.evolving.calls import STOP, Budget, RoleCaller, make_roles
-from alphaapollo.evolving.evolution import Evolution, compute_prompt_digest, open_agent_proposers
+from alphaapollo.evolving.evolution import Evolution, compute_earlier_digest, open_agent_proposers
 from alphaapollo.evolving.model_clients import (
     EngineClient,
     ModelClient,
@@ -46,6 +46,7 @@ from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.registry import is_gradable
 from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.resume import find_inference_start
+from alphaapollo.runs.rollout_log import compute_prompt_digest
 from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.prepare import Preparation
 from alphaapollo.session.start import begin_run_folder
@@ -130,9 +131,9 @@ class EvolutionPreparation(Preparation):
             self.notices += [f"{num_long} of {total} problems exceed data.max_prompt_length."] * bool(num_long)
         self.prompts = prompts
         if not self.start.replaces_previous_run:
-            rows = {prompt.id: compute_prompt_digest(prompt) for prompt in prompts}
+            rows = {prompt.id: (compute_prompt_digest(prompt), compute_earlier_digest(prompt)) for prompt in prompts}
             for candidate in Pool(config.trainer.folder).candidates.values():
-                if rows.get(problem := candidate.position.problem) != candidate.row:
+                if candidate.row not in rows.get(problem := candidate.position.problem, ()):
                     raise ValueError(
                         f"{config.trainer.folder} has results for other data: row {problem} of data.path has changed "
                         f"since candidate {candidate.key}. Set another trainer.experiment_name, or "

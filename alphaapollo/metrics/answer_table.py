@@ -127,9 +127,10 @@ class AnswerTable:
 
     def pick(self, wanted: np.ndarray, keys: np.ndarray) -> tuple[AuditedAnswer, ...]:
         """Return a few of the wanted answers [N], to different prompts: late ones first, then those with high keys."""
-        is_late, picked = self.is_late[self.group], dict[str, AuditedAnswer]()
+        is_late, picked = self.is_late[self.group], dict[tuple[str, int], AuditedAnswer]()
         for at in sorted(np.flatnonzero(wanted), key=lambda at: (not is_late[at], -keys[at])):
-            picked.setdefault(self.answers[at].prompt, self.answers[at])
+            answer = self.answers[at]
+            picked.setdefault((answer.result.data_source, answer.result.problem_id), answer)
         return tuple(picked.values())[:EXAMPLES]
 
 

@@ -5,7 +5,6 @@ Trajectories, records of results files and graded texts are converted to SampleR
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 
 from alphaapollo.metrics.estimates import compute_bootstrap_interval, pass_at_k
 from alphaapollo.metrics.majority_vote import extract_answer, majority_accuracy
-from alphaapollo.runs.rollout_log import replace_images
+from alphaapollo.runs.rollout_log import compute_prompt_digest
 from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
 from alphaapollo.utils.json_types import finite_or_none
 
@@ -124,16 +123,16 @@ def read_sample_result(record: JsonObject) -> SampleResult:
 def merge_repeated_prompts(results: Sequence[SampleResult], prompts: Iterable[Prompt]) -> list[SampleResult]:
     """Return the results with all repeats of a prompt treated as one problem with more samples.
 
-    prepare_validation writes repeats: prompts of equal data source, content, ground truth and extra_info.index. In the
-    results, problem_id is the id of the first of these prompts, and sample_index counts the samples of all of them.
+    prepare_validation writes repeats: equal prompts with an extra_info.index. In the results, problem_id is the id of
+    the first of these prompts, and sample_index counts the samples of all of them. Other equal rows may be different
+    tasks, because environments may derive their seed from the row's position.
     """
-    first: dict[tuple[object, ...], int] = {}
+    first: dict[str, int] = {}
     before: Counter[int] = Counter()
     first_rows: dict[int, tuple[int, int]] = {}  # prompt -> (problem, number of earlier repeats)
     for prompt in prompts:
-        index = prompt.extra_info.get("index")
-        key = (prompt.data_source, json.dumps(replace_images(prompt.content)), prompt.ground_truth_text, index)
-        problem = prompt.id if index is None else first.setdefault(key, prompt.id)
+        is_repeat = prompt.extra_info.get("index") is not None
+        problem = first.setdefault(compute_prompt_digest(prompt), prompt.id) if is_repeat else prompt.id
         first_rows[prompt.id] = problem, before[problem]
         before[problem] += 1
     n = max((result.sample_index for result in results), default=0) + 1

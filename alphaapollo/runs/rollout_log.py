@@ -7,19 +7,22 @@
 
 One line, e.g. (shortened):
 
-    {"step": 12, "prompt_id": 17, "sample": 0, "data_source": "openai/gsm8k", "prompt": [{"role": ...}],
-     "ground_truth": "14", "text": "7 + 7 = 14", "reward": 1.0, "components": {"accuracy": 1.0}, "accuracy": 1.0,
-     "outcome": "scored", "reason": "", "end": "done", "stop_reason": "stop", "weight_version": 11, "seconds": 0.4,
+    {"step": 12, "prompt_id": 17, "sample": 0, "prompt": [{"role": ...}], "row_prompt": null,
+     "data_source": "openai/gsm8k", "ground_truth": "14", "extra_info": {"index": 17}, "env_kwargs": {},
+     "text": "7 + 7 = 14", "reward": 1.0, "components": {"accuracy": 1.0}, "accuracy": 1.0, "outcome": "scored",
+     "reason": "", "end": "done", "stop_reason": "stop", "weight_version": 11, "seconds": 0.4,
      "turns": [{"text": "7 + 7 = 14", "observation": null, "stop_reason": "stop", "reward": 0.0, "valid": true, ...}],
+     "prompt_digest": "0a1b...",
      "rows": [{"ids": [5, 9, 2], "mask": [0, 1, 1], "logprobs": [0.0, -0.1, -0.2], "first_turn": 0,
                "weight_versions": [[11, 2]]}]}
 
 `prompt` is the first observation. If it differs from the prompt in the data, `row_prompt` is the prompt in the data,
-else null. A turn's `text` is what graders get. The trajectory's `text`, and `raw_text` of a truncated
-turn, have special tokens if the turn is truncated. `observation` is the environment's reply to the turn, or null.
-`weight_version` is the number of weight syncs before the last token was sampled. `weight_versions` of a row, which is
-one token sequence to train on, has pairs (weight version, number of tokens sampled with it), in order. Messages have
-paths of their images, so that they are valid prompts of a data file in the same folder.
+else null. `prompt_digest` is the identity of the prompt (compute_prompt_digest); files of earlier versions have none.
+A turn's `text` is what graders get. The trajectory's `text`, and `raw_text` of a truncated turn, have special tokens if
+the turn is truncated. `observation` is the environment's reply to the turn, or null. `weight_version` is the number of
+weight syncs before the last token was sampled. `weight_versions` of a row, which is one token sequence to train on, has
+pairs (weight version, number of tokens sampled with it), in order. Messages have paths of their images, so that the
+file is a valid data file in the same folder.
 """
 
 from __future__ import annotations
@@ -192,6 +195,32 @@ def replace_images(content: Any, name: Callable[[EncodedImage], str] = name_imag
     ]
 
 
+def describe_prompt(prompt: Prompt) -> JsonObject:
+    """Return what a log has about the row of a prompt: the columns that give the prompt again when the log is read as
+    data (data/prompts.py), except its text, and its digest, `prompt_digest`."""
+
+    def convert(value: Any) -> Any:
+        shown = to_json_value(value)
+        return f"{shown}, {hashlib.blake2b(value).hexdigest()}" if isinstance(value, bytes) else shown
+
+    columns = {
+        "data_source": prompt.data_source,
+        "ground_truth": prompt.ground_truth_in_files,
+        "extra_info": prompt.extra_info,
+        "env_kwargs": prompt.env_kwargs,
+    }
+    columns = json.loads(json.dumps(_replace_nan(columns), default=convert))
+    others = {"prompt": replace_images(prompt.content), "template": _replace_nan(prompt.template_arguments)}
+    text = json.dumps(columns | others, sort_keys=True, default=convert)
+    return columns | {"prompt_digest": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+
+
+def compute_prompt_digest(prompt: Prompt) -> str:
+    """Return the identity of a prompt: a digest of its text, its images by content, its ground truth, and all other
+    columns that the model, the environment and the reward can read, but not of its position in the data."""
+    return str(describe_prompt(prompt)["prompt_digest"])
+
+
 def format_trajectory_lines(
     step: int, groups: Sequence[TrajectoryGroup], show_image: Callable[[EncodedImage], str] = name_image
 ) -> Iterator[str]:
@@ -199,8 +228,9 @@ def format_trajectory_lines(
     group. show_image: returns the text that represents an image."""
     secrets = find_secret_variables()  # tools and servers may return secrets
     for group in groups:
+        row = describe_prompt(group.prompt)
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
-            record = make_trajectory_record(step, group.prompt, trajectory, show_image)
+            record = make_trajectory_record(step, group.prompt, trajectory, show_image) | row
             # Rows are most of a line. msgspec writes the same numbers (null for NaN), but blocks the loop less.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
             shown = redact_values(_replace_nan(record), secrets)
@@ -218,17 +248,16 @@ def format_trajectory_lines(
 def make_trajectory_record(
     step: int, prompt: Prompt, trajectory: Trajectory, show_image: Callable[[EncodedImage], str] = name_image
 ) -> JsonObject:
-    """Return the record of a trajectory in rollouts/."""
+    """Return the record of a trajectory in rollouts/, to which describe_prompt adds the data row."""
     score, last = trajectory.score, trajectory.last_turn.completion if trajectory.last_turn else None
     first_prompt = prompt.content if trajectory.first_observation is None else trajectory.first_observation
     return {
         "step": step,
         "prompt_id": prompt.id,
         "sample": trajectory.sample,
-        "data_source": prompt.data_source,
         "prompt": replace_images(first_prompt, show_image),
         "row_prompt": None if first_prompt == prompt.content else replace_images(prompt.content, show_image),
-        "ground_truth": prompt.ground_truth_in_files,
+        "data_source": prompt.data_source,
         "text": "\n\n".join(turn.raw_text or turn.text for turn in trajectory.turns),
         "reward": finite_or_none(score.reward),
         "components": score.components,
@@ -269,8 +298,9 @@ def make_trajectory_record(
 
 
 def _replace_nan(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, dict):
-        return {key: _replace_nan(item) for key, item in value.items()}
+        return {str(key): _replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_replace_nan(item) for item in value]
     return finite_or_none(value) if isinstance(value, float) else value

@@ -153,6 +153,8 @@ class Viewer:
             changes = await request.json()
         except (ValueError, RecursionError):
             changes = None
+        if self.index.notes_problem:
+            raise HTTPException(409, f"{self.index.notes_problem}.")
         if not isinstance(changes, dict) or not changes.keys() <= {"tags", "note", "hidden"}:
             raise HTTPException(400, "Only tags, note and hidden can be changed.")
         with closing(self.index.connect()) as database, database:

@@ -46,7 +46,8 @@ VALIDATIONS = {  # metric -> the same metric in validations
     "train/accuracy": "val/accuracy",
     "train/margin": "val/margin",
 }
-RATE = re.compile("accuracy|@")  # metrics whose intervals end at 0 and 1
+SHARES = "accuracy|@|agreement|fraction|clipfrac|clip_ratio|clipped|failed|truncated|invalid|dropped|masked|padding"
+SHARE = re.compile(f"{SHARES}|^(groups|outcome|end|tool|curriculum)/")  # metrics whose intervals end at 0 and 1
 MAX_POINTS = 1000  # points of a drawn curve
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")  # Okabe and Ito
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -89,8 +90,8 @@ def average_curves(name: str, curves: Sequence[Curve], metric: str) -> Curve:
 
 
 def limit_band(curve: Curve, metric: str) -> Curve:
-    """Limit the intervals of an accuracy to 0 and 1."""
-    if RATE.search(metric) and ((curve.values >= 0) & (curve.values <= 1)).all():
+    """Limit the intervals of a share to 0 and 1."""
+    if SHARE.search(metric) and ((curve.values >= 0) & (curve.values <= 1)).all():
         return replace(curve, band=np.column_stack([curve.band[:, :1], curve.band[:, 1:].clip(0, 1)]))
     return curve
 
@@ -171,7 +172,7 @@ def make_metric_traces(
     for number, (name, runs) in enumerate(list(groups.items())[:MAX_CURVES]):
         curve, raw = read_mean_curve(database, name, runs, metric), None
         if single and metric in BANDS and not len(curve.band):
-            curve = limit_band(replace(curve, band=estimate_band(database, single[0], *BANDS[metric])), metric)
+            curve = replace(curve, band=estimate_band(database, single[0], *BANDS[metric]))
         if smoothing and len(runs) == 1:
             curve, raw = replace(curve, values=smooth(curve.values, smoothing)), curve
         traces += make_traces(curve, number, raw) if len(curve.steps) else []
@@ -217,16 +218,17 @@ def compute_band(database: sqlite3.Connection, run: int, kind: str, figure: str)
 
 
 def estimate_band(database: sqlite3.Connection, run: int, kind: str, figure: str) -> np.ndarray:
-    """Estimate the intervals of `compute_band` by Student's t over prompts, which takes milliseconds."""
+    """Estimate the intervals of `compute_band` by Student's t over prompts, which takes milliseconds. Like those, they
+    end at the lowest and the highest mean of a prompt."""
     column = {"response_length": "tokens"}.get(figure, figure)
     of_prompts = f"SELECT avg({column}) AS x FROM trajectories WHERE run = ? AND kind = ? AND step = ? "
-    query = f"SELECT count(x), avg(x), avg(x * x) FROM ({of_prompts} GROUP BY data_source, question)"
+    query = f"SELECT count(x), avg(x), avg(x * x), min(x), max(x) FROM ({of_prompts} GROUP BY data_source, question)"
     steps = choose_evenly(list_steps(database, run, kind), MAX_BANDS)
     rows = [(step, *database.execute(query, (run, kind, step)).fetchone()) for step in steps]
-    moments = np.array([row for row in rows if row[1] > 1], dtype=float).reshape(-1, 4)
-    step, count, mean, square = moments.T
+    moments = np.array([row for row in rows if row[1] > 1], dtype=float).reshape(-1, 6)
+    step, count, mean, square, low, high = moments.T
     width = student_t.ppf(0.975, count - 1) * np.sqrt(np.maximum(square - mean**2, 0) / (count - 1))
-    return np.column_stack([step, mean - width, mean + width])
+    return np.column_stack([step, np.maximum(mean - width, low), np.minimum(mean + width, high)])
 
 
 def make_histogram_traces(database: sqlite3.Connection, run: int, kind: str, column: str) -> list[JsonObject]:

@@ -17,44 +17,52 @@ from alphaapollo.metrics.estimates import pass_at_k
 from alphaapollo.metrics.samples import estimate_means
 from alphaapollo.runs.run_plan import read_input_digests
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
+from alphaapollo.viewer import run_folders
 from alphaapollo.viewer.curves import list_steps, tabulate
 from alphaapollo.viewer.index import KIND_NAMES
-from alphaapollo.viewer.run_folders import make_run_name, read_config, read_flat_config
+from alphaapollo.viewer.run_folders import CONTENT
 
 # Keys that may differ between seeds of one experiment.
 NAMES = re.compile(r"seed|trainer\.(experiment_name|project_name|output_dir)")
 PATHS = re.compile(r"(_files|\.path|\.val_prompts)$")  # keys of inputs, which count by content
 MAX_LABEL_KEYS = 3
+ENDED_EARLY = ("failed", "interrupted", "killed", "unreadable")  # states of runs that are no seed beside complete ones
 Groups = Mapping[str, Sequence[int]]  # runs by label
 
 
 def identify_run(folder: Path) -> tuple[tuple[object, ...], frozenset[tuple[str, str]]]:
-    """Return the digests of a run's inputs, and its settings without seeds and names. No digests are returned if one of
-    its model or its data is not recorded."""
-    config, inputs = read_flat_config(folder), read_input_digests(folder)
+    """Return the digests of a run's inputs, and the settings of all its starts without seeds and names. No digests are
+    returned if one of its model or its data is not recorded."""
+    config, inputs = run_folders.read_flat_config(folder), read_input_digests(folder)
+    items = {item for _, start in run_folders.list_config_starts(folder) for item in start.items()}
     paths = {key for key, value in config.items() if PATHS.search(key) and value not in ("", "[]", "null")}
     is_known = all(inputs.keys() & {key, key.partition(".")[0]} for key in paths)
     digests = [(key, *(digest for _, digest in inputs[key])) for key in sorted(inputs) if is_known]
-    settings = frozenset(item for item in config.items() if item[0] not in paths and not NAMES.search(item[0]))
+    settings = frozenset(item for item in items if item[0] not in paths and not NAMES.search(item[0]))
     return tuple(digests), settings
 
 
 def group_runs(folders: Mapping[int, Path], root: Path, by_seed: bool) -> dict[str, list[int]]:
-    """Return the runs by label: each run or, `by_seed`, those with the same inputs and settings. Labels are the keys
-    that differ, e.g. `lr=0.001 seed=2`, or the name of the first run if none or many do."""
+    """Return the runs by label: each run or, `by_seed`, those with the same inputs and settings that did not end early
+    (ENDED_EARLY). Labels are the keys that differ, e.g. `lr=0.001 seed=2`, and the content of inputs that differs at
+    the same path, or the name of the first run if none or many do."""
     groups: defaultdict[object, list[int]] = defaultdict(list)
     for run, folder in folders.items():
-        groups[identity if by_seed and (identity := identify_run(folder))[0] else run].append(run)
+        is_seed = by_seed and run_folders.read_run_state(folder).name not in ENDED_EARLY
+        groups[identity if is_seed and (identity := identify_run(folder))[0] else run].append(run)
     firsts, counts = [folders[runs[0]] for runs in groups.values()], [len(runs) for runs in groups.values()]
-    configs, columns = [read_flat_config(folder) for folder in firsts], dict[tuple[str, ...], str]()
-    secrets = {key for folder in firsts for key, _ in find_secret_keys_and_reasons(read_config(folder))}
+    configs = [run_folders.read_flat_config(folder) | run_folders.read_content(folder) for folder in firsts]
+    columns = dict[tuple[str, ...], str]()
+    secrets = {key for folder in firsts for key, _ in find_secret_keys_and_reasons(run_folders.read_config(folder))}
     for key in sorted({*chain(*configs)} - secrets, key=lambda key: ("seed" in key, key)):
         values = tuple(config.get(key, "-").rpartition("/")[2].strip("[]'") for config in configs)
+        if key.endswith(CONTENT) and len({config.get(key.removesuffix(CONTENT)) for config in configs}) > 1:
+            continue  # the paths differ, too
         if len(set(values)) > 1 and (not NAMES.search(key) or ("seed" in key and max(counts) == 1)):
             columns.setdefault(values, key.rpartition(".")[2])  # e.g. one of two seeds that are always equal
     labels = [" ".join(f"{key}={values[at]}" for values, key in columns.items()) for at in range(len(firsts))]
     if not 0 < len(columns) <= MAX_LABEL_KEYS or len(set(labels)) < len(labels):
-        labels = [make_run_name(folder, root) for folder in firsts]
+        labels = [run_folders.make_run_name(folder, root) for folder in firsts]
     ends = (f" ({count} seeds)" if count > 1 else "" for count in counts)
     return {label + end: runs for label, end, runs in zip(labels, ends, groups.values(), strict=True)}
 

@@ -48,7 +48,8 @@ CREATE TABLE pool (run INT, kind TEXT, candidate TEXT, offset INT, bytes INT, pr
     votes_for INT, votes_against INT, PRIMARY KEY (run, kind, candidate, offset)) WITHOUT ROWID;
 CREATE INDEX problems ON pool (run, problem);
 """
-NOTES = """CREATE TABLE IF NOT EXISTS own.notes (id INTEGER PRIMARY KEY, path TEXT UNIQUE,
+# A file whose statement differs is not used.
+NOTES = """CREATE TABLE notes (id INTEGER PRIMARY KEY, path TEXT UNIQUE,
     tags TEXT NOT NULL DEFAULT '', note TEXT NOT NULL DEFAULT '', hidden INT NOT NULL DEFAULT 0)"""
 ROLLOUT_FILE = re.compile(r"[a-z_]+_[0-9]{6,18}\.jsonl")
 MAX_LINE = 256 << 20  # bytes
@@ -84,6 +85,7 @@ class LoggedTrajectory(msgspec.Struct):
     reason: str = ""
     prompt: msgspec.Raw = msgspec.Raw()
     ground_truth: msgspec.Raw = msgspec.Raw()
+    prompt_digest: str = ""  # empty in files of earlier versions
 
 
 class _PoolRecord(msgspec.Struct):
@@ -107,20 +109,22 @@ parse_trajectory = msgspec.json.Decoder(LoggedTrajectory).decode
 class RunIndex:
     """Index of all runs in a folder. One thread updates it; each request reads it through a connection of its own.
 
-    `problem` is why the last update failed, or empty.
+    `problem` is why the last update failed, or empty. `notes_problem` is why notes cannot be changed, or empty.
     """
 
     def __init__(self, root: Path, path: Path, folders: Sequence[Path] | None = None, notes: Path | None = None):
         """root: folder whose runs are indexed. path: of the index. folders: only these runs in `root`. notes: file with
         numbers and notes of runs; None: temporary, like the index."""
         self.root, self.path, self.problem, self._folders = root, path, "", folders
-        self.notes, self.texts = notes or path.with_suffix(".notes"), path.with_suffix(".texts")
+        temporary, self.texts = path.with_suffix(".notes"), path.with_suffix(".texts")
+        self.notes_problem = prepare_notes(notes or temporary)
+        self.notes = temporary if self.notes_problem else notes or temporary
+        prepare_notes(self.notes)
         self._advisors: dict[int, MetricsAdvisor] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._update_until_stopped, name="index", daemon=True)
         with closing(self.connect()) as database:
             database.execute("PRAGMA journal_mode = WAL")
-            database.execute(NOTES)
             if not database.execute("SELECT 1 FROM sqlite_master").fetchone():  # another index may have made the file
                 database.executescript(SCHEMA)
 
@@ -258,6 +262,23 @@ class RunIndex:
             database.execute(f"DELETE FROM {table} WHERE run = ?{where}", (run, *place))
 
 
+def prepare_notes(path: Path) -> str:
+    """Make the file of notes unless it exists. Returns why it cannot be used, or an empty text."""
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is a pipe, a device or a folder")
+        with closing(sqlite3.connect(path, timeout=30)) as database, database:
+            database.execute("BEGIN IMMEDIATE")  # another viewer may make it; an error if it cannot be written
+            tables = database.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+            if not tables:
+                database.execute(NOTES)
+            elif tables != [(NOTES,)]:
+                raise OSError("it was made by another version or program")
+    except (OSError, sqlite3.Error) as error:
+        return f"Notes are not kept and cannot be changed: {path} cannot be used ({error}). Move it away"
+    return ""
+
+
 def read_version(database: sqlite3.Connection, run: int) -> tuple[int, ...]:
     """Return numbers that change when the index of a run changes. Run 0: all runs."""
     query = "SELECT (SELECT count(*) FROM runs), count(*), total(offset), max(ctime) FROM files WHERE ? IN (0, run)"
@@ -268,7 +289,7 @@ def list_indexed_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the names and stats of the files of a run that the index reads, oldest iterations first."""
     names = ["metrics.jsonl", "results.jsonl", "pool.jsonl"]
     with suppress(OSError):
-        file_names = os.listdir(folder / "rollouts")
+        file_names = [] if (folder / "rollouts").is_symlink() else os.listdir(folder / "rollouts")
         names += sorted(f"rollouts/{name}" for name in file_names if ROLLOUT_FILE.fullmatch(name))
     for name in names:
         with suppress(OSError):
@@ -299,7 +320,8 @@ def make_trajectory_row(line: int, offset: int, size: int, trajectory: LoggedTra
     tokens = sum(turn.num_tokens for turn in trajectory.turns)
     identity = (line, offset, size, trajectory.prompt_id, trajectory.sample, trajectory.data_source)
     failure = trajectory.reason[:200] if reward is None else ""
-    content = b"\n".join(map(bytes, (trajectory.prompt, trajectory.ground_truth)))
+    # The first observation, too: an environment may derive its seed from the position of a row.
+    content = b"\n".join(map(bytes, (trajectory.prompt, trajectory.ground_truth, trajectory.prompt_digest.encode())))
     question = hashlib.blake2b(content, digest_size=7).digest()
     ends = (trajectory.outcome, trajectory.end, trajectory.stop_reason, failure, int.from_bytes(question))
     return (*identity, reward, accuracy, tokens, len(trajectory.turns), *ends)

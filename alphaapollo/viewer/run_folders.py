@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from alphaapollo.utils.json_types import JsonObject
 
 MARKERS = ("config.yaml", "metrics.jsonl", "results.jsonl", "pool.jsonl")  # a folder with one of these files is a run
 FOLDERS_OF_RUNS = frozenset({"checkpoints", "rollouts", "logs", "model", "recorded", "problems", "__pycache__"})
+CONTENT = " (content)"
 SILENT_SECONDS, LOST_SECONDS = 30, 600  # without a new status.json
 MAX_DEPTH = 4  # levels below the given folder that are searched
 KINDS = {  # section of config.yaml -> kind of run; the first one that exists decides
@@ -53,9 +55,9 @@ class RunState:
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """Yield the run folders in `root`, or `root` itself. Does not search inside runs, hidden folders, and folders with
-    the name of a run's own folder (FOLDERS_OF_RUNS)."""
-    pending, searched = [(root, 0)], set[Path]()
+    """Yield the run folders in `root`, or `root` itself. Does not search inside runs, links, hidden folders, and
+    folders with the name of a run's own folder (FOLDERS_OF_RUNS)."""
+    pending = [(root, 0)]
     while pending:
         folder, depth = pending.pop()
         try:
@@ -64,12 +66,12 @@ def find_runs(root: Path) -> Iterator[Path]:
             continue  # not readable, or removed meanwhile
         if any(entry.name in MARKERS for entry in entries):
             yield folder
-        elif depth < MAX_DEPTH and (target := folder.resolve()) not in searched:  # links may lead back to it
-            searched.add(target)
+        elif depth < MAX_DEPTH:
             pending += [
                 (Path(entry.path), depth + 1)
                 for entry in entries
-                if not entry.name.startswith(".") and entry.name not in FOLDERS_OF_RUNS and entry.is_dir()
+                if not entry.name.startswith(".") and entry.name not in FOLDERS_OF_RUNS
+                if entry.is_dir(follow_symlinks=False)
             ]
 
 
@@ -117,10 +119,17 @@ def read_json_object(path: Path) -> JsonObject:
 
 
 def read_config(folder: Path) -> JsonObject:
-    """Read config.yaml; an empty dict if the file is missing, incomplete or damaged."""
-    with suppress(OSError):
-        return _parse_config(path := folder / "config.yaml", path.stat().st_mtime_ns)
+    """Read the newest saved configuration; an empty dict if the file is missing, incomplete or damaged."""
+    with suppress(OSError, IndexError):
+        return _parse_config(path := _list_config_files(folder)[-1], path.stat().st_mtime_ns)
     return {}
+
+
+def _list_config_files(folder: Path) -> list[Path]:
+    """Return the saved configurations of a run, oldest first: a start with other values writes config.N.yaml."""
+    files = [file for file in folder.glob("config.*.yaml") if file.name.split(".")[1].isdecimal()]
+    files = [folder / "config.yaml", *sorted(files, key=lambda file: int(file.name.split(".")[1]))]
+    return [file for file in files if file.is_file()]
 
 
 @lru_cache(maxsize=4096)
@@ -147,7 +156,7 @@ def find_kind(folder: Path) -> str:
 
 
 def read_flat_config(folder: Path) -> dict[str, str]:
-    """Read config.yaml as texts by dotted key: `{"data.seed": "0", ...}`."""
+    """Read the newest configuration as texts by dotted key: `{"data.seed": "0", ...}`."""
     return _flatten(read_config(folder))
 
 
@@ -156,9 +165,14 @@ def _flatten(config: JsonObject) -> dict[str, str]:
 
 
 def read_content(folder: Path) -> dict[str, str]:
-    """Return beginnings of the digests of a run's inputs: `{"data.train_files (content)": "3f2a91b0", ...}`."""
-    inputs = read_input_digests(folder).items()
-    return {f"{key} (content)": " ".join(digest[:8] for _, digest in files) for key, files in inputs}
+    """Return the beginning of the digest of each of a run's inputs, `{"data.train_files (content)": "3f2a91b0", ...}`,
+    or of the digest of all digests if it has several files."""
+    inputs = {key: [digest for _, digest in files] for key, files in read_input_digests(folder).items()}
+    joined = {
+        key: digests[0] if len(digests) == 1 else sha256(str(digests).encode()).hexdigest()
+        for key, digests in inputs.items()
+    }
+    return {f"{key}{CONTENT}": digest[:8] for key, digest in joined.items()}
 
 
 def find_total_steps(folder: Path) -> int | None:
@@ -217,11 +231,9 @@ def measure_costs(folder: Path) -> tuple[float, int]:
 
 
 def list_config_starts(folder: Path) -> list[tuple[str, dict[str, str]]]:
-    """Return the saved configurations of a run, oldest first, as (file, texts by key). A start with other values than
-    before writes config.N.yaml."""
-    files = [file for file in folder.glob("config.*.yaml") if file.name.split(".")[1].isdecimal()]
-    files = [folder / "config.yaml", *sorted(files, key=lambda file: int(file.name.split(".")[1]))]
-    return [(file.name, _flatten(_parse_config(file, file.stat().st_mtime_ns))) for file in files if file.is_file()]
+    """Return the saved configurations of a run, oldest first, as (file, texts by key)."""
+    files = _list_config_files(folder)
+    return [(file.name, _flatten(_parse_config(file, file.stat().st_mtime_ns))) for file in files]
 
 
 def find_tokenizer_file(folder: Path) -> Path | None:

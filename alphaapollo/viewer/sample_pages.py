@@ -44,13 +44,13 @@ SHARED_CELLS += "max(most) AS most"
 LABELS = {"line": "prompt", "step": "iteration", "prompt_id": "number", "variance": "spread", "data_source": "source"}
 MAX_FOUND = 10_000  # samples that a search lists
 SEARCH_SECONDS = 0.7
-SAMPLES = (  # of a file, with `most`: length of a bar, and `at`: order of a search, newest iteration first
-    "SELECT t.*, abs(reward) AS most, t.line - t.step * 10000000000 AS at, advantage, CASE WHEN reward IS NULL THEN "
+SAMPLES = (  # of a file, with `most`: length of a bar
+    "SELECT t.*, abs(reward) AS most, advantage, CASE WHEN reward IS NULL THEN "
     "'failed' WHEN {} THEN iif(advantage IS NULL, 'not trained', 'trained') ELSE outcome "
     "END AS status FROM trajectories AS t LEFT JOIN temp.trained USING (prompt_id, sample) "
     "WHERE run = ? AND kind = ? AND step = ?"
 )
-FOUND = "SELECT * FROM temp.found"
+FOUND = "SELECT rowid AS at, * FROM temp.found"  # in the order of the search: newest iteration first, file by file
 COLORED_BY = ("difference", "engine", "trainer", "advantage")  # attributes of samples.Token
 
 
@@ -151,7 +151,9 @@ def _fill_found_table(
         lines = find_lines(database, query.texts, place, words) if words else set()
         if lines or not words:
             listed = [json.dumps(sorted(lines))] * bool(words)
-            num_found += database.execute(f"{chosen} LIMIT ?", (*place, *values, *listed, max_found)).rowcount
+            num_found += database.execute(
+                f"{chosen} ORDER BY line LIMIT ?", (*place, *values, *listed, max_found)
+            ).rowcount
     return None
 
 

@@ -58,7 +58,7 @@ def read_answer(record: Mapping[str, Any]) -> Answer:
     if not all(is_unicode(one["content"]) for one in messages):
         raise Dropped("a message is not valid Unicode")
     truth = record["ground_truth"]
-    problem = json.dumps([result.data_source, asked, truth])
+    problem = json.dumps([result.data_source, asked, truth, record.get("prompt_digest")])
     shown = None if truth is None else str(truth)
     return Answer(problem, result.data_source, shown, messages, result.num_tokens or 0, result.accuracy)
 

@@ -10,13 +10,15 @@ async function drawChart(figure) {
   const traces = await response.json();
   const steps = traces.flatMap((trace) => trace.x ?? []);
   const span = Math.max(...steps) - Math.min(...steps);
-  const axis = { gridcolor: style("--line"), linecolor: style("--line"), zeroline: false, automargin: true };
+  const axis = { gridcolor: style("--line"), linecolor: style("--line"), zeroline: false, automargin: true, exponentformat: "e" };
   const names = new Set(traces.map((trace) => trace.name)), isLog = Boolean(figure.dataset.log);
   const hasLegend = names.size > 1 && !figure.dataset.plain;
   // intervals do not set the axis: two seeds may have a wide one
   const values = traces.filter((one) => one.type === "scatter" && !one.fill).flatMap((one) => one.y)
     .filter((value) => !isLog || value > 0).map((value) => (isLog ? Math.log10(value) : value));
-  const low = Math.min(...values), high = Math.max(...values), margin = (high - low) / 15 || Math.abs(high) / 10 || 0.5;
+  // a difference of rounding is no curve: its axis would have labels such as 0.999999997
+  const low = Math.min(...values), high = Math.max(...values), range = high - low, isFlat = range < 1e-5 * Math.abs(high);
+  const margin = isFlat ? Math.abs(high) / 10 : range / 15 || 0.5;
   const colorscale = [[0, style("--back")], [1, style("--fill-blue")]];
   traces.filter((one) => one.type === "heatmap").forEach((trace) => Object.assign(trace, { colorscale, zmin: 0, xgap: 1 }));
   const layout = {

@@ -86,6 +86,20 @@ def test_one_row_per_response_gives_the_same(tmp_path: Path) -> None:
     assert figures(tmp_path) == pytest.approx(EXPECTED)
 
 
+def test_equal_prompts_are_graded_with_their_own_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reward = tmp_path / "letters.py"
+    reward.write_text(
+        "def compute_score(data_source, solution_str, ground_truth=None, extra_info=None):\n"
+        "    return float(solution_str[0] == extra_info['letter'])\n"
+    )
+    given = [{"prompt": "A word.", "letter": word[0], "response": word} for word in ("apple", "ant", "bee", "cat")]
+    for path in (write(tmp_path / "rows.jsonl", given), str(tmp_path / "out/alphaapollo/eval/scores.jsonl")):
+        assert run(tmp_path, path, f"custom_reward_function.path={reward}") == 0
+        assert figures(tmp_path)["reward"] == 1.0
+        assert "4 responses to 3 problems" in (printed := capsys.readouterr().out)
+        assert "equal prompts with other columns" in printed
+
+
 def test_what_main_generation_wrote_is_scored_again(tmp_path: Path) -> None:
     prompt = Prompt(4, "openai/gsm8k", [{"role": "user", "content": "7+5=?"}], "12")
     texts = enumerate(RESPONSES["7+5=?"][1])

@@ -14,9 +14,15 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.evaluation.generation import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.metrics.samples import convert_to_sample_result, merge_repeated_prompts
 from alphaapollo.observability.terminal import get_last_message
-from alphaapollo.runs.rollout_log import RolloutLog, format_trajectory_lines, name_image, save_image
+from alphaapollo.runs.rollout_log import (
+    RolloutLog,
+    compute_prompt_digest,
+    format_trajectory_lines,
+    name_image,
+    save_image,
+)
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
-from tests.builders import make_completion, make_trajectory, make_turn
+from tests.builders import make_completion, make_trajectory, make_turn, write_rows
 from tests.unit.rollout.test_images import SMALL, WIDE
 
 PROMPT = Prompt(17, "openai/gsm8k", [{"role": "user", "content": "7+7=?"}], "14")
@@ -63,8 +69,41 @@ def test_line_contains_the_complete_trajectory(tmp_path: Path):
     line = {"step": 12, "prompt_id": 17, "sample": 0, "data_source": "openai/gsm8k", "ground_truth": "14"}
     line |= {"prompt": [{"role": "user", "content": "7+7=?"}], "row_prompt": None, "turns": [turn], "rows": [row]}
     line |= {"text": "14", "reward": 1.0, "components": {"accuracy": 1.0}, "accuracy": 1.0, "outcome": "scored"}
-    line |= {"reason": ""}
+    line |= {"reason": "", "extra_info": {}, "env_kwargs": {}}
+    line["prompt_digest"] = compute_prompt_digest(PROMPT)
     assert first == line | {"end": "done", "stop_reason": "stop", "weight_version": 3, "seconds": 0.5}
+
+
+def test_the_digest_of_a_prompt_is_that_of_what_can_be_read(tmp_path: Path):
+    image = tmp_path / "copy.png"
+    image.write_bytes(SMALL)
+    shown = replace(PROMPT, content=[{"role": "user", "content": "<image>", "images": [SMALL]}])
+    copied = replace(PROMPT, content=[{"role": "user", "content": "<image>", "images": [str(image)]}])
+    assert compute_prompt_digest(shown) == compute_prompt_digest(copied)
+    row = replace(PROMPT, extra_info={"a": 1, "b": np.array([1.0, np.nan])}, env_kwargs={"c": {2: b"x"}})
+    equal = replace(row, id=3, location="b.jsonl", file=1, extra_info=dict(reversed(row.extra_info.items())))
+    assert compute_prompt_digest(row) == compute_prompt_digest(equal)
+    others = [
+        {"extra_info": {}},
+        {"env_kwargs": {"c": {2: b"y"}}},
+        {"data_source": ""},
+        {"template_arguments": {"t": 1}},
+    ]
+    digests = {compute_prompt_digest(replace(row, **change)) for change in others}
+    assert len({*digests, compute_prompt_digest(row)}) == 5
+
+
+def test_a_logged_sample_is_read_as_its_row(tmp_path: Path):
+    columns = {"letter": "a", "answer": "?", "enable_thinking": False}  # all in extra_info
+    given = {"prompt": PROMPT.content, "reward_model": {"ground_truth": 14}, "env_kwargs": {"seed": 3}, **columns}
+    (row,) = load_prompts(write_rows(tmp_path / "rows.jsonl", [given]), "prompt")
+    played = trajectory()
+    played.first_observation = [{"role": "user", "content": "Guess."}]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(format_trajectory_lines(1, [TrajectoryGroup(row, [played])])))
+    (read_row,) = load_prompts(str(path), "prompt")
+    assert read_row == row and row.template_arguments and row.extra_info == columns
+    assert compute_prompt_digest(read_row) == read(path)[0]["prompt_digest"]
 
 
 def test_observations_are_logged():

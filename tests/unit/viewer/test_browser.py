@@ -80,8 +80,13 @@ def test_pages_are_accessible_and_fit_the_screen(
 
 
 def test_rewards_fit_a_phone_and_plots_leave_room_for_curves(browser: Any, address: tuple[str, Path]) -> None:
-    page = browser.new_page(viewport={"width": 412, "height": 900})
-    for path, heading in (("/", "result"), ("/runs/2/step/3", "reward"), ("/runs/2/step/3?view=samples", "reward")):
+    for width in (1440, 412):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        for path in ("/", "/?by=sweep"):
+            page.goto(address[0] + path)
+            ends = page.evaluate("[...document.querySelectorAll('.runs td')].map(e => e.getBoundingClientRect().right)")
+            assert 0 < max(ends) <= width, (width, path)
+    for path, heading in (("/runs/2/step/3", "reward"), ("/runs/2/step/3?view=samples", "reward")):
         page.goto(address[0] + path)
         box = page.get_by_role("columnheader", name=heading, exact=True).bounding_box()
         assert box and box["x"] + box["width"] < 412, path

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from html import unescape
 from pathlib import Path
 
@@ -11,9 +13,11 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
+from alphaapollo.runs.command_history import record_in_history
 from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.run_plan import RunPlan, write_run_plan
 from alphaapollo.viewer.app import make_app
+from alphaapollo.viewer.curves import tabulate
 from alphaapollo.viewer.experiments import group_runs
 from tests.unit.viewer.run_kit import make_group, update_index, write_groups, write_run
 
@@ -65,6 +69,10 @@ def test_seeds_have_the_same_model_data_and_settings(
     groups = group_runs({1: tmp_path / "a", 2: tmp_path / "b"}, tmp_path, by_seed=True)
     assert list(groups.values()) == ([[1, 2]] if are_seeds else [[1], [2]])
     assert not are_seeds or list(groups) == ["a (2 seeds)"]
+    with suppress(KeyboardInterrupt), record_in_history(tmp_path / "b"):
+        raise KeyboardInterrupt
+    groups = group_runs({1: tmp_path / "a", 2: tmp_path / "b"}, tmp_path, by_seed=True)
+    assert list(groups.values()) == [[1], [2]], "a run that ended early is no seed"
 
 
 def test_labels_are_the_keys_that_differ(tmp_path: Path) -> None:
@@ -87,6 +95,13 @@ def test_labels_are_the_keys_that_differ(tmp_path: Path) -> None:
     assert label({"model": {"path": "/x/small"}}, {"model": {"path": "/y/large"}}) == ["path=small", "path=large"]
     assert label({"model": {"path": "/x/model"}}, {"model": {"path": "/y/model"}}) == ["0", "1"]
     assert label({"api_key": "secret"}, {"api_key": "other"}) == ["0", "1"]
+    for number, digest in enumerate(("bb" * 8, "cc" * 8)):
+        write_run_plan(tmp_path / str(number), RunPlan({}, inputs={"model.path": [("/x", digest)]}))
+    model = {"model": {"path": "/x"}}
+    assert label(model | make(0.1, 1), model | make(0.1, 2)) == [
+        "path (content)=bbbbbbbb env_seed=1",
+        "path (content)=cccccccc env_seed=2",
+    ]
     assert label(dict(zip("abcd", range(4), strict=True)), dict(zip("abcd", range(1, 5), strict=True))) == ["0", "1"]
 
 
@@ -141,6 +156,22 @@ def test_plot_on_the_first_page_has_runs_on_the_same_model(client: TestClient, t
     for inputs in ({"actor_rollout_ref.model.path": [("m", "0b")]}, {}):
         write_run_plan(tmp_path / "outputs/second", RunPlan({}, inputs=inputs))
         assert "Newest runs" not in read(client, "/")
+
+
+def test_equal_texts_with_other_columns_are_other_prompts(tmp_path: Path) -> None:
+    folder = tmp_path / "runs/run"
+    groups = [make_group(number, ("14", 1.0), ("15", 0.0)) for number in range(3)]
+    for number, group in enumerate(groups):
+        group.prompt.env_kwargs["seed"] = number // 2
+    write_groups(folder, 0, groups, "val")
+    (folder / "config.yaml").touch()
+    lines = [json.loads(line) for line in (folder / "rollouts/val_000000.jsonl").read_bytes().splitlines()]
+    with closing(update_index(folder.parent).connect()) as database:
+        assert tabulate(database, [1], "val", 0)["samples"].tolist() in ([4, 2], [2, 4])
+    earlier = "".join(json.dumps(line | {"prompt_digest": ""}) + "\n" for line in lines)
+    (folder / "rollouts/val_000000.jsonl").write_text(earlier)
+    with closing(update_index(folder.parent).connect()) as database:
+        assert tabulate(database, [1], "val", 0)["samples"].tolist() == [6]
 
 
 def test_samples_of_the_same_prompt_are_found_by_its_text(tmp_path: Path) -> None:

@@ -107,6 +107,14 @@ def test_removed_runs_are_forgotten_and_moved_ones_are_found(ask: Ask, run: Path
     assert ask("SELECT count(*) FROM trajectories") == [(0,)]
 
 
+def test_links_are_not_followed(ask: Ask, run: Path, tmp_path: Path) -> None:
+    (run / "rollouts").rename(tmp_path / "private")
+    (run / "rollouts").symlink_to(tmp_path / "private")
+    for name, target in (("other", write_run(tmp_path / "elsewhere/run")), ("itself", run.parent)):
+        (run.parent / name).symlink_to(target)
+    assert ask("SELECT path FROM runs") == [(str(run),)] and ask("SELECT * FROM trajectories") == []
+
+
 def test_warnings_are_those_of_the_run(ask: Ask, run: Path) -> None:
     add_line(run, step=4, **{"val/failed": 0.5})
     ((step, text),) = ask("SELECT step, text FROM warnings")

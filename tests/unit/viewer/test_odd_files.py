@@ -1,17 +1,21 @@
-"""Runs that have files which no run writes: pipes, devices, links to private files, bombs."""
+"""Files that no run and no viewer writes: pipes, devices, links to private files, bombs."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from starlette.testclient import TestClient
 
 from alphaapollo.viewer.app import make_app
+from alphaapollo.viewer.index import RunIndex
 from alphaapollo.viewer.run_folders import find_runs
 from alphaapollo.viewer.samples import decode_tokens
 from tests.unit.viewer.run_kit import update_index, write_run
@@ -82,3 +86,31 @@ def test_links_that_lead_back_and_huge_tokenizers_do_not_stop_the_viewer(tmp_pat
     (run / "model/tokenizer.json").touch()
     os.truncate(run / "model/tokenizer.json", 3 << 29)
     assert decode_tokens(run, [7]) == ["[7]"]
+
+
+def test_the_newest_configuration_is_shown(tmp_path: Path) -> None:
+    write_run(tmp_path / "outputs/first")
+    client = TestClient(make_app(update_index(tmp_path / "outputs"), ["testserver"]))
+    assert "iteration 3 of 9" in client.get("/runs/1").text
+    for name, steps in (("config.2.yaml", 10), ("config.10.yaml", 12)):
+        (tmp_path / "outputs/first" / name).write_text(f"trainer: {{total_training_steps: {steps}}}")
+    assert "iteration 3 of 12" in client.get("/runs/1").text
+
+
+def write_other_notes(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE notes (id INTEGER PRIMARY KEY, path TEXT UNIQUE, more TEXT NOT NULL)")
+
+
+@pytest.mark.parametrize(
+    "write", [write_other_notes, lambda path: path.write_bytes(b"x" * 5000), Path.mkdir, os.mkfifo]
+)
+def test_notes_that_cannot_be_used_take_no_page_down(tmp_path: Path, write: Callable[[Path], object]) -> None:
+    run = write_run(tmp_path / "outputs/first", steps=1)
+    write(notes := tmp_path / "viewer.sqlite")
+    index = RunIndex(run.parent, tmp_path / "index.sqlite", notes=notes)
+    with closing(index.connect()) as database:
+        index.update(database)
+    client = TestClient(make_app(index, ["testserver"]))
+    assert str(notes) in (page := client.get("/").text) and "/runs/1" in page
+    assert client.put("/runs/1/notes", json={"note": "x"}).status_code == 409

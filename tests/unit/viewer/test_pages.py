@@ -72,7 +72,7 @@ def read(client: TestClient, path: str) -> str:
     ("path", "facts"),
     [
         ("/", ['href="/runs/2">second</a>', 'href="/runs/1">first</a>', "critic/score/mean</span> 0.300", "3 of 9"]),
-        ("/?by=sweep", ['<th title="trainer.seed">trainer.seed</th>', '<td class="n best">1.300</td>', "<td>1</td>"]),
+        ("/?by=sweep", ['<th title="trainer.seed">', 'best" data-label="critic/score/mean">1.300</td>', ">1<"]),
         ("/?by=sweep", [">second<", ">first<"]),
         ("/runs/1", ["/curves?metric=critic/score/mean", 'href="/runs/1/step/3">step 3</a>']),
         ("/runs/1", ["<dt>critic/score/mean</dt><dd>0.300<small>first 0.100</small>", "<dt>iterations</dt><dd>9</dd>"]),
@@ -169,7 +169,7 @@ def test_search_over_all_iterations(client: TestClient, tmp_path: Path) -> None:
     def search(query: str) -> list[str]:
         return re.findall(r'data-src="/runs/1/([^"]*)/conversation"', read(client, f"/runs/1/samples?{query}"))
 
-    assert search("") == ["step/3/0", "val/3/0", "step/3/1", "step/2/0", "step/2/1", "step/1/0", "step/1/1"]
+    assert search("") == ["step/3/0", "step/3/1", "val/3/0", "step/2/0", "step/2/1", "step/1/0", "step/1/1"]
     assert search("text=rare+WORD") == ["val/3/0"] and search("text=raree") == []
     assert search("text=What+is+7&where=reward&is=equal+to&number=0.25") == ["val/3/0"]
     assert search("text=think&before=2") == ["step/2/0", "step/1/0"]
