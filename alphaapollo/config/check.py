@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import glob
 import os
+import pkgutil
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from alphaapollo.config.keys import (
 from alphaapollo.config.requirements import UNKNOWN_CORES, CheckContext, find_conflicts
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config
-from alphaapollo.config.schema.base import ActiveWhen, Device, FilePath, Requires, Section
+from alphaapollo.config.schema.base import ActiveWhen, Device, FilePath, RegisteredName, Requires, Section
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.config.verl import find_values_meant_for_verl
 from alphaapollo.utils.hub import DatasetEntry, explain_gguf_file, explain_model_folder, is_local_path
@@ -117,6 +118,20 @@ def find_unmet_requirements(config: Section) -> Iterator[str]:
                 choice = choice if rule.condition.expected else f"another {needed}"
                 fix = rule.fix or f"{choice}, or {key.name}={format_value(key.default)}"
                 yield (f"{key.name}={format_value(value)} needs {choice}, got {needed}={format_value(got)}. Set {fix}.")
+
+
+def find_unknown_names(config: Section) -> Iterator[str]:
+    """Yield an error for each name that is not registered, unless a file of the user may register it. Imports torch."""
+    keys = list_all_keys(config).values()
+    if any(key.name.endswith("custom_module") and get_value(config, key.name) for key in keys):
+        return
+    for key in keys:
+        for _, registered in get_field_markers(key, RegisteredName):
+            name = get_value(config, key.name)
+            try:
+                pkgutil.resolve_name(f"alphaapollo.{registered.find}")(name)
+            except ValueError as error:
+                yield f"{key.name}={name}: {error}"
 
 
 def find_path_errors(config: Section, optional_paths: Set[str] = frozenset()) -> Iterator[str]:

@@ -64,14 +64,8 @@ def _convert_output_dir(value: str, values: Options) -> ConvertedKeys:
     return {"trainer.output_dir": value.removesuffix(f"/{run}")}, "without project_name/experiment_name"
 
 
-def _convert_aggregation(value: str, values: Options) -> ConvertedKeys:
-    remark = "verl adds the sequences up, so its gradient is as many times larger as a mini-batch has sequences"
-    return {f"{ACTOR}.loss_agg_mode": value}, remark if value == "seq-mean-token-sum-norm" else ""
-
-
 VERL_RULES: dict[str, Rule] = {
     f"{ACTOR}.ppo_mini_batch_size": _convert_mini_batch_size,
-    f"{ACTOR}.loss_agg_mode": _convert_aggregation,
     f"{ROLLOUT}.tensor_model_parallel_size": _convert_tensor_parallel_size,
     **{f"{VALIDATION}.{name}": _convert_validation_temperature for name in ("do_sample", "temperature")},
     "algorithm.kl_ctrl.target_kl": _convert_target_kl,

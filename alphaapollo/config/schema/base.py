@@ -110,6 +110,14 @@ NAMES_CODE = "names code"
 folder's saved configuration must be repeated on the command line (config/load.py)."""
 
 
+@dataclass(frozen=True)
+class RegisteredName:
+    """Marker in `Annotated`: the field is a name of a registry. `find`, as `module:function` of this package, raises
+    ValueError for a name that is not registered; a file of a key `custom_module` may register others."""
+
+    find: str
+
+
 def matching(pattern: str, meaning: str) -> AfterValidator:
     """Return the validator of a text that must match a pattern. meaning: what is needed and a fix, for the error."""
 

@@ -15,6 +15,7 @@ from alphaapollo.config.schema.base import (
     ActiveUnless,
     ActiveWhen,
     FilePath,
+    RegisteredName,
     Requires,
     Scalar,
     Section,
@@ -133,6 +134,7 @@ class Env(Section):
         Requires(ActiveWhen("/rollout.name", "vllm", "sglang"), when="agent"),
         Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm", "sglang"), when="agent"),
         CHANGES_ENVIRONMENT,
+        RegisteredName("environments:get_environment_spec"),
     ] = "single_turn"
     """Environment, by its registered name, or by the name of a class in env.custom_module."""
     seed: int = 0
