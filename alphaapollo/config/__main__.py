@@ -1,5 +1,5 @@
-"""python -m alphaapollo.config explain KEY...   print what each key does, in one line
-python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...]
+"""python -m alphaapollo.config explain KEY[=VALUE]...   print what each key does, in one line
+python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...] [-- ARG ...]
     convert a script of verl, TRL, OpenRLHF or ms-swift (docs/verl.md)"""
 
 from __future__ import annotations

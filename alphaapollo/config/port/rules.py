@@ -93,9 +93,8 @@ def _convert_reward_weights(value: str, values: Options) -> ConvertedKeys:
 
 def _convert_dataset(value: str, values: Options, key: str = "data.train_files") -> ConvertedKeys:
     """Convert entries such as HF::owner/name:subset#500, where 500 is a number of sampled rows."""
-    entries = [
-        re.fullmatch(r"(?:(?:HF|MS|hf|ms)::)?(.*?)(?:#(\d+))?", one.strip()) for one in value.strip("[]").split(",")
-    ]
+    entry = re.compile(r"(?:(?:HF|MS|hf|ms)::)?(.*?)(?:#(\d+))?", re.DOTALL)
+    entries = [entry.fullmatch(one.strip()) for one in value.strip("[]").split(",")]
     names, counts = zip(*((one[1], one[2]) for one in entries if one), strict=True)
     words, remark = {key: names[0] if len(names) == 1 else f"[{','.join(names)}]"}, ""
     if len(names) == 1 and counts[0] and key == "data.train_files":

@@ -44,9 +44,13 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
     """Convert the text of a script to a shell script with alphaapollo commands. Raises ValueError if it has no command
     that can be converted.
 
-    arguments: `KEY=VALUE` adds an option to the command, `NAME=VALUE` sets a variable that the script reads.
+    arguments: `KEY=VALUE` adds an option to the command, `NAME=VALUE` sets a variable that the script reads, and words
+    after `--` are the arguments of the script.
     """
-    pairs = {match[1]: match[2] for word in arguments if (match := WORD.fullmatch(word))}
+    words = [*arguments, "--"]
+    place = words.index("--")
+    pairs = {match[1]: match[2] for word in words[:place] if (match := WORD.fullmatch(word))}
+    pairs |= {str(number): word for number, word in enumerate(words[place + 1 : -1], 1)}
     commands, notes = list_foreign_commands(source, path, {name: pairs[name] for name in pairs if "." not in name})
     new_keys = {key: value for key, value in pairs.items() if "." in key}
     translated = [_translate_command(command, new_keys) for command in commands]
