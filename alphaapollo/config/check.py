@@ -161,9 +161,7 @@ def _find_path_error(marker: FilePath, path: str) -> str:
         return ""
     local = os.path.expanduser(path)  # os.path returns false for names that are too long; pathlib raises
     is_folder = os.path.isdir(local)
-    if not path or path_kind == "unchecked":
-        return ""
-    if (path_kind == "code" and os.path.isfile(local)) or (path_kind == "folder" and is_folder):
+    if not path or {"unchecked": True, "code": os.path.isfile(local), "folder": is_folder}.get(path_kind):
         return ""
     if path_kind == "data":
         if "://" in path:

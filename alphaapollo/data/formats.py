@@ -18,7 +18,6 @@ from alphaapollo.data.findings import DataFinding, find_unread_content
 if TYPE_CHECKING:
     from alphaapollo.data.rendering import Renderer
 
-ASSISTANT = "assistant"
 RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
 
 
@@ -88,7 +87,7 @@ def _suggest_command(path: str, columns: Collection[str], names: Collection[str]
     return next((f" To use this file: {command}={path}" for command in found), "")
 
 
-def _make_messages(role: str, value: Any) -> list[Any]:
+def _make_messages(value: Any, role: str = "assistant") -> list[Any]:
     """Return a message with a text or parts; messages, or a text that shows them, as they are."""
     chat = read_chat_text(value) or value
     is_chat = isinstance(chat, list) and all(isinstance(one, dict) and one.keys() & {"role", "from"} for one in chat)
@@ -96,10 +95,7 @@ def _make_messages(role: str, value: Any) -> list[Any]:
 
 
 def _make_chat(question: Any, *answers: Any) -> list[Any]:
-    return [
-        *_make_messages("user", question),
-        *(one for answer in answers for one in _make_messages(ASSISTANT, answer)),
-    ]
+    return [*_make_messages(question, "user"), *(one for answer in answers for one in _make_messages(answer))]
 
 
 def _split_turns(turns: Any) -> Any:
@@ -127,7 +123,7 @@ def _read_messages_with_rejected(row: DataRow) -> DataRow:
     if row.get("rejected_messages") is not None:
         return {"chosen": row["messages"], "rejected": row["rejected_messages"]}
     prompt, answer = _split_last_answer(row)
-    return {"prompt": prompt, "chosen": answer, "rejected": _make_messages(ASSISTANT, row["rejected_response"])}
+    return {"prompt": prompt, "chosen": answer, "rejected": _make_messages(row["rejected_response"])}
 
 
 def _read_labelled_messages(row: DataRow) -> DataRow:
@@ -178,8 +174,8 @@ PAIR_FORMATS = (
         ("query", "response", "rejected_response"),
         lambda row: {
             "prompt": _make_chat(row["query"]),
-            "chosen": _make_messages(ASSISTANT, row["response"]),
-            "rejected": _make_messages(ASSISTANT, row["rejected_response"]),
+            "chosen": _make_messages(row["response"]),
+            "rejected": _make_messages(row["rejected_response"]),
         },
     ),
 )
@@ -203,18 +199,17 @@ PROMPT_FORMATS = (
 )
 
 
+def _ask_instruction(row: DataRow) -> DataRow:
+    return {"prompt": _make_chat(_join_instruction(row))}
+
+
 def make_pair_formats(chosen: str, rejected: str) -> list[DataFormat]:
     """Return the formats of files that have the columns of a pair, but not the column of its prompt."""
     pair, asked = (chosen, rejected), ("input", "problem", "Question", "Problem", "query")
     return [
         DataFormat("pairs with prompts", ("conversations", *pair), lambda row: {"prompt": row.get("conversations")}),
         DataFormat("pairs with prompts", ("question", *pair), lambda row: {"prompt": row.get("question")}),
-        DataFormat(
-            "pairs with Alpaca instructions",
-            ("instruction", *pair),
-            lambda row: {"prompt": _make_chat(_join_instruction(row))},
-            ("input",),
-        ),
+        DataFormat("pairs with Alpaca instructions", ("instruction", *pair), _ask_instruction, ("input",)),
         *(DataFormat("pairs with questions", (name, *pair), partial(_ask, column=name)) for name in asked),
         DataFormat("pairs, whose common beginning is the prompt", pair, lambda row: {}),
     ]

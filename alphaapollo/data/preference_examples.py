@@ -212,19 +212,15 @@ def _split_common_text(chosen: str, rejected: str, row: DataRow, data: PairData)
             f"there is no {data.prompt_key!r}, and {data.chosen_key!r} and {data.rejected_key!r} have no common "
             "beginning. Add a column with the prompts, or set data.prompt_key."
         )
-    others = row.keys() - {data.chosen_key, data.rejected_key, "data_source", *CONTEXT_COLUMNS}
-    longer = [name for name in row if name in others and len(_read_words(row[name])) > len(common[:end].split())]
-    if longer:
+    others = {name: row[name] for name in row if name not in (data.chosen_key, data.rejected_key, *CONTEXT_COLUMNS)}
+    num_words = len(common[:end].split())
+    if longer := [name for name, text in others.items() if isinstance(text, str) and len(text.split()) > num_words]:
         raise ValueError(
             f"there is no {data.prompt_key!r}. {data.chosen_key!r} and {data.rejected_key!r} begin with "
             f"{shorten_repr(common[:end])}, but {longer[0]!r} has more words and may be the prompt. Set "
             f"data.prompt_key={longer[0]}, or remove the column."
         )
     return common[:end], chosen[end:], rejected[end:]
-
-
-def _read_words(value: object) -> list[str]:
-    return value.split() if isinstance(value, str) else []
 
 
 def _read_margin(row: DataRow, data: PairData) -> float:
