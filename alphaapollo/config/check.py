@@ -120,7 +120,7 @@ def find_unmet_requirements(config: Section) -> Iterator[str]:
                 yield (f"{key.name}={format_value(value)} needs {choice}, got {needed}={format_value(got)}. Set {fix}.")
 
 
-def find_unknown_names(config: Section) -> Iterator[str]:
+def find_unknown_names(config: BaseModel) -> Iterator[str]:
     """Yield an error for each name that is not registered, unless a file of the user may register it. Imports torch."""
     keys = list_all_keys(config).values()
     if any(key.name.endswith("custom_module") and get_value(config, key.name) for key in keys):

@@ -259,7 +259,7 @@ def learning_rate_is_unusual(optim: Optimizer, context: CheckContext) -> Any:
     if (critic := getattr(context.config, "critic", None)) and critic.optim is optim:
         role = critic
     (low, high), where = (USUAL_LORA_LR, " with LoRA") if role.model.lora_rank else (USUAL_LR, "")
-    return optim.name != "trpo" and not low <= optim.lr <= high and (low, high, where)
+    return not low <= optim.lr <= high and (low, high, where)
 
 
 @requirement(

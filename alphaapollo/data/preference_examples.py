@@ -81,7 +81,7 @@ def load_preferences(
     single_answers, for KTO, one labelled answer with an answer to another prompt. Raises ValueError for invalid files
     or rows, if an answer is too long and data.truncation=error, or if all labels are equal."""
     pair = (data.chosen_key, data.rejected_key)
-    needed = [(*pair, data.prompt_key)]
+    needed: list[tuple[str, ...]] = [(*pair, data.prompt_key)]
     names = {"chosen": pair[0], "rejected": pair[1], "prompt": data.prompt_key}
     formats: Sequence[DataFormat] = [*PAIR_FORMATS, *make_pair_formats(*pair)]
     if single_answers and isinstance(data, PreferenceData):
