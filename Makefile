@@ -44,8 +44,8 @@ test-nightly: setup-dev ## run the slow tests that test-all leaves out
 test-gpu: setup-dev ## run the tests that need a GPU
 	@$(PYTEST) tests/gpu $(ARGS)
 
-check: setup-dev ## check format, lint, types, import layers and file sizes
-	@status=0; for tool in "ruff format --check" "ruff check" mypy "pytest -q $(CHECKS)"; do \
+check: setup-dev ## check format, lint, spelling, types, import layers and file sizes
+	@status=0; for tool in "ruff format --check" "ruff check" codespell_lib mypy "pytest -q $(CHECKS)"; do \
 		echo "== $$tool"; $(PY) -m $$tool || status=1; done; exit $$status
 
 format: setup-dev ## format and fix the code with ruff

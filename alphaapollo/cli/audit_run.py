@@ -14,6 +14,7 @@ from alphaapollo.metrics.answer_table import AnswerGroup, AuditedAnswer
 from alphaapollo.metrics.exploits import find_exploits
 from alphaapollo.observability.terminal import Terminal, shorten_text
 from alphaapollo.types import JsonObject
+from alphaapollo.utils.hub import expand_home
 from alphaapollo.viewer.texts import list_message_texts
 
 MIN_ITERATIONS = 10  # iterations to compare: a tenth of a run, and in a short run up to as many, at most a third of it
@@ -30,13 +31,13 @@ def main(argv: Sequence[str]) -> int:
         "of each group, and print what spreads or explains the reward, with answers that show it.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run's folder, also of a run that has not ended")
+    parser.add_argument("run", metavar="RUN", type=expand_home, help="a run's folder, also of a run that has not ended")
     help_text = "compare the first N iterations with the last N, at most half of the run (default: docs/debugging.md)"
     parser.add_argument("--last", type=int, metavar="N", help=help_text)
     parser.add_argument("--top", type=int, metavar="N", default=10, help="print at most N findings (default 10)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
-    run = options.run.expanduser()
+    run = options.run
     if options.last is not None and options.last < 1:
         raise ValueError(f"--last={options.last} must be at least 1.")
     find_samples_file(run, None, validation=False)  # raises ValueError for a folder without samples

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from alphaapollo._version import __version__
 from alphaapollo.processes.entry_point import MainFunction, name_user, run_program
+from alphaapollo.utils.hub import expand_home
 from alphaapollo.utils.plugins import describe_package, find_plugins, load_plugin
 from alphaapollo.utils.registry import suggest_similar
 
@@ -233,14 +234,16 @@ def run_quickstart(argv: Sequence[str]) -> int:
         description="Build a task and a tiny model, warm it up with SFT and train it with RL until it visibly learns.",
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
-    parser.add_argument("--out", default="outputs/quickstart", help="folder to write (default outputs/quickstart)")
+    parser.add_argument(
+        "--out", type=expand_home, default="outputs/quickstart", help="folder to write (default outputs/quickstart)"
+    )
     options = parser.parse_args(argv)
     folders = (Path.cwd(), Path(__file__).resolve().parents[2])
     script = next((folder / QUICKSTART for folder in folders if (folder / QUICKSTART).is_file()), None)
     if script is None:  # an installed package does not contain examples
         fix = "Run it in a clone of the repository, or train on your own data: alphaapollo rl --help."
         raise ValueError(f"quickstart needs {QUICKSTART}, which is not in {folders[0]}. {fix}")
-    command = ["bash", str(script), str(options.seed), str(Path(options.out).resolve())]
+    command = ["bash", str(script), str(options.seed), str(options.out.resolve())]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return os.execvpe(command[0], command, os.environ | {"PATH": path})
 
@@ -282,11 +285,11 @@ def import_gguf(argv: Sequence[str]) -> int:
     """`alphaapollo import-gguf FILE OUT`: convert a GGUF file. Returns exit code 2 if it cannot be converted."""
     description = "Convert a GGUF file to a Hugging Face folder with weights in float32. Needs the package gguf."
     parser = argparse.ArgumentParser(prog="alphaapollo import-gguf", description=description)
-    parser.add_argument("file", metavar="FILE", type=Path, help="GGUF file of a language model")
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder to write, for model.path=OUT")
+    parser.add_argument("file", metavar="FILE", type=expand_home, help="GGUF file of a language model")
+    parser.add_argument("out", metavar="OUT", type=expand_home, help="folder to write, for model.path=OUT")
     options = parser.parse_args(argv)
     convert = pkgutil.resolve_name("alphaapollo.models.gguf_import:import_gguf")
-    print(f"{convert(options.file.expanduser(), options.out.expanduser()):,} parameters written to {options.out}")
+    print(f"{convert(options.file, options.out):,} parameters written to {options.out}")
     return 0
 
 

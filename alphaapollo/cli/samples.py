@@ -17,6 +17,7 @@ from alphaapollo.metrics.samples import SampleResult, read_sample_result
 from alphaapollo.observability.terminal import Terminal, get_last_message, shorten_text
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.utils.disk import open_regular, parse_json
+from alphaapollo.utils.hub import expand_home
 from alphaapollo.utils.json_types import JsonObject
 
 COLUMN_WIDTH = 38  # minimum number of characters per sample
@@ -36,14 +37,14 @@ def print_samples(argv: Sequence[str]) -> int:
         description="Print the samples of a run: each prompt with its answers side by side, the highest reward first.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run's folder, also of a run that has not ended")
+    parser.add_argument("run", metavar="RUN", type=expand_home, help="a run's folder, also of a run that has not ended")
     parser.add_argument("--step", type=int, help="iteration (default: the last one)")
     parser.add_argument("--val", action="store_true", help="samples of the validation, not of training")
     parser.add_argument("--sort", choices=["reward"], help="print the prompts with the lowest mean reward first")
     parser.add_argument("--groups", type=int, default=4, help="number of prompts (default 4)")
     parser.add_argument("--chars", type=int, default=600, help="longer texts are shortened (default 600)")
     options, terminal = parser.parse_args(argv), Terminal(highlight=False)
-    path = find_samples_file(options.run.expanduser(), options.step, options.val)
+    path = find_samples_file(options.run, options.step, options.val)
     groups: Iterator[list[LoggedSample]] = read_groups(path)
     if options.sort:
         groups = iter(sorted(groups, key=compute_mean_reward))

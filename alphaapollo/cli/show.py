@@ -13,6 +13,7 @@ from pathlib import Path
 from alphaapollo.cli.main import report_refusals
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.utils.disk import replace_file
+from alphaapollo.utils.hub import expand_home
 
 LOOPBACK = "127.0.0.1"
 NOTES_FOLDER = "~/.local/share"  # unless XDG_DATA_HOME is set
@@ -25,14 +26,14 @@ def view(argv: Sequence[str]) -> int:
         prog="alphaapollo view", description="Show runs in the browser, live while they go on.", allow_abbrev=False
     )
     parser.add_argument(
-        "outputs", nargs="?", type=Path, default=Path("outputs"), help="folder with runs, or a run (default: outputs)"
+        "outputs", nargs="?", type=expand_home, default="outputs", help="folder with runs, or a run (default: outputs)"
     )
     parser.add_argument("--port", type=int, default=6060, help="port to listen on (default 6060; 0: any free port)")
     parser.add_argument(
         "--host", default=LOOPBACK, help=f"address to listen on (default {LOOPBACK}: this machine only)"
     )
     options = parser.parse_args(argv)
-    root, host = options.outputs.expanduser().absolute(), options.host
+    root, host = options.outputs.absolute(), options.host
     if not root.is_dir():
         raise ValueError(f"{root} is no folder. Give the folder of your runs, e.g. outputs.")
     from alphaapollo.viewer.app import make_app, make_server
@@ -66,10 +67,10 @@ def report(argv: Sequence[str]) -> int:
     """Write the report. Returns exit code 2 if a folder is no run, or if the file cannot be written."""
     description = "Write a report of a run, or a comparison of several, into one file."
     parser = argparse.ArgumentParser(prog="alphaapollo report", description=description, allow_abbrev=False)
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, also of one that goes on")
-    parser.add_argument("-o", "--output", type=Path, default="report.html", help="HTML file to write")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=expand_home, help="folder of a run, also a running one")
+    parser.add_argument("-o", "--output", type=expand_home, default="report.html", help="HTML file to write")
     options = parser.parse_args(argv)
-    output = options.output.expanduser()
+    output = options.output
     if output.suffix != ".html":
         raise ValueError(f"-o {output} must end in .html. Print the page in a browser to get a PDF.")
     from alphaapollo.viewer.report import make_report

@@ -21,6 +21,7 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.sandboxes.base import SandboxFailedError
 from alphaapollo.types import Score
 from alphaapollo.utils.disk import read_small_file
+from alphaapollo.utils.hub import expand_home
 
 READ = "cat /tests/* /solution/* ; find / -xdev ( -name test.sh -o -name solve.sh ) -exec cat {} + 2>/dev/null"
 READ += "; for one in /proc/[0-9]*; do cat $one/environ $one/cmdline; done"
@@ -65,12 +66,12 @@ def main(argv: Sequence[str]) -> int:
         description="Run each task with its solution (reward 1), with an agent that does nothing (reward 0), and with "
         f"{len(ATTEMPTS)} that try to read, change or prevent the tests (reward 0), and list what cannot run here.",
     )
-    check.add_argument("folder", metavar="FOLDER", type=Path, help="a task, or a folder of tasks")
+    check.add_argument("folder", metavar="FOLDER", type=expand_home, help="a task, or a folder of tasks")
     check.add_argument("--backend", default="rootless", help="sandbox: rootless (default), bubblewrap, docker, podman")
     check.add_argument("--rootfs", default="", help="folder of an unpacked image, for rootless and bubblewrap")
     check.add_argument("--jobs", type=int, default=2, help="tasks that are checked at the same time (default 2)")
     options = parser.parse_args(argv)
-    if not (folders := find_tasks(options.folder.expanduser())):
+    if not (folders := find_tasks(options.folder)):
         raise ValueError(f"{options.folder} has no tasks, which are folders with the file task.toml. Correct the path.")
     results = asyncio.run(_check_all(folders, options.backend, options.rootfs, options.jobs))
     table = Table("task", "solution", "nothing", "attempts", box=SIMPLE_HEAD)

@@ -15,6 +15,7 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, check_format, list_checkpoints, parse_step
 from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.runs.update_checks import Check, summarize, write_checks
+from alphaapollo.utils.hub import expand_home
 from alphaapollo.verification.recording import INPUTS, read_complete_recording
 from alphaapollo.verification.stages import Verification
 
@@ -31,17 +32,17 @@ def main(argv: Sequence[str]) -> int:
         description="Compute an update of a run again with an independent reference in float64, and compare the "
         "advantages, log-probs, loss, gradients, weights, and the weights of the engines.",
     )
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run's folder, or one of its recordings")
+    parser.add_argument("run", metavar="RUN", type=expand_home, help="a run's folder, or one of its recordings")
     help_text = "a recorded iteration (default: the last one; a run without recordings records its next iteration)"
     parser.add_argument("--iteration", type=int, metavar="N", help=help_text)
     help_text = "a key of the run that names code, or a moved model (docs/cli.md#folders-of-others)"
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=help_text)
     options = parser.parse_intermixed_args(argv)
     terminal = Terminal(highlight=False)
-    folder = find_recording(options.run.expanduser(), options.iteration)
+    folder = find_recording(options.run, options.iteration)
     if folder is None:
         terminal.write(f"{options.run} has no recording. Recording its next iteration ...")
-        folder = record_next_iteration(options.run.expanduser(), options.overrides)
+        folder = record_next_iteration(options.run, options.overrides)
         if folder is None:
             return 1
     config = load_saved_config(folder, options.overrides, MODEL_KEYS).model_dump(mode="json")

@@ -1,14 +1,16 @@
-"""python -m alphaapollo.config explain KEY...   print what each key does, in one line
-python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...]
+"""python -m alphaapollo.config explain KEY[=VALUE]...   print what each key does, in one line
+python -m alphaapollo.config port SCRIPT [KEY=VALUE ...] [NAME=VALUE ...] [-- ARG ...]
     convert a script of verl, TRL, OpenRLHF or ms-swift (docs/verl.md)"""
 
 from __future__ import annotations
 
+import re
 import sys
 
 from alphaapollo.config.build import find_similar_keys
-from alphaapollo.config.errors import EXIT_CODE, report_error
-from alphaapollo.config.key_tables import find_key_status, find_option_status
+from alphaapollo.config.check import find_unknown_names
+from alphaapollo.config.errors import EXIT_CODE, ConfigError, report_error
+from alphaapollo.config.key_tables import KeyTable, find_key_status, find_option_status, load_project
 from alphaapollo.config.keys import (
     COMMANDS,
     find_map_key_of_entry,
@@ -17,6 +19,7 @@ from alphaapollo.config.keys import (
     list_plugin_keys,
     list_sections,
 )
+from alphaapollo.config.load import check_override
 from alphaapollo.config.port.shell import MAX_SOURCE
 from alphaapollo.config.port.translate import describe_next_steps, describe_other_project, port_script
 from alphaapollo.config.renamed_keys import describe_rename
@@ -49,12 +52,15 @@ def main(argv: list[str]) -> int:
 
 
 def explain_key(name: str) -> str:
-    """Return one line about a key: accepted, renamed, dropped, not supported, or unknown with similar keys."""
-    name = name.lstrip("+~-").split("=")[0]
+    """Return one line about KEY or KEY=VALUE: accepted, renamed, dropped, not supported, refused, or unknown with
+    similar keys."""
+    name, equals, value = name.lstrip("+~-").partition("=")
     keys = {command: list_keys(schema) | list_plugin_keys(name, schema) for command, schema in COMMANDS.items()}
     found = {command: known[name] for command, known in keys.items() if name in known}
     if found:
         first, *other_commands = found
+        if equals and (error := find_value_error(first, name, value)):
+            return error
         key = found[first]
         defaults = format_value(key.default) if first == "main_ppo" else f"{format_value(key.default)} in {first}"
         defaults += "".join(
@@ -78,6 +84,17 @@ def explain_key(name: str) -> str:
         return f"{name}: {status}"
     near = find_similar_keys(name, {key: None for schema in COMMANDS.values() for key in list_keys(schema)})
     return f"{name}: unknown (nearest {', '.join(near)})" if near else f"{name}: unknown (no similar key)"
+
+
+def find_value_error(command: str, name: str, value: str) -> str:
+    """Return why a command refuses a value of a key, whatever the other keys are; "" if it does not."""
+    table = load_project("verl").tables.get(command, KeyTable())
+    ours = table.values.get(name, {}).get(value, value)
+    try:
+        errors = [*find_unknown_names(check_override(COMMANDS[command], f"{name}={ours}"))]
+    except ConfigError as error:
+        errors = error.errors
+    return next((error for error in errors if re.match(rf"{re.escape(name)}(=[^,]*)?: ", error)), "")
 
 
 if __name__ == "__main__":

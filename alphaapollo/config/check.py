@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import glob
 import os
+import pkgutil
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from alphaapollo.config.keys import (
 from alphaapollo.config.requirements import UNKNOWN_CORES, CheckContext, find_conflicts
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config
-from alphaapollo.config.schema.base import ActiveWhen, Device, FilePath, Requires, Section
+from alphaapollo.config.schema.base import ActiveWhen, Device, FilePath, RegisteredName, Requires, Section
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.config.verl import find_values_meant_for_verl
 from alphaapollo.utils.hub import DatasetEntry, explain_gguf_file, explain_model_folder, is_local_path
@@ -119,6 +120,20 @@ def find_unmet_requirements(config: Section) -> Iterator[str]:
                 yield (f"{key.name}={format_value(value)} needs {choice}, got {needed}={format_value(got)}. Set {fix}.")
 
 
+def find_unknown_names(config: BaseModel) -> Iterator[str]:
+    """Yield an error for each name that is not registered, unless a file of the user may register it. Imports torch."""
+    keys = list_all_keys(config).values()
+    if any(key.name.endswith("custom_module") and get_value(config, key.name) for key in keys):
+        return
+    for key in keys:
+        for _, registered in get_field_markers(key, RegisteredName):
+            name = get_value(config, key.name)
+            try:
+                pkgutil.resolve_name(f"alphaapollo.{registered.find}")(name)
+            except ValueError as error:
+                yield f"{key.name}={name}: {error}"
+
+
 def find_path_errors(config: Section, optional_paths: Set[str] = frozenset()) -> Iterator[str]:
     """Yield an error for each required path that is not set, and for each file or folder that does not exist."""
     for key in list_all_keys(config).values():
@@ -146,7 +161,7 @@ def _find_path_error(marker: FilePath, path: str) -> str:
         return ""
     local = os.path.expanduser(path)  # os.path returns false for names that are too long; pathlib raises
     is_folder = os.path.isdir(local)
-    if not path or (path_kind == "code" and os.path.isfile(local)) or (path_kind == "folder" and is_folder):
+    if not path or {"unchecked": True, "code": os.path.isfile(local), "folder": is_folder}.get(path_kind):
         return ""
     if path_kind == "data":
         if "://" in path:

@@ -296,10 +296,11 @@ def _check_no_secrets(values: JsonObject) -> None:
         raise ConfigError(errors)
 
 
-def check_override(schema: type[BaseModel], override: str) -> None:
-    """Raise ConfigError if an override `KEY=VALUE` has an unknown key or a value that the key does not accept."""
+def check_override(schema: type[SchemaT], override: str) -> SchemaT:
+    """Return the defaults with an override `KEY=VALUE`. Raises ConfigError for an unknown key, or a value that the key
+    does not accept."""
     (parsed,) = _parse_overrides([override], schema)
-    build_config(schema, json.loads(json.dumps(nest_value(parsed.key_or_group, parsed.value()), default=str)))
+    return build_config(schema, json.loads(json.dumps(nest_value(parsed.key_or_group, parsed.value()), default=str)))
 
 
 def dump_yaml(config: BaseModel) -> str:

@@ -20,7 +20,7 @@ from alphaapollo.config.schema.commands import Config, TuningConfig
 from alphaapollo.config.schema.data import TrainingFiles
 from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import EvolvingConfig, GenerationConfig, ServedModel
-from alphaapollo.config.schema.model import Fsdp, Optimizer, Rollout
+from alphaapollo.config.schema.model import USUAL_LORA_LR, USUAL_LR, Fsdp, Optimizer, Rollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Teacher
 from alphaapollo.config.schema.trainer import RunSettings, Training
 
@@ -166,10 +166,8 @@ def engines_exceed_gpus(config: Config, context: CheckContext) -> Any:
         free, nodes, where = rollout.n_gpus_per_node or free, rollout.nnodes, "for engines"
     elif not rollout.colocate:
         free, where = context.num_gpus - free, "not used for training"
-    size, engines = (
-        rollout.tensor_model_parallel_size,
-        count_engines(rollout, "cuda", count_engine_gpus(rollout, trainer)),
-    )
+    size = rollout.tensor_model_parallel_size
+    engines = count_engines(rollout, "cuda", count_engine_gpus(rollout, trainer))
     return engines > free // size * nodes and (engines * size, free, nodes, where)
 
 
@@ -240,12 +238,7 @@ def mini_batches_split_the_batch(config: Config, context: CheckContext) -> Any:
     return size < total and total % size and (total, next(d for d in range(size, 0, -1) if total % d == 0))
 
 
-@requirement(
-    Filtration,
-    "method size /env.rollout.n",
-    "the method selects `size` of n samples",
-    "Set size to 2 to {}",
-)
+@requirement(Filtration, "method size /env.rollout.n", "the method selects `size` of n samples", "Set 2 to {}")
 def selection_exceeds_the_group(filtration: Filtration, context: CheckContext) -> Any:
     n = context.config.group_size
     return filtration.selects and not 0 < (filtration.size or 0) <= n and n
@@ -258,6 +251,15 @@ def files_lack_weights(data: TrainingFiles, context: CheckContext) -> Any:
 
 
 # The algorithm
+
+
+@requirement(Optimizer, "lr", "{0:g} to {1:g} are usual{2}", "Set a usual one, unless it is intended", is_error=False)
+def learning_rate_is_unusual(optim: Optimizer, context: CheckContext) -> Any:
+    role = getattr(context.config, "actor_rollout_ref", context.config)
+    if (critic := getattr(context.config, "critic", None)) and critic.optim is optim:
+        role = critic
+    (low, high), where = (USUAL_LORA_LR, " with LoRA") if role.model.lora_rank else (USUAL_LR, "")
+    return not low <= optim.lr <= high and (low, high, where)
 
 
 @requirement(

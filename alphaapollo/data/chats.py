@@ -24,6 +24,7 @@ ROLES = {
     **dict.fromkeys(("tool", "function", "observation", "ipython", "tool_response", "tool_result"), "tool"),
 }
 """{name of a role in lower case: role}. Other names are given to the chat template as they are."""
+MESSAGE_CONTENT = {"content", "value", "tool_calls", "function_call"}  # a message has at least one of these keys
 CALL_ROLES = ("function_call", "tool_call")  # the content of such a message is one call, or a list of calls
 CONTEXT_COLUMNS = ("images", "image", "system", "history", "tools", "chat_template_kwargs", "enable_thinking")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -79,11 +80,14 @@ def _find_id_of_call(result: Message, waiting: list[str], column: str) -> str:
 
 
 def read_chat_text(text: object) -> list[object] | None:
-    """Return the list of messages that a text shows as JSON or in Python's notation; None for another text or value."""
-    value: Any = read_literal(text) if isinstance(text, str) and ("content" in text or "value" in text) else None
-    keys = ({"role", "content"}, {"from", "value"})
-    is_chat = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
-    return value if is_chat and any(key <= value[0].keys() for key in keys) else None
+    """Return the messages, or the one message, that a text shows as JSON or in Python's notation; None for another text
+    or value. A text with only unknown roles, e.g. `{"from": "Oslo", "value": 2}`, may be an answer in JSON."""
+    value: Any = read_literal(text) if isinstance(text, str) and ("role" in text or "from" in text) else None
+    messages = [value] if isinstance(value, dict) else value or []
+    if not all(isinstance(one, dict) and MESSAGE_CONTENT & one.keys() for one in messages):
+        return None
+    roles = (str(one.get("role", one.get("from"))).strip().lower() for one in messages)
+    return messages if any(role in ROLES for role in roles) else None
 
 
 def read_context(row: Mapping[str, Any]) -> list[Message]:

@@ -28,7 +28,7 @@ class DataFormat:
 
     name: str
     columns: tuple[str, ...]  # columns that a file must have
-    convert: Callable[[DataRow], DataRow]  # returns the columns messages, prompt or response
+    convert: Callable[[DataRow], DataRow]  # returns columns that can be configured, e.g. prompt and response
     optional: tuple[str, ...] = ()  # columns that the conversion also reads
 
 
@@ -57,9 +57,7 @@ def read_rows_in_known_format(
         return rows, find_unread_content(path, rows, {*names.values()}, optional, renderer)
     for one in () if {*RESULT_COLUMNS} <= columns else formats:
         if {*one.columns} <= columns:
-            converted = (
-                {names.get(key, key): value for key, value in (row | one.convert(row)).items()} for row in rows
-            )
+            converted = (row | {names.get(key, key): value for key, value in one.convert(row).items()} for row in rows)
             names_read = f"the column{'s' * (len(one.columns) > 1)} {', '.join(one.columns)}"
             guess = DataFinding(path, names_read, f"read as {one.name}", len(rows), len(rows))
             unread = find_unread_content(path, rows, {*one.columns, *one.optional}, optional, renderer)
@@ -90,8 +88,15 @@ def _suggest_command(path: str, columns: Collection[str], names: Collection[str]
     return next((f" To use this file: {command}={path}" for command in found), "")
 
 
-def _make_chat(question: str, *answer: str | None) -> list[dict[str, str | None]]:
-    return [{"role": "user", "content": question}, *({"role": "assistant", "content": text} for text in answer)]
+def _make_messages(value: Any, role: str = "assistant") -> list[Any]:
+    """Return a message with a text or parts; messages, or a text that shows them, as they are."""
+    chat = read_chat_text(value) or value
+    is_chat = isinstance(chat, list) and all(isinstance(one, dict) and one.keys() & {"role", "from"} for one in chat)
+    return chat if is_chat else [{"role": role, "content": value}]
+
+
+def _make_chat(question: Any, *answers: Any) -> list[Any]:
+    return [*_make_messages(question, "user"), *(one for answer in answers for one in _make_messages(answer))]
 
 
 def _split_turns(turns: Any) -> Any:
@@ -119,20 +124,18 @@ def _read_messages_with_rejected(row: DataRow) -> DataRow:
     if row.get("rejected_messages") is not None:
         return {"chosen": row["messages"], "rejected": row["rejected_messages"]}
     prompt, answer = _split_last_answer(row)
-    return {"prompt": prompt, "chosen": answer, "rejected": _make_answer(row["rejected_response"])}
-
-
-def _make_answer(value: Any) -> Any:
-    return read_chat_text(value) or (value if isinstance(value, list) else [{"role": "assistant", "content": value}])
+    return {"prompt": prompt, "chosen": answer, "rejected": _make_messages(row["rejected_response"])}
 
 
 def _read_labelled_messages(row: DataRow) -> DataRow:
     prompt, answer = _split_last_answer(row)
-    return {"prompt": prompt, "response": answer}
+    return {"prompt": prompt, "response": answer, "label": row["label"]}
 
 
-def _join_instruction(row: DataRow) -> str:
-    return "\n\n".join(filter(None, (row.get("instruction"), row.get("input"))))
+def _join_instruction(row: DataRow) -> Any:
+    """Return the texts of the columns `instruction` and `input`; another value as it is, which is then refused."""
+    parts = [*filter(None, (row.get("instruction"), row.get("input")))]
+    return next((part for part in parts if not isinstance(part, str)), None) or "\n\n".join(parts)
 
 
 SFT_FORMATS = (
@@ -149,11 +152,19 @@ SFT_FORMATS = (
         ("query", "response"),
         lambda row: {"messages": _make_chat(row["query"], row.get("response"))},
     ),
-    DataFormat("prompts and completions", ("prompt", "completion"), lambda row: {"response": row.get("completion")}),
+    DataFormat(
+        "prompts and completions",
+        ("prompt", "completion"),
+        lambda row: {"prompt": row.get("prompt"), "response": row.get("completion")},
+    ),
     DataFormat("plain text, trained on as a whole", ("text",), lambda row: {}),
 )
 LABELLED_FORMATS = (
-    DataFormat("labelled completions", ("prompt", "completion", "label"), lambda row: {"response": row["completion"]}),
+    DataFormat(
+        "labelled completions",
+        ("prompt", "completion", "label"),
+        lambda row: {"prompt": row["prompt"], "response": row["completion"], "label": row["label"]},
+    ),
     DataFormat("labelled chats", ("messages", "label"), _read_labelled_messages),
 )
 PAIR_FORMATS = (
@@ -164,8 +175,8 @@ PAIR_FORMATS = (
         ("query", "response", "rejected_response"),
         lambda row: {
             "prompt": _make_chat(row["query"]),
-            "chosen": _make_answer(row["response"]),
-            "rejected": _make_answer(row["rejected_response"]),
+            "chosen": _make_messages(row["response"]),
+            "rejected": _make_messages(row["rejected_response"]),
         },
     ),
 )
@@ -187,3 +198,19 @@ PROMPT_FORMATS = (
         lambda row: {"prompt": _split_last_answer(row)[0], "messages": None},
     ),
 )
+
+
+def _ask_instruction(row: DataRow) -> DataRow:
+    return {"prompt": _make_chat(_join_instruction(row))}
+
+
+def make_pair_formats(chosen: str, rejected: str) -> list[DataFormat]:
+    """Return the formats of files that have the columns of a pair, but not the column of its prompt."""
+    pair, asked = (chosen, rejected), ("input", "problem", "Question", "Problem", "query")
+    return [
+        DataFormat("pairs with prompts", ("conversations", *pair), lambda row: {"prompt": row.get("conversations")}),
+        DataFormat("pairs with prompts", ("question", *pair), lambda row: {"prompt": row.get("question")}),
+        DataFormat("pairs with Alpaca instructions", ("instruction", *pair), _ask_instruction, ("input",)),
+        *(DataFormat("pairs with questions", (name, *pair), partial(_ask, column=name)) for name in asked),
+        DataFormat("pairs, whose common beginning is the prompt", pair, lambda row: {}),
+    ]

@@ -4,6 +4,7 @@ A data row has one of these groups of columns:
 
     prompt (chat or text), chosen, rejected      written by prepare_preference; answers are texts or messages
     chosen, rejected                             complete chats or texts; their common prefix is the prompt
+    other columns of data/formats.py             e.g. instruction, input, chosen, rejected
     prompt, response, label                      single answers; label true: desirable
 
 The action mask marks the tokens of the answer, as for supervised examples (data/examples.py). The answers of a pair
@@ -19,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from alphaapollo.config.schema import PairData, PreferenceData, RewardData
-from alphaapollo.data.chats import CONTEXT_COLUMNS, RowContext, count_equal_items
+from alphaapollo.data.chats import CONTEXT_COLUMNS, RowContext, count_equal_items, shorten_repr
 from alphaapollo.data.examples import (
     LoadedExamples,
     RowPlace,
@@ -32,7 +33,13 @@ from alphaapollo.data.examples import (
     tokenize_examples,
 )
 from alphaapollo.data.files import DataRow, to_file_list
-from alphaapollo.data.formats import LABELLED_FORMATS, PAIR_FORMATS, DataFormat, read_rows_in_known_format
+from alphaapollo.data.formats import (
+    LABELLED_FORMATS,
+    PAIR_FORMATS,
+    DataFormat,
+    make_pair_formats,
+    read_rows_in_known_format,
+)
 from alphaapollo.data.image_messages import ImageReader
 from alphaapollo.data.prompts import list_text_notices
 from alphaapollo.data.rendering import Renderer
@@ -74,13 +81,13 @@ def load_preferences(
     single_answers, for KTO, one labelled answer with an answer to another prompt. Raises ValueError for invalid files
     or rows, if an answer is too long and data.truncation=error, or if all labels are equal."""
     pair = (data.chosen_key, data.rejected_key)
-    needed, names = [pair], {"chosen": pair[0], "rejected": pair[1], "prompt": data.prompt_key}
-    formats: Sequence[DataFormat] = PAIR_FORMATS
+    needed: list[tuple[str, ...]] = [(*pair, data.prompt_key)]
+    names = {"chosen": pair[0], "rejected": pair[1], "prompt": data.prompt_key}
+    formats: Sequence[DataFormat] = [*PAIR_FORMATS, *make_pair_formats(*pair)]
     if single_answers and isinstance(data, PreferenceData):
-        needed, formats = [(data.response_key, data.label_key), pair], (*LABELLED_FORMATS, *PAIR_FORMATS)
+        needed, formats = [(data.response_key, data.label_key), *needed], (*LABELLED_FORMATS, *formats)
         names |= {"response": data.response_key, "label": data.label_key}
-    optional = (*_list_prompt_columns(data), getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
-    names |= {name: name for name in optional[:3]}
+    optional = (getattr(data, "margin_key", ""), *CONTEXT_COLUMNS)
     read_rows = partial(
         read_rows_in_known_format, needed=needed, formats=formats, names=names, optional=optional, renderer=renderer
     )
@@ -139,11 +146,6 @@ def make_unrelated_answers(answers: Sequence[Row], seed: int, max_length: int) -
     return rows
 
 
-def _list_prompt_columns(data: PairData) -> tuple[str, ...]:
-    """Return the columns that may have the prompt of a pair: the configured one, LLaMA-Factory's and Orca's."""
-    return (data.prompt_key, "conversations", "question")
-
-
 def _parse_row(
     row: DataRow, renderer: Renderer, data: PairData, single_answers: bool, reader: ImageReader
 ) -> tuple[list[list[TextPiece]], PreferenceExample]:
@@ -182,10 +184,9 @@ def _read_pair(
         raise ValueError(f"{data.chosen_key!r} and {data.rejected_key!r} are equal. Remove the row or fix one of them.")
     if isinstance(chosen, list) and isinstance(rejected, list) and chosen[0]["role"] != "assistant":
         return _split_common_prompt(chosen, rejected, data)
-    columns = [column for column in _list_prompt_columns(data) if column in row]
-    if isinstance(chosen, str) and isinstance(rejected, str) and not columns:
-        return _split_common_text(chosen, rejected, data)
-    return next((row[column] for column in columns if row[column] is not None), None), chosen, rejected
+    if isinstance(chosen, str) and isinstance(rejected, str) and data.prompt_key not in row:
+        return _split_common_text(chosen, rejected, row, data)
+    return row.get(data.prompt_key), chosen, rejected
 
 
 def _split_common_prompt(
@@ -202,7 +203,7 @@ def _split_common_prompt(
     return chosen[:split], chosen[split:], rejected[split:]
 
 
-def _split_common_text(chosen: str, rejected: str, data: PairData) -> tuple[str, str, str]:
+def _split_common_text(chosen: str, rejected: str, row: DataRow, data: PairData) -> tuple[str, str, str]:
     """Split two texts into their common words, which are the prompt, the chosen answer and the rejected answer."""
     common = chosen[: count_equal_items(chosen, rejected)]
     end = max(common.rfind(" "), common.rfind("\n"))  # the answers begin with the space
@@ -210,6 +211,14 @@ def _split_common_text(chosen: str, rejected: str, data: PairData) -> tuple[str,
         raise ValueError(
             f"there is no {data.prompt_key!r}, and {data.chosen_key!r} and {data.rejected_key!r} have no common "
             "beginning. Add a column with the prompts, or set data.prompt_key."
+        )
+    others = {name: row[name] for name in row if name not in (data.chosen_key, data.rejected_key, *CONTEXT_COLUMNS)}
+    num_words = len(common[:end].split())
+    if longer := [name for name, text in others.items() if isinstance(text, str) and len(text.split()) > num_words]:
+        raise ValueError(
+            f"there is no {data.prompt_key!r}. {data.chosen_key!r} and {data.rejected_key!r} begin with "
+            f"{shorten_repr(common[:end])}, but {longer[0]!r} has more words and may be the prompt. Set "
+            f"data.prompt_key={longer[0]}, or remove the column."
         )
     return common[:end], chosen[end:], rejected[end:]
 

@@ -7,8 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from alphaapollo.config.schema import Env, InformalMath
-from alphaapollo.config.schema import McpServer as McpSettings
+from alphaapollo.config.schema import Env, InformalMath, McpServer
 from alphaapollo.environments.action_parser import THINK
 from alphaapollo.environments.actions import ANSWER
 from alphaapollo.environments.base import get_environment_spec
@@ -79,7 +78,7 @@ def _merge_tool_settings(config: Env, names: Sequence[str]) -> dict[str, JsonObj
     return {**settings, "python_code": python_settings}
 
 
-def _make_mcp_client(name: str, settings: McpSettings) -> McpClient:
+def _make_mcp_client(name: str, settings: McpServer) -> McpClient:
     from alphaapollo.tools.mcp_client import McpClient
 
     if missing := [variable for variable in settings.environment if variable not in os.environ]:
@@ -91,7 +90,7 @@ def _make_mcp_client(name: str, settings: McpSettings) -> McpClient:
     return McpClient(name, settings.command, settings.url, environment)
 
 
-async def _start_mcp_server(client: McpClient, settings: McpSettings) -> list[Tool]:
+async def _start_mcp_server(client: McpClient, settings: McpServer) -> list[Tool]:
     """Connect to a server of env.mcp_servers and return its tools, or only those in `settings.tools` if set."""
     tools = {tool.name: tool for tool in await client.start()}
     if not tools:

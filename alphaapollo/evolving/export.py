@@ -25,6 +25,7 @@ import pandas as pd
 from alphaapollo.config.errors import report_error
 from alphaapollo.evolving.pool import FILE, Pool
 from alphaapollo.runs.checkpoint_folder import check_format
+from alphaapollo.utils.hub import expand_home
 from alphaapollo.utils.json_types import JsonObject
 
 Criterion = Literal["truth", "votes"]
@@ -85,8 +86,8 @@ def export_training_rows(run_folder: Path, output_folder: Path, criterion: Crite
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("run", type=expand_home)
+    parser.add_argument("out", type=expand_home)
     parser.add_argument("--by", choices=["truth", "votes"], default="truth")
     parser.add_argument("--max_pairs", type=int, default=4, help="per problem")
     args = parser.parse_args(argv)

@@ -21,7 +21,10 @@ SOLVED = 0.9  # accuracy above which groups without variance are a success
 HALF_WAY = 0.75  # accuracy below which low entropy is premature
 LOST = 0.5  # drop that causes a warning, relative to the best mean reward or its standard deviation
 NOISE = 4.0  # standard errors above which a drop is not chance
+TRUNCATED = 0.9  # share of truncated responses that causes a warning
 MIN_CHANGE = 1e-6  # nats per publish: smallest meaningful change
+MAX_CHANGE = 2.0  # nats per publish; a larger change of a fixed text destroys the policy
+OF_BROKEN_POLICY = ("zero", "equal", "entropy", "truncated")  # causes that follow from such a change
 SAFE_K3 = 1e-2  # nats per token; largest safe KL between engine and trainer
 SAFE_ESS = 0.8  # smallest safe effective sample size, relative
 
@@ -48,11 +51,6 @@ LIMITS: dict[str, tuple[float, str]] = {  # metric -> largest normal value, warn
         "{:.1%} of the episodes exceeded env.episode_timeout and are not trained on. Increase it, or make the "
         "environment faster.",
     ),
-    "response_length/clip_ratio": (
-        0.9,
-        "{:.0%} of the responses were truncated by the token limit. Increase data.max_response_length. If texts in "
-        "rollouts/ repeat a special token, add its id to eos_token_id in the model's generation_config.json.",
-    ),
     "actor/steps_skipped": (0.0, SKIPPED + "Check rewards, advantages and log-ratios in rollouts/."),
     "critic/steps_skipped": (0.0, SKIPPED + "Check rewards and returns in rollouts/."),
     "train/steps_skipped": (0.0, SKIPPED + "Check for invalid examples, or lower optim.lr."),
@@ -75,8 +73,11 @@ class MetricsAdvisor:
         warnings = dict(_check_iteration(metrics, failure_reason or "no reason recorded"))
         if "critic/score/mean" in metrics:  # fine-tuning has no rewards
             self._recent.append(metrics)
-            for check in (_check_groups, _check_policy_change, _check_reward, _check_accuracy):
+            checks = (_check_truncation, _check_groups, _check_policy_change, _check_reward, _check_accuracy)
+            for check in checks:
                 warnings |= check([*self._recent])
+            if any(_is_broken(each) for each in self._recent):
+                warnings = {cause: text for cause, text in warnings.items() if cause not in OF_BROKEN_POLICY}
         new = [text for cause, text in warnings.items() if step - self._last_present.get(cause, -math.inf) > CALM]
         self._last_present |= dict.fromkeys(warnings, step)
         return [f"step {step}: {text}" for text in new]
@@ -113,8 +114,36 @@ def _check_iteration(metrics: Metrics, failure_reason: str) -> Warnings:
         )
 
 
+def _check_truncation(recent: Sequence[Metrics]) -> Warnings:
+    """Check that responses end. If they did before, when the reward was higher, the limit is not the cause."""
+    first, last = recent[0], recent[-1]
+    before, now = (each.get("response_length/clip_ratio", 0.0) for each in (first, last))
+    fix = (
+        "Increase data.max_response_length. If texts in rollouts/ repeat a special token, add its id to eos_token_id "
+        "in the model's generation_config.json."
+    )
+    if before < now / 2 and last["critic/score/mean"] < first["critic/score/mean"]:
+        fix = (
+            f"It was {before:.0%} when the reward was higher: the policy no longer ends its answers. Resume from an "
+            f"earlier checkpoint with a learning rate below {last.get('actor/lr', 0.0):.1e} (docs/debugging.md)."
+        )
+    if now > TRUNCATED:
+        yield "truncated", f"{now:.0%} of the responses were truncated by the token limit. {fix}"
+
+
+def _is_broken(metrics: Metrics) -> bool:
+    return metrics.get("sync/probe_moved", 0.0) > MAX_CHANGE
+
+
 def _check_policy_change(recent: Sequence[Metrics]) -> Warnings:
-    """Check that optimizer steps change the policy, except during learning rate warm-up."""
+    """Check that optimizer steps change the policy, except during learning rate warm-up, and do not destroy it."""
+    if _is_broken(last := recent[-1]):
+        yield (
+            "broken",
+            f"one update changed the policy's log-probs of a fixed text by {last['sync/probe_moved']:.1f} nats on "
+            f"average (sync/probe_moved; safe: below {MAX_CHANGE:g}): the policy is destroyed. Start again with "
+            f"actor_rollout_ref.actor.optim.lr below {last.get('actor/lr', 0.0):.1e} (docs/debugging.md).",
+        )
     stepped = [
         metrics
         for metrics in recent[-WINDOW:]

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.runs.metrics_file import read_metrics
+from alphaapollo.utils.hub import expand_home
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,9 +121,9 @@ def save_curves_as_png(curves: Mapping[str, Points], path: Path, title: str = ""
 def main(argv: Sequence[str] | None = None) -> int:
     """Plot metrics of a run. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m alphaapollo.observability.curve", description="Plot metrics.")
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder, or its metrics.jsonl")
+    parser.add_argument("run", metavar="RUN", type=expand_home, help="the run's folder, or its metrics.jsonl")
     parser.add_argument("metrics", metavar="METRIC", nargs="+", help="e.g. critic/score/mean val/accuracy")
-    parser.add_argument("--png", type=Path, help="also save the plot to this file")
+    parser.add_argument("--png", type=expand_home, help="also save the plot to this file")
     options = parser.parse_args(argv)
     try:
         path = options.run / "metrics.jsonl" if options.run.is_dir() else options.run

@@ -7,6 +7,7 @@ import asyncio
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median_low
 from typing import Never
 
@@ -27,6 +28,7 @@ from alphaapollo.rollout.episode import EnvironmentCaller
 from alphaapollo.types import JsonObject, Message, Prompt, Score
 
 TRIAL_ANSWERS = ("<answer>TRUTH</answer>", r"The answer is \boxed{TRUTH}.", "TRUTH", "I do not know.", "")
+TRIAL_TRUTH = "42"  # of a row without one
 NUM_ROWS = 20  # rows of each data source
 MAX_FAILURES = 3  # of a data source, each of which may take reward.timeout
 MAX_SOURCES = 10  # data sources in the plan
@@ -101,7 +103,47 @@ async def try_reward_function(
         )
     if new := [score.reason for answer, score in together.items() if score.outcome.failed and answer not in failed]:
         raise ValueError(f"{function} fails on a list of two answers, but not on each alone: {new[0]}")
+    lacking = (
+        []
+        if not custom.path
+        else [rows[0] for rows in _group_by_place(prompts).values() if all(one.ground_truth is None for one in rows)]
+    )
+    for one in await _find_truth_readers(lacking[:MAX_SOURCES], reward, custom):
+        where = one.location.rpartition(",")[0] or f"data source {one.data_source!r}"
+        notices.append(
+            f"{where}: {function} grades with the ground truth, but no row has one (other columns: "
+            f"{', '.join(one.extra_info) or 'none'}). Set data.ground_truth_key to its column."
+        )
     return notices
+
+
+async def _find_truth_readers(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction) -> list[Prompt]:
+    """Return the prompts to which the user's function grades answers in another way if they have a ground truth."""
+    if not prompts:
+        return []
+    client = RewardClient(reward.model_copy(update={"num_workers": 1, "components": {}, "required": []}), custom)
+    answers, found = [answer.replace("TRUTH", TRIAL_TRUTH) for answer in TRIAL_ANSWERS], list[Prompt]()
+    try:
+        await client.start()
+        for prompt in prompts:
+            scores = [
+                [await client.score(replace(prompt, ground_truth=truth), answer) for answer in answers]
+                for truth in (None, TRIAL_TRUTH, None)
+            ]
+            rewards = [[(score.reward, score.outcome.failed) for score in each] for each in scores]
+            if rewards[0] == rewards[2] != rewards[1]:  # other differences are random
+                found.append(prompt)
+        return found
+    finally:
+        await client.close()
+
+
+def _group_by_place(prompts: Sequence[Prompt]) -> Mapping[tuple[str, str], list[Prompt]]:
+    """Return {(data source, file): prompts}."""
+    groups: dict[tuple[str, str], list[Prompt]] = defaultdict(list)
+    for prompt in prompts:
+        groups[prompt.data_source, prompt.location.rpartition(",")[0]].append(prompt)
+    return groups
 
 
 async def grade_trial_answers(
@@ -173,9 +215,7 @@ def try_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> tuple[dict[s
 
 async def _grade_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> list[list[tuple[Prompt, Score]]]:
     """Return the first rows of each file and data source with their scores."""
-    groups: dict[tuple[str, str], list[Prompt]] = defaultdict(list)
-    for prompt in prompts:
-        groups[prompt.data_source, prompt.location.rpartition(",")[0]].append(prompt)
+    groups = _group_by_place(prompts)
     client = RewardClient(Reward(timeout=reward.timeout), CustomRewardFunction())
     found: list[list[tuple[Prompt, Score]]] = []
     try:

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from os.path import expanduser
 from pathlib import Path
 
 import msgspec
@@ -169,12 +170,17 @@ class Suite:
         return KINDS[self.text.partition(":")[0]]
 
     @property
+    def words(self) -> list[str]:
+        """The task and its options, as a shell reads them."""
+        return [*map(expanduser, shlex.split(self.text.partition(":")[2]))]
+
+    @property
     def task(self) -> str:
-        return (shlex.split(self.text.partition(":")[2]) or [""])[0]
+        return next(iter(self.words), "")
 
     @property
     def options(self) -> list[str]:
-        return shlex.split(self.text)[1:]
+        return self.words[1:]
 
     @property
     def name(self) -> str:

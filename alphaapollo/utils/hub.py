@@ -26,6 +26,11 @@ FOREIGN_CHECKPOINTS = {  # file of another trainer: what to do with its folder
 }
 
 
+def expand_home(path: str) -> Path:
+    """Return a path of the command line, whose `~` is the home folder. An unknown `~user` is not an error."""
+    return Path(os.path.expanduser(path))
+
+
 @dataclass(frozen=True)
 class DatasetEntry:
     """Parts of `PATH_OR_ID[:config][@revision][#split]`, an entry of data.train_files."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.version import Version
 
 from alphaapollo import __version__
 
@@ -47,21 +48,38 @@ def test_workflows_run_targets_of_the_makefile() -> None:
     assert {name: missing for name, names in used.items() if (missing := names - targets)} == {}
 
 
-@pytest.mark.parametrize(("tag", "code"), [(f"v{__version__}", 0), ("v0.0.1", 1)])
-def test_the_release_compares_its_tag_with_the_version(tag: str, code: int) -> None:
+SECTION = "## [Unreleased]\n{}\n## [9.1.0] - 2026-12-01\n\n- An entry.\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "tag", "code"),
+    [
+        ("9.1.0", SECTION.format(""), "v9.1.0", 0),
+        ("9.1.0", SECTION.format(""), "v9.0.0", 1),
+        ("9.1.0", SECTION.format("\n### Added\n\n- Another one.\n"), "v9.1.0", 1),
+        ("9.2.0.dev0", SECTION.format(""), "v9.2.0.dev0", 1),
+    ],
+)
+def test_a_release_needs_its_version_and_all_entries(
+    tmp_path: Path, version: str, changes: str, tag: str, code: int
+) -> None:
     """The step of the workflow, as it stands. The other steps are targets of the Makefile, and the check by twine."""
+    (tmp_path / "alphaapollo").mkdir()
+    (tmp_path / "alphaapollo" / "_version.py").write_text(f'__version__ = "{version}"\n')
+    (tmp_path / "CHANGELOG.md").write_text(changes)
     steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["build"]["steps"]
     (compare,) = [step["run"] for step in steps if step.get("name", "").startswith("Compare")]
     environment = os.environ | {"GITHUB_REF_NAME": tag}
-    done = subprocess.run(["bash", "-e", "-c", compare], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(["bash", "-e", "-c", compare], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
 
 
 def test_the_release_is_described() -> None:
     sections = re.findall(r"^## \[(.+?)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert sections[:2] == [("Unreleased", ""), (__version__, citation["date-released"])]
-    assert citation["version"] == __version__
+    assert sections[:2] == [("Unreleased", ""), (citation["version"], citation["date-released"])]
+    is_new = __version__.endswith(".dev0") and Version(__version__) > Version(citation["version"])
+    assert is_new or __version__ == citation["version"]
 
 
 def test_the_license_is_apache() -> None:

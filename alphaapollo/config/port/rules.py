@@ -64,14 +64,8 @@ def _convert_output_dir(value: str, values: Options) -> ConvertedKeys:
     return {"trainer.output_dir": value.removesuffix(f"/{run}")}, "without project_name/experiment_name"
 
 
-def _convert_aggregation(value: str, values: Options) -> ConvertedKeys:
-    remark = "verl adds the sequences up, so its gradient is as many times larger as a mini-batch has sequences"
-    return {f"{ACTOR}.loss_agg_mode": value}, remark if value == "seq-mean-token-sum-norm" else ""
-
-
 VERL_RULES: dict[str, Rule] = {
     f"{ACTOR}.ppo_mini_batch_size": _convert_mini_batch_size,
-    f"{ACTOR}.loss_agg_mode": _convert_aggregation,
     f"{ROLLOUT}.tensor_model_parallel_size": _convert_tensor_parallel_size,
     **{f"{VALIDATION}.{name}": _convert_validation_temperature for name in ("do_sample", "temperature")},
     "algorithm.kl_ctrl.target_kl": _convert_target_kl,
@@ -99,9 +93,8 @@ def _convert_reward_weights(value: str, values: Options) -> ConvertedKeys:
 
 def _convert_dataset(value: str, values: Options, key: str = "data.train_files") -> ConvertedKeys:
     """Convert entries such as HF::owner/name:subset#500, where 500 is a number of sampled rows."""
-    entries = [
-        re.fullmatch(r"(?:(?:HF|MS|hf|ms)::)?(.*?)(?:#(\d+))?", one.strip()) for one in value.strip("[]").split(",")
-    ]
+    entry = re.compile(r"(?:(?:HF|MS|hf|ms)::)?(.*?)(?:#(\d+))?", re.DOTALL)
+    entries = [entry.fullmatch(one.strip()) for one in value.strip("[]").split(",")]
     names, counts = zip(*((one[1], one[2]) for one in entries if one), strict=True)
     words, remark = {key: names[0] if len(names) == 1 else f"[{','.join(names)}]"}, ""
     if len(names) == 1 and counts[0] and key == "data.train_files":

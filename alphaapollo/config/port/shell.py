@@ -12,7 +12,8 @@ from alphaapollo.processes.python_command import make_module_command, make_subpr
 
 Command = tuple[int, list[str]]  # (line number in the script, words of the command)
 MACHINE_VALUE = re.compile("\2([^\3]*)\3")  # text of a value that depends on the machine, e.g. ${HOME}
-MAX_SOURCE = 256 << 10  # bytes of a script or YAML file
+MAX_SOURCE = 256 << 10  # characters of a file
+MAX_SCRIPT = 96 << 10  # bytes of a shell script, which is one argument of a process: Linux allows 128 KiB
 SECONDS = 120.0  # after which no further round with newly found variables starts
 QUOTED = r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'"""
 HERE_DOCUMENT = r"""<<-?\s*['"]?(?P<end>\w+)['"]?\n(?s:.{0,8000}?)\n\s*(?P=end)\n"""
@@ -40,8 +41,8 @@ def list_script_commands(source: str, path: str, variables: dict[str, str]) -> t
     A value that depends on the machine is kept as text between the characters \\2 and \\3, e.g. `\\2${HOME}\\3/data`.
     Raises ValueError if bash cannot parse the script, if it does not end, or if this machine has no sandbox.
     """
-    if len(source) > MAX_SOURCE:
-        raise ValueError(f"{path} has {len(source)} characters, more than {MAX_SOURCE}. Port only the training script.")
+    if len(source.encode()) > MAX_SCRIPT:
+        raise ValueError(f"{path} is larger than {MAX_SCRIPT >> 10} KiB. Port only the training script.")
     defaulted = re.findall(r"\$\{(\w+):?[-=+]", re.sub(r"(?<!\S)#.*", "", source))
     for pattern, replacement in REWRITES.items():
         source = re.sub(pattern, replacement, source)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 
 from alphaapollo.config.key_tables import load_project
@@ -22,7 +23,8 @@ WORD = re.compile(r"(?:\+\+?|~)?(\w[\w.@/-]*)=(.*)", re.DOTALL)
 SHELL_IN_DOCSTRING = re.compile(
     r"^[ \t]*(?:\w+=\S+ )*(?:accelerate launch|python3?|trl|torchrun)\b(?:.*\\\n)*.*$", re.MULTILINE
 )
-LAUNCHER_OPTIONS = ("nproc_per_node", "nnodes", "num_processes")
+LAUNCHER_OPTIONS = {name: name for name in ("nproc_per_node", "nnodes", "num_processes")}
+LAUNCHER_OPTIONS |= {"num_gpus": "nproc_per_node", "num_nodes": "nnodes"}  # of deepspeed
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def list_foreign_commands(source: str, path: str, variables: dict[str, str]) -> 
     if suffix in (".yaml", ".yml", ".json"):
         return [_read_config_file(source, path, trainer)], []
     if suffix == ".py":
-        given = {name: variables[name] for name in LAUNCHER_OPTIONS if name in variables}
+        given = {LAUNCHER_OPTIONS[name]: variables[name] for name in LAUNCHER_OPTIONS if name in variables}
         calls = [
             find_program("trl", call.trainer, f"line {call.line}: {call.name}", {**given, **call.values}, call.notes)
             for call in list_config_calls(source, path)
@@ -54,8 +56,13 @@ def list_foreign_commands(source: str, path: str, variables: dict[str, str]) -> 
             return calls, []
         source = "\n".join(SHELL_IN_DOCSTRING.findall(ast.get_docstring(ast.parse(source)) or ""))
     commands, notes = list_script_commands(source, path, variables)
-    found = (_recognize(command, Path(path)) for command in commands)
-    return [one for one in found if one], notes
+    found = [one for command in commands if (one := _recognize(command, Path(path)))]
+    texts = "".join(text for one in found for text in one.values.values())
+    if missing := sorted({f"${number}" for number in re.findall("\2\\${(\\d+)}\3", texts)}):
+        raise ValueError(
+            f"{path} reads {', '.join(missing)}, its arguments. Add those of a run: port {path} -- ARG ..."
+        )
+    return found, notes
 
 
 def find_program(
@@ -135,11 +142,23 @@ def _name_swift_program(tool: str, verb: str, label: str, values: dict[str, str]
 
 def _read_options(words: list[str], place: int, script: Path) -> dict[str, str]:
     """Return the options after the program, those of a YAML file that they name, and the launcher's processes."""
-    launcher = {name: text for name, text in parse_options(words[:place]).items() if name in LAUNCHER_OPTIONS}
     options = parse_options(words[place + 1 :])
     following = words[place + 1 : place + 2]
     file = options.get("config") or next((word for word in following if word.endswith((".yaml", ".yml", ".json"))), "")
-    return launcher | (_read_yaml_keys(Path(file), script) if file else {}) | options
+    return _read_launcher(words[:place], script) | (_read_yaml_keys(Path(file), script) if file else {}) | options
+
+
+def _read_launcher(words: list[str], script: Path) -> dict[str, str]:
+    """Return the numbers of processes in the options of torchrun, deepspeed or accelerate, which have one value each,
+    or in accelerate's file."""
+    found: dict[str, str] = {}
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            found[name[2:].replace("-", "_")] = value if equals else following
+    file = found.get("config_file", "")
+    found = (_read_yaml_keys(Path(file), script) if file else {}) | found
+    return {LAUNCHER_OPTIONS[name]: text for name, text in found.items() if name in LAUNCHER_OPTIONS}
 
 
 def parse_options(words: Iterable[str]) -> dict[str, str]:

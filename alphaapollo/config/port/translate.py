@@ -3,23 +3,30 @@ each difference."""
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from alphaapollo.config.check import find_unknown_names
+from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_tables import PROJECTS
+from alphaapollo.config.keys import COMMANDS
+from alphaapollo.config.load import load_config
 from alphaapollo.config.port.convert import NOT_KNOWN, ArgumentLines, translate_keys
 from alphaapollo.config.port.shell import MACHINE_VALUE, remove_shell_marks
 from alphaapollo.config.port.sources import WORD, ForeignCommand, list_foreign_commands
+from alphaapollo.config.schema import Config
 
 HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with trainer.dry_run=True; see docs/{}.md.\n"
 OFFLINE = "\n# To send to {0}, log in and remove the next line.\nexport {1}_MODE=${{{1}_MODE:-offline}}\n"
 PART = r"\$\{\w+\}|\$\((?:nproc|hostname|whoami|pwd|date(?: -u)?(?: \+['\"]?[\w%:.-]+['\"]?)?)\)"
 EXPANDED = re.compile(rf"{PART}|\$\(\((?:[\w\s+*/%()-]|{PART})+\)\)", re.ASCII)
 """What a ported script may leave to the shell. Other text of a script, such as `$(command)`, is only shown."""
-VERDICT = rf"not supported|not converted|left out|known only at run time|{NOT_KNOWN}"
+REFUSED = "refused at the start"
+VERDICT = rf"{REFUSED}|not supported|not converted|left out|known only at run time|{NOT_KNOWN}"
 LEFT_TO_USER = re.compile(rf" *(?:# )?'?([\w.]+)=.*?(?:: |  # )(?:{VERDICT})")
 """Line of a ported script about an option that the user has to replace, or to leave out."""
 OTHER_PROJECTS = {
@@ -37,9 +44,13 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
     """Convert the text of a script to a shell script with alphaapollo commands. Raises ValueError if it has no command
     that can be converted.
 
-    arguments: `KEY=VALUE` adds an option to the command, `NAME=VALUE` sets a variable that the script reads.
+    arguments: `KEY=VALUE` adds an option to the command, `NAME=VALUE` sets a variable that the script reads, and words
+    after `--` are the arguments of the script.
     """
-    pairs = {match[1]: match[2] for word in arguments if (match := WORD.fullmatch(word))}
+    words = [*arguments, "--"]
+    place = words.index("--")
+    pairs = {match[1]: match[2] for word in words[:place] if (match := WORD.fullmatch(word))}
+    pairs |= {str(number): word for number, word in enumerate(words[place + 1 : -1], 1)}
     commands, notes = list_foreign_commands(source, path, {name: pairs[name] for name in pairs if "." not in name})
     new_keys = {key: value for key, value in pairs.items() if "." in key}
     translated = [_translate_command(command, new_keys) for command in commands]
@@ -84,11 +95,34 @@ def _translate_command(command: ForeignCommand, new_keys: Mapping[str, str]) -> 
         return replace(command, command="", reason=other), {}
     program = command.command.split()[0]
     lines = translate_keys({**command.values, **new_keys}, program, command.project, command.program)
-    unknown, total = sum(NOT_KNOWN in comment for _, comment in lines.values()), len(command.values)
-    if unknown > max(2, total / 2):
-        reason = f"{unknown} of its {total} options are not of {PROJECTS[command.project]}: another project or version"
+    foreign, total = sum(NOT_KNOWN in comment for _, comment in lines.values()), len(command.values)
+    if foreign > max(2, total / 2):
+        reason = f"{foreign} of its {total} options are not of {PROJECTS[command.project]}: another project or version"
         return replace(command, command="", reason=reason), {}
+    known = [word for word, _ in lines.values() if word and not MACHINE_VALUE.search(word)]
+    unknown = [key for key, (word, _) in lines.items() if word and word not in known]
+    for error in _find_start_errors(program, [*command.command.split()[1:], *known], unknown):
+        if key := next((key for key, (word, _) in lines.items() if word in known and error.startswith(key)), ""):
+            lines[key] = (lines[key][0], f"{REFUSED}: {error} {lines[key][1]}".rstrip())
     return command, lines
+
+
+def _find_start_errors(program: str, words: Sequence[str], unknown: Sequence[str]) -> list[str]:
+    """Return the errors that a command reports for these words before it reads files, except those that depend on the
+    keys `unknown`."""
+    errors: list[str] = []
+    try:
+        config = load_config(COMMANDS[program], program.removeprefix("main_"), words)
+        errors = [*find_unknown_names(config)]
+        if isinstance(config, Config) and not errors:
+            pkgutil.resolve_name("alphaapollo.trainer.setup.combinations:check_setting_combinations")(config)
+    except ValueError as error:
+        errors = error.errors if isinstance(error, ConfigError) else [str(error)]
+        wrong = [word for word in words if any(line.startswith(word.partition("=")[0]) for line in errors)]
+        if wrong:  # the others are checked without them
+            others = [*unknown, *(word.partition("=")[0] for word in wrong)]
+            errors += _find_start_errors(program, [word for word in words if word not in wrong], others)
+    return [error for error in errors if not any(key in error for key in unknown)]
 
 
 def _format_comment(text: str) -> str:

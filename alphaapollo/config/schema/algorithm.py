@@ -16,6 +16,7 @@ from alphaapollo.config.schema.base import (
     DecayRate,
     FilePath,
     Ratio,
+    RegisteredName,
     Requires,
     ResumeRule,
     Section,
@@ -37,7 +38,7 @@ WHEN_PPO_KL = ActiveWhen("loss_mode", "ppo_kl")
 
 
 class PolicyLossOptions(Section):
-    loss_mode: Annotated[str, CHANGES_ALGORITHM] = "ppo"
+    loss_mode: Annotated[str, CHANGES_ALGORITHM, RegisteredName("algorithms.policy_losses:get_policy_loss")] = "ppo"
     """Policy loss, by its registered name (docs/algorithms)."""
     cispo_mask_low: PositiveFloat | None = None
     """cispo with a mask: drop tokens with a negative advantage and a ratio below 1 - cispo_mask_low; null = off."""
@@ -271,7 +272,7 @@ class ReferenceReset(Section):
 
 
 class Algorithm(Section):
-    adv_estimator: Annotated[str, CHANGES_ALGORITHM] = "gae"
+    adv_estimator: Annotated[str, CHANGES_ALGORITHM, RegisteredName("algorithms.advantages:get_estimator")] = "gae"
     """Advantage estimator, by its registered name (docs/algorithms). algorithm=NAME sets a complete recipe."""
     gamma: Ratio = 1.0
     """Discount factor, per token; gigpo, turn_gae, turn_group: per turn."""

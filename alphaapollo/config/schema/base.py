@@ -92,7 +92,8 @@ CHANGES_CODE = ResumeRule("refused", "the new file may register different code u
 class FilePath:
     """Marker in `Annotated`: the field is a path, whose `~` is replaced; config/check.py checks that it exists."""
 
-    kind: Literal["data", "model", "tokenizer", "code", "folder"]  # model and tokenizer: folder or hub id
+    kind: Literal["data", "model", "tokenizer", "code", "folder", "unchecked"]
+    """model and tokenizer: folder or hub id; unchecked: the path need not exist."""
     required: bool = False  # whether an empty path is an error, if the field has an effect
     may_be_url: bool = False
 
@@ -107,6 +108,14 @@ CODE = FilePath("code")
 NAMES_CODE = "names code"
 """Marker in `Annotated`: the field names code, a program or a server that the command uses. As for CODE, a value from a
 folder's saved configuration must be repeated on the command line (config/load.py)."""
+
+
+@dataclass(frozen=True)
+class RegisteredName:
+    """Marker in `Annotated`: the field is a name of a registry. `find`, as `module:function` of this package, raises
+    ValueError for a name that is not registered; a file of a key `custom_module` may register others."""
+
+    find: str
 
 
 def matching(pattern: str, meaning: str) -> AfterValidator:
@@ -125,7 +134,9 @@ PositiveRatio = Annotated[float, Field(gt=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 CountOrMinusOne = Annotated[int, Field(ge=-1)]  # -1 = never, all, or automatic
 RunPath = Annotated[
-    str, matching(r"[^/\0]{0,200}(/[^/\0]{0,200})*", "a name in the path is longer than 200 characters. Shorten it.")
+    str,
+    FilePath("unchecked"),
+    matching(r"[^/\0]{0,200}(/[^/\0]{0,200})*", "a name in the path is longer than 200 characters. Shorten it."),
 ]
 FolderName = Annotated[
     str,

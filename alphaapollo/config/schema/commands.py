@@ -19,6 +19,7 @@ from alphaapollo.config.schema.base import (
     FilePath,
     FolderName,
     Ratio,
+    RegisteredName,
     ResumeRule,
     Section,
 )
@@ -132,7 +133,9 @@ class PreferenceData(PairData):
 
 
 class Preference(Section):
-    loss: Annotated[str, CHANGES_ALGORITHM] = "sigmoid"
+    loss: Annotated[str, CHANGES_ALGORITHM, RegisteredName("algorithms.preference_losses:get_preference_loss")] = (
+        "sigmoid"
+    )
     """Preference loss, by its registered name: sigmoid (DPO; cDPO with label_smoothing), robust, ipo, ipo_mean, hinge,
     slic, exo_pair, nca_pair, sppo_hard, apo_zero, apo_down, kto, orpo or simpo (docs/preferences.md)."""
     beta: PositiveFloat | None = None

@@ -14,6 +14,8 @@ from alphaapollo.config.schema.base import (
     NAMES_CODE,
     ActiveUnless,
     ActiveWhen,
+    FilePath,
+    RegisteredName,
     Requires,
     Scalar,
     Section,
@@ -65,7 +67,7 @@ class OpenEnv(Section):
 class Harbor(Section):
     backend: str = "rootless"
     """Sandbox of a task: rootless, bubblewrap, docker, podman, or that of an installed package."""
-    rootfs: Annotated[str, NAMES_CODE] = ""
+    rootfs: Annotated[str, FilePath("folder"), NAMES_CODE] = ""
     """Folder of an unpacked image, whose programs replace this machine's; rootless and bubblewrap."""
     max_sandboxes: PositiveInt = 64
     """Concurrent sandboxes per rollout worker; further episodes wait."""
@@ -116,7 +118,7 @@ class ToolLimits(Section):
 
 
 class McpServer(Section):
-    command: list[str] = []
+    command: Annotated[list[str], FilePath("unchecked")] = []
     """Program and arguments of a server that communicates over stdin and stdout; or set url."""
     url: str = ""
     """URL of a streamable HTTP server, e.g. http://localhost:8000/mcp."""
@@ -132,6 +134,7 @@ class Env(Section):
         Requires(ActiveWhen("/rollout.name", "vllm", "sglang"), when="agent"),
         Requires(ActiveWhen("/actor_rollout_ref.rollout.name", "vllm", "sglang"), when="agent"),
         CHANGES_ENVIRONMENT,
+        RegisteredName("environments:get_environment_spec"),
     ] = "single_turn"
     """Environment, by its registered name, or by the name of a class in env.custom_module."""
     seed: int = 0

@@ -116,7 +116,7 @@ class EvalConfig(Section):
 class ExportConfig(Section):
     checkpoint: Annotated[str, FilePath("folder", required=True)] = ""
     """Checkpoint folder, or a run folder for its newest checkpoint or, without checkpoints, its model (required)."""
-    output: str = ""
+    output: Annotated[str, FilePath("unchecked")] = ""
     """Folder to write, or a file *.gguf; empty = <run>/exported/<checkpoint>, or a file beside the model's folder."""
     model_path: Annotated[str, FilePath("model")] = ""
     """Model that the run started from, if it has moved; its configuration and tokenizer are used."""

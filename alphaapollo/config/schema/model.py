@@ -101,12 +101,16 @@ class Model(Lora):
 WITH_TRPO, NOT_WITH_TRPO = ActiveWhen("name", "trpo"), ActiveUnless("name", "trpo")
 
 
+USUAL_LR, USUAL_LORA_LR = (1e-7, 1e-3), (1e-7, 5e-3)
+
+
 class Optimizer(Section):
     name: Annotated[OptimizerName, CHANGES_OPTIMIZER] = "adamw"
     """adamw; muon = Muon for the matrices of the decoder layers, AdamW for all other parameters; adamw_8bit = AdamW
     with moments of 8 bits (needs torchao). See docs/lora.md."""
     lr: Annotated[Annotated[float, Field(gt=0.0, le=1.0)], NOT_WITH_TRPO] = 1e-6
-    """Peak learning rate; 1e-6 to 1e-3 are usual. Muon's updates are scaled to the size of AdamW's."""
+    """Peak learning rate; 1e-7 to 1e-3 are usual, with LoRA up to 5e-3. Muon's updates are scaled to the size of
+    AdamW's."""
     betas: Annotated[tuple[DecayRate, DecayRate], NOT_WITH_TRPO] = (0.9, 0.999)
     """AdamW betas."""
     weight_decay: Annotated[NonNegativeFloat, NOT_WITH_TRPO] = 0.01

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.processes.entry_point import entry_point, run_program
+from alphaapollo.utils.hub import expand_home
 
 USAGE = """python -m alphaapollo.trainer.replay DIR [--float64] [KEY=VALUE ...]
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     or the replay failed; 2 if the input is invalid; 130 if interrupted.
     """
     parser = argparse.ArgumentParser(usage=USAGE, allow_abbrev=False)
-    parser.add_argument("recording", metavar="DIR", type=Path, help="the recorded iteration")
+    parser.add_argument("recording", metavar="DIR", type=expand_home, help="the recorded iteration")
     parser.add_argument("--float64", action="store_true", help="model, log-probs, advantages and update in float64")
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help="change a setting to see its effect")
     options = parser.parse_intermixed_args(argv)

@@ -29,11 +29,16 @@ error = partial(requirement, Config, table=COMBINATIONS)
 warning = partial(requirement, Config, table=COMBINATIONS, is_error=False)
 
 
-def check_setting_combinations(config: Config, estimator: Estimator, policy_loss: PolicyLoss) -> list[str]:
-    """Return warnings about keys that neither estimator nor loss reads, and about risky combinations.
+def check_setting_combinations(
+    config: Config, estimator: Estimator | None = None, policy_loss: PolicyLoss | None = None
+) -> list[str]:
+    """Return warnings about keys that neither estimator nor loss reads, and about risky combinations. Estimator and
+    loss are by default those that the configuration names.
 
     Raises ConfigError for combinations that cannot work (all are listed), or if the estimator rejects its settings.
     """
+    estimator = estimator or get_estimator(config.algorithm.adv_estimator)
+    policy_loss = policy_loss or get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     case = CheckContext(config, estimator=estimator, loss=policy_loss)
     if errors := [*find_conflicts(case, table=COMBINATIONS)]:
         raise ConfigError(errors)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from alphaapollo.algorithms.advantages import get_estimator
-from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.keys import format_value, get_value, list_keys
 from alphaapollo.config.schema import Config
 from alphaapollo.data.mixture import describe_mixture
@@ -90,9 +88,7 @@ class RlPreparation(PolicyPreparation):
     def check_config(self) -> None:
         super().check_config()
         config, trainer = self.config, self.config.trainer
-        estimator = get_estimator(config.algorithm.adv_estimator)
-        policy_loss = get_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-        self.notices += check_setting_combinations(config, estimator, policy_loss)
+        self.notices += check_setting_combinations(config)
         check_has_validation_data(trainer, config.validates)
         self.val_suites = [Suite(text, trainer.suite_python, trainer.suite_timeout) for text in trainer.val_suites]
         check_suites(self.val_suites)

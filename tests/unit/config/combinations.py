@@ -221,6 +221,8 @@ WARNINGS = {
     "rollout.top_p=0.9": "rollout.top_p=0.9 gradients",
     "rollout.top_k=20": "rollout.top_k=20 gradients",
     f"{ON_KL} actor.kl_loss_type=k1": "actor.kl_loss_type=k1 gradient zero +, k2",
+    "actor.optim.lr=1e-2": "actor.optim.lr=0.01 0.001",
+    "actor.optim.lr=1e-2 model.lora_rank=8": "actor.optim.lr=0.01 0.005 LoRA",
 }
 # Words without an error or a warning.
 WORKS = {

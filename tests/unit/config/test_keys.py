@@ -49,6 +49,13 @@ def test_explain_is_one_line(key: str, facts: list[str]):
     assert [fact for fact in facts if fact not in line] == [], line
 
 
+def test_explain_checks_a_value():
+    name = "algorithm.adv_estimator"
+    assert "unknown advantage estimator" in explain_key(f"{name}=otb") and "lr: expected" in explain_key("optim.lr=7")
+    for value in ("grpo", "grpo_vectorized"):  # also verl's name
+        assert explain_key(f"{name}={value}").startswith(f"{name}: accepted")
+
+
 def test_explain_command(capsys: pytest.CaptureFixture[str]):
     assert main(["explain", "trainer.seed", "nope"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2

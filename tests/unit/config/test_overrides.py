@@ -10,7 +10,8 @@ import pytest
 
 from alphaapollo.config.keys import format_override, get_value
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import Config
+from alphaapollo.config.schema import Config, ExportConfig
+from alphaapollo.utils.hub import expand_home
 
 TEXTS = ["", "a b", "it's", "a\\", "\\'x", "c=1,d", "1e5", "true", "null", "ü\n2"]
 TEXTS += ['say "hi"', "{a}", "[a]", "\\\\", "#x"]
@@ -64,6 +65,11 @@ def test_entries_of_data_keys_need_no_quotes(path: str) -> None:
 def test_every_path_key_has_its_home_folder() -> None:
     keys = ("actor_rollout_ref.model.path", "actor_rollout_ref.model.tokenizer_path", "teacher.models.a.path")
     keys += ("reward_model.model.path", "custom_reward_function.path", "env.custom_module")
+    keys += ("trainer.output_dir", "env.harbor.rootfs")
     config = load_config(Config, "ppo", [f"{key}=~/m" for key in keys])
     assert {key: get_value(config, key) for key in keys} == dict.fromkeys(keys, expanduser("~/m"))
     assert load_config(Config, "ppo", ["actor_rollout_ref.model.path=a/~m"]).actor_rollout_ref.model.path == "a/~m"
+    servers = load_config(Config, "ppo", ["env.mcp_servers.a.command=[python,'~/s.py']"]).env.mcp_servers
+    assert servers["a"].command == ["python", expanduser("~/s.py")]
+    assert load_config(ExportConfig, "export", ["output=~/out"]).output == expanduser("~/out")
+    assert str(expand_home("~no-such-user/a")) == "~no-such-user/a"

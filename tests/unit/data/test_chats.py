@@ -168,7 +168,18 @@ def test_columns_for_the_template():
 def test_chats_that_were_written_as_text():
     chat = [USER, FOUR]
     assert read_chat_text(json.dumps(chat)) == read_chat_text(str(chat)) == chat
-    for value in ("2+2=?", "[1, 2]", '[{"content": "x"}]', chat, None):
+    assert read_chat_text(json.dumps(FOUR)) == [FOUR]
+    calls = [{"role": "assistant", "tool_calls": [make_call()]}, {"role": "tool", "content": "3"}]
+    assert read_chat_text(json.dumps(calls)) == calls
+    for value in (
+        "2+2=?",
+        "[1, 2]",
+        '[{"content": "x"}]',
+        '{"from": "Oslo", "value": 2}',
+        '{"role": "user"}',
+        chat,
+        None,
+    ):
         assert read_chat_text(value) is None
 
 

@@ -1,5 +1,7 @@
 """Pairs and labelled answers, in the formats of this project, TRL and ms-swift."""
 
+import json
+
 import pytest
 
 from alphaapollo.data.formats import PAIR_FORMATS
@@ -7,7 +9,8 @@ from alphaapollo.data.preference_examples import make_unrelated_answers
 from alphaapollo.data.rendering import Renderer
 from tests.unit.data.rows import CHAT_AS_TEXT, EARLIER, FIVE, FOUR, IM_END, SYSTEM, USER, Loader, text_of, trained
 
-PAIR = {"prompt": [USER], "chosen": "4", "rejected": "it is 5"}
+ANSWERS = {"chosen": "4", "rejected": "it is 5"}
+PAIR = ANSWERS | {"prompt": [USER]}
 OTHER = {"role": "user", "content": "3+3=?"}
 REJECTED = {"rejected_response": "it is 5"}  # of ms-swift
 WITH_CONTEXT = [SYSTEM, *EARLIER, USER]
@@ -31,6 +34,11 @@ PAIRS = [
     ({"query": "2+2=?", "response": "4", **REJECTED}, [USER]),
     ({"query": "2+2=?", "response": "4", **REJECTED, **CONTEXT_COLUMNS}, WITH_CONTEXT),
     ({"messages": [*WITH_CONTEXT, FOUR], **REJECTED}, WITH_CONTEXT),
+    (PAIR | {"chosen": json.dumps(FOUR), "rejected": json.dumps([FIVE])}, [USER]),
+    ({"query": json.dumps([USER]), "response": json.dumps(FOUR), "rejected_response": json.dumps([FIVE])}, [USER]),
+    (ANSWERS | {"instruction": "2+2=?", "input": ""}, [USER]),
+    (ANSWERS | {"input": "2+2=?"}, [USER]),
+    (ANSWERS | {"query": "2+2=?"}, [USER]),
 ]
 
 
@@ -47,9 +55,7 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(loader, row, prompt):
     assert (pair.is_good, pair.data_source, pair.unrelated_answer) == ([True, False], "sums", None)
     assert pair.margin == row.get("margin", 0.0)
     assert pair.longest_row_length == len(pair.rows[1].token_ids) and read.file_sizes == [1]
-    assert any(one.effect != "read as chats" for one in read.findings) == any(
-        column in row for column in ("messages", "query")
-    )
+    assert any(one.effect != "read as chats" for one in read.findings) == ("prompt" not in row)
 
 
 def test_system_prompt_of_all_rows(loader):
@@ -95,6 +101,7 @@ BAD_ROWS = [
     ({"prompt": "2+2", "chosen": [FOUR], "rejected": [FIVE]}, "'prompt' is text, "),
     (PAIR | {"prompt": []}, "'prompt' is empty"),
     ({"chosen": "4", "rejected": "5"}, "there is no 'prompt'"),
+    ({"chosen": "The 4", "rejected": "The 5", "post": "What is 2+2?"}, "'post' has more words"),
     (PAIR | {"prompt": [USER, FOUR]}, "'prompt' ends with an assistant"),
     ({"chosen": [USER, FOUR], "rejected": [SYSTEM, USER, FIVE]}, "answer different prompts"),
     ({"chosen": [USER, FOUR], "rejected": [USER, FOUR, USER, FIVE]}, "answer different prompts"),

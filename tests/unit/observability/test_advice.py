@@ -63,6 +63,16 @@ def test_a_problem_is_reported_once_with_its_numbers(metrics: dict[str, float], 
     assert [fact for fact in facts if fact not in line] == [], line
 
 
+def test_a_policy_that_an_update_destroyed_gets_no_advice_about_lengths() -> None:
+    after = {"response_length/clip_ratio": 1.0, "critic/advantages/share_zero": 1.0}
+    (line,) = warnings_of({"sync/probe_moved": 20.6, "actor/lr": 1e-2}, after, *[SETTLED | after] * 20)
+    assert line.startswith("step 1: ") and "20.6 nats" in line and "actor.optim.lr" in line and "1.0e-02" in line
+    (line,) = warnings_of({}, {"response_length/clip_ratio": 1.0, "critic/score/mean": 0.1})
+    assert "10%" in line and "1.0e-06" in line and "max_response_length" not in line
+    (line,) = warnings_of({}, {"response_length/clip_ratio": 1.0, "critic/score/mean": 0.6})  # answers became longer
+    assert "max_response_length" in line
+
+
 EQUAL = {"groups/zero_variance": 0.9}
 SETTLED = {"groups/zero_variance": 0.6, "rollout/entropy": 0.05, "reward/accuracy": 0.45}
 

@@ -184,7 +184,13 @@ def test_a_function_for_the_ground_truth_needs_rows_with_one(custom):
     with pytest.raises(ValueError, match=r"mine\.py: .*needs 'labels', but no row has a ground truth.* target"):
         asyncio.run(try_reward_function([row], Reward(), custom(LABELS.format(""))))
     assert asyncio.run(try_reward_function([row], Reward(), custom(LABELS.format("=None")))) == []
+    reads = custom(FUNCTION + "return float(prompt.ground_truth is not None and prompt.ground_truth in completion)")
+    (notice,) = asyncio.run(try_reward_function([row], Reward(), reads))
+    assert "target" in notice and "data.ground_truth_key" in notice
+    other = replace(row, data_source="other", ground_truth="5")
+    assert len(asyncio.run(try_reward_function([other, row], Reward(), reads))) == 1
     rows = [row, replace(row, ground_truth="5")]
+    assert asyncio.run(try_reward_function(rows, Reward(), reads)) == []
     assert asyncio.run(try_reward_function(rows, Reward(), custom(LABELS.format("")))) == []
 
 

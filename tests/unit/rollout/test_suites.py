@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def test_suite_is_parsed() -> None:
     assert suite.options == ["--limit", "10", "--gen_kwargs", 'stop=["a b"]']
     suite = Suite("inspect:'my tasks/sums.py@hard' -T n=3")
     assert (suite.name, suite.task, suite.options) == ("hard", "my tasks/sums.py@hard", ["-T", "n=3"])
+    assert Suite("inspect:~/a.py@b").task == expanduser("~/a.py@b")
     assert Suite("inspect:tasks/sums.py").name == "sums" and Suite("inspect:inspect_evals/gsm8k").name == "gsm8k"
 
 

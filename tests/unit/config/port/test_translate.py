@@ -137,6 +137,11 @@ def test_options_of_a_command_line():
 
 TUNING = """torchrun --nproc_per_node=$1 --nnodes 2 -m verl.trainer.sft_trainer optim.clip_grad=1 engine=fsdp
 python3 -m verl.trainer.main_generation data.output_path=out rollout.n=1"""
+OPENRLHF = "openrlhf.cli.train_sft --data.dataset $'a\\nb' --train.batch_size 64"
+OTB = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=optimal_token_baseline model_engine=dp "
+    f"{ROLLOUT}.expert_parallel_size=2 {ROLLOUT}.tensor_model_parallel_size=4 trainer.n_gpus_per_node=8"
+)
 ASSIGNED = """import trl
 lr = 1
 lr = 2
@@ -151,19 +156,35 @@ trainer = SFTTrainer(build(), train_dataset=rows, peft_config=LoraConfig(r=lr, b
 @pytest.mark.parametrize(
     ("name", "text", "lines"),
     [
-        ("a.sh", TUNING, ["python -m alphaapollo.trainer.main_sft ", '    "trainer.n_gpus_per_node=${1}"\n']),
+        ("a.sh", TUNING, ["python -m alphaapollo.trainer.main_sft ", "    trainer.n_gpus_per_node=4\n"]),
         ("a.sh", TUNING, ["    trainer.nnodes=2\n", "    grad_clip=1  # was optim.clip_grad\n"]),
         ("a.sh", TUNING, ["    # engine=fsdp: not supported (FSDP2", "    trainer.output_dir=out  # was"]),
         ("a.sh", "torchrun --nproc_per_node=4 -m verl.trainer.sft_trainer", ["    trainer.n_gpus_per_node=4\n"]),
         ("a.sh", "torchrun --standalone --nproc-per-node 4 -m verl.trainer.sft_trainer", ["n_gpus_per_node=4\n"]),
+        ("a.sh", f"torchrun --nproc_per_node=4 -m {OPENRLHF}", ["    trainer.n_gpus_per_node=4  # "]),
+        ("a.sh", f"deepspeed --num_gpus 4 --num_nodes=2 --module {OPENRLHF}", ["n_gpus_per_node=4 ", "nnodes=2 "]),
+        ("a.sh", "torchrun --nproc_per_node 4 -m trl.scripts.sft --seed 1", ["    trainer.n_gpus_per_node=4  # "]),
+        (
+            "a.sh",
+            OTB,
+            ["adv_estimator=optimal_token_baseline  # refused at the start: ", "    # model_engine=dp: dropped"],
+        ),
+        ("a.sh", OTB, ["expert_parallel_size=2  # refused at the start: ", "tensor_model_parallel_size=4\n"]),
         ("a.py", ASSIGNED, ["# learning_rate=lr: known only", "# output_dir=name: known only", "    trainer.seed=7  "]),
         ("a.py", ASSIGNED, ["# **=more: known only", "# model=build(): known only", "# train_dataset=rows: not supp"]),
         ("a.py", ASSIGNED, ["# lora_r=lr: known only", "# bias=all: not a known option"]),
     ],
 )
 def test_other_programs(name: str, text: str, lines: list[str]):
-    ported = port_script(text, name)
+    ported = port_script(text, name, ["--", "4"])
     assert [line for line in lines if line not in ported] == [] and "torchrun" not in ported
+
+
+def test_the_arguments_of_a_script_are_needed():
+    with pytest.raises(ValueError, match=r"a\.sh reads \$1, .* -- ARG"):
+        port_script(TUNING, "a.sh")
+    with pytest.raises(ValueError, match="larger than 96 KiB"):
+        port_script("# é" + "x" * (96 << 10), "a.sh")
 
 
 def test_wandb_needs_no_login():
