@@ -26,6 +26,7 @@ from alphaapollo.utils.json_types import EncodedImage as EncodedImage
 from alphaapollo.utils.json_types import JsonObject as JsonObject
 from alphaapollo.utils.json_types import Message as Message
 from alphaapollo.utils.json_types import ToolCall as ToolCall
+from alphaapollo.utils.thoughts import Marks, insert_marks
 
 
 @dataclass(frozen=True)
@@ -242,11 +243,16 @@ class Turn:
     context_images: tuple[ImageInput, ...] = ()  # images whose placeholders are in context_ids, in order
     answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
     raw_text: str = ""  # text of a truncated action with its special tokens, for display
+    marks: Marks = ()  # marks of thoughts that `text` lacks: of the prompt's end, and special tokens
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.text, self.reward, self.valid, self.info, self.observation)
-        fields = (*given, self.context_images, self.answer_number, self.raw_text)
+        fields = (*given, self.context_images, self.answer_number, self.raw_text, self.marks)
         return Turn, (array("i", self.context_ids), self.completion, *fields)
+
+    def add_marks(self, text: str) -> str:
+        """Return a text with the marks of its thoughts that it lacks, if it is `text` or a first part of it."""
+        return insert_marks(text, self.marks) if self.text.startswith(text) else text
 
 
 @dataclass(frozen=True)
@@ -277,6 +283,7 @@ class Episode:
     prompt_text: str = ""  # rendered prompt; only for functions of OpenRLHF
     step: int = 0  # version of the weights that sampled the last turn: the number of weight syncs before it
     max_steps: int = 0  # iterations of the run; 0 outside training
+    marked_text: str = ""  # text with the marks of thoughts that it lacks (Turn.marks), for the built-in graders
 
 
 LONGER_PROMPT = "longer_prompt_ids"

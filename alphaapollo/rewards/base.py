@@ -98,9 +98,14 @@ def takes_trajectory(function: Callable[..., object]) -> bool:
     return list(inspect.signature(function).parameters)[1:2] == ["trajectory"]
 
 
-def adapt_to_episode(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
-    """Wrap a reward function to take (prompt, episode). If it takes a completion, it gets the episode's text."""
-    return function if takes_trajectory(function) else lambda prompt, episode: function(prompt, episode.text)
+def adapt_to_episode(
+    function: Callable[[Prompt, Any], ResultT], reads_marks: bool = False
+) -> Callable[[Prompt, Episode], ResultT]:
+    """Wrap a reward function to take (prompt, episode). If it takes a completion, it gets the episode's text, and with
+    reads_marks the text with all marks of its thoughts."""
+    if takes_trajectory(function):
+        return function
+    return lambda prompt, episode: function(prompt, (reads_marks and episode.marked_text) or episode.text)
 
 
 def is_async(function: Callable[..., object]) -> bool:

@@ -91,7 +91,7 @@ class RewardClient:
         WRONG_FORMAT if the completion is at fault. `turns`: of the episode; empty: the text is the only turn."""
         try:
             with exclude_from_time_limit():
-                judged = await self._ask_judges(prompt, text)
+                judged = await self._ask_judges(prompt, _add_marks(text, turns))
         except ValueError as error:
             return make_failed_score(str(error))
         if TASK in judged and not (self._reward.components or self._reward.required):
@@ -189,7 +189,8 @@ class RewardClient:
             ]
             shown = [EpisodeTurn(*record) for record in json.loads(json.dumps(records, default=to_json_value))]
             step = turns[-1].completion.weight_version
-        return Episode(text, shown, self.render(prompt) if loaded.takes_prompt_text else "", step, self.max_steps)
+        prompt_text = self.render(prompt) if loaded.takes_prompt_text else ""
+        return Episode(text, shown, prompt_text, step, self.max_steps, _add_marks(text, turns))
 
     async def close(self) -> None:
         """Kill the grader processes. Completions that are being graded get a failed score."""
@@ -275,6 +276,10 @@ class RewardClient:
             await process.close()
         else:
             self._idle.append(process)
+
+
+def _add_marks(text: str, turns: Sequence[Turn]) -> str:
+    return turns[-1].add_marks(text) if turns else text
 
 
 def check_reward_function(reward: Reward, custom: CustomRewardFunction) -> None:
