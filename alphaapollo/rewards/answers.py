@@ -21,8 +21,9 @@ LIST_MARK = re.compile(r"\n\s*(?:[-+*•]|\w{1,3}[.)])\s|\(\w{1,3}\)")
 MARKUP = re.compile(r"\\(?:hspace\{[^}]*|[a-zA-Z]+|.)|[^\w\s,;/.:=()]|\s", re.S)
 BRACES = str.maketrans("", "", "{}")
 SEPARATOR = re.compile(
-    r"[\s,;/.:=()]*(?:(?:(?:[\w()]+,? ){0,3}(?:and(?: also|/or)?|or(?:,? [\w()]+){0,3})|[yeo]|und|oder|et|ou|或者?|和|及|"
-    r"vs|also|else|otherwise|alternatively|maybe|perhaps|possibly|as well as|br)\b)?(?:[\s,;/.:=()]|\b[a-zA-Z]\w{0,9} ?=)*"
+    r"[\s,;/.:=()]*(?:(?:(?:[\w()]+,? ){0,3}(?:and(?: also|/or)?|or(?:,? [\w()]+){0,3})|[yeo]|und|oder|et|ou|或者?"
+    r"|和|及|vs|also|else|otherwise|alternatively|maybe|perhaps|possibly|as well as|br)\b)?"
+    r"(?:[\s,;/.:=()]|\b[a-zA-Z]\w{0,9} ?=)*"
 )
 BARE_BOX = re.compile(r"\\boxed\s+([^{$\n][^$\n]*)")
 

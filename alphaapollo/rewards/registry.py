@@ -93,9 +93,9 @@ _WORDS = (
     "see (?:the )?(?:solution|explanation|answer|text|above|below)",
     "(?:answer )?not (?:found|available|applicable|provided|given|specified|known|needed|required)",
     "no (?:final )?(?:answer|ground truth)(?: is)?(?: found| available| given| provided| needed| required)?",
-    "n[./\\s]?a|none|null|nan|nil|unknown|tbd|tba|to be (?:determined|decided|announced)|to ?do|missing|unanswered|pending",
+    "n[./\\s]?a|none|null|nan|nil|unknown|tbd|tba|to be (?:determined|decided|announced)|to ?do|missing|pending",
 )
-NO_ANSWER = re.compile(rf"[\W_]*(?:{'|'.join(_WORDS)})[\W_]*|[\s.?_–—-]*".replace(" ", r"[\W_]*"), re.I)
+NO_ANSWER = re.compile(rf"[\W_]*(?:{'|'.join(_WORDS)})[\W_]*|[\s.?_\u2013\u2014-]*".replace(" ", r"[\W_]*"), re.I)
 """Ground truths with which data sets say that a row has no answer."""
 TEXT_COMMAND = re.compile(r"\\(?:boxed|text|math)[a-z]*(?=\{)")
 MATH_GRADERS = ("math", "gsm8k")  # for which none of these words is an answer
