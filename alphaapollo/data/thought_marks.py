@@ -58,7 +58,9 @@ class MarkFinder:
             if is_mark:
                 yield position, self._names.get(text, text)
                 continue
-            yield from ((position + found.end(), self._names[found[0]]) for found in self._pattern.finditer(text))
+            for found in self._pattern.finditer(text):  # the thought includes the template's marks
+                name = self._names[found[0]]
+                yield position + (found.start() if name == DEFAULT[0] else found.end()), name
             position += len(text)
 
 

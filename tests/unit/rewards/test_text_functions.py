@@ -132,6 +132,7 @@ FORMATS = [
     # think tags that are broken, not first, or twice
     (0.0, ["", r"\boxed{4}", r"<think>2 + 2 \boxed{4}", r"2 + 2</think>\boxed{4}", r"</think><think>\boxed{4}"]),
     (0.0, [r"Well. <think>2 + 2</think>\boxed{4}", r"<Think>2 + 2</Think>\boxed{4}", "<think>" * 15_000]),
+    (1.0, [r"[THINK]2 + 2[/THINK]\boxed{4}", r"<|channel|>analysis<|message|>2 + 2<|end|>\boxed{4}"]),
     (0.0, [r"<think><think>2</think>\boxed{4}", r"<think>2</think></think>\boxed{4}"]),
     (0.0, [r"<think>2</think><think>2</think>\boxed{4}"]),
 ]
