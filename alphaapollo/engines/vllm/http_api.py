@@ -270,7 +270,8 @@ class PolicyClient:
         for answer in output.outputs:
             completion = build_completion(answer, output)
             content, calls = request.parse_answer(answer.text, list(answer.token_ids))
-            answers.append(Answer(request, completion, self._turns.decode(answer.token_ids), content, calls))
+            text, marks = self._turns.decode(ids := answer.token_ids), self._turns.marks.find(request.prompt_ids, ids)
+            answers.append(Answer(request, completion, text, content, calls, marks=marks))
         request.record_answers(answers, output)
 
 
