@@ -149,8 +149,7 @@ class Renderer:
         end = next((index for index, token in enumerate(following) if token in self._marker_ids), None)
         if end is None or last_sampled_token not in self.eos_token_ids:
             return following
-        text = self._template_end_ids if self.missing_end_ids else []
-        if text and following[: len(text)] == text:
+        if (text := self._template_end_ids) and self.missing_end_ids and following[: len(text)] == text:
             return following[len(text) :]
         is_end = following[end] in (last_sampled_token, *self._closing_ids)
         return following[end + 1 :] if is_end else following
@@ -244,8 +243,7 @@ class Renderer:
     def rewrites_history(self) -> bool:
         """Whether the chat template changes earlier answers, e.g. removes their thinking."""
         question = [Message(role="user", content="?")]
-        opening, closing = self.marks.pair
-        action = f"{opening}\n{PLACEHOLDER}\n{closing}\n\n{PLACEHOLDER}"
+        action = "{0}\n{2}\n{1}\n\n{2}".format(*self.marks.pair, PLACEHOLDER)
         chat = [*question, Message(role="assistant", content=action), Message(role="user", content="?")]
         return not self.render_chat(chat).startswith(self.render_chat(question) + action)
 
@@ -336,14 +334,15 @@ class Renderer:
         return [token for token in tokens if token in self.eos_token_ids][:1]
 
     def describe_stops(self) -> str:
-        """Return the tokens that end a turn, and the template's end if it is a text of several tokens."""
-        tokens = ", ".join(map(str, self.tokenizer.convert_ids_to_tokens(list(self.eos_token_ids)))) or "none"
+        """Return the tokens that end a turn."""
+        return ", ".join(map(str, self.tokenizer.convert_ids_to_tokens([*self.eos_token_ids]))) or "none"
+
+    def list_end_notices(self) -> list[str]:
+        """Return a notice if the chat template ends a turn with text, at which no engine stops."""
         if not self.missing_end_ids or not self._template_end_ids:
-            return tokens
+            return []
         end, added = self.decode_raw(self._template_end_ids), self.decode_raw(self.missing_end_ids)
-        return (
-            f"{tokens}; the chat template ends a turn with {end!r}, which does not stop sampling. Training adds {added}"
-        )
+        return [f"The chat template ends a turn with {end!r}, which stops no engine, so fine-tuning adds {added}."]
 
     @cached_property
     def _closing_ids(self) -> set[int]:

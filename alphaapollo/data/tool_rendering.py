@@ -100,8 +100,7 @@ class ToolRenderer(Renderer):
     @cached_property
     def rewrites_history(self) -> bool:
         """Whether the chat template changes an earlier answer that is followed by a tool result."""
-        opening, closing = self.marks.pair
-        thought = f"{opening}\n{PLACEHOLDER}\n{closing}\n\n{PLACEHOLDER}"
+        thought = "{0}\n{2}\n{1}\n\n{2}".format(*self.marks.pair, PLACEHOLDER)
         call = _make_call_message([self.first_tool], {}) | {"content": thought}
         answer = Message(role="tool", content="?", name=self.first_tool)
         return not self.render_chat([QUESTION, call, _add_call_id(answer, 0)], True).startswith(
