@@ -26,7 +26,6 @@ from alphaapollo.utils.json_types import EncodedImage as EncodedImage
 from alphaapollo.utils.json_types import JsonObject as JsonObject
 from alphaapollo.utils.json_types import Message as Message
 from alphaapollo.utils.json_types import ToolCall as ToolCall
-from alphaapollo.utils.thoughts import Marks, insert_marks
 
 
 @dataclass(frozen=True)
@@ -243,16 +242,11 @@ class Turn:
     context_images: tuple[ImageInput, ...] = ()  # images whose placeholders are in context_ids, in order
     answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
     raw_text: str = ""  # text of a truncated action with its special tokens, for display
-    marks: Marks = ()  # marks of thoughts that `text` lacks: of the prompt's end, and special tokens
+    marks: Sequence[tuple[int, str]] = ()  # positions and marks of thoughts that `text` lacks (utils/thoughts.py)
 
     def __reduce__(self) -> tuple[object, ...]:
-        given = (self.text, self.reward, self.valid, self.info, self.observation)
-        fields = (*given, self.context_images, self.answer_number, self.raw_text, self.marks)
-        return Turn, (array("i", self.context_ids), self.completion, *fields)
-
-    def add_marks(self, text: str) -> str:
-        """Return a text with the marks of its thoughts that it lacks, if it is `text` or a first part of it."""
-        return insert_marks(text, self.marks) if self.text.startswith(text) else text
+        given = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images, self.answer_number)
+        return Turn, (array("i", self.context_ids), self.completion, *given, self.raw_text, self.marks)
 
 
 @dataclass(frozen=True)

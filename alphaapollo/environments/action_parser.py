@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from alphaapollo.rewards.base import add_marks
 from alphaapollo.types import Turn
 from alphaapollo.utils.thoughts import OPENING, find_thoughts, read_thought
 
@@ -34,7 +35,7 @@ def read_action(
     `allow_bare_word`, the first word of a text without tags is the action. turns: those of the episode, of which the
     last one has the text (Services.turns)."""
     if turns and turns[-1].marks:
-        action = read_action(turns[-1].add_marks(text), tags, allow_bare_word)
+        action = read_action(add_marks(text, turns), tags, allow_bare_word)
         kept, added = action.kept_chars, 0
         for position, mark in turns[-1].marks:
             added += len(mark) if kept is not None and position + added < kept else 0

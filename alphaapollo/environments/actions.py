@@ -15,6 +15,7 @@ from typing import Any
 
 from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import FinalAnswer, Observation, Services, StepResult
+from alphaapollo.rewards.base import add_marks
 from alphaapollo.tools.base import Session, ToolCallParseError, ToolCallParser, ToolFailedError, ToolResult, ToolStatus
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import IMAGE_MARK, Message, Outcome, Score, Turn
@@ -48,8 +49,7 @@ class ActionHandler:
         else:
             kept_chars, error = None, ""
             try:  # in a thread, because parsing a long text is slow
-                marked = self._turns[-1].add_marks(text) if self._turns else text
-                parsed = await asyncio.to_thread(self._parse_calls, marked)
+                parsed = await asyncio.to_thread(self._parse_calls, add_marks(text, self._turns))
                 calls = [(call.name, call.arguments) for call in parsed]
             except ToolCallParseError as parse_error:
                 error = str(parse_error)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from numbers import Real
 from typing import Any, TypeVar
 
-from alphaapollo.types import Episode, Outcome, Prompt, Score
+from alphaapollo.types import Episode, Outcome, Prompt, Score, Turn
+from alphaapollo.utils.thoughts import insert_marks
 
 RewardResult = float | Mapping[str, float] | Score
 RewardFunction = Callable[[Prompt, str], RewardResult]
@@ -84,6 +85,11 @@ def make_wrong_format_score(reason: str) -> Score:
 def make_failed_score(reason: str) -> Score:
     """Return the score of a completion whose grader failed: reward NaN, which excludes the trajectory from training."""
     return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason=reason)
+
+
+def add_marks(text: str, turns: Sequence[Turn]) -> str:
+    """Return a text with the marks of thoughts that it lacks, if it is that of the last turn or its first part."""
+    return insert_marks(text, turns[-1].marks) if turns and turns[-1].text.startswith(text) else text
 
 
 def get_question(prompt: Prompt) -> str:

@@ -54,6 +54,9 @@ def test_a_stop_token_is_trained_after_an_end_that_is_text(make_tokenizer, end):
     assert trained.text == f"4{end}<|endoftext|>"
     assert renderer.decode_raw(renderer.turn_end_ids) == f"{end}<|endoftext|>"
     following = renderer.encode_observation(REPLY, 40)
+    if end:
+        ((*_, context, _),) = split_chat([*REPLY, answer, *REPLY, answer], renderer)
+        assert renderer.encode([context.text]) == [following[len(end) :]]  # as in an episode
     assert renderer.tokenizer.decode(following).startswith(end)
     assert renderer.encode_observation(REPLY, 2) == following[len(end) :]  # a turn has one end
 
