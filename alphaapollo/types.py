@@ -245,8 +245,9 @@ class Turn:
     marks: Sequence[tuple[int, str]] = ()  # positions and marks of thoughts that `text` lacks (utils/thoughts.py)
 
     def __reduce__(self) -> tuple[object, ...]:
-        given = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images, self.answer_number)
-        return Turn, (array("i", self.context_ids), self.completion, *given, self.raw_text, self.marks)
+        given = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images)
+        last = self.answer_number, self.raw_text, self.marks
+        return Turn, (array("i", self.context_ids), self.completion, *given, *last)
 
 
 @dataclass(frozen=True)
