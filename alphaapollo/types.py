@@ -269,8 +269,7 @@ class EpisodeTurn:
 class Episode:
     """Episode as a reward function receives it in its parameter `trajectory`.
 
-    Example: `Episode("so 14", [EpisodeTurn("<python_code>7+7</python_code>", [{"role": "user", ...}]),
-    EpisodeTurn("so 14")])`.
+    Example: `Episode("14", [EpisodeTurn("<python_code>7+7</python_code>", [{"role": ...}]), EpisodeTurn("14")])`.
     """
 
     text: str  # same as the parameter `completion`; empty if a limit ended the episode before an answer
