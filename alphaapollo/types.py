@@ -242,11 +242,12 @@ class Turn:
     context_images: tuple[ImageInput, ...] = ()  # images whose placeholders are in context_ids, in order
     answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
     raw_text: str = ""  # text of a truncated action with its special tokens, for display
+    marks: Sequence[tuple[int, str]] = ()  # positions and marks of thoughts that `text` lacks (utils/thoughts.py)
 
     def __reduce__(self) -> tuple[object, ...]:
-        given = (self.text, self.reward, self.valid, self.info, self.observation)
-        fields = (*given, self.context_images, self.answer_number, self.raw_text)
-        return Turn, (array("i", self.context_ids), self.completion, *fields)
+        given = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images)
+        last = self.answer_number, self.raw_text, self.marks
+        return Turn, (array("i", self.context_ids), self.completion, *given, *last)
 
 
 @dataclass(frozen=True)
@@ -268,8 +269,7 @@ class EpisodeTurn:
 class Episode:
     """Episode as a reward function receives it in its parameter `trajectory`.
 
-    Example: `Episode("so 14", [EpisodeTurn("<python_code>7+7</python_code>", [{"role": "user", ...}]),
-    EpisodeTurn("so 14")])`.
+    Example: `Episode("14", [EpisodeTurn("<python_code>7+7</python_code>", [{"role": ...}]), EpisodeTurn("14")])`.
     """
 
     text: str  # same as the parameter `completion`; empty if a limit ended the episode before an answer
@@ -277,6 +277,7 @@ class Episode:
     prompt_text: str = ""  # rendered prompt; only for functions of OpenRLHF
     step: int = 0  # version of the weights that sampled the last turn: the number of weight syncs before it
     max_steps: int = 0  # iterations of the run; 0 outside training
+    marked_text: str = ""  # text with the marks of thoughts that it lacks (Turn.marks), for the built-in graders
 
 
 LONGER_PROMPT = "longer_prompt_ids"

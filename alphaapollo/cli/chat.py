@@ -26,6 +26,7 @@ from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import Env, GenerationConfig
 from alphaapollo.controller.errors import REPORTED_ERRORS
 from alphaapollo.controller.launcher import launch_workers
+from alphaapollo.data.vocabulary import find_stop_ids
 from alphaapollo.engines.agent_sessions import AgentSession, Request, list_new_messages
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.environments.base import Environment, Services, StepResult, get_environment_spec, register_environment
@@ -184,7 +185,9 @@ async def open_agent_chat(
 ) -> AsyncIterator[AsyncAnswerFunction]:
     """Context manager that starts the engine and yields a function that runs a session of the program."""
     config = prepared.config
-    sampling = replace(prepared.make_sampling(), stop_token_ids=prepared.renderer.eos_token_ids)
+    sampling, renderer = prepared.make_sampling(), prepared.renderer
+    ids = (*renderer.eos_token_ids, *find_stop_ids(renderer.tokenizer, sampling.stop))
+    sampling = replace(sampling, stop_token_ids=ids)
     tokenizer = config.model.tokenizer_path or config.model.path
     spec = replace(
         make_engine_spec(prepared),

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, cast
@@ -16,6 +16,7 @@ from typing import Any, cast
 from alphaapollo.data.image_messages import LOCAL_IMAGES, ImageReader, convert_parts, place_images, read_image_column
 from alphaapollo.types import IMAGE_MARK, ChatMessage, EncodedImage, JsonObject, Message, ToolCall
 from alphaapollo.utils.literals import drop_none, read_literal
+from alphaapollo.utils.thoughts import find_thoughts
 
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -152,9 +153,9 @@ def add_thoughts(message: Message, thoughts: str) -> Message:
 
 
 def read_inline_thoughts(message: Message) -> str:
-    """Return the thoughts that an assistant's content has before `</think>`."""
-    before, end, _ = message["content"].partition("</think>" if message["role"] == "assistant" else "\0")
-    return before.split("<think>")[-1].strip("\n") if end else ""
+    """Return the first thought that an assistant's content has between marks, or before a closing one."""
+    found = find_thoughts(message["content"])[:1] if message["role"] == "assistant" else []
+    return found[0].content.strip("\n") if found and found[0].is_closed else ""
 
 
 def drop_thoughts(message: Message) -> Message:
@@ -162,7 +163,13 @@ def drop_thoughts(message: Message) -> Message:
     if message["role"] != "assistant":
         return message
     kept = {key: part for key, part in message.items() if key not in THOUGHT_KEYS}
-    return cast(Message, {**kept, "content": message["content"].rpartition("</think>")[2].lstrip("\n")})
+    return cast(Message, {**kept, "content": split_answer(message["content"]).lstrip("\n")})
+
+
+def split_answer(text: str) -> str:
+    """Return what follows the last closed thought of a text."""
+    ends = [thought.end for thought in find_thoughts(text) if thought.is_closed]
+    return text[max(ends, default=0) :]
 
 
 def count_equal_items(first: Sequence[object], second: Sequence[object]) -> int:
@@ -274,6 +281,22 @@ class RowContext:
         if self.images:
             example = [{"role": "user", "content": f"{IMAGE_MARK} ..."}]
             raise ValueError(f"{column!r} is a text, but the row has images. Use a chat, e.g. {example}.")
+
+
+def reads_arguments_as_text(render: Callable[[Sequence[ChatMessage], bool], str]) -> bool:
+    """Whether a chat template shows tool calls only if arguments are JSON text and an empty content is None, as those
+    of DeepSeek V3 and R1. render: see MarkFinder."""
+    name = "name_of_a_tool"
+    calls = [{"id": "call00000", "type": "function", "function": {"name": name, "arguments": {"a": 1}}}]
+    call: ChatMessage = {"role": "assistant", "content": "", "tool_calls": calls}
+
+    def is_shown(message: ChatMessage) -> bool:
+        try:
+            return name in render([Message(role="user", content="?"), message], False)
+        except ValueError:
+            return False
+
+    return not is_shown(call) and is_shown(write_arguments_as_text(call))
 
 
 def write_arguments_as_text(message: ChatMessage) -> ChatMessage:

@@ -264,14 +264,15 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
         texts = [piece.text for piece, starts_one in zip(pieces, starts_text, strict=True) if starts_one == starts]
         tokens[starts] = iter(renderer.encode(texts, add_special_tokens=starts) if texts else [])
     piece_tokens = (next(tokens[starts]) for starts in starts_text)
-    eos, rows = renderer.tokenizer.eos_token_id, list[Row]()
+    eos, ends_of_texts, rows = renderer.tokenizer.eos_token_id, {*renderer.eos_token_ids}, list[Row]()
     for example in examples:
         ids, mask, ends = list[int](), list[int](), list[int]()
         for piece, token_ids in zip(example, piece_tokens, strict=False):
             if renderer.images:
                 token_ids = renderer.images.expand_placeholders(token_ids, piece.encoded_images)
             ids += token_ids
-            if piece.is_trained and not piece.is_chat_text and eos is not None and token_ids[-1:] != [eos]:
+            is_open = not piece.is_chat_text and ends_of_texts.isdisjoint(token_ids[-1:])
+            if piece.is_trained and is_open and eos is not None:
                 ids.append(eos)  # of a plain text
             mask += [int(piece.is_trained)] * (len(ids) - len(mask))
             ends += [len(ids) - 1] * piece.is_trained

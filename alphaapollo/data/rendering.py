@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from alphaapollo.data.chat_template import apply_chat_template
-from alphaapollo.data.chats import drop_thoughts, write_arguments_as_text
+from alphaapollo.data.chats import drop_thoughts, reads_arguments_as_text, write_arguments_as_text
 from alphaapollo.data.images import (
     ImageProcessor,
     ImageTokens,
@@ -28,6 +28,7 @@ from alphaapollo.data.images import (
     collect_images,
     make_content_parts,
 )
+from alphaapollo.data.thought_marks import MarkFinder
 from alphaapollo.data.vocabulary import SPLIT, make_control_pattern, read_end_token_ids, split_control_text
 from alphaapollo.data.vocabulary import load_tokenizer as load_tokenizer
 from alphaapollo.types import ChatMessage, EncodedImage, ImageInput, JsonObject, Message, Prompt
@@ -147,6 +148,8 @@ class Renderer:
         end = next((index for index, token in enumerate(following) if token in self._marker_ids), None)
         if end is None or last_sampled_token not in self.eos_token_ids:
             return following
+        if (text := self._template_end_ids) and self.missing_end_ids and following[: len(text)] == text:
+            return following[len(text) :]
         is_end = following[end] in (last_sampled_token, *self._closing_ids)
         return following[end + 1 :] if is_end else following
 
@@ -210,19 +213,7 @@ class Renderer:
 
     @cached_property
     def _reads_arguments_as_text(self) -> bool:
-        """Whether the chat template shows tool calls only if arguments are JSON text and an empty content is None, as
-        those of DeepSeek V3 and R1."""
-        function = {"name": PLACEHOLDER, "arguments": {"a": 1}}
-        calls = [{"id": "call00000", "type": "function", "function": function}]
-        call: ChatMessage = {"role": "assistant", "content": "", "tool_calls": calls}
-
-        def is_shown(message: ChatMessage) -> bool:
-            try:
-                return PLACEHOLDER in self._apply_template([Message(role="user", content="?"), message], False)
-            except ValueError:
-                return False
-
-        return not is_shown(call) and is_shown(write_arguments_as_text(call))
+        return reads_arguments_as_text(self._apply_template)
 
     def _encode_following_messages(self, messages: list[Message], add_generation_prompt: bool) -> list[int]:
         """Tokenize what the chat template renders after the text of an assistant turn: end of turn, then `messages`."""
@@ -230,10 +221,15 @@ class Renderer:
         return self.encode([self.render_chat(chat, add_generation_prompt).partition(PLACEHOLDER)[2]])[0]
 
     @cached_property
+    def marks(self) -> MarkFinder:
+        """Finder of the marks of thoughts that texts of answers lack."""
+        return MarkFinder(self.tokenizer, self._apply_template, self.skips_special_tokens)
+
+    @cached_property
     def rewrites_history(self) -> bool:
         """Whether the chat template changes earlier answers, e.g. removes their thinking."""
         question = [Message(role="user", content="?")]
-        action = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
+        action = "{0}\n{2}\n{1}\n\n{2}".format(*self.marks.pair, PLACEHOLDER)
         chat = [*question, Message(role="assistant", content=action), Message(role="user", content="?")]
         return not self.render_chat(chat).startswith(self.render_chat(question) + action)
 
@@ -297,11 +293,16 @@ class Renderer:
         ids = [self.tokenizer.eos_token_id]
         for path in dict.fromkeys((str(self.tokenizer.name_or_path), self.model_path)):
             ids += [token for token in read_end_token_ids(path) if token < len(self.tokenizer)]
-        ids += self._find_marker(self.turn_end_ids)
+        ids += self._find_marker(self._template_end_ids)
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 
-    @cached_property
+    @property
     def turn_end_ids(self) -> list[int]:
+        """Token ids after the last assistant turn, with a token that stops sampling; empty without a template."""
+        return [*self._template_end_ids, *self.missing_end_ids]
+
+    @cached_property
+    def _template_end_ids(self) -> list[int]:
         """Token ids that the chat template adds after the last assistant turn; empty without a template."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER)]
         shown = self._apply_template(chat, False) if self.tokenizer.chat_template else ""
@@ -309,21 +310,25 @@ class Renderer:
 
     @cached_property
     def missing_end_ids(self) -> list[int]:
-        """Token to append to the last answer of a chat whose template has no end of a turn, as for GLM: the stop token
-        that starts the next user message, or EOS. Empty if the template has an end."""
-        if not self.tokenizer.chat_template or self.turn_end_ids:
+        """Token to append to the last answer of a chat whose template ends a turn with no stop token, but with nothing,
+        as for GLM, or with text, e.g. a newline: the stop token that starts the next user message, or EOS. Empty if the
+        template has an end."""
+        if not self.tokenizer.chat_template or {*self.eos_token_ids} & {*self._template_end_ids}:
             return []
         question = self._encode_following_messages([Message(role="user", content="?")], add_generation_prompt=True)
         tokens = [*self._find_marker(question), *self.eos_token_ids]
         return [token for token in tokens if token in self.eos_token_ids][:1]
 
     def describe_stops(self) -> str:
-        """Return the tokens that end a turn, and the template's end if it is a text of several tokens."""
-        tokens = ", ".join(map(str, self.tokenizer.convert_ids_to_tokens(list(self.eos_token_ids))))
-        end = self.decode_raw(self.turn_end_ids, False).strip()
-        if not end or self._find_marker(self.turn_end_ids):
-            return tokens or "none"
-        return f"{tokens or 'none'}; the chat template ends a turn with the text {end!r}, which does not stop sampling"
+        """Return the tokens that end a turn."""
+        return ", ".join(map(str, self.tokenizer.convert_ids_to_tokens([*self.eos_token_ids]))) or "none"
+
+    def list_end_notices(self) -> list[str]:
+        """Return a notice if the chat template ends a turn with text, at which no engine stops."""
+        if not self.missing_end_ids or not self._template_end_ids:
+            return []
+        end, added = self.decode_raw(self._template_end_ids), self.decode_raw(self.missing_end_ids)
+        return [f"The chat template ends a turn with {end!r}, which stops no engine, so fine-tuning adds {added}."]
 
     @cached_property
     def _closing_ids(self) -> set[int]:
@@ -332,7 +337,7 @@ class Renderer:
             return set()
         question = self.render_chat([Message(role="user", content=PLACEHOLDER)], add_generation_prompt=False)
         after = self.encode([question.rpartition(PLACEHOLDER)[2]])[0]
-        return {*self._find_marker(self.turn_end_ids), *self._find_marker(after)}
+        return {*self._find_marker(self._template_end_ids), *self._find_marker(after)}
 
     def _find_marker(self, token_ids: Sequence[int]) -> list[int]:
         """Return the first token with a name, e.g. `<|im_end|>`, as a list; empty without one."""

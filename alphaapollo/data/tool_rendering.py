@@ -18,6 +18,7 @@ from alphaapollo.data.chats import count_equal_items
 from alphaapollo.data.images import ImageProcessor
 from alphaapollo.data.rendering import PLACEHOLDER, Renderer
 from alphaapollo.types import ChatMessage, JsonObject, Message
+from alphaapollo.utils.thoughts import split_thoughts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,7 +100,7 @@ class ToolRenderer(Renderer):
     @cached_property
     def rewrites_history(self) -> bool:
         """Whether the chat template changes an earlier answer that is followed by a tool result."""
-        thought = f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}"
+        thought = "{0}\n{2}\n{1}\n\n{2}".format(*self.marks.pair, PLACEHOLDER)
         call = _make_call_message([self.first_tool], {}) | {"content": thought}
         answer = Message(role="tool", content="?", name=self.first_tool)
         return not self.render_chat([QUESTION, call, _add_call_id(answer, 0)], True).startswith(
@@ -118,7 +119,7 @@ class ToolRenderer(Renderer):
     @cached_property
     def call_prefix(self) -> str:
         """Text that every tool call starts with, e.g. `<tool_call>`. Empty if it is too short to identify calls."""
-        before = self.render_call(PLACEHOLDER, {}).partition(PLACEHOLDER)[0].rpartition("</think>")[2].strip()
+        before = split_thoughts(self.render_call(PLACEHOLDER, {}).partition(PLACEHOLDER)[0])[1].strip()
         first = self.encode([before])[0][:1]
         if first and first[0] in self.tokenizer.added_tokens_decoder:
             return str(self.tokenizer.decode(first)).strip()

@@ -13,12 +13,13 @@ from alphaapollo.data.chats import (
     drop_thoughts,
     read_inline_thoughts,
     read_thoughts,
+    split_answer,
 )
 from alphaapollo.data.images import ImageTokens
 from alphaapollo.data.rendering import Renderer, check_chat_is_shown
 from alphaapollo.types import Message
+from alphaapollo.utils.thoughts import PAIRS, split_open_mark
 
-OPEN_THOUGHT = re.compile(r"<think>\s*\Z")  # at the end of a prompt: the template opens the thoughts of the answer
 EMPTY_THOUGHT = re.compile(r"\A\s*<think>\s*</think>\s*")
 
 
@@ -40,6 +41,7 @@ def split_chat(
     earlier ones as the model wrote them, also if the template rewrites them. Raises ValueError if there is nothing to
     train on, or the template does not show it."""
     check_chat_is_shown(chat, renderer)
+    chat = [_drop_end(message, renderer) for message in chat]
     template = str(renderer.tokenizer.chat_template)
     if "</think>" not in template and any(f".{key}" in template for key in THOUGHT_KEYS):  # gpt-oss: no inline thoughts
         chat = [
@@ -52,9 +54,15 @@ def split_chat(
         reason = "its assistant messages are excluded (weight 0) or first" if answers else "it has no assistant message"
         raise ValueError(f"the chat has nothing to train on: {reason}. Add an answer or remove the row.")
     examples: list[list[TextPiece]] = []
+    added = (
+        renderer.missing_end_ids if renderer.missing_end_ids != renderer.turn_end_ids else []
+    )  # after an end as text
+    added_end = "".join(renderer.tokenizer.convert_ids_to_tokens(added))
     seen, num_seen = "", 0  # text and number of messages of the current example
     for turn in turns:
         prompt, answer = render_turn(chat, turn, renderer)
+        if not prompt.startswith(seen) and prompt.startswith(shown := seen.removesuffix(added_end)):
+            prompt = seen + prompt[len(shown) :]  # as in an episode, the stop token that the model writes stays
         if in_one_example and seen and not prompt.startswith(seen):
             prompt = seen + _find_text_after(seen, examples[-1][-1].text, prompt, turn)
         if not seen or not prompt.startswith(seen):
@@ -68,6 +76,14 @@ def split_chat(
         examples[-1] += pieces
         seen, num_seen = prompt + answer, turn + 1
     return examples
+
+
+def _drop_end(message: Message, renderer: Renderer) -> Message:
+    """Return a message without the stop token that an assistant's content may end with, as the template writes one."""
+    text = message["content"].rstrip() if message["role"] == "assistant" else ""
+    stops = renderer.tokenizer.convert_ids_to_tokens([*renderer.eos_token_ids])
+    found = next((stop for stop in stops if text.endswith(stop)), "")
+    return {**message, "content": text.removesuffix(found)} if found else message
 
 
 def render_turn(chat: Sequence[Message], turn: int, renderer: Renderer) -> tuple[str, str]:
@@ -95,22 +111,23 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
     prompt ends thoughts that the message has."""
     chat = [*history, message]
     shown = renderer.render_chat(chat, add_generation_prompt=False)
-    start = OPEN_THOUGHT.sub("", prompt)
+    start, opening = split_open_mark(prompt)  # the template opens the thoughts of the answer
+    closing = PAIRS.get(opening, "</think>")
     if shown.startswith(prompt):
         answer = shown[len(prompt) :]
     elif shown.startswith(start) and start != prompt:  # the chat shows no thoughts, or empty ones of another format
-        answer = shown[len(start) :].removeprefix("<think>")
+        answer = shown[len(start) :].removeprefix(opening)
     else:
         return None
     (split,) = renderer.split_control_strings([message])  # as in `shown`
     thoughts = read_thoughts(split) or read_inline_thoughts(split)
-    if thoughts and prompt.rstrip().endswith("</think>"):
+    if thoughts and prompt.rstrip().endswith(tuple(PAIRS.values())):
         return None
-    before, end, _ = answer.partition("</think>")
+    before, end, _ = answer.partition(closing)
     if start == prompt and thoughts.strip() not in answer:
         answer = f"<think>\n{thoughts}\n</think>\n\n{EMPTY_THOUGHT.sub('', answer)}"
     elif start != prompt and not end:
-        answer = f"{thoughts}\n</think>\n\n" + answer.lstrip("\n")
+        answer = f"{thoughts}\n{closing}\n\n" + answer.lstrip("\n")
     elif start != prompt and thoughts.strip() not in before:
         answer = thoughts + answer
     stops = renderer.tokenizer.convert_ids_to_tokens([*renderer.eos_token_ids])
@@ -126,9 +143,9 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
 def _find_text_after(seen: str, answer: str, prompt: str, turn: int) -> str:
     """Return the text of a prompt after an earlier answer, with which `seen` ends. The template may have dropped the
     thoughts of this answer from the prompt."""
-    start = OPEN_THOUGHT.sub("", seen.removesuffix(answer))
+    start, _ = split_open_mark(seen.removesuffix(answer))
     common = count_equal_items(prompt, start)
-    _, found, following = prompt[common:].partition(answer.rpartition("</think>")[2].lstrip("\n"))
+    _, found, following = prompt[common:].partition(split_answer(answer).lstrip("\n"))
     if not found:
         raise ValueError(
             f"the chat template changes the turns before message {turn}, so they are no example together. Move these "

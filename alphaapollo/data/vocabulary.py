@@ -59,6 +59,12 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     return tokenizer
 
 
+def find_stop_ids(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tuple[int, ...]:
+    """Return the ids of the stop strings that are special tokens, which the text of an answer lacks."""
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return tuple(special[text] for text in stop if text in special)
+
+
 def make_control_pattern(tokens: Iterable[str], known: Collection[str] = ()) -> re.Pattern[str]:
     """Return a pattern of control strings: `tokens` except tags, e.g. <think>, which people write on purpose. A tag and
     its end, e.g. </think>, are both in `known`. <s> and </s> are no tags."""

@@ -35,6 +35,7 @@ from alphaapollo.types import (
     Sampling,
     StopReason,
 )
+from alphaapollo.utils.thoughts import Marks
 
 SHOWN_CHARS = 60  # characters of a message in a description
 
@@ -318,6 +319,7 @@ class Answer:
     content: str  # text of the message, without reasoning and tool calls
     tool_calls: Sequence[tuple[str, str]] = ()  # (name, arguments as JSON)
     reward: float | None = None  # sum of the rewards for this answer alone; None: none was given
+    marks: Marks = ()  # see Turn
 
     def add_reward(self, reward: float) -> None:
         self.reward = reward + (self.reward or 0.0)

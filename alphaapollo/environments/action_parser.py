@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-THINK = "think"
+from alphaapollo.rewards.base import add_marks
+from alphaapollo.types import Turn
+from alphaapollo.utils.thoughts import OPENING, find_thoughts, read_thought
+
 PUNCTUATION = ".,;:!?*'\"`()[]{}"
 
 
@@ -25,50 +28,57 @@ class Action:
     error: str = ""  # message to the model if the text has no action, or several kinds of action
 
 
-def read_action(text: str, tags: Sequence[str] = ("answer",), allow_bare_word: bool = False) -> Action:
+def read_action(
+    text: str, tags: Sequence[str] = ("answer",), allow_bare_word: bool = False, turns: Sequence[Turn] = ()
+) -> Action:
     """Return the first complete action in the text of a turn, e.g. `<answer>42</answer>`. Thoughts are skipped. With
-    `allow_bare_word`, the first word of a text without tags is the action."""
-    start = _find_end_of_thought_opened_in_prompt(text)
-    found = list(_find_tagged_actions(text, start, tags))
+    `allow_bare_word`, the first word of a text without tags is the action. turns: those of the episode, of which the
+    last one has the text (Services.turns)."""
+    if turns and turns[-1].marks:
+        action = read_action(add_marks(text, turns), tags, allow_bare_word)
+        kept, added = action.kept_chars, 0
+        for position, mark in turns[-1].marks:
+            added += len(mark) if kept is not None and position + added < kept else 0
+        return action if kept is None else replace(action, kept_chars=_count_kept_chars(text, kept - added))
+    found = list(_find_tagged_actions(text, tags))
     kinds = list(dict.fromkeys(action.tag for action in found))
     if len(kinds) > 1:
         return Action(error=f"several kinds of action at once ({', '.join(kinds)}); make one")
     if found:
         return found[0]
-    word = _find_bare_word_action(text, start) if allow_bare_word else None
+    word = _find_bare_word_action(text) if allow_bare_word else None
     return word or Action(error=f"no action; write {' or '.join(f'<{tag}>...</{tag}>' for tag in tags)}")
 
 
-def _find_end_of_thought_opened_in_prompt(text: str) -> int:
-    """Return the position after the first `</think>` if no `<think>` precedes it (the prompt has it); else 0."""
-    end, opened = text.find(f"</{THINK}>"), text.find(f"<{THINK}>")
-    return end + len(f"</{THINK}>") if end >= 0 and (opened < 0 or end < opened) else 0
-
-
-def _find_tagged_actions(text: str, position: int, tags: Sequence[str]) -> Iterator[Action]:
-    openings = re.compile("|".join(f"<{re.escape(tag)}>" for tag in (THINK, *tags)))
+def _find_tagged_actions(text: str, tags: Sequence[str]) -> Iterator[Action]:
+    openings = re.compile("|".join(f"<{re.escape(tag)}>" for tag in tags))
     never_closed: set[str] = set()
+    thoughts = find_thoughts(text)
+    position = thoughts[0].end if thoughts and not OPENING.match(text, thoughts[0].start) else 0  # begun in the prompt
+    thought = OPENING.search(text, position)
     while opening := openings.search(text, position):
-        kind, position = opening[0][1:-1], opening.end()
-        end = -1 if kind in never_closed else text.find(f"</{kind}>", position)
-        if end >= 0:
-            content, position = text[position:end].strip(), end + len(f"</{kind}>")
-            if kind != THINK:
-                yield Action(kind, content, _count_kept_chars(text, position))
-        elif kind == THINK:
-            return  # the remaining text is an open thought
+        if thought and thought.start() < opening.start():
+            position = read_thought(text, thought).end
         else:
-            never_closed.add(kind)
+            kind, position = opening[0][1:-1], opening.end()
+            end = -1 if kind in never_closed else text.find(f"</{kind}>", position)
+            if end >= 0:
+                content, position = text[position:end].strip(), end + len(f"</{kind}>")
+                yield Action(kind, content, _count_kept_chars(text, position))
+            else:
+                never_closed.add(kind)
+        if thought and thought.start() < position:
+            thought = OPENING.search(text, position)
 
 
-def _find_bare_word_action(text: str, position: int) -> Action | None:
+def _find_bare_word_action(text: str) -> Action | None:
     """Return the first word after thoughts, without surrounding punctuation, as an action; None if there is none."""
-    while text.startswith(f"<{THINK}>", position := len(text) - len(text[position:].lstrip())):
-        end = text.find(f"</{THINK}>", position)
-        if end < 0:
-            return None
-        position = end + len(f"</{THINK}>")
-    word = re.compile(r"\S+").match(text, position)
+    position = 0
+    for thought in find_thoughts(text):
+        if text[position : thought.start].strip():
+            break
+        position = thought.end
+    word = re.compile(r"\S+").search(text, position)
     return Action("", word[0].strip(PUNCTUATION), _count_kept_chars(text, word.end())) if word else None
 
 

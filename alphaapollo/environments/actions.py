@@ -15,9 +15,10 @@ from typing import Any
 
 from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import FinalAnswer, Observation, Services, StepResult
+from alphaapollo.rewards.base import add_marks
 from alphaapollo.tools.base import Session, ToolCallParseError, ToolCallParser, ToolFailedError, ToolResult, ToolStatus
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import IMAGE_MARK, Message, Outcome, Score
+from alphaapollo.types import IMAGE_MARK, Message, Outcome, Score, Turn
 
 ANSWER = "answer"
 UNKNOWN_TOOL = "unknown"  # tool name in the reply to a call of an unknown tool
@@ -27,22 +28,28 @@ class ActionHandler:
     """Handler of the actions of env.action_format. Without `parse_calls`, the format is tags; without `tools`, the only
     action is the answer."""
 
-    def __init__(self, tools: ToolBox | None, parse_calls: ToolCallParser | None = None, sees_images: bool = False):
-        self._tools, self._parse_calls, self._sees_images = tools, parse_calls, sees_images
+    def __init__(
+        self,
+        tools: ToolBox | None,
+        parse_calls: ToolCallParser | None = None,
+        sees_images: bool = False,
+        turns: Sequence[Turn] = (),
+    ):
+        self._tools, self._parse_calls, self._sees_images, self._turns = tools, parse_calls, sees_images, turns
 
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
         """Execute the action in the text of a turn. Returns the final answer, or what `step` should return: a call that
         cannot be read is an invalid turn, and if a tool itself fails, the episode ends as an environment failure."""
         calls: list[tuple[str, Any]] = []
         if self._parse_calls is None:
-            found = read_action(text, [*(self._tools.names if self._tools else []), ANSWER])
+            found = read_action(text, [*(self._tools.names if self._tools else []), ANSWER], turns=self._turns)
             if found.tag == ANSWER:
                 return FinalAnswer(text[: found.kept_chars], found.kept_chars)
             calls, kept_chars, error = [(found.tag, found.content)], found.kept_chars, found.error
         else:
             kept_chars, error = None, ""
             try:  # in a thread, because parsing a long text is slow
-                parsed = await asyncio.to_thread(self._parse_calls, text)
+                parsed = await asyncio.to_thread(self._parse_calls, add_marks(text, self._turns))
                 calls = [(call.name, call.arguments) for call in parsed]
             except ToolCallParseError as parse_error:
                 error = str(parse_error)
@@ -87,7 +94,7 @@ class ActionHandler:
 def make_action_handler(services: Services) -> ActionHandler:
     """Create the action handler for env.action_format, with the tools of `services`."""
     parse_calls = services.parse_calls if services.config.action_format == "chat_template" else None
-    return ActionHandler(services.tools, parse_calls, services.sees_images)
+    return ActionHandler(services.tools, parse_calls, services.sees_images, services.turns)
 
 
 def _describe_tool_calls(results: Sequence[tuple[str, ToolResult]]) -> list[dict[str, object]]:

@@ -20,7 +20,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.config.schema.base import Section
 from alphaapollo.tools.base import Tool, ToolCallParser
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.types import Message, Prompt, Score, Turn
 from alphaapollo.utils.plugins import find_plugins, load_plugin
 from alphaapollo.utils.registry import Registry
 
@@ -105,6 +105,7 @@ class Services:
     tools: ToolBox | None = None  # tools of env.tools and env.mcp_servers, and tools that the environment enables
     parse_calls: ToolCallParser | None = None  # parser of tool calls, with env.action_format=chat_template
     sees_images: bool = False  # whether the model is a vision-language model
+    turns: Sequence[Turn] = ()  # of the episode so far; during `step`, also the one that it processes
 
     @property
     def settings(self) -> Any:

@@ -202,7 +202,7 @@ class _ForeignEnvironment:
     """An episode with an object of a user's class, which is made with env.settings as arguments."""
 
     def __init__(self, make: Callable[..., Any], services: Services):
-        self._make, self._config = make, services.config
+        self._make, self._config, self._turns = make, services.config, services.turns
         self._object: Any = None
 
     async def _create(self, **arguments: object) -> Any:
@@ -234,7 +234,7 @@ class ToolClass(_ForeignEnvironment):
         self._services, self._is_graded, self._rewards = services, is_graded, rewards
         self._idle = ({} if idle is None else idle).setdefault(repr(self._config.settings), [])
         self._is_reusable = False
-        self._actions = ToolClassActions(services.tools, services.parse_calls, services.sees_images)
+        self._actions = ToolClassActions(services.tools, services.parse_calls, services.sees_images, services.turns)
         self._session = Session()
 
     async def reset(self, prompt: Prompt) -> Observation:
@@ -321,7 +321,7 @@ class StepClass(_ForeignEnvironment):
 
     async def step(self, action: str) -> StepResult:
         space = getattr(self._object, "action_space", None)
-        found = read_action(action, allow_bare_word=space is not None)
+        found = read_action(action, allow_bare_word=space is not None, turns=self._turns)
         value: Any = action if found.error else found.content
         error = found.error if space is not None else ""
         if space is not None and not error:

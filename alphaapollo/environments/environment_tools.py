@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from alphaapollo.config.schema import Env, InformalMath, McpServer
-from alphaapollo.environments.action_parser import THINK
 from alphaapollo.environments.actions import ANSWER
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.tools import python_code as python_code
@@ -17,6 +16,7 @@ from alphaapollo.tools.base import Tool, make_tools
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import suggest_similar
+from alphaapollo.utils.thoughts import TAGS
 
 if TYPE_CHECKING:
     from alphaapollo.tools.mcp_client import McpClient
@@ -49,10 +49,10 @@ def make_toolbox(config: Env, mcp_tools: Sequence[Tool] = ()) -> ToolBox | None:
             f"python_code timeout of {seconds:g} s must not exceed env.tool_limits.timeout={limits.timeout:g} s. Raise "
             "that limit, or lower env.informal_math.python_code_timeout or env.tool_settings.python_code.timeout."
         )
-    if taken := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (THINK, ANSWER)]:
+    if taken := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (*TAGS, ANSWER)]:
         raise ValueError(
-            f"the tool name {taken[0]} is reserved: with env.action_format=tags, <{THINK}> and <{ANSWER}> mark the "
-            "model's thoughts and answer. Rename the tool, exclude it (env.mcp_servers.NAME.tools), or set "
+            f"the tool name {taken[0]} is reserved: with env.action_format=tags, <{taken[0]}> marks the "
+            "model's thoughts or answer. Rename the tool, exclude it (env.mcp_servers.NAME.tools), or set "
             "env.action_format=chat_template."
         )
     return ToolBox(tools, limits) if tools else None

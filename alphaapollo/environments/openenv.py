@@ -54,7 +54,7 @@ class OpenEnvEnvironment:
     """Environment on an OpenEnv server. The reward of the last step is the episode's score."""
 
     def __init__(self, services: Services):
-        self._config, self._settings = services.config, services.config.openenv
+        self._config, self._settings, self._turns = services.config, services.config.openenv, services.turns
         self._client: aiohttp.ClientSession | None = None
         self._has_session = False
 
@@ -64,7 +64,7 @@ class OpenEnvEnvironment:
         return _make_observation(text)
 
     async def step(self, action: str) -> StepResult:
-        found = read_action(action)
+        found = read_action(action, turns=self._turns)
         fields, reason, kept = self._parse_action(found.content), found.error, found.kept_chars
         if map_texts(fields, replace_surrogates) != fields:  # would break the connection
             reason = "the action contains a lone surrogate, which is not valid Unicode"

@@ -53,7 +53,7 @@ class ReasoningGymEnvironment:
     """Environment of one puzzle. The keys `task` and `level` of a prompt's env_kwargs override env.reasoning_gym."""
 
     def __init__(self, services: Services):
-        self._config, self._score = services.config, services.score
+        self._config, self._score, self._turns = services.config, services.score, services.turns
 
     def reset(self, prompt: Prompt) -> Observation:
         settings, seed = self._config.reasoning_gym, derive_instance_seed(self._config, prompt)
@@ -80,7 +80,7 @@ class ReasoningGymEnvironment:
         return Observation([Message(role="user", content=question)])
 
     async def step(self, action: str) -> StepResult:
-        found = read_action(action)
+        found = read_action(action, turns=self._turns)
         return StepResult(
             done=True,
             valid=not found.error,

@@ -34,7 +34,7 @@ class TextGame(ABC):
     """Environment of one game. Subclasses define `begin`, `prompt`, `play` and `state`."""
 
     def __init__(self, services: Services):
-        self.config, self.settings = services.config, services.settings
+        self.config, self.settings, self._services = services.config, services.settings, services
         self._turns = 0
 
     @abstractmethod
@@ -60,7 +60,7 @@ class TextGame(ABC):
     async def step(self, action: str) -> StepResult:
         self._turns += 1
         state = self.state()
-        found = read_action(action, allow_bare_word=True)
+        found = read_action(action, allow_bare_word=True, turns=self._services.turns)
         error = f"invalid action: {found.error}"
         move = MoveResult(error, valid=False) if found.error else self.play(found.content)
         done = move.won or self._turns >= self.config.max_steps

@@ -11,6 +11,7 @@ from alphaapollo.config.schema import EvolvingConfig, Model, Rollout, ServedMode
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.vocabulary import find_stop_ids
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import EnvironmentFailure
 from alphaapollo.evolving.roles import ModelReply
@@ -105,7 +106,8 @@ class EngineClient:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        return self.renderer.eos_token_ids
+        stops = find_stop_ids(self.renderer.tokenizer, self.rollout.stop_strings)
+        return (*self.renderer.eos_token_ids, *stops)
 
     def fits_prompt_limit(self, messages: Sequence[Message]) -> bool:
         return self._prompts.is_within_limit(list(messages))

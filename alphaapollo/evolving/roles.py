@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from alphaapollo.rewards.answers import remove_thoughts
 from alphaapollo.types import Message
 from alphaapollo.utils.registry import Registry
+from alphaapollo.utils.thoughts import remove_thoughts
 
 ASK_FOR_ANSWER = "You have not given an answer that could be read. Give your final answer now, and nothing else."
 TAGS = re.compile(r"</?answer>")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from alphaapollo.rewards.answers import find_marked_answer
+from alphaapollo.utils.thoughts import remove_thoughts
 
 
 def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]) -> float:
@@ -48,7 +49,7 @@ def extract_answer(text: str) -> str | None:
     an empty text. White space, LaTeX spacing and case are removed, and numbers are written in one form. Other
     equivalent expressions, e.g. `\frac12` and `(1/2)`, remain different.
     """
-    text = text[-TAIL:]
+    text = remove_thoughts(text)[-TAIL:]
     marked = find_marked_answer(text)
     if marked is None:
         numbers = NUMBER.findall(text)

@@ -369,7 +369,8 @@ def list_template_notices(model: Model, renderer: Renderer, template_arguments: 
     tokenizer = renderer.tokenizer
     unread = (name for name in template_arguments if tokenizer.chat_template and not renderer.template_reads(name))
     effect = "has no effect: the tokenizer's chat template does not read it."
-    notices = [f"data.apply_chat_template_kwargs.{name} {effect}" for name in unread] + renderer.list_control_notices()
+    notices = [f"data.apply_chat_template_kwargs.{name} {effect}" for name in unread]
+    notices += [*renderer.list_control_notices(), *renderer.list_end_notices()]
     trained = getattr(load_config(model), "chat_template_digest", None)
     if tokenizer.chat_template and trained not in (None, make_template_digest(tokenizer)):
         notices.append(

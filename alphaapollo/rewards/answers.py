@@ -18,22 +18,14 @@ from alphaapollo.utils.literals import drop_none, read_literal
 BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
 MAX_SEPARATOR = 120  # characters between two boxes that are one answer
 LIST_MARK = re.compile(r"\n\s*(?:[-+*•]|\w{1,3}[.)])\s|\(\w{1,3}\)")
-MARKUP = re.compile(r"\\(?:(?:q?quad|lor|vee)\b|hspace\{[^}]*|[\\,;:! ()\[\]]|(?:text|math)\w*)|[$*&~\s]")
+MARKUP = re.compile(r"\\(?:hspace\{[^}]*|[a-zA-Z]+|.)|[^\w\s,;/.:=()]|\s", re.S)
 BRACES = str.maketrans("", "", "{}")
 SEPARATOR = re.compile(
-    r"[\s,;/.=]*(?:(?:[\w()]+,? ){0,3}(?:and(?: also)?|or(?:,? \w+){0,3})\b)?(?:[\s,;/.:=]|\b[a-zA-Z]\w{0,9} ?=)*"
+    r"[\s,;/.:=()]*(?:(?:(?:[\w()]+,? ){0,3}(?:and(?: also|/or)?|or(?:,? [\w()]+){0,3})|[yeo]|und|oder|et|ou|或者?"
+    r"|和|及|vs|also|else|otherwise|alternatively|maybe|perhaps|possibly|as well as|br)\b)?"
+    r"(?:[\s,;/.:=()]|\b[a-zA-Z]\w{0,9} ?=)*"
 )
 BARE_BOX = re.compile(r"\\boxed\s+([^{$\n][^$\n]*)")
-
-
-def remove_thoughts(text: str) -> str:
-    """Remove the thoughts of a completion: what precedes a first `</think>` without `<think>`, each
-    `<think>...</think>`, and what follows an open `<think>`, up to an `<answer>`."""
-    *closed, rest = text.split("</think>")
-    before, _, thought = rest.partition("<think>")
-    answer = thought.find("<answer>")
-    shown = [part.partition("<think>")[0] if number or "<think>" in part else "" for number, part in enumerate(closed)]
-    return "".join([*shown, before, thought[answer:] if answer >= 0 else ""])
 
 
 def find_marked_answer(text: str) -> str | None:
@@ -56,7 +48,7 @@ def find_answer_tag(text: str) -> str | None:
     """Return the content of the last `<answer>...</answer>`; of several with a separator, `5, 6` for
     `<answer>5</answer> or <answer>6</answer>`; None if there is none."""
     parts = [part.partition("<answer>") for part in text.split("</answer>")[:-1]]
-    tags = [(gap if gap.strip() else None, content) for gap, opened, content in parts if opened]
+    tags = [(gap if gap.strip(" ") else None, content) for gap, opened, content in parts if opened]
     return ", ".join(_list_adjacent(tags)) if tags else None
 
 

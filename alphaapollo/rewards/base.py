@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from numbers import Real
 from typing import Any, TypeVar
 
-from alphaapollo.types import Episode, Outcome, Prompt, Score
+from alphaapollo.types import Episode, Outcome, Prompt, Score, Turn
+from alphaapollo.utils.thoughts import insert_marks
 
 RewardResult = float | Mapping[str, float] | Score
 RewardFunction = Callable[[Prompt, str], RewardResult]
@@ -86,6 +87,11 @@ def make_failed_score(reason: str) -> Score:
     return Score(math.nan, outcome=Outcome.GRADER_FAILED, reason=reason)
 
 
+def add_marks(text: str, turns: Sequence[Turn]) -> str:
+    """Return a text with the marks of thoughts that it lacks, if it is that of the last turn or its first part."""
+    return insert_marks(text, turns[-1].marks) if turns and turns[-1].text.startswith(text) else text
+
+
 def get_question(prompt: Prompt) -> str:
     """Return what a prompt asks: all user messages of a chat prompt, or the complete text of a text prompt."""
     if isinstance(prompt.content, str):
@@ -98,9 +104,14 @@ def takes_trajectory(function: Callable[..., object]) -> bool:
     return list(inspect.signature(function).parameters)[1:2] == ["trajectory"]
 
 
-def adapt_to_episode(function: Callable[[Prompt, Any], ResultT]) -> Callable[[Prompt, Episode], ResultT]:
-    """Wrap a reward function to take (prompt, episode). If it takes a completion, it gets the episode's text."""
-    return function if takes_trajectory(function) else lambda prompt, episode: function(prompt, episode.text)
+def adapt_to_episode(
+    function: Callable[[Prompt, Any], ResultT], reads_marks: bool = False
+) -> Callable[[Prompt, Episode], ResultT]:
+    """Wrap a reward function to take (prompt, episode). If it takes a completion, it gets the episode's text, and with
+    reads_marks the text with all marks of its thoughts."""
+    if takes_trajectory(function):
+        return function
+    return lambda prompt, episode: function(prompt, (reads_marks and episode.marked_text) or episode.text)
 
 
 def is_async(function: Callable[..., object]) -> bool:

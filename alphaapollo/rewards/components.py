@@ -24,6 +24,7 @@ from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.plugins import load_plugin_reward
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.registry import Registry
+from alphaapollo.utils.thoughts import CLOSING, OPENING, PAIRS, find_thoughts, split_thoughts
 
 Component = Callable[[Prompt, str], float]
 ComponentT = TypeVar("ComponentT", bound=Component)
@@ -95,36 +96,33 @@ UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"  # scripts without spaces: 
 WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 
 
-def split_thoughts(text: str) -> tuple[str, str]:
-    """Split a completion at `</think>` into (thoughts, answer). Without `</think>`, a text that contains `<think>` is
-    all thoughts, and any other text is all answer."""
-    before, closed, after = text.partition("</think>")
-    if not closed and "<think>" not in text:
-        return "", text
-    return before.replace("<think>", ""), after
+MARK_READERS = ("format", "language")  # components that read thoughts, also those with marks that the text lacks
 
 
 @COMPONENTS.register("format")
 def score_format(prompt: Prompt, completion: str) -> float:
-    """Return 1 if a completion is one `<think>...</think>` followed by one answer, else 0.
+    """Return 1 if a completion is one thought, e.g. `<think>...</think>`, followed by one answer, else 0.
 
     An answer is one non-empty `<answer>...</answer>`. In a text without answer tags, it is a boxed expression
     (arXiv 2506.10910, section 2.2.1).
     """
-    text = completion.lstrip()
-    return score_format_without_opening_tag(prompt, text.removeprefix("<think>")) if text.startswith("<think>") else 0.0
+    thought = next(iter(find_thoughts(text := completion.lstrip())), None)
+    is_first = text.startswith((*PAIRS, "<|channel|>"))
+    if thought is None or not (is_first and thought.is_closed) or OPENING.search(thought.content):
+        return 0.0
+    answer = text[thought.end :]
+    tags = (answer.count("<answer>"), answer.count("</answer>"))
+    if OPENING.search(answer) or CLOSING.search(answer):
+        return 0.0
+    return float(bool(find_boxed(answer)) if tags == (0, 0) else tags == (1, 1) and bool(find_answer_tag(answer)))
 
 
 @COMPONENTS.register("format_opened")
 def score_format_without_opening_tag(prompt: Prompt, completion: str) -> float:
     """Return `score_format` of `<think>` + completion, for chat templates that end the prompt with `<think>`."""
-    if "<think>" in completion or completion.count("</think>") != 1:
-        return 0.0
-    _, answer = split_thoughts(completion)
-    tags = (answer.count("<answer>"), answer.count("</answer>"))
-    if tags == (0, 0):
-        return float(bool(find_boxed(answer)))
-    return float(tags == (1, 1) and bool(find_answer_tag(answer)))
+    closing = CLOSING.search(completion)
+    opening = next((mark for mark, end in PAIRS.items() if closing and end == closing[0]), "<think>")
+    return score_format(prompt, opening + completion)
 
 
 @COMPONENTS.register("think_format")

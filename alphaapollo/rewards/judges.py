@@ -20,13 +20,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from alphaapollo.config.schema import Criterion, Judge, Reward, Rubric
-from alphaapollo.rewards.answers import remove_thoughts
 from alphaapollo.rewards.base import get_question
 from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.types import JudgeUsage, Prompt, Score
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact, replace_surrogates
 from alphaapollo.utils.text import fill_template
+from alphaapollo.utils.thoughts import remove_thoughts
 
 MAX_RETRIES = 4  # retries of one request
 MAX_REPLIES = 2  # replies to read, of which the first has no verdict

@@ -33,7 +33,7 @@ SYMPY_TASKS = frozenset(
 FUNCTIONS = re.compile(r"a?(sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|pi|Abs|[A-Za-z]")
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 PLAIN = re.compile(r"[\w\s+\-*/^().,]*", re.ASCII)
-MAX_EXPRESSION = 500  # characters
+MAX_EXPRESSION = 500  # characters, or twice those of the stored answer
 MAX_ANSWER = 20_000  # characters; the largest grids have a few thousand
 
 for name in EVAL_MODULES:
@@ -49,7 +49,9 @@ def grade_reasoning_gym(prompt: Prompt, completion: str) -> Score:
         return make_wrong_format_score("no <answer>...</answer>" if answer is None else "the answer is too long")
     task = puzzle["task"]
     dataset = _load_scorer(task, puzzle["level"], json.dumps(puzzle["settings"]))
-    if task in SYMPY_TASKS and not is_plain_arithmetic(answer):
+    stored = str(puzzle["entry"]["answer"])  # may contain a function such as Integral, which an answer can only repeat
+    is_safe = answer.split() == stored.split() or is_plain_arithmetic(answer, 2 * len(stored))
+    if task in SYMPY_TASKS and not is_safe:
         answer = ""
     try:
         reward = float(dataset.score_answer(answer, puzzle["entry"]))
@@ -86,10 +88,10 @@ def _load_scorer(task: str, level: int | None, settings: str) -> Any:
     return make_puzzle_dataset(task, level, json.loads(settings), seed=0)
 
 
-def is_plain_arithmetic(expression: str) -> bool:
+def is_plain_arithmetic(expression: str, max_length: int = 0) -> bool:
     """Return whether an expression has only numbers, operators, one-letter variables and common functions."""
     return (
-        len(expression) <= MAX_EXPRESSION
+        len(expression) <= max(MAX_EXPRESSION, max_length)
         and PLAIN.fullmatch(expression) is not None
         and not re.search(r"\.\s*[A-Za-z_]", expression)
         and all(FUNCTIONS.fullmatch(name) for name in NAME.findall(expression))

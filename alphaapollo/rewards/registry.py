@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -10,13 +11,13 @@ from typing import Any
 
 from alphaapollo.config.schema import Reward
 from alphaapollo.data.findings import DataFinding
-from alphaapollo.rewards.answers import remove_thoughts
 from alphaapollo.rewards.base import RewardFunction
 from alphaapollo.rewards.components import COMPONENTS, TASK
 from alphaapollo.rewards.judges import JUDGES, check_judge_server, list_criteria
 from alphaapollo.rewards.plugins import load_plugin_reward
 from alphaapollo.types import Prompt
 from alphaapollo.utils.plugins import find_plugins
+from alphaapollo.utils.thoughts import remove_thoughts
 
 GRADERS = {  # name -> patterns of data sources, lower case; the first matching grader is used
     "gsm8k": "*gsm8k* *svamp*",
@@ -87,8 +88,16 @@ def _load_function(data_source: str, verb: str) -> Any:
     return pkgutil.resolve_name(f"alphaapollo.rewards.{MODULES.get(grader, 'short_answers')}:{verb}_{grader}")
 
 
-NO_ANSWER = {"", "proof", "notfound", "not found", "n/a", "na", "none", "null", "nan", "unknown", "see solution"}
-"""Ground truths, in lower case, with which data sets say that a row has no answer."""
+_WORDS = (
+    "(?:see )?(?:the )?proof(?: omitted| below| problem| question| based| only| required)?",
+    "see (?:the )?(?:solution|explanation|answer|text|above|below)",
+    "(?:answer )?not (?:found|available|applicable|provided|given|specified|known|needed|required)",
+    "no (?:final )?(?:answer|ground truth)(?: is)?(?: found| available| given| provided| needed| required)?",
+    "n[./\\s]?a|none|null|nan|nil|unknown|tbd|tba|to be (?:determined|decided|announced)|to ?do|missing|pending",
+)
+NO_ANSWER = re.compile(rf"[\W_]*(?:{'|'.join(_WORDS)})[\W_]*|[\s.?_\u2013\u2014-]*".replace(" ", r"[\W_]*"), re.I)
+"""Ground truths with which data sets say that a row has no answer."""
+TEXT_COMMAND = re.compile(r"\\(?:boxed|text|math)[a-z]*(?=\{)")
 MATH_GRADERS = ("math", "gsm8k")  # for which none of these words is an answer
 
 
@@ -103,7 +112,7 @@ def leave_out_missing_answers(prompts: Sequence[Prompt], findings: list[DataFind
             groups[prompt.data_source, str(prompt.ground_truth)].append(prompt)
     for (source, truth), group in groups.items():
         share, effect = len(group) / totals[source], ""
-        if truth.strip().lower() in NO_ANSWER:
+        if NO_ANSWER.fullmatch(TEXT_COMMAND.sub("", truth)):
             effect = "left out" if _has_no_answer(group[0]) else "kept, although it may stand for no answer"
         elif share >= 0.2 and len(group) >= 5:
             effect = "kept; an answer that is always the same gets this share"
@@ -117,9 +126,10 @@ def leave_out_missing_answers(prompts: Sequence[Prompt], findings: list[DataFind
 
 
 def _has_no_answer(prompt: Prompt) -> bool:
-    """Whether the ground truth of a prompt with a math grader is a word that stands for no answer."""
-    is_word = prompt.ground_truth is not None and str(prompt.ground_truth).strip().lower() in NO_ANSWER
-    return is_word and find_grader(prompt.data_source) in MATH_GRADERS
+    """Whether the ground truth of a prompt with a math grader says that there is no answer."""
+    truth = prompt.ground_truth
+    has_none = truth is not None and NO_ANSWER.fullmatch(TEXT_COMMAND.sub("", str(truth)))
+    return bool(has_none) and find_grader(prompt.data_source) in MATH_GRADERS
 
 
 def _needs_no_truth(grader: str) -> bool:

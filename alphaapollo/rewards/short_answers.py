@@ -91,7 +91,9 @@ def f1_score(answer: list[str], truth: list[str]) -> float:
 
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 MAX_DIGITS = 200  # bounds degenerate repetition; Python refuses to parse numbers of thousands of digits
-THOUSANDS = re.compile(r"(?<=\d)(?:,?\\!\s*|\\[,;]\s*|\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")  # 1{,}000
+THOUSANDS = re.compile(
+    r"(?<=\d)(?:,?\\!\s*|\\[,;]\s*|\\thinspace\s*|,\\q?quad\s*|(?:\\text)?\{,\}|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))"
+)  # 1{,}000
 SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d)")  # 1 000; outside a marked answer, 5 100 may be two numbers
 POWER_OF_TEN = re.compile(r"(?<=\d)\s*(?:\\times|\\cdot|\u00d7|\*)\s*10\s*(?:\^|\*\*)\s*+\{?\s*+([-+]?\d+)\s*\}?")
 DATE = re.compile(r"\b\d{4}-(?:0[1-9]|1[0-2])(?:-\d{2})?\b(?!\s*=)")  # neither a number nor a subtraction

@@ -47,6 +47,7 @@ from alphaapollo.types import (
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.seeds import derive_seed
 from alphaapollo.utils.text import cut_at_stop
+from alphaapollo.utils.thoughts import Marks
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +157,7 @@ class EpisodeRunner:
     grade: Callable[[Prompt, str, Sequence[Turn]], Awaitable[Score]] | None = None
     environment_caller: EnvironmentCaller = field(default_factory=EnvironmentCaller)
     decode_raw: Callable[[Sequence[int]], str] | None = None  # decodes tokens with special tokens, for display
+    find_marks: Callable[[Sequence[int], Sequence[int]], Marks] = lambda prompt_ids, token_ids: ()
     placeholder_id: int | None = None  # token of images, of a vision-language model
     system_prompt: str = ""  # data.system_prompt, for environments that do not show the row's messages
 
@@ -234,6 +236,7 @@ class EpisodeRunner:
                 completion = await self.engine.generate(context.prompt_ids, sampling, request, context.prompt_images)
             text = cut_at_stop(self.decode(completion.token_ids), sampling.stop, sampling.includes_stop)
             turn = Turn(context_ids, completion, text, context_images=context_images)
+            turn.marks = self.find_marks(context.prompt_ids, completion.token_ids)
             if completion.stop_reason is StopReason.LENGTH and self.decode_raw:
                 turn.raw_text = self.decode_raw(completion.token_ids)
             attempt.turns.append(turn)

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alphaapollo.config.schema import SelfTeacher
+from alphaapollo.rewards.base import add_marks
 from alphaapollo.types import LONGER_PROMPT, Message, Prompt, Trajectory, TrajectoryGroup
 from alphaapollo.utils.text import fill_template
+from alphaapollo.utils.thoughts import remove_thoughts
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def choose_context(group: TrajectoryGroup, trajectory: Trajectory, config: SelfT
         return group.prompt.extra_info[config.demonstration_key], config.demonstration_template
     for other in group.trajectories:
         turn = other.last_turn if other is not trajectory and other.reward >= config.min_reward else None
-        if turn and (solution := turn.text.rpartition("</think>")[2].strip()):
+        if turn and (solution := remove_thoughts(add_marks(turn.text, [turn])).strip()):
             return solution, config.solution_template
     if not trajectory.reward < config.min_reward:
         return "", ""

@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable
 
 from alphaapollo.data.tool_rendering import QUESTION, ToolRenderer
-from alphaapollo.tools.base import ToolCall, ToolCallParseError, ToolCallParser, strip_thinking
+from alphaapollo.tools.base import ToolCall, ToolCallParseError, ToolCallParser
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.thoughts import split_open_mark, split_thoughts
 
 Parse = Callable[[str], list[ToolCall]]
 """Tool-call parser of vLLM or a tokenizer. For malformed text it may raise any exception or return an empty list."""
@@ -33,21 +34,34 @@ def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallP
 
 
 def _make_strict_parser(parse: Parse, renderer: ToolRenderer) -> ToolCallParser:
-    """Wrap a parser so that for any text it returns tool calls or raises ToolCallParseError."""
+    """Wrap a parser so that for any text it returns the calls outside of thoughts or raises ToolCallParseError."""
     call_prefix, supports_parallel = renderer.call_prefix, renderer.supports_parallel_calls
 
     def parse_calls(text: str) -> list[ToolCall]:
+        _, answer = split_thoughts(text)
         try:
-            calls = parse(text)
-        except Exception as error:  # parsers raise arbitrary exceptions for malformed text
-            raise ToolCallParseError(f"this tool call cannot be parsed ({type(error).__name__}).") from error
-        if not calls and call_prefix and call_prefix in strip_thinking(text):
-            raise ToolCallParseError("this tool call cannot be parsed.")
+            calls, reason = parse(answer), ""
+        except Exception as error:  # noqa: BLE001  parsers raise arbitrary exceptions for malformed text
+            calls, reason = [], f" ({type(error).__name__})"
+        if reason or (not calls and call_prefix and call_prefix in answer):
+            reason = _find_json_error(answer.partition(call_prefix)[2]) or reason
+            example = renderer.render_call(*renderer.example_call).strip()
+            raise ToolCallParseError(f"this tool call cannot be parsed{reason}. Write a call like {example}")
         if len(calls) > 1 and not supports_parallel:
             raise ToolCallParseError("the turn has several tool calls. Make one call per turn.")
         return calls
 
     return parse_calls
+
+
+def _find_json_error(text: str) -> str:
+    """Return what is wrong with the first JSON object in the text of calls; empty if there is none or it is valid."""
+    start = text.find("{")
+    try:
+        json.JSONDecoder().raw_decode(text[max(start, 0) :])
+    except (ValueError, RecursionError) as error:
+        return f": {error}" if start >= 0 else ""
+    return ""
 
 
 def _describe_mismatch(parse_calls: ToolCallParser, renderer: ToolRenderer) -> str:
@@ -58,7 +72,7 @@ def _describe_mismatch(parse_calls: ToolCallParser, renderer: ToolRenderer) -> s
         calls = parse_calls(written)
         is_same = [(call.name, json.loads(call.arguments)) for call in calls] == [(name, arguments)]
     except ValueError as error:
-        return f"{written!r} ({error})"
+        return f"{written!r} ({str(error).partition('. ')[0]})"
     return "" if is_same else f"{written!r} became {calls or 'no call'}"
 
 
@@ -68,7 +82,8 @@ def _make_tokenizer_parser(renderer: ToolRenderer) -> Parse:
             "env.action_format=chat_template: the tokenizer has no response_template. Set env.tool_parser "
             f"to a vLLM parser. {_suggest_parsers(renderer)}"
         )
-    prefix = renderer.render_chat([QUESTION])  # the generation prompt may contain the beginning of the answer
+    # The generation prompt may contain the beginning of the answer.
+    prefix, _ = split_open_mark(renderer.render_chat([QUESTION]))
 
     def parse(text: str) -> list[ToolCall]:
         message = renderer.tokenizer.parse_response(text, prefix=prefix, tools=renderer.schemas)

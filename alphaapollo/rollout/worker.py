@@ -27,6 +27,7 @@ from alphaapollo.config.schema.reward import SelfTeacher
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer, load_tokenizer
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.data.vocabulary import find_stop_ids
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.types import MODEL_NAME, EngineError, EngineSpec, HttpAnswer, HttpSampling
@@ -48,6 +49,7 @@ from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, Turn
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.imports import pause_gc
+from alphaapollo.utils.thoughts import insert_marks
 from alphaapollo.weight_sync.changes import WeightCopy, WeightReader
 from alphaapollo.weight_sync.transport import TransportKind, WeightReceipt, get_weights_folder
 
@@ -153,7 +155,8 @@ class RolloutWorker:
                 renderer = tool_renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
                 read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
         self._rewards.render = renderer.render_prompt
-        self._stop_token_ids = renderer.eos_token_ids
+        stops = find_stop_ids(tokenizer, self._setup.rollout.stop_strings)
+        self._stop_token_ids = (*renderer.eos_token_ids, *stops)
         if (judge := self._setup.reward.judge).backend == "policy":
             self._rewards.policy = make_policy_judge(self.engine, renderer, judge)
         self._services = Services(self._rewards.score, env, self._tools, read_calls, images is not None)
@@ -169,6 +172,7 @@ class RolloutWorker:
                 engine=self.engine,
                 decode=renderer.decode,
                 decode_raw=renderer.decode_raw,
+                find_marks=renderer.marks.find,
                 make_token_context=make_token_context_factory(env, renderer, data),
                 limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn, env.limit_reward),
                 grade=grade,
@@ -223,7 +227,7 @@ class RolloutWorker:
 
     def _make_environment(self, factory: EnvironmentFactory, turns: Sequence[Turn]) -> Environment:
         assert self._services is not None, "call start() first"
-        return factory(replace(self._services, score=partial(self._rewards.score, turns=turns)))
+        return factory(replace(self._services, score=partial(self._rewards.score, turns=turns), turns=turns))
 
     async def run_suite(self, suite: Suite, folder: Path) -> SuiteResult:
         """Run an evaluation suite with the engine's current weights, and write its result to the folder."""
@@ -313,7 +317,8 @@ def make_policy_judge(engine: Engine, renderer: Renderer, judge: Judge) -> Compl
         sampling = Sampling(judge.max_tokens, judge.temperature, seed=seed, stop_token_ids=renderer.eos_token_ids)
         with HEARTBEAT.record_call("judge"):
             completion = await engine.generate(token_ids, sampling, f"judge.{next(numbers)}")
-        return renderer.decode(completion.token_ids)
+        marks = renderer.marks.find(token_ids, completion.token_ids)
+        return insert_marks(renderer.decode(completion.token_ids), marks)
 
     return complete
 

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -17,6 +18,7 @@ from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.errors import REPORTED_ERRORS
 from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.vocabulary import find_stop_ids
 from alphaapollo.models.load import load_config
 from alphaapollo.own_loop.setup import load_loop_config
 from alphaapollo.own_loop.trainer import Trainer
@@ -156,6 +158,7 @@ def _describe_model(trainer: Trainer, options: argparse.Namespace) -> ServedMode
         max_rank=model.lora_rank,
         max_models=options.max_models,
         stop_token_ids=renderer.eos_token_ids,
+        find_stop_ids=partial(find_stop_ids, renderer.tokenizer),
         layers=trainer.list_adapted_layers(),
     )
 

@@ -44,6 +44,9 @@ class ServedModel:
     max_models: int
     stop_token_ids: tuple[int, ...]
     layers: Sequence[str]  # paths of the layers that get adapters
+    find_stop_ids: Callable[[Sequence[str]], tuple[int, ...]] = (
+        lambda stop: ()
+    )  # of stop strings that are special tokens
 
 
 class Server:
@@ -253,8 +256,8 @@ class Server:
                 raise RequestError(f"{name}={getattr(request, name)} exceeds the limit of {MAX_TOP}. Lower it.")
         stop: Sequence[Any] = [params.stop] if isinstance(params.stop, str) else params.stop or []
         ids = tuple(one for one in stop if isinstance(one, int))
-        ids = self.served.stop_token_ids if params.stop is None else ids
         strings = tuple(one for one in stop if isinstance(one, str))
+        ids = self.served.stop_token_ids if params.stop is None else (*ids, *self.served.find_stop_ids(strings))
         first = uuid.uuid4().int if params.seed is None else params.seed
         seeds = [derive_seed("tinker", first, number) for number in range(request.num_samples)]
         return [

@@ -129,9 +129,6 @@ def cut_middle(text: str, limit: int) -> str:
     return f"{text[:head]}\n... [{len(text) - limit} characters cut] ...\n{text[len(text) - tail :]}"
 
 
-THINK_START, THINK_END = "<think>", "</think>"
-
-
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """Tool call that a model wrote, parsed but not validated, e.g. `ToolCall("python_code", '{"code": "6*7"}')`."""
@@ -148,8 +145,3 @@ ToolCallParser = Callable[[str], list[ToolCall]]
 """Function: text of a turn with special tokens -> tool calls in order. An empty list means that the text is an answer.
 
 Raises ToolCallParseError if the text contains a call that cannot be parsed."""
-
-
-def strip_thinking(text: str) -> str:
-    """Return the text after the thinking part, or an empty string if the thinking part is not closed."""
-    return text.rpartition(THINK_END)[2].partition(THINK_START)[0]

@@ -20,16 +20,13 @@ from alphaapollo.runs.rollout_log import TrainedRow, read_trained_rows
 from alphaapollo.utils.disk import open_regular, parse_json, read_small_file
 from alphaapollo.utils.hub import MAX_MODEL_TEXT
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.thoughts import find_thoughts
 from alphaapollo.viewer.index import DAMAGED, make_file_name
 from alphaapollo.viewer.run_folders import find_tokenizer_file
 from alphaapollo.viewer.texts import list_message_texts
 
 PART = re.compile(  # a part that never ends is the rest of the text
-    r"(?P<thought>\A(?:(?!<think>).)*?</think>"  # begun in the prompt
-    r"|<(?P<tag>(?:seed:)?think(?:ing)?|thoughts?|reasoning)>.*?(?:</(?P=tag)>|\Z)"
-    r"|\[THINK\].*?(?:\[/THINK\]|\Z)|◁think▷.*?(?:◁/think▷|\Z)"
-    r"|<\|channel\|>analysis<\|message\|>.*?(?:<\|end\|>|\Z)|\Aanalysis.*?(?=assistantfinal))"  # without special tokens
-    r"|(?P<tool><(?P<call>tool_(?:call|response|result)|python_code|local_rag|search|information|execute|code)>"
+    r"(?P<tool><(?P<call>tool_(?:call|response|result)|python_code|local_rag|search|information|execute|code)>"
     r".*?(?:</(?P=call)>|\Z))"
     r"|(?P<answer><answer>.*?(?:</answer>|\Z))",
     re.S,
@@ -96,6 +93,16 @@ def split_into_parts(text: str) -> Iterator[tuple[str, str]]:
     >>> list(split_into_parts("<think>7 + 7</think>14"))
     [('thought', '<think>7 + 7</think>'), ('text', '14')]
     """
+    end = 0
+    for thought in find_thoughts(text):
+        yield from _split_answer(text[end : thought.start])
+        yield "thought", text[thought.start : thought.end]
+        end = thought.end
+    yield from _split_answer(text[end:])
+
+
+def _split_answer(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a text without thoughts."""
     end = 0
     for match in PART.finditer(text):
         parts = ("text", text[end : match.start()]), (match.lastgroup or "", match[0])

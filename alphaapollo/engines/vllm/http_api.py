@@ -39,6 +39,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import find_stop_ids
 from alphaapollo.engines.agent_sessions import CURRENT_REQUEST, Answer, Request
 from alphaapollo.engines.types import MODEL_NAME, EngineError, HttpApiSettings
 from alphaapollo.engines.vllm.images import ChatImageReader
@@ -217,10 +218,11 @@ class PolicyClient:
     ) -> AsyncIterator[RequestOutput]:
         """Sample answers to a rendered chat with the policy's settings. Records them before the last output."""
         request, prompt_ids = CURRENT_REQUEST.get(), list(prompt["prompt_token_ids"])
+        stops = find_stop_ids(self._turns.tokenizer, sampling_params.stop or ())
         if request is None:
             if prompt["type"] != "token":
                 raise ValueError("Images of evaluation suites are not supported. Use a task without images.")
-            ends = {"eos_token_id": list(self._turns.eos_token_ids)}
+            ends = {"eos_token_id": [*self._turns.eos_token_ids, *stops]}
             sampling_params.update_from_generation_config(ends, self._turns.tokenizer.eos_token_id)
             async for output in self._stream(prompt_ids, sampling_params, request_id):
                 yield output
@@ -231,6 +233,7 @@ class PolicyClient:
         if request_id.startswith("resp_"):
             request_id = request_id.rpartition("_")[0]  # vLLM numbers the rounds of a response, which has one here
         sampling = request.start_sampling(request_id, prompt_ids, sampling_params.max_tokens or 1, constrained)
+        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *stops))
         params = _make_policy_params(sampling_params, sampling, constrained)
         if request.earlier is not None:
             self._record(request, request.earlier.outputs)
@@ -267,7 +270,8 @@ class PolicyClient:
         for answer in output.outputs:
             completion = build_completion(answer, output)
             content, calls = request.parse_answer(answer.text, list(answer.token_ids))
-            answers.append(Answer(request, completion, self._turns.decode(answer.token_ids), content, calls))
+            text, marks = self._turns.decode(ids := answer.token_ids), self._turns.marks.find(request.prompt_ids, ids)
+            answers.append(Answer(request, completion, text, content, calls, marks=marks))
         request.record_answers(answers, output)
 
 

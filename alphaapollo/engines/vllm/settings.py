@@ -16,7 +16,7 @@ from alphaapollo.config.schema import Rollout
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer
 from alphaapollo.processes.python_command import make_module_command
-from alphaapollo.tools.base import ToolCall, strip_thinking
+from alphaapollo.tools.base import ToolCall
 from alphaapollo.types import Adapter, Completion, Sampling, StopReason
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def list_tool_parsers() -> list[str]:
 
 
 def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
-    """Build a thread-safe function that extracts the tool calls from the text of a completion, after its thinking part.
+    """Build a thread-safe function that extracts the tool calls from the text of a completion without its thoughts.
 
     Raises ValueError if vLLM has no parser `name`, or if the parser does not work with the renderer's tokenizer.
     """
@@ -318,7 +318,7 @@ def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], 
         raise ValueError(f"env.tool_parser={name} does not work: {error}. Use one of {names}.") from error
 
     def parse_tool_calls(text: str) -> list[ToolCall]:
-        answer = parser_class(cached, request.tools).extract_tool_calls(strip_thinking(text), request)
+        answer = parser_class(cached, request.tools).extract_tool_calls(text, request)
         return [ToolCall(call.function.name, call.function.arguments) for call in answer.tool_calls]
 
     return parse_tool_calls

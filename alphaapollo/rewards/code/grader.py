@@ -61,11 +61,10 @@ def _make_line(text: str) -> str:
 
 
 def extract_code(completion: str) -> str:
-    """Return the last fenced Python block after the thoughts, else the last fenced block, else the complete answer."""
-    answer = completion.rpartition("</think>")[2]
-    blocks = list(_find_blocks(answer))
+    """Return the last fenced Python block, else the last fenced block, else the complete answer."""
+    blocks = list(_find_blocks(completion))
     python = [text for language, text in blocks if language.lower() in ("python", "py", "python3")]
-    return (python or [text for _, text in blocks] or [answer])[-1]
+    return (python or [text for _, text in blocks] or [completion])[-1]
 
 
 def _find_blocks(text: str) -> Iterator[tuple[str, str]]:

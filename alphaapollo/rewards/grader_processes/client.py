@@ -34,7 +34,7 @@ from alphaapollo.processes.host import (
 )
 from alphaapollo.processes.python_command import make_module_command, make_subprocess_environ
 from alphaapollo.processes.time_limit import exclude_from_time_limit
-from alphaapollo.rewards.base import get_question, make_failed_score, make_wrong_format_score
+from alphaapollo.rewards.base import add_marks, get_question, make_failed_score, make_wrong_format_score
 from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.grader_processes.worker import LoadReport, decode_reply
@@ -91,7 +91,7 @@ class RewardClient:
         WRONG_FORMAT if the completion is at fault. `turns`: of the episode; empty: the text is the only turn."""
         try:
             with exclude_from_time_limit():
-                judged = await self._ask_judges(prompt, text)
+                judged = await self._ask_judges(prompt, add_marks(text, turns))
         except ValueError as error:
             return make_failed_score(str(error))
         if TASK in judged and not (self._reward.components or self._reward.required):
@@ -189,7 +189,8 @@ class RewardClient:
             ]
             shown = [EpisodeTurn(*record) for record in json.loads(json.dumps(records, default=to_json_value))]
             step = turns[-1].completion.weight_version
-        return Episode(text, shown, self.render(prompt) if loaded.takes_prompt_text else "", step, self.max_steps)
+        prompt_text = self.render(prompt) if loaded.takes_prompt_text else ""
+        return Episode(text, shown, prompt_text, step, self.max_steps, add_marks(text, turns))
 
     async def close(self) -> None:
         """Kill the grader processes. Completions that are being graded get a failed score."""

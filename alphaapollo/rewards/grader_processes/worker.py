@@ -32,9 +32,15 @@ from alphaapollo.rewards.base import (
     make_failed_score,
     takes_trajectory,
 )
-from alphaapollo.rewards.components import TASK, add_component_rewards, check_component_names, load_components
+from alphaapollo.rewards.components import (
+    MARK_READERS,
+    TASK,
+    add_component_rewards,
+    check_component_names,
+    load_components,
+)
 from alphaapollo.rewards.custom import EpisodeFunction, LoadedFunction, load_reward_function
-from alphaapollo.rewards.registry import load_answer_maker, load_grader
+from alphaapollo.rewards.registry import GRADERS, find_grader, load_answer_maker, load_grader
 from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
 from alphaapollo.utils.user_module import format_error, load_user_module
 
@@ -114,7 +120,9 @@ class GraderWorker:
             loaded = self._custom_function = load_reward_function(self._custom)
         check_component_names(reward.components, reward.required)
         components = load_components(reward.components, reward)
-        self._components = {name: adapt_to_episode(component) for name, component in components.items()}
+        self._components = {
+            name: adapt_to_episode(component, name in MARK_READERS) for name, component in components.items()
+        }
         functions: list[Callable[..., object]] = [*([loaded.function] if loaded else []), *components.values()]
         takes_turns = any(map(takes_trajectory, functions))
         if loaded is None:
@@ -189,7 +197,8 @@ class GraderWorker:
 
     def _get_function(self, data_source: str) -> EpisodeFunction:
         if data_source not in self._graders:
-            self._graders[data_source] = adapt_to_episode(load_grader(data_source, self._reward))
+            is_built_in = find_grader(data_source) in GRADERS
+            self._graders[data_source] = adapt_to_episode(load_grader(data_source, self._reward), is_built_in)
         return self._graders[data_source]
 
     def _reply(self, number: int, reply: bytes) -> None:

@@ -34,8 +34,8 @@ FONT = (
 REWRITES = [  # applied in this order
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"(?<=\d)(?:\{,\}|,?\\!|\\,)\s*(?=\d{3}(?!\d))", ""),  # between groups of thousands
-        (r"(?<=\d),\\[,;: ]\s*(?=\d{3}(?!\d))", "{,}"),  # thousands or a list, see join_thousands
+        (r"(?<=\d)(?:(?:\\text)?\{,\}|,?\\!|\\,|\\thinspace)\s*(?=\d{3}(?!\d))", ""),  # between groups of thousands
+        (r"(?<=\d),(?:\\[,;: ]|\\q?quad)\s*(?=\d{3}(?!\d))", "{,}"),  # thousands or a list, see join_thousands
         (r"(?<!\\)\\[,;:! ]|~", " "),
         (r"\\?\$|[£€¥]|(?<!\\)\\[()\[\]]", " "),  # prices, and delimiters of formulas
         (rf"{FONT}\s*\{{\s*([a-fi-knp-rt-zA-Z]|[-+\d.,/:]+)\s*\}}", r" \1 "),  # one letter, not a unit; a number

@@ -280,5 +280,5 @@ def _make_turn(
     shown = {name: value for name, value in info.items() if value}
     reward = answer.reward or 0.0
     turn = Turn(context_ids, answer.completion, answer.text, reward, info=shown, context_images=images)
-    turn.answer_number = number
+    turn.answer_number, turn.marks = number, answer.marks
     return turn

@@ -5,8 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 
+from alphaapollo.data.examples import make_text_pieces, tokenize_examples
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.data.vocabulary import find_generation_config, read_end_token_ids
+from alphaapollo.data.turns import split_chat
+from alphaapollo.data.vocabulary import find_generation_config, find_stop_ids, read_end_token_ids
 from tests.unit.data.conftest import CHATML
 
 REPLY = [{"role": "user", "content": "?"}]
@@ -42,15 +44,34 @@ def test_files_of_tokenizer_and_model_are_read(tmp_path, make_tokenizer):
     assert Renderer(tokenizer, model_path=str(tmp_path / "model")).eos_token_ids == (1, 0, 2)  # without unknown ids
 
 
-@pytest.mark.parametrize("end", ["###\n", "<|done|>", "\n\n"])
-def test_an_end_that_is_text_does_not_stop(make_tokenizer, end):
+@pytest.mark.parametrize("end", ["###\n", "<|done|>", "\n\n", "\n", ""])
+def test_a_stop_token_is_trained_after_an_end_that_is_text(make_tokenizer, end):
     renderer = Renderer(make_tokenizer(CHATML.replace("<|im_end|>\n", end), eos_token="<|endoftext|>"))
     assert renderer.eos_token_ids == (2,)
-    assert renderer.missing_end_ids == []
-    assert (repr(end.strip()) in renderer.describe_stops()) == bool(end.strip())
+    assert len(renderer.list_end_notices()) == bool(end)
+    answer = {"role": "assistant", "content": "4"}
+    ((_, trained),) = split_chat([*REPLY, answer], renderer)
+    assert trained.text == f"4{end}<|endoftext|>"
+    assert renderer.decode_raw(renderer.turn_end_ids) == f"{end}<|endoftext|>"
     following = renderer.encode_observation(REPLY, 40)
-    assert renderer.encode_observation(REPLY, 2) == following
+    if end:
+        ((*_, context, _),) = split_chat([*REPLY, answer, *REPLY, answer], renderer)
+        assert renderer.encode([context.text]) == [following[len(end) :]]  # as in an episode
     assert renderer.tokenizer.decode(following).startswith(end)
+    assert renderer.encode_observation(REPLY, 2) == following[len(end) :]  # a turn has one end
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|im_end|>\n"])
+def test_an_end_in_the_answer_is_trained_once(make_tokenizer, end):
+    renderer = Renderer(make_tokenizer())
+    ((_, trained),) = split_chat([*REPLY, {"role": "assistant", "content": f"4{end}"}], renderer)
+    assert trained.text == "4<|im_end|>"
+    (row,) = tokenize_examples([make_text_pieces("?", "4<|im_end|>")], renderer)
+    assert list(row.token_ids).count(1) == 1
+
+
+def test_stop_strings_that_are_special_tokens(make_tokenizer):
+    assert find_stop_ids(make_tokenizer(), ["###", "<|im_end|>", "<|endoftext|>"]) == (1, 2)
 
 
 def test_text_before_the_end_is_trained_and_not_repeated(make_tokenizer):

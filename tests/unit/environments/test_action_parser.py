@@ -1,6 +1,7 @@
 import pytest
 
 from alphaapollo.environments.action_parser import Action, read_action
+from alphaapollo.types import Completion, StopReason, Turn
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,19 @@ def test_first_complete_action(text, content, kept):
 )
 def test_no_action(text):
     assert read_action(text) == Action(error="no action; write <answer>...</answer>")
+
+
+@pytest.mark.parametrize(
+    ("text", "marks", "content", "kept"),
+    [
+        ("<answer>1</answer> so <answer>2</answer>!", [(0, "[THINK]"), (21, "[/THINK]")], "2", 40),
+        ("<answer>1</answer> so", [(0, "<think>")], "", None),  # the prompt opened the thought
+    ],
+)
+def test_marks_that_the_text_lacks(text, marks, content, kept):
+    turn = Turn([], Completion([], [], StopReason.STOP, 0), text, marks=marks)
+    action = read_action(text, turns=[turn])
+    assert (action.content, action.kept_chars, bool(action.error)) == (content, kept, not content)
 
 
 def test_several_kinds_of_action():

@@ -178,6 +178,7 @@ OTHER = ["eval(x)", "x.y", "x .real", "__x__", "_", "a[0]", "'x'", "x; y", "x" *
 
 def test_plain_arithmetic():
     assert [text for text in PLAIN + OTHER if is_plain_arithmetic(text)] == PLAIN
+    assert is_plain_arithmetic("+x" * 2000, 4000)  # for a stored answer of this length
 
 
 def test_hanging_scorer_affects_only_its_episode():

@@ -17,6 +17,7 @@ from alphaapollo.rewards.registry import (
     load_grader,
 )
 from alphaapollo.types import Outcome, Prompt
+from alphaapollo.utils.thoughts import PAIRS
 
 CITIES = {"choices": ["London", "Paris", "Rome", "Bonn"]}
 ARC = {"choices": {"label": ["1", "2", "3"], "text": ["ice", "fire", "sand"]}}
@@ -215,9 +216,51 @@ def test_accepted_answers(truth, answers):
     assert read_accepted_answers(truth) == answers
 
 
+NO_ANSWERS = [
+    "Proof.",
+    "N.A.",
+    "not available",
+    "TBD",
+    r"\text{Proof omitted}",
+    "(no answer)",
+    "?",
+    "See the solution.",
+]
+
+
+@pytest.mark.parametrize(("truths", "count"), [(NO_ANSWERS, 0), ([r"\pi", "{}", "NaCl", "-1", "undefined", "n+a"], 6)])
+def test_other_spellings_of_no_answer(truths, count):
+    prompts = [Prompt(id, "math", "?", truth) for id, truth in enumerate(["5", *truths])]
+    assert len(leave_out_missing_answers(prompts, [])) == count + 1
+
+
+BOXES = [" → ", " | ", r" \\ ", " oder ", " vs. ", " maybe ", r" \text{ or } ", " — ", " and/or ", "<br>"]
+
+
+@pytest.mark.parametrize(("gap", "reward"), [*((gap, 0) for gap in BOXES), (". Wait, no: ", 1), (" + 1 = ", 1)])
+def test_boxes_with_a_separator_are_one_answer(gap, reward):
+    assert load_grader("math")(Prompt(0, "math", "?", "6"), rf"\boxed{{5}}{gap}\boxed{{6}}").reward == reward
+
+
+THOUGHTS = [f"{mark}{{}}{end}" for mark, end in PAIRS.items()] + [
+    "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>",
+    "analysis{}assistantfinal",
+    "<THINK>{}</think >",
+]
+
+
+@pytest.mark.parametrize("marks", THOUGHTS)
+def test_a_thought_holds_no_answer(marks):
+    grade, prompt = load_grader("math"), Prompt(0, "math", "?", "5")
+    assert grade(prompt, marks.format(r"\boxed{4}") + " The answer is 5.").reward == 1
+    assert grade(prompt, marks.format(r"\boxed{5}") + " The answer is 4.").reward == 0
+    if not marks.startswith("analysis"):
+        assert grade(prompt, marks.partition("}")[0][:-1] + r"\boxed{5}").reward == 0  # cut off
+
+
 def test_rows_whose_ground_truth_stands_for_no_answer_are_left_out():
     """With a math grader. Another data source may have such a word as an answer."""
-    truths = ["proof", "5", "NotFound", " N/A ", "6", None, "7", "8"]
+    truths = ["proof", "5", "NotFound", " N/A ", "6", None, "7", "no solution"]
     prompts = [Prompt(id, "AI-MO/NuminaMath-1.5", "?", truth) for id, truth in enumerate(truths)]
     prompts += [Prompt(8 + id, "multiple_choice", "?", truth) for id, truth in enumerate(["unknown", *"AAAAAB"])]
     findings = []

@@ -8,13 +8,14 @@ import pytest
 
 from alphaapollo.evolving.roles import VERDICT, is_last_choice, strip_markup
 from alphaapollo.metrics.majority_vote import extract_answer
-from alphaapollo.rewards.answers import find_answer_tag, remove_thoughts
+from alphaapollo.rewards.answers import find_answer_tag
 from alphaapollo.rewards.components import COMPONENTS, load_components
 from alphaapollo.rewards.judges import JUDGES, read_criteria, read_score, read_winner
 from alphaapollo.rewards.math import grader as math_grader
 from alphaapollo.rewards.registry import GRADERS, load_grader
 from alphaapollo.tools.sandbox import SandboxUnavailableError
 from alphaapollo.types import Prompt
+from alphaapollo.utils.thoughts import remove_thoughts
 
 try:
     from alphaapollo.rewards.code import grader as code_grader

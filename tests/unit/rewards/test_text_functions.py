@@ -12,7 +12,6 @@ from alphaapollo.rewards.answers import (
     find_boxed,
     find_marked_answer,
     find_text_after_hash_marks,
-    remove_thoughts,
 )
 from alphaapollo.rewards.components import (
     detect_language,
@@ -22,7 +21,6 @@ from alphaapollo.rewards.components import (
     score_format_without_opening_tag,
     score_language,
     score_thoughts,
-    split_thoughts,
 )
 from alphaapollo.rewards.short_answers import (
     find_chosen_letters,
@@ -32,6 +30,7 @@ from alphaapollo.rewards.short_answers import (
     read_final_number,
 )
 from alphaapollo.types import Prompt
+from alphaapollo.utils.thoughts import remove_thoughts, split_thoughts
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -133,6 +132,7 @@ FORMATS = [
     # think tags that are broken, not first, or twice
     (0.0, ["", r"\boxed{4}", r"<think>2 + 2 \boxed{4}", r"2 + 2</think>\boxed{4}", r"</think><think>\boxed{4}"]),
     (0.0, [r"Well. <think>2 + 2</think>\boxed{4}", r"<Think>2 + 2</Think>\boxed{4}", "<think>" * 15_000]),
+    (1.0, [r"[THINK]2 + 2[/THINK]\boxed{4}", r"<|channel|>analysis<|message|>2 + 2<|end|>\boxed{4}"]),
     (0.0, [r"<think><think>2</think>\boxed{4}", r"<think>2</think></think>\boxed{4}"]),
     (0.0, [r"<think>2</think><think>2</think>\boxed{4}"]),
 ]

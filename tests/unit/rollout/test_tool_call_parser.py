@@ -50,7 +50,12 @@ def test_a_text_without_a_call_is_an_answer(read):
 
 def test_calls_in_thinking_are_ignored(read):
     assert arguments(read(f"<think>{call('add', a=2)}?</think>{ONE}")) == [("add", {"a": 1})]
-    assert read(f"<think>{ONE}</think>no") == []
+    assert read(f"<think>{ONE}</think>no") == read(f"[THINK]{ONE}[/THINK]no") == read(f"<reasoning>{ONE}") == []
+
+
+def test_the_model_reads_why_a_call_cannot_be_parsed(read):
+    with pytest.raises(ToolCallParseError, match=r"Expecting ',' delimiter.*\n.*\"name\": \"add\""):
+        read('<tool_call>\n{"name": "add" "arguments": {}}\n</tool_call>')
 
 
 @pytest.mark.parametrize(

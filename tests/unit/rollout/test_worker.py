@@ -17,7 +17,7 @@ from alphaapollo.utils.user_module import load_user_module
 from tests.unit import virtual_time
 from tests.unit.environments.episode_helpers import EXAMPLES, game
 from tests.unit.rollout.test_images import SMALL
-from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker
+from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
 from tests.vision.models import make as make_vision_model
 
 CHAT = [Message(role="user", content="2+2=?")]
@@ -59,6 +59,17 @@ def test_a_chat_is_rendered_answered_and_graded(folder):
     assert text == engine.renderer.decode(turn.context_ids)
     assert sampling.stop_token_ids == engine.renderer.eos_token_ids
     assert worker.get_memory_metrics()["memory/rollout_gib"] > 0.01
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("4", 0.0), ("5 or 6</think>4", 1.0)])
+def test_a_thought_that_the_prompt_opens_is_graded_as_one(tmp_path, answer, reward):
+    tokenizer = load_tokenizer(str(write_model(tmp_path)))
+    tokenizer.chat_template += "{{ '<think>\\n' }}"
+    tokenizer.save_pretrained(tmp_path)
+    worker = make_worker(tmp_path, TextEngine(tmp_path, lambda text: answer), **LIMITS)
+    (group,) = generate(worker, GroupRequest(PROMPT, 1, Sampling(16, seed=1), stream_position=0))
+    (trajectory,) = group.trajectories
+    assert trajectory.score.reward == reward and trajectory.turns[0].text == answer  # functions get the same text
 
 
 def test_a_log_prob_that_is_not_finite_ends_the_generation(folder):

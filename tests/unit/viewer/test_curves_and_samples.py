@@ -60,8 +60,8 @@ def test_intervals_of_accuracies_end_at_0_and_1(metric: str, high: float, band: 
     [
         ("begun in the prompt</think>14", [("thought", "begun in the prompt</think>"), ("text", "14")]),
         *((f"{thought}14", [("thought", thought), ("text", "14")]) for thought in THOUGHTS),
-        (f"{HARMONY[0]}{HARMONY[1]}", [("thought", HARMONY[0]), ("text", HARMONY[1])]),
-        ("analysis7 and 7assistantfinal14", [("thought", "analysis7 and 7"), ("text", "assistantfinal14")]),
+        ("".join(HARMONY), [("thought", "".join(HARMONY).removesuffix("14")), ("text", "14")]),
+        ("analysis7 and 7assistantfinal14", [("thought", "analysis7 and 7assistantfinal"), ("text", "14")]),
         ("analysis of the sum", [("text", "analysis of the sum")]),
         (
             f"{CALL}{RESPONSE} <answer>14</answer>",

@@ -86,8 +86,8 @@ def test_an_episode_has_json_values():
     wanted = [EpisodeTurn("4", TOOL, 0.25, False, {"n": 3}, [0]), EpisodeTurn("\ud800", token_ids=[0])]
     client = RewardClient(Reward(), CustomRewardFunction())
     client.loaded = LoadReport(takes_turns=True)
-    assert client._make_episode(PROMPT, "6", turns) == Episode("6", wanted)
-    assert client._make_episode(PROMPT, "6", ()) == Episode("6", [EpisodeTurn("6")])
+    assert client._make_episode(PROMPT, "6", turns) == Episode("6", wanted, marked_text="6")
+    assert client._make_episode(PROMPT, "6", ()) == Episode("6", [EpisodeTurn("6")], marked_text="6")
 
 
 def test_name_of_the_second_parameter_decides():
