@@ -15,7 +15,7 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, check_format, list_checkpoints, parse_step
 from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.runs.update_checks import Check, summarize, write_checks
-from alphaapollo.verification.recording import INPUTS, read_complete_recording
+from alphaapollo.verification.recording import is_recording, read_complete_recording
 from alphaapollo.verification.stages import Verification
 
 CONFIG = "config.yaml"
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 def find_recording(run: Path, iteration: int | None) -> Path | None:
     """Return the recording of an iteration, or the newest one; None if the run has none. Raises ValueError."""
-    if (run / INPUTS).is_file():
+    if is_recording(run):
         return run
     check_format(run)
     if not (run / CONFIG).is_file():

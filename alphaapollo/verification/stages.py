@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from alphaapollo.runs.update_checks import Check
+from alphaapollo.verification.recording import read_tensors
 from alphaapollo.verification.reference import advantages, losses, models, optimizers
 from alphaapollo.verification.reference.samples import NotCovered, Sample
 from alphaapollo.verification.steps import OptimizerChain, compare_tensors, move_average, set_weights, take_gradients
@@ -85,7 +85,7 @@ class Verification(RecordedUpdate):
     def check_kl_coefficient(self) -> Iterator[Check]:
         """Check the coefficient of the KL in the reward of the next iteration."""
         control, used = self.algorithm.kl_ctrl, self.algorithm.use_kl_in_reward
-        if not used or control.type == "fixed" or self.recording.steps["trained_rows"] is None:
+        if not used or control.type == "fixed" or self.recording.steps.trained_rows is None:
             return
         kl = advantages.kl_estimate(
             self.columns["old_logprobs"] - self.columns["ref_logprobs"], self.algorithm.kl_penalty
@@ -172,7 +172,7 @@ class Verification(RecordedUpdate):
         if self.sample is not None:
             yield self.check_sample(policy, reference)
         for number, file in enumerate(files):
-            recorded, samples = load_file(file), self.list_samples(number)
+            recorded, samples = read_tensors(file), self.list_samples(number)
             try:
                 if is_covered:
                     found.append(self.accumulate(policy, samples, reference, is_first=number == 0))
@@ -244,7 +244,7 @@ class Verification(RecordedUpdate):
         """Take TRPO's step with the run's gradient."""
         if self.sample is not None:
             raise NotCovered("TRPO's step, which only alphaapollo verify computes")
-        vector, trained = models.WeightVector(policy), self.recording.steps["trained_rows"]
+        vector, trained = models.WeightVector(policy), self.recording.steps.trained_rows
         gradient = torch.cat([recorded["model." + name].double().flatten() for name in vector.trained])
         rows = [row for s in samples for number, row in zip(s.row_numbers, s.rows, strict=True) if trained[number]]
         with torch.no_grad():
@@ -307,7 +307,7 @@ class Verification(RecordedUpdate):
                 values = torch.cat([models.values(critic, row) for row in sample.rows])
                 old, returns = (torch.from_numpy(self.columns[n][sample.tokens]) for n in ("values", "returns"))
                 (factor * weight * losses.value_loss(values, old, returns, options.cliprange_value).sum()).backward()
-            recorded = load_file(file)
+            recorded = read_tensors(file)
             where, deviation = compare_tensors(recorded, take_gradients(critic, ""), self.small)
             yield Check(f"critic: gradient of step {number + 1}", where, deviation, limit, reason)
             chain.step(recorded)
