@@ -22,6 +22,7 @@ HALF_WAY = 0.75  # accuracy below which low entropy is premature
 LOST = 0.5  # drop that causes a warning, relative to the best mean reward or its standard deviation
 NOISE = 4.0  # standard errors above which a drop is not chance
 MIN_CHANGE = 1e-6  # nats per publish: smallest meaningful change
+MAX_Z = 5.0  # standard deviations
 SAFE_K3 = 1e-2  # nats per token; largest safe KL between engine and trainer
 SAFE_ESS = 0.8  # smallest safe effective sample size, relative
 
@@ -101,6 +102,14 @@ def _check_iteration(metrics: Metrics, failure_reason: str) -> Warnings:
             "the policy's gradient is exactly 0 although some advantages are not: the weights are corrupt, or every "
             "ratio is clipped. Resume from an earlier checkpoint with a lower learning rate.",
         )
+    for name in ("sampling/z", "sampling/repetition_z", "sampling/run_z", "sampling/run_repetition_z"):
+        if abs(z := metrics.get(name, 0.0)) > MAX_Z:
+            found = "repeat each other" if "repetition" in name else f"are {'more' if z > 0 else 'less'} probable"
+            yield (
+                "sampling",
+                f"the engines' tokens are not samples of the policy: they {found} by {abs(z):.0f} standard deviations "
+                f"({name}). Check temperature, top_p, seeds and weights of the engines (docs/verify.md#sampling).",
+            )
     k3, ess = metrics.get("mismatch/k3", 0.0), metrics.get("mismatch/ess", 1.0)
     if not (k3 <= SAFE_K3 and ess >= SAFE_ESS):  # also true for NaN
         is_stale = metrics.get("staleness/max", 0.0) > 0

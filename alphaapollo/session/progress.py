@@ -73,6 +73,8 @@ class Progress(RunProgress):
     iterations_skipped: int = 0  # consecutive iterations skipped because of non-finite columns
     unfinished: list[int] = field(default_factory=list)
     """Positions before `prompts_consumed` that no iteration has trained on or dropped yet (asynchronous training)."""
+    sampling: dict[str, list[float]] = field(default_factory=dict)
+    """Sums of algorithms/surprise.py over the iterations so far."""
     validation: dict[str, float] = field(default_factory=dict)
     """Validation metrics of iteration `step`; empty if it did not validate."""
     curriculum: CurriculumState = field(default_factory=CurriculumState)

@@ -22,6 +22,7 @@ from torch import Tensor
 from alphaapollo.models.checkpoint import read_all_tensors
 from alphaapollo.runs.checkpoint_folder import MANIFEST, check_format, find_damage, write_manifest
 from alphaapollo.runs.group_files import read_values, write_values
+from alphaapollo.runs.metrics_file import read_metrics
 from alphaapollo.types import JsonObject, TrajectoryGroup
 from alphaapollo.utils.disk import explain_damage, read_json, read_yaml
 
@@ -88,6 +89,15 @@ class Recording:
     def read_weights(self, role: str, name: str = "weights") -> dict[str, Tensor]:
         """Return the weights after the update, or ("weights_1") after the first of several steps."""
         return read_tensors(self.folder / OUTCOME / role / f"{name}.safetensors")
+
+    def count_logged_steps(self) -> float | None:
+        """Return the policy's optimizer steps before the iteration by the metrics of its run, if they are there."""
+        path, earlier = self.folder.parents[1] / "metrics.jsonl", range(1, self.inputs.step)
+        with explain_damage(path):
+            lines = {line["step"]: line for line in (read_metrics(path) if path.is_file() else ())}
+            names = ("actor/optimizer_steps", "actor/steps_skipped")
+            taken = [[lines[step].get(name) or 0.0 for name in names] for step in earlier if step in lines]
+        return sum(done - skipped for done, skipped in taken) if len(taken) == len(earlier) else None
 
     def read_published(self) -> JsonObject | None:
         """Return the probe's token ids and the engines' log-probs of it after the weight sync; None without engines."""

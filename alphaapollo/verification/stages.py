@@ -65,10 +65,10 @@ class Verification(RecordedUpdate):
         """Check rewards to advantages, and that each row is in one mini-batch."""
         rows = [row for step in self.mini_batches for row in step]
         expected = [number for sample in self.batch.samples for number in sample.row_numbers]
-        wrong = float(sorted(rows) != expected)
-        yield Check(
-            "mini-batches", f"{len(self.mini_batches)} of {len(expected)} rows", wrong, 0.0, "each row is in one"
-        )
+        planned = self.count_mini_batches()
+        wrong = float(sorted(rows) != expected or len(self.mini_batches) not in planned)
+        where = f"{len(self.mini_batches)} of {len(expected)} rows"
+        yield Check("mini-batches", where, wrong, 0.0, f"{min(planned)}, and each row is in one")
         try:
             given = self.inputs.kl_coef, self.inputs.baseline or 0.0, self.mini_batches
             mine = advantages.compute_advantages(self.batch, self.config, self.columns, *given)
@@ -166,9 +166,10 @@ class Verification(RecordedUpdate):
         optim, actor = self.role.actor.optim, self.role.actor
         yield self.check_number_of_steps("optimizer steps", len(files), actor.ppo_epochs)
         chain = self.make_chain("policy", policy, actor)
+        yield self.check_earlier_steps("earlier optimizer steps", chain.num_steps, actor.ppo_epochs)
         reference = self.load_full_reference()
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
-        is_covered = self.sample is None
+        is_covered, has_gradient = self.sample is None, False
         if self.sample is not None:
             yield self.check_sample(policy, reference)
         for number, file in enumerate(files):
@@ -176,8 +177,9 @@ class Verification(RecordedUpdate):
             try:
                 if is_covered:
                     found.append(self.accumulate(policy, samples, reference, is_first=number == 0))
-                    where, deviation = compare_tensors(recorded, take_gradients(policy, "model."), self.small)
-                    yield Check(f"gradient of step {number + 1}", where, deviation, limit, reason)
+                    mine, name = take_gradients(policy, "model."), f"gradient of step {number + 1}"
+                    yield (check := compare_tensors(name, recorded, mine, limit, reason, self.small))
+                    has_gradient |= check.covered
             except NotCovered as why:
                 is_covered = False
                 yield self.not_covered("gradient", why)
@@ -195,7 +197,7 @@ class Verification(RecordedUpdate):
                 yield chain.compare("weights_1")
             if chain.limit > limit:
                 limit, reason = chain.limit, f"{reason}, from the weights of the step before"
-        if is_covered:
+        if is_covered and has_gradient:
             loss = sum(found) / len(files)
             deviation = abs(self.metric("actor/loss") - loss) / max(abs(loss), 1e-2)
             yield Check("loss", f"mean of {len(files)} steps", deviation, limit, reason)
@@ -210,9 +212,8 @@ class Verification(RecordedUpdate):
                 mine = take_gradients(policy, "model.")
         except NotCovered as why:
             return self.not_covered("gradient", why)
-        where, deviation = compare_tensors(self.recording.read_sample_gradients(), mine, self.small)
-        reason = f"relative; the run computes in {self.dtype}"
-        return Check(f"gradient of {len(self.sample or ())} rows", where, deviation, self.limits[2], reason)
+        name, reason = f"gradient of {len(self.sample or ())} rows", f"relative; the run computes in {self.dtype}"
+        return compare_tensors(name, self.recording.read_sample_gradients(), mine, self.limits[2], reason, self.small)
 
     def accumulate(
         self, policy: nn.Module, samples: list[Sample], reference: nn.Module | None, is_first: bool
@@ -295,6 +296,7 @@ class Verification(RecordedUpdate):
         steps = self.recording.read_gradients("critic")
         chain = self.make_chain("critic", critic, options)
         yield self.check_number_of_steps("critic: optimizer steps", len(steps), options.ppo_epochs)
+        yield self.check_earlier_steps("critic: earlier optimizer steps", chain.num_steps, options.ppo_epochs)
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
         if self.sample is not None:
             yield self.not_covered("critic: gradient", "only alphaapollo verify computes it")
@@ -307,9 +309,8 @@ class Verification(RecordedUpdate):
                 values = torch.cat([models.values(critic, row) for row in sample.rows])
                 old, returns = (torch.from_numpy(self.columns[n][sample.tokens]) for n in ("values", "returns"))
                 (factor * weight * losses.value_loss(values, old, returns, options.cliprange_value).sum()).backward()
-            recorded = read_tensors(file)
-            where, deviation = compare_tensors(recorded, take_gradients(critic, ""), self.small)
-            yield Check(f"critic: gradient of step {number + 1}", where, deviation, limit, reason)
+            recorded, name = read_tensors(file), f"critic: gradient of step {number + 1}"
+            yield compare_tensors(name, recorded, take_gradients(critic, ""), limit, reason, self.small)
             chain.step(recorded)
             if number == 0 and len(steps) > 1:
                 yield chain.compare("weights_1")
@@ -322,6 +323,18 @@ class Verification(RecordedUpdate):
     def check_number_of_steps(self, quantity: str, found: int, epochs: int) -> Check:
         expected = len(self.mini_batches) * epochs
         return Check(quantity, f"{found} of {expected}", abs(found - expected), 0.0, "one per mini-batch and epoch")
+
+    def check_earlier_steps(self, quantity: str, found: int, epochs: int) -> Check:
+        """Check the position in the learning rate schedule. Iterations without all groups may have fewer steps, which
+        only the metrics of the run tell."""
+        is_critic = quantity.startswith("critic")
+        before = self.inputs.step - 1 - (0 if is_critic else self.config.trainer.critic_warmup)
+        planned = max(0, before) * self.count_planned()[1] * epochs
+        logged = None if is_critic else self.recording.count_logged_steps()
+        if logged is None and found != planned:
+            return self.not_covered(quantity, f"{found}, but {planned} are planned before iteration {self.inputs.step}")
+        expected = planned if logged is None else logged
+        return Check(quantity, f"{found} of {expected}", abs(found - expected), 0.0, "position in the schedule")
 
     def not_covered(self, quantity: str, reason: object) -> Check:
         return Check(quantity, "", 0.0, 0.0, str(reason), covered=False)

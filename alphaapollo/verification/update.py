@@ -147,6 +147,14 @@ class RecordedUpdate:
         samples = (self.config.data.train_batch_size + self.config.data.reuse.groups) * min(selected, size)
         return samples, -(-samples // self.role.actor.ppo_mini_batch_size)
 
+    def count_mini_batches(self) -> set[int]:
+        """Return how many mini-batches the samples may have: fewer if there are fewer samples, or groups to keep."""
+        filters, samples = self.algorithm.filter_groups, self.batch.samples
+        count = -(-len(samples) // self.role.actor.ppo_mini_batch_size)
+        if filters.enable and filters.mode == "reweight":
+            count = self.count_planned()[1]
+        return {min(count, len(samples)), min(count, len({sample.group for sample in samples}))}
+
     def count_steps(self, role: str) -> int:
         """Optimizer steps of the complete run, for the learning rate schedule."""
         _, per_epoch = self.count_planned()
