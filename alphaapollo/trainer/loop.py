@@ -44,7 +44,7 @@ async def train(run: TrainingRun) -> None:
         with timer("generate"):
             await run.session.hand_over()
         metrics = log_groups(run, iteration, collected, timer.seconds["generate"])
-        with timer("sampling"):
+        with timer("columns"):
             metrics |= await measure_sampling(run, iteration, collected.generated)
         learned = await run.learn(run, iteration, collected.trained, timer)
         learned = log_trained_rows(run, iteration, learned, collected)

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from alphaapollo.algorithms.surprise import NUM_SUMS, compute_z, sum_surprises
+from alphaapollo.metrics.sampling import MAX_TOKENS, compare_samples, draw_rows, list_free_rows
 from alphaapollo.runs.update_checks import Check
 from alphaapollo.verification.recording import read_tensors
 from alphaapollo.verification.reference import advantages, losses, models, optimizers
@@ -45,6 +47,7 @@ class Verification(RecordedUpdate):
             with suppress(NotCovered):  # check_sample says why
                 self.accumulate(policy, self.list_samples(0), self.load_full_reference(), is_first=True)
         yield from self.check_logprobs(policy)
+        yield from self.check_sampling(policy)
         yield from self.check_policy_steps(policy)
         yield from self.check_published(policy)
         if "values" in self.columns:
@@ -157,6 +160,35 @@ class Verification(RecordedUpdate):
         if len(gap):
             reason = f"nats, mean of {len(gap)} tokens; engine in {self.inputs.engine_dtype}"
             yield Check("engine log-probs", f"{len(gaps) - 1} rows", float(gap.mean()), self.engine_limit, reason)
+
+    @torch.no_grad()
+    def check_sampling(self, policy: nn.Module) -> Iterator[Check]:
+        """Check that the engine's tokens are samples of the weights before the update."""
+        rollout = self.role.rollout
+        if rollout.name == "fake":
+            return
+        obstacles = {
+            "the engine samples from other distributions": rollout.temperature == 0
+            or rollout.top_p < 1
+            or rollout.top_k > 0,
+            "groups were selected by their rewards": self.algorithm.filter_groups.enable,
+            "asynchronous groups were selected by their lengths": self.config.trainer.async_mode,
+        }
+        if why := [reason for reason, applies in obstacles.items() if applies]:
+            yield self.not_covered("sampling", why[0])
+            return
+        free = [list_free_rows(group, self.inputs.step - 1, rollout.temperature) for group in self.inputs.groups]
+        rows = draw_rows(free, 0, MAX_TOKENS if self.sample is None else MAX_TOKENS // 8)
+        surprises = np.zeros(NUM_SUMS)
+        for row in rows:
+            logp, mask = self.of_row(policy, row), np.asarray(row.action_mask) != 0
+            mean = (logp.exp() * logp).sum(1, keepdim=True)
+            variance = (logp.exp() * (logp - mean).square()).sum(1)
+            stats = models.of_sampled(logp, row), -mean[:, 0], variance
+            surprises += sum_surprises(*(one.numpy() for one in stats), np.asarray(row.logprobs)[mask])
+        z = [compute_z(surprises), compute_z(sum(map(compare_samples, free), np.zeros(NUM_SUMS)))]
+        where = f"{len(rows)} rows: {z[0]:+.1f}, equal samples: {z[1]:+.1f}"
+        yield Check("sampling", where, max(map(abs, z)), 5.0, "standard deviations")
 
     def check_policy_steps(self, policy: nn.Module) -> Iterator[Check]:
         """Check the gradient of each optimizer step, and the weights after the last one."""

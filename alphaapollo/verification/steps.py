@@ -42,7 +42,8 @@ def compare_tensors(
         one, other = (each.get(name, zeros).double() for each in (recorded, reference))
         scale = max(float(other.norm()), small * total) or 1.0
         difference = float((one - other).norm()) / scale if one.shape == other.shape else math.inf
-        if not difference <= largest:
+        difference = math.inf if math.isnan(difference) else difference
+        if difference > largest:
             worst, largest = name, difference
     where = worst.removeprefix("model.").removeprefix("model.") or "all tensors"
     return Check(quantity, where, largest, limit, reason)
