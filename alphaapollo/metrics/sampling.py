@@ -25,11 +25,11 @@ def list_free_rows(group: TrajectoryGroup, version: int, temperature: float) -> 
 
 
 def draw_rows(groups: Sequence[list[list[Row]]], seed: int, max_tokens: int = MAX_TOKENS) -> list[Row]:
-    """Draw rows of max_tokens, but at least one if there is one, regardless of what they contain."""
+    """Draw rows until they have max_tokens, regardless of what they contain."""
     rows = [row for group in groups for trajectory in group for row in trajectory]
     drawn = [rows[index] for index in np.random.default_rng(seed).permutation(len(rows))]
     ends = np.cumsum([len(row.token_ids) for row in drawn])
-    return drawn[: max(1, int(np.searchsorted(ends, max_tokens, side="right")))]
+    return drawn[: int(np.searchsorted(ends, max_tokens)) + 1]  # with the row that exceeds it, because it may be long
 
 
 def compare_samples(group: Sequence[list[Row]]) -> np.ndarray:

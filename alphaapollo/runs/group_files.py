@@ -112,7 +112,7 @@ def _build(kind: Any, value: Any) -> Any:
         return value if chosen is None else _build(chosen, value)
     if origin is tuple and parts[-1] is not ...:
         return tuple(_build(part, one) for part, one in zip(parts, value, strict=True))
-    if origin in (list, tuple, Sequence) and parts[0] not in (int, float, str, Any) and not isinstance(value, str):
+    if origin in (list, tuple, Sequence) and parts[0] not in (int, float, str, Any):
         value = [_build(parts[0], one) for one in value]
     elif origin is dict:
         return {key: _build(parts[1], one) for key, one in value.items()}

@@ -32,6 +32,8 @@ async def measure_sampling(run: TrainingRun, iteration: int, groups: Sequence[Tr
     for batch, columns in zip(layout.rank_batches, await run.workers.policy.compute_surprises(), strict=True):
         tokens = batch.rows.action_mask != 0
         sums["z"] += sum_surprises(*columns[tokens].T, batch.rows.rollout_logprobs[tokens])
+    if not np.isfinite(sums["z"]).all():  # learn() says it
+        return {}
     earlier = run.progress.sampling
     run.progress.sampling = {name: (one + earlier.get(name, 0.0)).tolist() for name, one in sums.items()}
     metrics = {f"sampling/{name}": compute_z(one) for name, one in sums.items()}
