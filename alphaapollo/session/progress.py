@@ -109,8 +109,7 @@ class Progress(RunProgress):
             with explain_damage(folder / PASS_RATES):
                 rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
                 drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}
-                state = state | {"pass_rates": array("d", rates), "drawn": drawn}
-                progress.curriculum = CurriculumState(**state)
+                progress.curriculum = CurriculumState(**state | {"pass_rates": array("d", rates), "drawn": drawn})
         recent: object = progress.recent  # the number of groups; the default if an earlier version wrote the file
         if isinstance(recent, list) and recent:
             raise ValueError(

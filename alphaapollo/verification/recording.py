@@ -90,14 +90,14 @@ class Recording:
         """Return the weights after the update, or ("weights_1") after the first of several steps."""
         return read_tensors(self.folder / OUTCOME / role / f"{name}.safetensors")
 
-    def count_logged_steps(self) -> float | None:
+    def count_logged_steps(self) -> int | None:
         """Return the policy's optimizer steps before the iteration by the metrics of its run, if they are there."""
         path, earlier = self.folder.parents[1] / "metrics.jsonl", range(1, self.inputs.step)
         with explain_damage(path):
             lines = {line["step"]: line for line in (read_metrics(path) if path.is_file() else ())}
             names = ("actor/optimizer_steps", "actor/steps_skipped")
             taken = [[lines[step].get(name) or 0.0 for name in names] for step in earlier if step in lines]
-        return sum(done - skipped for done, skipped in taken) if len(taken) == len(earlier) else None
+        return int(sum(done - skipped for done, skipped in taken)) if len(taken) == len(earlier) else None
 
     def read_published(self) -> JsonObject | None:
         """Return the probe's token ids and the engines' log-probs of it after the weight sync; None without engines."""

@@ -167,15 +167,11 @@ class Verification(RecordedUpdate):
         rollout = self.role.rollout
         if rollout.name == "fake":
             return
-        obstacles = {
-            "the engine samples from other distributions": rollout.temperature == 0
-            or rollout.top_p < 1
-            or rollout.top_k > 0,
-            "groups were selected by their rewards": self.algorithm.filter_groups.enable,
-            "asynchronous groups were selected by their lengths": self.config.trainer.async_mode,
-        }
-        if why := [reason for reason, applies in obstacles.items() if applies]:
-            yield self.not_covered("sampling", why[0])
+        truncates = rollout.temperature == 0 or rollout.top_p < 1 or rollout.top_k > 0
+        if truncates or self.algorithm.filter_groups.enable or self.config.trainer.async_mode:
+            yield self.not_covered(
+                "sampling", "tokens or groups were selected: top_p, top_k, filter_groups, async_mode"
+            )
             return
         free = [list_free_rows(group, self.inputs.step - 1, rollout.temperature) for group in self.inputs.groups]
         rows = draw_rows(free, 0, MAX_TOKENS if self.sample is None else MAX_TOKENS // 8)
