@@ -17,10 +17,11 @@ import numpy as np
 NUM_SUMS = 4
 
 
-def sum_surprises(logp: np.ndarray, entropy: np.ndarray, variance: np.ndarray, engine_logp: np.ndarray) -> np.ndarray:
-    """Return sums over n tokens: surprises, their squared scale, squared log-prob mismatches, and variances. variance:
-    of log p over the vocabulary. [n] each -> [4]"""
-    x, d = logp.astype(np.float64) + entropy, logp.astype(np.float64) - engine_logp
+def sum_surprises(stats: np.ndarray, engine_logp: np.ndarray) -> np.ndarray:
+    """Return sums over n tokens: surprises, their squared scale, squared log-prob mismatches, and variances. stats: log
+    p(token), H(p) and Var(log p). [n, 3], [n] -> [4]"""
+    logp, entropy, variance = stats.T.astype(np.float64)
+    x, d = logp + entropy, logp - engine_logp
     return np.array([x.sum(), (x @ x + 2 * variance.sum()) / 3, d @ d, variance.sum()])
 
 

@@ -101,9 +101,9 @@ def _make_encodable(value: Any) -> Any:
 def _build(kind: Any, value: Any) -> Any:
     """Build the dataclasses, enums and tuples of an annotated type from decoded values."""
     origin, parts = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         types = _read_field_types(kind)
-        return kind(**{name: _build(types[name], one) for name, one in value.items() if name in types})  # type: ignore[operator]
+        return kind(**{name: _build(types[name], one) for name, one in value.items() if name in types})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if origin in (Union, UnionType):

@@ -180,9 +180,9 @@ class Verification(RecordedUpdate):
             logp, mask = self.of_row(policy, row), np.asarray(row.action_mask) != 0
             mean = (logp.exp() * logp).sum(1, keepdim=True)
             variance = (logp.exp() * (logp - mean).square()).sum(1)
-            stats = models.of_sampled(logp, row), -mean[:, 0], variance
-            surprises += sum_surprises(*(one.numpy() for one in stats), np.asarray(row.logprobs)[mask])
-        z = [compute_z(surprises), compute_z(sum(map(compare_samples, free), np.zeros(NUM_SUMS)))]
+            stats = torch.stack([models.of_sampled(logp, row), -mean[:, 0], variance], 1)
+            surprises += sum_surprises(stats.numpy(), np.asarray(row.logprobs)[mask])
+        z = [compute_z(surprises), compute_z(np.sum([*map(compare_samples, free), np.zeros(NUM_SUMS)], axis=0))]
         where = f"{len(rows)} rows: {z[0]:+.1f}, equal samples: {z[1]:+.1f}"
         yield Check("sampling", where, max(map(abs, z)), 5.0, "standard deviations")
 
@@ -275,6 +275,7 @@ class Verification(RecordedUpdate):
             raise NotCovered("TRPO's step, which only alphaapollo verify computes")
         vector, trained = models.WeightVector(policy), self.recording.steps.trained_rows
         gradient = torch.cat([recorded["model." + name].double().flatten() for name in vector.trained])
+        assert trained is not None
         rows = [row for s in samples for number, row in zip(s.row_numbers, s.rows, strict=True) if trained[number]]
         with torch.no_grad():
             old = [self.of_row(policy, row) for row in rows]

@@ -25,16 +25,16 @@ async def measure_sampling(run: TrainingRun, iteration: int, groups: Sequence[Tr
     rows = draw_rows(free, derive_seed(run.config.trainer.seed, "sampling", iteration))
     if not rows:
         return {}
-    limits = {"max_tokens": run.plan.max_tokens, "padded": run.plan.padded, "mini_batch_size": len(rows)}
-    layout = build_batch_layout(rows, range(len(rows)), run.plan.placement.data_parallel_size, **limits)
+    limits = run.plan.placement.data_parallel_size, len(rows), run.plan.max_tokens, run.plan.padded
+    layout = build_batch_layout(rows, range(len(rows)), *limits)
     run.workers.policy.load_batch(layout.rank_batches)
-    sums = {"z": np.zeros(NUM_SUMS), "repetition_z": sum(map(compare_samples, free), np.zeros(NUM_SUMS))}
+    sums = {"z": np.zeros(NUM_SUMS), "repetition_z": np.sum([*map(compare_samples, free)], axis=0)}
     for batch, columns in zip(layout.rank_batches, await run.workers.policy.compute_surprises(), strict=True):
         tokens = batch.rows.action_mask != 0
-        sums["z"] += sum_surprises(*columns[tokens].T, batch.rows.rollout_logprobs[tokens])
+        sums["z"] += sum_surprises(columns[tokens], batch.rows.rollout_logprobs[tokens])
     if not np.isfinite(sums["z"]).all():  # learn() says it
         return {}
     earlier = run.progress.sampling
-    run.progress.sampling = {name: (one + earlier.get(name, 0.0)).tolist() for name, one in sums.items()}
+    run.progress.sampling = {name: (one + np.array(earlier.get(name, 0.0))).tolist() for name, one in sums.items()}
     metrics = {f"sampling/{name}": compute_z(one) for name, one in sums.items()}
     return metrics | {f"sampling/run_{name}": compute_z(np.array(one)) for name, one in run.progress.sampling.items()}

@@ -46,7 +46,7 @@ def sample_groups(
         for contexts, ids in group:
             logp = scored[contexts, ids]
             engine = logp + mismatch * rng.normal(size=len(ids))
-            surprises += sum_surprises(logp, entropy[contexts], variance[contexts], engine)
+            surprises += sum_surprises(np.stack([logp, entropy[contexts], variance[contexts]], 1), engine)
         repetitions += sum_repetitions([(ids, scored[contexts, ids]) for contexts, ids in group])
     return surprises, repetitions
 
