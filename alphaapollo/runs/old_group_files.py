@@ -39,7 +39,7 @@ class DType:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, self.order, *parts = state[:5]
-        if parts != [None, None, None]:
+        if self.order not in ("<", ">", "|", "=") or parts != [None, None, None]:
             raise pickle.UnpicklingError("the file uses a dtype with fields, which is not allowed")
 
     def read(self, content: bytes) -> np.ndarray:
