@@ -194,7 +194,7 @@ class Verification(RecordedUpdate):
         optim, actor = self.role.actor.optim, self.role.actor
         yield self.check_number_of_steps("optimizer steps", len(files), actor.ppo_epochs)
         chain = self.make_chain("policy", policy, actor)
-        yield self.check_earlier_steps("earlier optimizer steps", chain.num_steps, actor.ppo_epochs)
+        yield self.check_earlier_steps("earlier steps", chain.num_steps, actor.ppo_epochs)
         reference = self.load_full_reference()
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
         is_covered, has_gradient = self.sample is None, False
@@ -325,7 +325,7 @@ class Verification(RecordedUpdate):
         steps = self.recording.read_gradients("critic")
         chain = self.make_chain("critic", critic, options)
         yield self.check_number_of_steps("critic: optimizer steps", len(steps), options.ppo_epochs)
-        yield self.check_earlier_steps("critic: earlier optimizer steps", chain.num_steps, options.ppo_epochs)
+        yield self.check_earlier_steps("critic: earlier steps", chain.num_steps, options.ppo_epochs)
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
         if self.sample is not None:
             yield self.not_covered("critic: gradient", "only alphaapollo verify computes it")
