@@ -86,6 +86,7 @@ SETTINGS = {  # two optimizer steps per iteration, or ONE_STEP, after which the 
     "muon": f"{ONE_STEP} {ACTOR}.optim.name=muon {ACTOR}.optim.lr=1e-3 trainer.seed=1",
     "ranks": f"{ONE_STEP} trainer.n_gpus_per_node=2 {ACTOR}.loss_agg_mode=seq-mean-token-mean {ACTOR}.grad_clip=0.1",
     "bfloat16": f"{MODEL}.dtype=bfloat16",
+    "hf": f"{ROLLOUT}.name=hf {ROLLOUT}.temperature=0.5 {ONE_STEP} data.train_batch_size=16",
     "vllm": f"{ROLLOUT}.temperature=0.5 {ROLLOUT}.name=vllm {ROLLOUT}.kv_cache_gib=0.1 {MODEL}.lora_rank=4 "
     f"{MODEL}.lora_alpha=8",
 }

@@ -133,6 +133,15 @@ class Divergence:
 REVERSE = Divergence("reverse")
 
 
+class LogProbVariance(Divergence):
+    """Instead of a divergence, the variance of log p under p. It has no gradient."""
+
+    def value(self, logp: Tensor, logq: Tensor) -> Tensor:
+        p = logp.exp()
+        mean = (p * logp).sum(dim=-1, keepdim=True)
+        return (p * (logp - mean).square()).sum(dim=-1)
+
+
 def kl(logp: Tensor, logq: Tensor) -> Tensor:
     """Compute KL(p||q) in nats. [..., V] each -> [...]."""
     kl_values: Tensor = torch.linalg.vecdot(logp.exp(), logp - logq)

@@ -13,10 +13,10 @@ from alphaapollo.config.load import SavedConfig, drop_unknown_keys, load_config,
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, check_format, list_checkpoints, parse_step
-from alphaapollo.runs.resume import read_saved_config
+from alphaapollo.runs.resume import find_saved_config, read_saved_config
 from alphaapollo.runs.update_checks import Check, summarize, write_checks
 from alphaapollo.utils.hub import expand_home
-from alphaapollo.verification.recording import INPUTS, read_complete_recording
+from alphaapollo.verification.recording import is_recording, read_complete_recording
 from alphaapollo.verification.stages import Verification
 
 CONFIG = "config.yaml"
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 def find_recording(run: Path, iteration: int | None) -> Path | None:
     """Return the recording of an iteration, or the newest one; None if the run has none. Raises ValueError."""
-    if (run / INPUTS).is_file():
+    if is_recording(run):
         return run
     check_format(run)
     if not (run / CONFIG).is_file():
@@ -88,7 +88,8 @@ def load_saved_config(folder: Path, overrides: Sequence[str], read_keys: tuple[s
 def record_next_iteration(run: Path, overrides: Sequence[str]) -> Path | None:
     """Train one iteration from the newest checkpoint of a run, in the folder <run>/verify. Returns its recording, or
     None if training failed."""
-    reward = load_saved_config(run, overrides, ("",)).custom_reward_function.path
+    saved = load_saved_config(run, overrides, ("",))
+    reward = saved.custom_reward_function.path
     if reward and not any(word.startswith(f"{REWARD}=") for word in overrides):
         refuse_saved_code(run, {REWARD: reward})
     complete = list_checkpoints(run)
@@ -98,7 +99,8 @@ def record_next_iteration(run: Path, overrides: Sequence[str]) -> Path | None:
         "trainer.project_name": "verify",
         "trainer.experiment_name": f"step_{step}",
         "trainer.resume_mode": "resume_path" if complete else "disable",
-        "trainer.total_training_steps": step,
+        "trainer.total_training_steps": max(step, saved.trainer.total_training_steps or step),  # of the schedules
+        "trainer.stop_at_step": step,
         "trainer.record_steps": f"[{step}]",
         "trainer.save_freq": -1,
         "trainer.test_freq": -1,
@@ -109,7 +111,8 @@ def record_next_iteration(run: Path, overrides: Sequence[str]) -> Path | None:
     if complete:
         words["trainer.resume_from_path"] = complete[-1]
     train = pkgutil.resolve_name("alphaapollo.trainer.main_ppo:main")
-    code = train(["--config", str(run / CONFIG), *overrides, *(f"{key}={value}" for key, value in words.items())])
+    newest = find_saved_config(run)[0]
+    code = train(["--config", str(newest), *overrides, *(f"{key}={value}" for key, value in words.items())])
     return run / "verify" / f"step_{step}" / "recorded" / f"step_{step:06d}" if code == 0 else None
 
 

@@ -197,6 +197,10 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         e.g. the "reference"."""
         return await self._call_all_ranks(lambda worker: worker.compute_log_probs(role))
 
+    async def compute_surprises(self) -> list[np.ndarray]:
+        """Compute log-prob, entropy and variance of the log-probs of the response tokens in the loaded batches."""
+        return await self._call_all_ranks(lambda worker: worker.compute_surprises())
+
     async def update(
         self,
         columns: Sequence[Columns[np.ndarray]],

@@ -48,6 +48,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from alphaapollo.models.sharding import COLLECTIVE_TIMEOUT, reshard
+from alphaapollo.runs.old_group_files import ARRAY_FUNCTIONS, Array, DType
 from alphaapollo.utils.disk import read_json
 from alphaapollo.utils.json_types import JsonObject
 
@@ -55,8 +56,8 @@ METADATA_TYPES = [kind for kind in vars(dcp).values() if getattr(kind, "__module
 METADATA_CLASSES: Mapping[tuple[str, str], Any] = {
     (kind.__module__, kind.__name__): kind for kind in (*METADATA_TYPES, _StorageInfo, torch.Size, pathlib.PosixPath)
 } | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}
-GENERATOR_CLASSES: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, np.dtypes.UInt32DType]
-"""Classes in the saved state of numpy's random number generator, which is an array."""
+ARRAY_CLASSES: list[Any] = [(one, ".".join(name)) for name, one in ARRAY_FUNCTIONS.items()] + [Array, DType]
+"""Placeholders for numpy's random number generator, whose state was an array in formats before 3."""
 
 Optimizer = torch.optim.Optimizer
 
@@ -76,7 +77,8 @@ def take_snapshot(
 ) -> CheckpointSnapshot:
     """Take a snapshot of a model's state for a checkpoint in `folder` (a collective). load_snapshot returns
     `extra_state`. `optimizers` is empty for a frozen model."""
-    generator_states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    of_numpy: Any = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
+    generator_states = {"python": random.getstate(), "numpy": of_numpy, "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         generator_states["cuda"] = torch.cuda.get_rng_state()
     return CheckpointSnapshot(folder, _collect_tensors(model, optimizers), generator_states, extra_state)
@@ -231,9 +233,9 @@ def read_all_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def read_rng_states(file: Path) -> dict[str, Any]:
     """Read states of random number generators from a file of torch.save. Raises UnpicklingError for other content."""
-    with torch.serialization.safe_globals(GENERATOR_CLASSES):
+    with torch.serialization.safe_globals(ARRAY_CLASSES):
         states: dict[str, Any] = torch.load(file, weights_only=True)
-    return states
+    return states | {"numpy": tuple(getattr(part, "value", part) for part in states["numpy"])}
 
 
 class _RestrictedUnpickleReader(FileSystemReader):

@@ -89,9 +89,9 @@ class WeightedModel:
 class DivergenceTarget:
     """Frozen models from which the policy's divergence is computed, at the same temperature."""
 
-    hidden: LmHeadInput | Sequence[WeightedModel]
+    hidden: LmHeadInput | Sequence[WeightedModel] | None
     """Hidden states of the frozen model without gradient, and its head with the policy's vocabulary; or several models,
-    whose divergences and statistics are summed with their weights."""
+    whose divergences and statistics are summed with their weights. None: the policy's own log-probs."""
     divergence: Divergence
     with_statistics: bool = False  # also compute reverse_kl, forward_kl and agreement
     top_k: int | None = None  # compare only the k most probable tokens of a model with hidden states
@@ -153,6 +153,9 @@ class _ChunkedHead:
         """Yield weights [c] and log-probs of all tokens [c, V] of each frozen model. logp: of the policy, [c, V]."""
         assert self.divergence_target is not None
         hidden = self.divergence_target.hidden
+        if hidden is None:
+            yield 1.0, logp
+            return
         if isinstance(hidden, LmHeadInput):
             yield 1.0, self._compute_frozen_model_logprobs(hidden, chunk, logp)
             return

@@ -25,6 +25,7 @@ TRUNCATED = 0.9  # share of truncated responses that causes a warning
 MIN_CHANGE = 1e-6  # nats per publish: smallest meaningful change
 MAX_CHANGE = 2.0  # nats per publish; a larger change of a fixed text destroys the policy
 OF_BROKEN_POLICY = ("zero", "equal", "entropy", "truncated")  # causes that follow from such a change
+MAX_Z = 5.0  # standard deviations
 SAFE_K3 = 1e-2  # nats per token; largest safe KL between engine and trainer
 SAFE_ESS = 0.8  # smallest safe effective sample size, relative
 
@@ -102,6 +103,14 @@ def _check_iteration(metrics: Metrics, failure_reason: str) -> Warnings:
             "the policy's gradient is exactly 0 although some advantages are not: the weights are corrupt, or every "
             "ratio is clipped. Resume from an earlier checkpoint with a lower learning rate.",
         )
+    for name in ("sampling/z", "sampling/repetition_z", "sampling/run_z", "sampling/run_repetition_z"):
+        if abs(z := metrics.get(name, 0.0)) > MAX_Z:
+            found = "repeat each other" if "repetition" in name else f"are {'more' if z > 0 else 'less'} probable"
+            yield (
+                "sampling",
+                f"the engines' tokens are not samples of the policy: they {found} by {abs(z):.0f} standard deviations "
+                f"({name}). Check temperature, top_p, seeds and weights of the engines (docs/verify.md#sampling).",
+            )
     k3, ess = metrics.get("mismatch/k3", 0.0), metrics.get("mismatch/ess", 1.0)
     if not (k3 <= SAFE_K3 and ess >= SAFE_ESS):  # also true for NaN
         is_stale = metrics.get("staleness/max", 0.0) > 0

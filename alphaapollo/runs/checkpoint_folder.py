@@ -30,11 +30,18 @@ import msgspec
 from alphaapollo._version import __version__
 from alphaapollo.runs.input_digests import RunInputs
 from alphaapollo.runs.run_status import STATUS
-from alphaapollo.utils.disk import explain_write_errors, open_regular, read_json, read_small_file, replace_file
+from alphaapollo.utils.disk import (
+    explain_damage,
+    explain_write_errors,
+    open_regular,
+    read_json,
+    read_small_file,
+    replace_file,
+)
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 
-FORMAT = 2  # since format 2, other files of rollout groups (recordings, and checkpoints with data.reuse)
+FORMAT = 3  # since formats 2 and 3, other files of rollout groups (recordings, and checkpoints with data.reuse)
 """Increase it when earlier versions cannot read new folders, or new versions earlier ones (CONTRIBUTING.md)."""
 PROGRESS = "progress.json"
 """File with the driver's state in a checkpoint."""
@@ -95,7 +102,9 @@ class RunProgress:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read progress.json. Raises ValueError if it is damaged."""
-        return cls(**read_progress(folder))
+        fields = read_progress(folder)
+        with explain_damage(folder / PROGRESS):
+            return cls(**fields)
 
 
 class CheckpointFolder:

@@ -98,7 +98,7 @@ class StartPoint:
         checkpoints.remove_incomplete()
         if self.checkpoint:
             checkpoints.move_later_checkpoints_aside(self.step)
-        newest, number = _find_saved_config(self.folder)
+        newest, number = find_saved_config(self.folder)
         if newest is None or not _has_results(self.folder):
             save_config(config, self.folder / "config.yaml")
         elif self.config_changes:
@@ -174,7 +174,7 @@ def read_earlier_config(config: ResumableConfig) -> JsonObject:
         if not (candidates := _list_resumable_checkpoints(config)):
             return {}
         run = folder if _has_results(folder) else candidates[0].resolve().parents[1]
-    return read_saved_config(run) if _find_saved_config(run)[0] else {}
+    return read_saved_config(run) if find_saved_config(run)[0] else {}
 
 
 def _list_resumable_checkpoints(config: TrainingConfig) -> list[Path]:
@@ -214,7 +214,7 @@ def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests,
     """Return the changes of keys and files since the last start of the run in `folder`, whose inputs had the digests
     `earlier`. Raises ValueError if one identifies the run, unless it is another run (trainer.resume_from_path)."""
     is_own = folder == config.trainer.folder
-    if not is_own and _find_saved_config(folder)[0] is None:
+    if not is_own and find_saved_config(folder)[0] is None:
         return []
     changes = find_changes(_read_config_and_check_command(folder, type(config)), config)
     with_other_data = getattr(config.trainer, "resume_with_other_data", False)
@@ -240,7 +240,7 @@ def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests,
 def check_folder_belongs_to_command(config: EvalConfig) -> None:
     """Raise ValueError if the folder has a run of another command. For commands that never resume."""
     folder = config.trainer.folder
-    if _find_saved_config(folder)[0] is not None:
+    if find_saved_config(folder)[0] is not None:
         _read_config_and_check_command(folder, type(config))
 
 
@@ -251,7 +251,7 @@ def _has_results(folder: Path) -> bool:
     return logged or bool(list_checkpoints(folder))
 
 
-def _find_saved_config(folder: Path) -> tuple[Path | None, int]:
+def find_saved_config(folder: Path) -> tuple[Path | None, int]:
     """Return path and number of the newest saved configuration of a run: N for config.N.yaml, 0 for config.yaml."""
     numbers = [int(number) for file in folder.glob("config.*.yaml") if (number := file.name.split(".")[1]).isdecimal()]
     newest = max(numbers, default=0)
@@ -271,7 +271,7 @@ def _read_config_and_check_command(folder: Path, schema: type[BaseModel]) -> Jso
 def read_saved_config(folder: Path) -> JsonObject:
     """Read the newest saved configuration of a run or a recording, as plain values with current names of keys."""
     check_format(folder)
-    path = _find_saved_config(folder)[0] or folder / "config.yaml"
+    path = find_saved_config(folder)[0] or folder / "config.yaml"
     try:
         values = read_yaml(path)
         if not isinstance(values, dict):

@@ -1,14 +1,16 @@
-"""verification.json: quantities of an update that `alphaapollo verify` compared with its reference (docs/verify.md)."""
+"""verification.jsonl: quantities of an update that `alphaapollo verify` compared with its reference."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alphaapollo.runs.record_files import read_records, write_records
 
-CHECKS = "verification.json"
+CHECKS, OLD_CHECKS = "verification.jsonl", "verification.json"  # the latter before format 3
+LARGEST = sys.float_info.max  # instead of an infinite deviation or NaN, which JSON lacks
 
 
 @dataclass(frozen=True)
@@ -34,17 +36,20 @@ class Check:
 def summarize(checks: Sequence[Check]) -> str:
     """Say in one line whether the update is right, and which quantity differs first."""
     covered = [check for check in checks if check.covered]
-    others = f", {len(checks) - len(covered)} not covered" if len(covered) < len(checks) else ""
+    names = ", ".join(f"{check.quantity} ({check.reason})" for check in checks if not check.covered)
+    others = f", not covered: {names}" if names else ""
     first = next((check for check in covered if not check.passed), None)
     if first:
-        return f"{first.quantity} differs by {first.deviation:.1e} ({first.where}), more than {first.tolerance:.0e}"
+        found = f"{first.quantity} differs by {first.deviation:.1e} ({first.where})"
+        return f"{found}, more than {first.tolerance:.0e}{others}"
     return f"{len(covered)} of {len(covered)} quantities agree with the reference{others}"
 
 
 def write_checks(folder: Path, checks: Sequence[Check]) -> None:
-    write_records(folder / CHECKS, checks)
+    finite = [replace(one, deviation=min(one.deviation, LARGEST) if one.deviation >= 0 else LARGEST) for one in checks]
+    write_records(folder / CHECKS, finite)
 
 
 def read_checks(folder: Path) -> list[Check]:
     """Read the checks of a run or recording; empty if there are none, or the file is damaged."""
-    return read_records(folder / CHECKS, Check)
+    return read_records(folder / CHECKS, Check) or read_records(folder / OLD_CHECKS, Check)

@@ -12,13 +12,21 @@ from typing import Self
 import numpy as np
 
 from alphaapollo.config.schema.trainer import Training
-from alphaapollo.runs.checkpoint_folder import RunProgress, check_metric_exists, is_lower_better, write_progress
-from alphaapollo.runs.group_files import read_pickle, write_pickle
+from alphaapollo.runs.checkpoint_folder import (
+    PROGRESS,
+    RunProgress,
+    check_metric_exists,
+    is_lower_better,
+    write_progress,
+)
+from alphaapollo.runs.group_files import read_values, write_values
 from alphaapollo.types import TrajectoryGroup
+from alphaapollo.utils.disk import explain_damage
 
 PASS_RATES = "pass_rates.npy"
 """File with the pass rate of each prompt in a checkpoint, by prompt id."""
-RECENT = "recent_groups.pickle"
+RECENT = "recent_groups.msgpack"
+Entries = tuple[tuple[int, TrajectoryGroup], ...]
 
 
 @dataclass
@@ -35,7 +43,7 @@ class CurriculumState:
 class RecentGroups:
     """Groups that later iterations may train on again (step/collect.py). In a checkpoint, they have their own file."""
 
-    entries: tuple[tuple[int, TrajectoryGroup], ...] = ()  # (iteration that trained on the group first, group)
+    entries: Entries = ()  # (iteration that trained on the group first, group)
 
     def __deepcopy__(self, memo: dict[int, object]) -> RecentGroups:
         return self  # groups do not change
@@ -65,6 +73,8 @@ class Progress(RunProgress):
     iterations_skipped: int = 0  # consecutive iterations skipped because of non-finite columns
     unfinished: list[int] = field(default_factory=list)
     """Positions before `prompts_consumed` that no iteration has trained on or dropped yet (asynchronous training)."""
+    sampling: dict[str, list[float]] = field(default_factory=dict)
+    """Sums of algorithms/surprise.py over the iterations so far."""
     validation: dict[str, float] = field(default_factory=dict)
     """Validation metrics of iteration `step`; empty if it did not validate."""
     curriculum: CurriculumState = field(default_factory=CurriculumState)
@@ -88,7 +98,7 @@ class Progress(RunProgress):
         if rates:
             np.save(folder / PASS_RATES, np.array(rates))
         if self.recent.entries:
-            write_pickle(folder / RECENT, self.recent.entries)
+            write_values(folder / RECENT, self.recent.entries)
         write_progress(folder, values)
 
     @classmethod
@@ -96,13 +106,18 @@ class Progress(RunProgress):
         progress = super().read(folder)
         state: object = progress.curriculum
         if isinstance(state, dict):
-            rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
-            drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}
-            progress.curriculum = CurriculumState(array("d", rates), drawn, state["stage"], state.get("stage_start", 0))
+            with explain_damage(folder / PASS_RATES):
+                rates = np.load(folder / PASS_RATES) if (folder / PASS_RATES).is_file() else ()
+                drawn = {int(position): prompt_id for position, prompt_id in state["drawn"].items()}
+                progress.curriculum = CurriculumState(**state | {"pass_rates": array("d", rates), "drawn": drawn})
         recent: object = progress.recent  # the number of groups; the default if an earlier version wrote the file
         if isinstance(recent, list) and recent:
-            raise ValueError(f"{folder} has groups for data.reuse in a format that only alphaapollo 0.2.0 reads.")
-        progress.recent = RecentGroups(read_pickle(folder / RECENT) if isinstance(recent, int) and recent else ())
+            raise ValueError(
+                f"{folder / PROGRESS} has the groups of data.reuse in a format that is no longer read. Start from "
+                "scratch (trainer.resume_mode=disable)."
+            )
+        has_groups = isinstance(recent, int) and recent > 0
+        progress.recent = RecentGroups(read_values(folder / RECENT, Entries) if has_groups else ())
         return progress
 
 

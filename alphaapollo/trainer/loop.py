@@ -27,6 +27,7 @@ from alphaapollo.rollout.suites import FOLDER
 from alphaapollo.session.progress import Progress
 from alphaapollo.session.validation import ValidationResult, validate
 from alphaapollo.trainer.run_state import TrainingRun
+from alphaapollo.trainer.step.check_sampling import measure_sampling
 from alphaapollo.trainer.step.collect import CollectedGroups, InFlightGroups, collect_groups
 from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.utils.frequency import is_due
@@ -43,6 +44,8 @@ async def train(run: TrainingRun) -> None:
         with timer("generate"):
             await run.session.hand_over()
         metrics = log_groups(run, iteration, collected, timer.seconds["generate"])
+        with timer("columns"):
+            metrics |= await measure_sampling(run, iteration, collected.generated)
         learned = await run.learn(run, iteration, collected.trained, timer)
         learned = log_trained_rows(run, iteration, learned, collected)
         with timer("publish"):

@@ -110,6 +110,16 @@ def explain_write_errors(content_name: str, path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Context manager that replaces any error of its block, which reads a file, by a ValueError that names the file."""
+    try:
+        yield
+    except Exception as error:  # what damaged content raises depends on the library and on the content
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} cannot be read ({why:.300}). Use an intact copy of its folder.") from error
+
+
 def replace_file(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file under a temporary name and rename it, so that `path` never has incomplete content."""
     part = path.with_name(f".{path.name}.part")

@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from alphaapollo.algorithms.surprise import NUM_SUMS, compute_z, sum_surprises
+from alphaapollo.metrics.sampling import MAX_TOKENS, compare_samples, draw_rows, list_free_rows
 from alphaapollo.runs.update_checks import Check
+from alphaapollo.verification.recording import read_tensors
 from alphaapollo.verification.reference import advantages, losses, models, optimizers
 from alphaapollo.verification.reference.samples import NotCovered, Sample
 from alphaapollo.verification.steps import OptimizerChain, compare_tensors, move_average, set_weights, take_gradients
@@ -45,6 +47,7 @@ class Verification(RecordedUpdate):
             with suppress(NotCovered):  # check_sample says why
                 self.accumulate(policy, self.list_samples(0), self.load_full_reference(), is_first=True)
         yield from self.check_logprobs(policy)
+        yield from self.check_sampling(policy)
         yield from self.check_policy_steps(policy)
         yield from self.check_published(policy)
         if "values" in self.columns:
@@ -65,10 +68,10 @@ class Verification(RecordedUpdate):
         """Check rewards to advantages, and that each row is in one mini-batch."""
         rows = [row for step in self.mini_batches for row in step]
         expected = [number for sample in self.batch.samples for number in sample.row_numbers]
-        wrong = float(sorted(rows) != expected)
-        yield Check(
-            "mini-batches", f"{len(self.mini_batches)} of {len(expected)} rows", wrong, 0.0, "each row is in one"
-        )
+        planned = self.count_mini_batches()
+        wrong = float(sorted(rows) != expected or len(self.mini_batches) not in planned)
+        where = f"{len(self.mini_batches)} of {len(expected)} rows"
+        yield Check("mini-batches", where, wrong, 0.0, f"{min(planned)}, and each row is in one")
         try:
             given = self.inputs.kl_coef, self.inputs.baseline or 0.0, self.mini_batches
             mine = advantages.compute_advantages(self.batch, self.config, self.columns, *given)
@@ -85,7 +88,7 @@ class Verification(RecordedUpdate):
     def check_kl_coefficient(self) -> Iterator[Check]:
         """Check the coefficient of the KL in the reward of the next iteration."""
         control, used = self.algorithm.kl_ctrl, self.algorithm.use_kl_in_reward
-        if not used or control.type == "fixed" or self.recording.steps["trained_rows"] is None:
+        if not used or control.type == "fixed" or self.recording.steps.trained_rows is None:
             return
         kl = advantages.kl_estimate(
             self.columns["old_logprobs"] - self.columns["ref_logprobs"], self.algorithm.kl_penalty
@@ -158,6 +161,31 @@ class Verification(RecordedUpdate):
             reason = f"nats, mean of {len(gap)} tokens; engine in {self.inputs.engine_dtype}"
             yield Check("engine log-probs", f"{len(gaps) - 1} rows", float(gap.mean()), self.engine_limit, reason)
 
+    @torch.no_grad()
+    def check_sampling(self, policy: nn.Module) -> Iterator[Check]:
+        """Check that the engine's tokens are samples of the weights before the update."""
+        rollout = self.role.rollout
+        if rollout.name == "fake":
+            return
+        truncates = rollout.temperature == 0 or rollout.top_p < 1 or rollout.top_k > 0
+        if truncates or self.algorithm.filter_groups.enable or self.config.trainer.async_mode:
+            yield self.not_covered(
+                "sampling", "tokens or groups were selected: top_p, top_k, filter_groups, async_mode"
+            )
+            return
+        free = [list_free_rows(group, self.inputs.step - 1, rollout.temperature) for group in self.inputs.groups]
+        rows = draw_rows(free, 0, MAX_TOKENS if self.sample is None else MAX_TOKENS // 8)
+        surprises = np.zeros(NUM_SUMS)
+        for row in rows:
+            logp, mask = self.of_row(policy, row), np.asarray(row.action_mask) != 0
+            mean = (logp.exp() * logp).sum(1, keepdim=True)
+            variance = (logp.exp() * (logp - mean).square()).sum(1)
+            stats = torch.stack([models.of_sampled(logp, row), -mean[:, 0], variance], 1)
+            surprises += sum_surprises(stats.numpy(), np.asarray(row.logprobs)[mask])
+        z = [compute_z(surprises), compute_z(np.sum([*map(compare_samples, free), np.zeros(NUM_SUMS)], axis=0))]
+        where = f"{len(rows)} rows: {z[0]:+.1f}, equal samples: {z[1]:+.1f}"
+        yield Check("sampling", where, max(map(abs, z)), 5.0, "standard deviations")
+
     def check_policy_steps(self, policy: nn.Module) -> Iterator[Check]:
         """Check the gradient of each optimizer step, and the weights after the last one."""
         files, found = self.recording.read_gradients("policy"), list[float]()
@@ -166,18 +194,20 @@ class Verification(RecordedUpdate):
         optim, actor = self.role.actor.optim, self.role.actor
         yield self.check_number_of_steps("optimizer steps", len(files), actor.ppo_epochs)
         chain = self.make_chain("policy", policy, actor)
+        yield self.check_earlier_steps("earlier steps", chain.num_steps, actor.ppo_epochs)
         reference = self.load_full_reference()
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
-        is_covered = self.sample is None
+        is_covered, has_gradient = self.sample is None, False
         if self.sample is not None:
             yield self.check_sample(policy, reference)
         for number, file in enumerate(files):
-            recorded, samples = load_file(file), self.list_samples(number)
+            recorded, samples = read_tensors(file), self.list_samples(number)
             try:
                 if is_covered:
                     found.append(self.accumulate(policy, samples, reference, is_first=number == 0))
-                    where, deviation = compare_tensors(recorded, take_gradients(policy, "model."), self.small)
-                    yield Check(f"gradient of step {number + 1}", where, deviation, limit, reason)
+                    mine, name = take_gradients(policy, "model."), f"gradient of step {number + 1}"
+                    yield (check := compare_tensors(name, recorded, mine, limit, reason, self.small))
+                    has_gradient |= check.covered
             except NotCovered as why:
                 is_covered = False
                 yield self.not_covered("gradient", why)
@@ -195,7 +225,7 @@ class Verification(RecordedUpdate):
                 yield chain.compare("weights_1")
             if chain.limit > limit:
                 limit, reason = chain.limit, f"{reason}, from the weights of the step before"
-        if is_covered:
+        if is_covered and has_gradient:
             loss = sum(found) / len(files)
             deviation = abs(self.metric("actor/loss") - loss) / max(abs(loss), 1e-2)
             yield Check("loss", f"mean of {len(files)} steps", deviation, limit, reason)
@@ -210,9 +240,8 @@ class Verification(RecordedUpdate):
                 mine = take_gradients(policy, "model.")
         except NotCovered as why:
             return self.not_covered("gradient", why)
-        where, deviation = compare_tensors(self.recording.read_sample_gradients(), mine, self.small)
-        reason = f"relative; the run computes in {self.dtype}"
-        return Check(f"gradient of {len(self.sample or ())} rows", where, deviation, self.limits[2], reason)
+        name, reason = f"gradient of {len(self.sample or ())} rows", f"relative; the run computes in {self.dtype}"
+        return compare_tensors(name, self.recording.read_sample_gradients(), mine, self.limits[2], reason, self.small)
 
     def accumulate(
         self, policy: nn.Module, samples: list[Sample], reference: nn.Module | None, is_first: bool
@@ -244,8 +273,9 @@ class Verification(RecordedUpdate):
         """Take TRPO's step with the run's gradient."""
         if self.sample is not None:
             raise NotCovered("TRPO's step, which only alphaapollo verify computes")
-        vector, trained = models.WeightVector(policy), self.recording.steps["trained_rows"]
+        vector, trained = models.WeightVector(policy), self.recording.steps.trained_rows
         gradient = torch.cat([recorded["model." + name].double().flatten() for name in vector.trained])
+        assert trained is not None
         rows = [row for s in samples for number, row in zip(s.row_numbers, s.rows, strict=True) if trained[number]]
         with torch.no_grad():
             old = [self.of_row(policy, row) for row in rows]
@@ -295,6 +325,7 @@ class Verification(RecordedUpdate):
         steps = self.recording.read_gradients("critic")
         chain = self.make_chain("critic", critic, options)
         yield self.check_number_of_steps("critic: optimizer steps", len(steps), options.ppo_epochs)
+        yield self.check_earlier_steps("critic: earlier steps", chain.num_steps, options.ppo_epochs)
         limit, reason = self.limits[2], f"relative; the run computes in {self.dtype}"
         if self.sample is not None:
             yield self.not_covered("critic: gradient", "only alphaapollo verify computes it")
@@ -307,9 +338,8 @@ class Verification(RecordedUpdate):
                 values = torch.cat([models.values(critic, row) for row in sample.rows])
                 old, returns = (torch.from_numpy(self.columns[n][sample.tokens]) for n in ("values", "returns"))
                 (factor * weight * losses.value_loss(values, old, returns, options.cliprange_value).sum()).backward()
-            recorded = load_file(file)
-            where, deviation = compare_tensors(recorded, take_gradients(critic, ""), self.small)
-            yield Check(f"critic: gradient of step {number + 1}", where, deviation, limit, reason)
+            recorded, name = read_tensors(file), f"critic: gradient of step {number + 1}"
+            yield compare_tensors(name, recorded, take_gradients(critic, ""), limit, reason, self.small)
             chain.step(recorded)
             if number == 0 and len(steps) > 1:
                 yield chain.compare("weights_1")
@@ -322,6 +352,18 @@ class Verification(RecordedUpdate):
     def check_number_of_steps(self, quantity: str, found: int, epochs: int) -> Check:
         expected = len(self.mini_batches) * epochs
         return Check(quantity, f"{found} of {expected}", abs(found - expected), 0.0, "one per mini-batch and epoch")
+
+    def check_earlier_steps(self, quantity: str, found: int, epochs: int) -> Check:
+        """Check the position in the learning rate schedule. Iterations without all groups may have fewer steps, which
+        only the metrics of the run tell."""
+        is_critic = quantity.startswith("critic")
+        before = self.inputs.step - 1 - (0 if is_critic else self.config.trainer.critic_warmup)
+        planned = max(0, before) * self.count_planned()[1] * epochs
+        logged = None if is_critic else self.recording.count_logged_steps()
+        if logged is None and found != planned:
+            return self.not_covered(quantity, f"{found}, but {planned} are planned before iteration {self.inputs.step}")
+        expected = planned if logged is None else logged
+        return Check(quantity, f"{found} of {expected}", abs(found - expected), 0.0, "position in the schedule")
 
     def not_covered(self, quantity: str, reason: object) -> Check:
         return Check(quantity, "", 0.0, 0.0, str(reason), covered=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,19 +24,29 @@ LIMITS = {  # optimizer -> tolerance of the change of the weights
 
 
 def compare_tensors(
-    recorded: Mapping[str, Tensor], reference: Mapping[str, Tensor], small: float = SMALL
-) -> tuple[str, float]:
-    """Return the tensor with the largest relative difference (of norms), and the difference."""
+    quantity: str,
+    recorded: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    limit: float,
+    reason: str,
+    small: float = SMALL,
+) -> Check:
+    """Compare tensors by the largest relative difference (of norms). If all of them are 0, nothing is compared."""
+    if not any(one.count_nonzero() for one in (*recorded.values(), *reference.values())):
+        compared = "gradient" if "gradient" in quantity else "change"
+        return Check(quantity, "", 0.0, 0.0, f"every {compared} is 0", covered=False)
     total = sum(float((one**2).sum()) for one in reference.values()) ** 0.5
     worst, largest = "", 0.0
     for name in sorted({*recorded} | {*reference}):
         zeros = torch.zeros_like((reference if name in reference else recorded)[name])
         one, other = (each.get(name, zeros).double() for each in (recorded, reference))
         scale = max(float(other.norm()), small * total) or 1.0
-        difference = float((one - other).norm()) / scale
-        if not difference <= largest:
+        difference = float((one - other).norm()) / scale if one.shape == other.shape else math.inf
+        difference = math.inf if math.isnan(difference) else difference
+        if difference > largest:
             worst, largest = name, difference
-    return worst.removeprefix("model.").removeprefix("model.") or "all tensors", largest
+    where = worst.removeprefix("model.").removeprefix("model.") or "all tensors"
+    return Check(quantity, where, largest, limit, reason)
 
 
 def take_gradients(model: nn.Module, prefix: str) -> dict[str, Tensor]:
@@ -49,7 +60,15 @@ def take_gradients(model: nn.Module, prefix: str) -> dict[str, Tensor]:
 def set_weights(model: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> None:
     parameters = dict(model.named_parameters())
     for name, tensor in weights.items():
-        parameters[name.removeprefix(prefix)].copy_(tensor)
+        find_weight(parameters, name.removeprefix(prefix), tensor).copy_(tensor)
+
+
+def find_weight(weights: Mapping[str, Tensor], name: str, recorded: Tensor) -> Tensor:
+    """Return the model's weight of a recorded tensor. Raises ValueError if it has no such weight."""
+    if name not in weights or weights[name].shape != recorded.shape:
+        shape = [*recorded.shape]
+        raise ValueError(f"the model has no weight {name} {shape}. Use an intact copy of the recording, or a new one.")
+    return weights[name]
 
 
 @torch.no_grad()
@@ -103,7 +122,7 @@ class OptimizerChain:
         gradients = {name.removeprefix(self.prefix): g.double() for name, g in recorded.items()}
         rate = optimizers.learning_rate(self.num_steps, optim, self.total_steps)
         for name, g in optimizers.clip(gradients, self.options.grad_clip).items():
-            weight, state = self.trained[name], self.states[name]
+            weight, state = find_weight(self.trained, name, g), self.states[name]
             decay = optim.weight_decay if name in self.decayed else 0.0
             if name in self.matrices:
                 weight.copy_(optimizers.muon(weight, g, state, rate, decay))
@@ -118,10 +137,10 @@ class OptimizerChain:
         mine = {self.prefix + name: (p - self.start[name]).detach() for name, p in self.trained.items()}
         change = {}
         for key, weight in recorded.items():
-            start, rounding = self.start[key.removeprefix(self.prefix)], self.num_rounded * 2.0**-24 * weight.abs()
+            start = find_weight(self.start, key.removeprefix(self.prefix), weight)
+            rounding = self.num_rounded * 2.0**-24 * weight.abs()
             error = weight.double() - start - mine[key]
             change[key] = mine[key] + error.sign() * (error.abs() - rounding).clamp(min=0)
-        where, deviation = compare_tensors(change, mine)
         name = "weights" if file == "weights" else "weights after step 1"
         name = name if self.role == "policy" else f"critic: {name}"
-        return Check(name, where, deviation, self.limit, f"relative to their change; {self.reason}")
+        return compare_tensors(name, change, mine, self.limit, f"relative to their change; {self.reason}")

@@ -35,11 +35,11 @@ class RecordedUpdate:
         self.limits = TOLERANCES[self.dtype]
         self.small = SMALL_IN_BFLOAT16 if self.dtype == "bfloat16" else SMALL
         self.batch = build_batch(self.inputs.groups, self.config)
-        self.mini_batches: list[list[int]] = recording.steps["mini_batches"]
-        self.sample: list[int] | None = recording.steps["sample"]
+        self.mini_batches: list[list[int]] = recording.steps.mini_batches
+        self.sample: list[int] | None = recording.steps.sample
         self.compared: Container[int] = ALL if self.sample is None else self.sample
         self.before: dict[int, np.ndarray] = {}  # first token of a row -> its log-probs before the update
-        trained = recording.steps["trained_rows"]  # None: only the critic was trained
+        trained = recording.steps.trained_rows  # None: only the critic was trained
         self.trained = ALL if trained is None else [row for row, is_trained in enumerate(trained) if is_trained]
         engine = [np.asarray(r.logprobs)[np.asarray(r.action_mask) != 0] for s in self.batch.samples for r in s.rows]
         self.engine = np.concatenate(engine)
@@ -146,6 +146,14 @@ class RecordedUpdate:
         selected = filtration.size if filtration.method in ("max_variance", "extremes", "random") else size
         samples = (self.config.data.train_batch_size + self.config.data.reuse.groups) * min(selected, size)
         return samples, -(-samples // self.role.actor.ppo_mini_batch_size)
+
+    def count_mini_batches(self) -> set[int]:
+        """Return how many mini-batches the samples may have: fewer if there are fewer samples, or groups to keep."""
+        filters, samples = self.algorithm.filter_groups, self.batch.samples
+        count = -(-len(samples) // self.role.actor.ppo_mini_batch_size)
+        if filters.enable and filters.mode == "reweight":
+            count = self.count_planned()[1]
+        return {min(count, len(samples)), min(count, len({sample.group for sample in samples}))}
 
     def count_steps(self, role: str) -> int:
         """Optimizer steps of the complete run, for the learning rate schedule."""

@@ -82,8 +82,8 @@ def compute_token_outputs(
     mini_batches: Iterable[MiniBatch],
     builder: MicroBatchBuilder,
 ) -> np.ndarray:
-    """Compute one number per response token of the rows in `mini_batches`, and 0 for tokens of other rows. Returns
-    float32 [response tokens of all rows], and reshards the model. compute_outputs: forward pass of a micro-batch."""
+    """Compute one or several numbers per response token of the rows in `mini_batches`, and 0 for other rows. Returns
+    float32 [response tokens, ...], and reshards the model. compute_outputs: forward pass of a micro-batch, [n, ...]."""
     parts: TokenParts = []
     for mini_batch in mini_batches:
         for row_indices in mini_batch.micro_batches:
@@ -103,7 +103,7 @@ def merge_token_values(rows: Rows, parts: TokenParts, initial_values: np.ndarray
     if parts:
         computed = torch.cat([part for _, part in parts])
         values = computed.to(torch.promote_types(computed.dtype, torch.float32)).cpu().numpy()
-    column = np.zeros(offsets[-1], values.dtype) if initial_values is None else initial_values
+    column = np.zeros((offsets[-1], *values.shape[1:]), values.dtype) if initial_values is None else initial_values
     column = column.astype(np.promote_types(column.dtype, values.dtype), copy=False)
     for index in (index for row_indices, _ in parts for index in row_indices):
         start, end = offsets[index], offsets[index + 1]

@@ -17,15 +17,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from alphaapollo.algorithms.kl import LogProbVariance
 from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import Columns, MiniBatch
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.flops import MfuMeter
+from alphaapollo.models.lm_head import DivergenceTarget
 from alphaapollo.models.lora import gather_scaled_adapter
-from alphaapollo.models.micro_batch import make_rows
+from alphaapollo.models.micro_batch import MicroBatch, make_rows
 from alphaapollo.models.policy import check_policy, load_policy
 from alphaapollo.models.sharding import reshard
 from alphaapollo.models.train_state import OptimizerStep, TrainState
@@ -34,7 +37,13 @@ from alphaapollo.types import ImageInput
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender
 from alphaapollo.weight_sync.transport import WeightSender, WeightUpdate
 from alphaapollo.workers.adapter_slots import AdapterForm, AdapterSlots
-from alphaapollo.workers.model_worker import MetricSums, TokenParts, compute_optimizer_metrics, merge_token_values
+from alphaapollo.workers.model_worker import (
+    MetricSums,
+    TokenParts,
+    compute_optimizer_metrics,
+    compute_token_outputs,
+    merge_token_values,
+)
 from alphaapollo.workers.policy_learner import PolicyLearner, find_trained_tokens
 from alphaapollo.workers.policy_objective import TrainedRows, normalize_metrics
 from alphaapollo.workers.policy_plugins import REFERENCE, PolicyPlugin
@@ -43,6 +52,8 @@ from alphaapollo.workers.reference import FrozenReference, ReferenceModel
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.teacher import load_teacher
 from alphaapollo.workers.trust_region import TrustRegion
+
+OF_POLICY = DivergenceTarget(None, LogProbVariance("reverse"))
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,17 @@ class PolicyWorker(PolicyLearner):
         self.state.reload()
         self.shared_prompts.begin_update(self.batch)
         return self._compute_log_probs(self.batch.rows, self.batch.mini_batches)
+
+    def compute_surprises(self) -> np.ndarray:
+        """Compute log p, entropy and Var(log p) at the response tokens. float32 [response tokens, 3]"""
+        self.state.reload()
+
+        def compute(micro: MicroBatch) -> Tensor:
+            stats = self.policy(micro, self.temperature, True, OF_POLICY)
+            assert stats.entropy is not None and stats.divergence is not None
+            return torch.stack([stats.logprobs, stats.entropy, stats.divergence], dim=1)
+
+        return compute_token_outputs(self.policy, compute, self.batch.rows, self.batch.mini_batches, self.builder)
 
     def update(
         self,

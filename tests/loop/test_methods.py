@@ -56,6 +56,9 @@ def check_trust_region(done: FinishedRun) -> None:
         assert line["actor/optimizer_steps"] == 1.0
         assert 0 < line["trpo/kl"] <= 0.01 or line["trpo/rejected"] == 1.0
         assert line["sync/probe_gap"] < 5e-5
+        assert {abs(line[f"sampling/{name}"]) < 5 for name in ("z", "repetition_z", "run_z", "run_repetition_z")} == {
+            True
+        }
     assert any(line["trpo/improvement"] > 0 for line in lines)
 
 

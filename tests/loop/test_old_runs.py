@@ -37,8 +37,8 @@ def repeat_command(folder: Path, **changes: str) -> str:
 
 def test_runs_resume_and_a_recording_is_replayed(runs: Path) -> None:
     recording = runs / "rl/recorded/step_000002"
-    is_newest = (recording / "inputs.pickle").is_file()  # since format 2, recordings and pools have other files
-    if is_newest:
+    is_read = not (recording / "groups.msgpack").is_file()  # since format 2, recordings and pools have other files
+    if is_read:
         run("alphaapollo.trainer.replay.__main__", recording)  # exit code 0: the results are equal
     for name in ("rl", "sft"):
         printed = repeat_command(runs / name, **{"trainer.total_training_steps": "3"})
@@ -48,6 +48,6 @@ def test_runs_resume_and_a_recording_is_replayed(runs: Path) -> None:
         for folder in (runs / name, runs / name / "checkpoints/step_000003"):
             assert json.loads((folder / "format.json").read_text())["format"] == FORMAT
     assert "finished 2 prompts" in " ".join(repeat_command(runs / "generation").split())
-    if is_newest:
+    if is_read:
         assert "2 candidates" in repeat_command(runs / "evolution")
     assert {path.name for path in runs.iterdir() if path.is_dir()} == {*RUNS}, "no run is moved aside"

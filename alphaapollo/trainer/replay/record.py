@@ -18,7 +18,7 @@ from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.models.update_record import choose_sample
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, parse_step
-from alphaapollo.runs.group_files import write_pickle
+from alphaapollo.runs.group_files import write_values
 from alphaapollo.runs.update_checks import summarize, write_checks
 from alphaapollo.trainer.run_state import LearnerState, LearnFunction, TrainingRun
 from alphaapollo.trainer.step.update_result import UpdateResult
@@ -30,6 +30,7 @@ from alphaapollo.verification.recording import (
     PUBLISHED,
     Outcome,
     RecordedInputs,
+    RecordedSteps,
     read_complete_recording,
     write_outcome,
 )
@@ -138,15 +139,15 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
     with explain_write_errors("the recording", folder):
         await run.session.checkpoint_writer.save_and_wait(folder)
         save_config(run.config, folder / "config.yaml")
-        await asyncio.to_thread(write_pickle, folder / INPUTS, vars(inputs))
+        await asyncio.to_thread(write_values, folder / INPUTS, inputs)
         return await asyncio.to_thread(recordings.complete_checkpoint, folder)
 
 
-def describe_steps(run: LearnerState, learned: UpdateResult, sample_tokens: int) -> dict[str, Any]:
+def describe_steps(run: LearnerState, learned: UpdateResult, sample_tokens: int) -> RecordedSteps:
     """Return the rows of each mini-batch, which rows the policy was trained on, and those of the sample."""
     batch, credit, is_trained, plan = learned.batch, learned.credit, learned.is_trained, run.plan
     if batch is None or credit is None:
-        return {"mini_batches": [], "trained_rows": None, "sample": None}
+        return RecordedSteps([], None)
     sample: list[int] | None = None
     if sample_tokens and is_trained is not None:
         sample = []
@@ -156,7 +157,7 @@ def describe_steps(run: LearnerState, learned: UpdateResult, sample_tokens: int)
             assert columns.trajectory_ids is not None
             sample += order[choose_sample(rank.rows, mini_batches, columns.trajectory_ids, sample_tokens)].tolist()
     trained_rows = None if is_trained is None else is_trained.tolist()
-    return {"mini_batches": batch.layout.mini_batch_rows, "trained_rows": trained_rows, "sample": sample}
+    return RecordedSteps(batch.layout.mini_batch_rows, trained_rows, sample)
 
 
 async def collect_outcome(run: LearnerState, iteration: int, learned: UpdateResult) -> Outcome:

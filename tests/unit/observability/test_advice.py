@@ -39,6 +39,9 @@ def test_the_reason_of_a_failure_is_shown() -> None:
 @pytest.mark.parametrize(
     ("metrics", "facts"),
     [
+        ({"sampling/z": 6.2}, ["6 standard deviations", "more probable"]),
+        ({"sampling/run_z": -7.0}, ["7 standard deviations", "less probable"]),
+        ({"sampling/repetition_z": 9.0}, ["repeat each other", "seeds"]),
         ({"critic/advantages/share_zero": 1.0}, ["equal rewards", "advantage", "0"]),
         ({"outcome/grader_failed": 0.44}, ["44% of the trajectories", "grader"]),
         ({"outcome/environment_failed": 0.5}, ["50% of the trajectories", "environment"]),

@@ -76,6 +76,10 @@ class Trainer:
         self.gpu.work(self.role, "log_probs" if role == "policy" else "ref_log_probs")
         return self._zeros()
 
+    def compute_surprises(self) -> np.ndarray:
+        self.gpu.work(self.role, "surprises")
+        return np.zeros((len(self.batch.rows.rollout_logprobs), 3))
+
     def compute_values(self) -> np.ndarray:
         self.gpu.work(self.role, "values")
         return self._zeros()
@@ -247,7 +251,7 @@ def test_an_iteration(tmp_path: Path) -> None:
     assert gpu.calls == [
         "engine.generate",
         "engine.sleep",
-        *("policy.log_probs", "policy.ref_log_probs", "policy.update"),
+        *("policy.surprises", "policy.log_probs", "policy.ref_log_probs", "policy.update"),
         *PUBLISH,
         "engine.generate",
         *SAVE,
@@ -263,7 +267,7 @@ def test_an_iteration_with_critic_reward_model_and_reset(tmp_path: Path) -> None
     assert gpu.calls == [
         *score,
         "engine.sleep",
-        *("policy.log_probs", "policy.ref_log_probs", "policy.rest"),
+        *("policy.surprises", "policy.log_probs", "policy.ref_log_probs", "policy.rest"),
         *("critic.values", "critic.update", "critic.rest"),
         "policy.update",
         *PUBLISH,

@@ -55,7 +55,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def publish(version: int) -> dict[str, float]:
         return {"sync/probe_gap": 0.0}
 
+    async def measure_nothing(*_: Any) -> dict[str, float]:
+        return {}
+
     monkeypatch.setattr(loop, "collect_groups", collect)
+    monkeypatch.setattr(loop, "measure_sampling", measure_nothing)
     writer = Checkpoints()
     workers = SimpleNamespace(
         policy=Role(rss_gib=2.0),

@@ -82,7 +82,9 @@ def make_run(
         "trainer": {"save_freq": 2, "test_freq": -1, "async_mode": mode, "max_staleness": staleness},
         "algorithm": {"filter_groups": {"enable": dynamic}, "rollout_correction": {"method": "tis"}},
     }
-    config = Config.model_validate({**settings, "env": {"rollout": {"n": 2}}})
+    config = Config.model_validate(
+        {**settings, "env": {"rollout": {"n": 2}}, "actor_rollout_ref": {"rollout": {"name": "fake"}}}
+    )
     engines = Engines(seed)
 
     async def learn(run: Any, step: int, groups: list[TrajectoryGroup], timer: Any) -> UpdateResult:

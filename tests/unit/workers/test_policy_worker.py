@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from alphaapollo.config.schema import RolloutCorrection
 from tests.unit.tiny import run_ranks
@@ -27,6 +28,21 @@ def test_missing_old_log_probs_are_those_before_the_first_step(start, epochs: in
         results.append((training.parameters(worker), metrics))
     training.assert_close(results[0][0], results[1][0], atol=0, rtol=0)
     assert results[0][1] == results[1][1]
+
+
+def test_surprises_are_those_of_all_tokens(start):
+    """The log-prob of each response token, and entropy and variance of its distribution."""
+    worker, _ = start()
+    rows, found = worker.batch.rows, worker.compute_surprises()
+    np.testing.assert_allclose(found[:, 0], worker.compute_log_probs(), atol=1e-5)
+    tokens = torch.from_numpy(rows.token_ids[: rows.lengths[0]].astype(np.int64))[None]
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(worker.config.path, dtype=torch.float32)
+        logits = model(tokens).logits[0, rows.response_starts[0] - 1 : -1]
+    logp = (logits.double() / worker.temperature).log_softmax(-1)
+    mean = (logp.exp() * logp).sum(-1)
+    expected = torch.stack([-mean, (logp.exp() * logp**2).sum(-1) - mean**2], 1)
+    np.testing.assert_allclose(found[: len(expected), 1:], expected.numpy(), atol=1e-4)
 
 
 def test_a_checkpoint_before_the_first_step_has_no_step(start, tmp_path):

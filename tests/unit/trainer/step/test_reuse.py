@@ -5,9 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.data import Data
-from alphaapollo.session.progress import Progress
+from alphaapollo.session.progress import Progress, RecentGroups
 from alphaapollo.trainer.step.collect import CollectedGroups, add_recent_groups
 from alphaapollo.types import Prompt, TrajectoryGroup
 from tests.unit.trainer.samples import build, credit_of, group, matrix_of, trajectory
@@ -70,3 +72,12 @@ def test_reused_groups_are_part_of_an_update() -> None:
     """Which estimators and corrections reuse needs: tests/unit/trainer/setup/test_combinations.py."""
     config = Config.model_validate({"data": {"reuse": {"groups": 2}}, "env": {"rollout": {"n": 2}}})
     assert config.trajectories_per_update == 34 * 2
+
+
+@pytest.mark.parametrize("name", ["recent_groups.msgpack", "progress.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    Progress(recent=RecentGroups(((1, rewarded(1, 0.0, 1.0)),)), sampling={"z": [0.5, 2.0]}).write(tmp_path)
+    assert Progress.read(tmp_path).sampling == {"z": [0.5, 2.0]}
+    (tmp_path / name).write_bytes(b'{"step": 1, "other": 2}')
+    with pytest.raises(ValueError, match=f"{name} cannot be read"):
+        Progress.read(tmp_path)

@@ -1,0 +1,40 @@
+"""Rows of rollout groups whose tokens should be samples of the policy's own distributions (algorithms/surprise.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from alphaapollo.algorithms.surprise import sum_repetitions
+from alphaapollo.types import Row, TrajectoryGroup
+
+MAX_TOKENS = 8192  # of the rows whose surprises are measured, with their prompts
+
+
+def list_free_rows(group: TrajectoryGroup, version: int, temperature: float) -> list[list[Row]]:
+    """Return the rows of each trajectory that this version's weights sampled at this temperature, unconstrained."""
+    return [
+        one.rows
+        for one in group.trajectories
+        if one.rows
+        and not any("constrained" in turn.info for turn in one.turns)
+        and all(row.temperature in (None, temperature) for row in one.rows)
+        and all(found == version for row in one.rows for found, _ in row.weight_versions)
+    ]
+
+
+def draw_rows(groups: Sequence[list[list[Row]]], seed: int, max_tokens: int = MAX_TOKENS) -> list[Row]:
+    """Draw rows until they have max_tokens, regardless of what they contain."""
+    rows = [row for group in groups for trajectory in group for row in trajectory]
+    drawn = [rows[index] for index in np.random.default_rng(seed).permutation(len(rows))]
+    ends = np.cumsum([len(row.token_ids) for row in drawn])
+    return drawn[: int(np.searchsorted(ends, max_tokens)) + 1]  # with the row that exceeds it, because it may be long
+
+
+def compare_samples(group: Sequence[list[Row]]) -> np.ndarray:
+    """Return the sums of repetitions among the first turns of a group whose prompts are equal."""
+    starts = [(row, row.response_start, row.turn_ends[0] + 1) for row, *_ in group]
+    prompts = [list(row.token_ids[:start]) for row, start, _ in starts]
+    turns = [(row.token_ids[start:end], row.logprobs[start:end]) for row, start, end in starts]
+    return sum_repetitions([turn for turn, prompt in zip(turns, prompts, strict=True) if prompt == prompts[0]])

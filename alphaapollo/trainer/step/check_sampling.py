@@ -1,0 +1,40 @@
+"""Check whether an iteration's tokens are samples of the policy (algorithms/surprise.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from alphaapollo.algorithms.surprise import NUM_SUMS, compute_z, sum_surprises
+from alphaapollo.batching.packing import build_batch_layout
+from alphaapollo.metrics.sampling import compare_samples, draw_rows, list_free_rows
+from alphaapollo.trainer.run_state import TrainingRun
+from alphaapollo.types import TrajectoryGroup
+from alphaapollo.utils.seeds import derive_seed
+
+
+async def measure_sampling(run: TrainingRun, iteration: int, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Return the metrics `sampling/*` of all groups that an iteration generated, before any is filtered. Empty if the
+    tokens are not samples of the policy's own distributions, or the iteration measures no entropies."""
+    role, sampling = run.config.actor_rollout_ref, run.plan.sampling
+    is_plain = sampling.temperature > 0 and sampling.top_p == 1 and sampling.top_k <= 0 and role.rollout.name != "fake"
+    if not is_plain or iteration % role.actor.entropy_freq:
+        return {}
+    free = [list_free_rows(group, iteration - 1, sampling.temperature) for group in groups]
+    rows = draw_rows(free, derive_seed(run.config.trainer.seed, "sampling", iteration))
+    if not rows:
+        return {}
+    limits = run.plan.placement.data_parallel_size, len(rows), run.plan.max_tokens, run.plan.padded
+    layout = build_batch_layout(rows, range(len(rows)), *limits)
+    run.workers.policy.load_batch(layout.rank_batches)
+    sums = {"z": np.zeros(NUM_SUMS), "repetition_z": np.sum([*map(compare_samples, free)], axis=0)}
+    for batch, columns in zip(layout.rank_batches, await run.workers.policy.compute_surprises(), strict=True):
+        tokens = batch.rows.action_mask != 0
+        sums["z"] += sum_surprises(columns[tokens], batch.rows.rollout_logprobs[tokens])
+    if not np.isfinite(sums["z"]).all():  # learn() says it
+        return {}
+    earlier = run.progress.sampling
+    run.progress.sampling = {name: (one + np.array(earlier.get(name, 0.0))).tolist() for name, one in sums.items()}
+    metrics = {f"sampling/{name}": compute_z(one) for name, one in sums.items()}
+    return metrics | {f"sampling/run_{name}": compute_z(np.array(one)) for name, one in run.progress.sampling.items()}
