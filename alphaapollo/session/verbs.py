@@ -358,8 +358,10 @@ class Verbs:
 
     async def save_adapter(self, adapter: str, folder: str | Path) -> None:
         """Save an adapter with its optimizer, but without gradients. An earlier folder is replaced when it is
-        complete."""
+        complete. Raises FloatingPointError if the weights are not finite."""
         async with self._turns.use_ranks(adapter):
+            if self._publisher:
+                await self._publisher.compute_log_probs(self.adapters.version)
             await self.adapters.save(adapter, Path(folder))
 
     async def load_adapter(self, adapter: str, folder: str | Path, with_optimizer: bool = True) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from alphaapollo.engines.vllm.images import ImagePromptBuilder
 
 T = TypeVar("T")
+NO_ADAPTER = Sampling(1)  # for requests that name no adapter
+MAX_LOADS = 1024  # adapter versions whose loads an engine remembers
 LOG_SECONDS = 10.0  # for a core with an error to write its log and exit
 
 
@@ -68,7 +71,10 @@ class VllmEngine(Engine):
         self._prepared = False
         self._adapter = BASE_MODEL  # LoRA adapter of requests that name none
         self._adapter_digest = ""
-        self._times_loaded: Counter[int] = Counter()  # by adapter version, which an own loop repeats after `load`
+        self._loads, self._load_numbers = (
+            dict[int, int](),
+            count(1),
+        )  # of versions, which an own loop repeats after `load`
 
     # Start and shutdown.
 
@@ -232,7 +238,7 @@ class VllmEngine(Engine):
     ) -> Completion:
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         params = make_sampling_params(sampling, ignore_eos=True)  # sampling.stop_token_ids has all stop tokens
-        output = await self._run_request(token_ids, params, request_id, images, sampling.adapter)
+        output = await self._run_request(token_ids, params, request_id, images, sampling)
         return build_completion(output.outputs[0], output)
 
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
@@ -248,7 +254,7 @@ class VllmEngine(Engine):
         scored = {"prompt_logprobs": top} if request.scores_prompt else {}
         wanted = {"logprobs": top, "flat_logprobs": False, "ignore_eos": True, **scored, **penalties}
         params = make_sampling_params(sampling, **wanted)
-        output = await self._run_request(token_ids, params, request_id, (), sampling.adapter)
+        output = await self._run_request(token_ids, params, request_id, (), sampling)
         return build_http_answer(output)
 
     async def _run_request(
@@ -257,13 +263,13 @@ class VllmEngine(Engine):
         params: SamplingParams,
         request_id: str,
         images: Sequence[ImageInput],
-        adapter: Adapter | None = None,
+        sampling: Sampling = NO_ADAPTER,
         is_probe: bool = False,
     ) -> Any:
         from vllm.sampling_params import RequestOutputKind
 
         params.output_kind = RequestOutputKind.FINAL_ONLY
-        stream = self._stream_outputs(token_ids, params, request_id, is_probe, images, adapter)
+        stream = self._stream_outputs(token_ids, params, request_id, is_probe, images, sampling)
         output = [output async for output in stream][-1]
         assert output.prompt_token_ids == token_ids, "vLLM changed the prompt"
         return output
@@ -275,7 +281,7 @@ class VllmEngine(Engine):
         request_id: str,
         is_probe: bool = False,
         images: Sequence[ImageInput] = (),
-        adapter: Adapter | None = None,
+        sampling: Sampling = NO_ADAPTER,
     ) -> AsyncIterator[RequestOutput]:
         """Run a request and yield vLLM's outputs. is_probe: the request computes log-probs of its prompt."""
         from vllm.sampling_params import RequestOutputKind
@@ -286,9 +292,9 @@ class VllmEngine(Engine):
         params.skip_clone = True
         core_death = self._core_death  # a restart replaces it
         try:
-            adapter = adapter or self._adapter
-            loaded = f"{adapter.version}.{self._times_loaded[adapter.version]}"
-            salt = loaded if self.serves_adapter else str(self.version)  # of prefixes cached with the same weights
+            adapter = sampling.adapter or self._adapter
+            loaded = f"{adapter.version}.{self._loads.get(adapter.version, 0)}"
+            salt = f"{loaded if self.serves_adapter else self.version} {sampling.cache_owner}"  # of cached prefixes
             prompt = self._build_prompt(token_ids, images, salt)
             answers = self._running_llm.generate(prompt, params, request_id, lora_request=make_lora_request(adapter))
             is_delta = params.output_kind == RequestOutputKind.DELTA
@@ -344,7 +350,7 @@ class VllmEngine(Engine):
     async def load_adapter(self, adapter: Adapter) -> str:
         from alphaapollo.weight_sync.digest import format_digest
 
-        self._times_loaded[adapter.version] += 1
+        self._loads = dict([*self._loads.items()][-MAX_LOADS:]) | {adapter.version: next(self._load_numbers)}
         (digest,) = await self._call_workers("alphaapollo_load_adapter", adapter.folder, adapter.version)
         return format_digest(digest)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +20,16 @@ from hypothesis import strategies as st
 from alphaapollo.session.rows import GradientResult
 from alphaapollo.tinker_server import server as server_module
 from alphaapollo.tinker_server.app import build_app
+from alphaapollo.tinker_server.budget import Budget
 from alphaapollo.tinker_server.calls import CallQueue, Futures
+from alphaapollo.tinker_server.json_requests import LoraConfig
 from alphaapollo.tinker_server.server import ServedModel, Server
-from alphaapollo.tinker_server.store import CheckpointStore
+from alphaapollo.tinker_server.store import CheckpointStore, ModelRecord, get_partial
 from alphaapollo.tinker_server.wire import PROTO, RequestError
 
 SECONDS = 60  # deadline
 KEYS = ("tml-one", "tml-two")
+OWNER = hashlib.sha256(KEYS[0].encode()).hexdigest()[:16]
 LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj")
 
 
@@ -41,7 +47,7 @@ def test_calls_run_once_and_in_order(data: st.DataObject) -> None:
 
     async def run() -> None:
         futures = Futures()
-        queue = CallQueue("model", futures, pytest.fail)
+        queue = CallQueue("model", futures, pytest.fail, Budget(1))
 
         def make_call(number: int) -> Callable[[], Awaitable[int]]:
             async def call() -> int:
@@ -70,7 +76,7 @@ def test_calls_run_once_and_in_order(data: st.DataObject) -> None:
 def test_a_queue_closes_after_its_running_call() -> None:
     async def run() -> None:
         futures, release, ran = Futures(), asyncio.Event(), list[int]()
-        queue = CallQueue("model", futures, pytest.fail)
+        queue = CallQueue("model", futures, pytest.fail, Budget(1))
 
         async def first() -> None:
             await release.wait()
@@ -137,12 +143,14 @@ class FakeVerbs:
 class Client:
     """Sends requests to the application of a server."""
 
-    def __init__(self, verbs: FakeVerbs, root: Path, max_models: int = 4, max_bytes: int = 10**6):
+    def __init__(
+        self, verbs: FakeVerbs, root: Path, max_models: int = 4, max_bytes: int = 10**6, keys: Sequence[str] = KEYS
+    ):
         served = ServedModel("base", "base", 64, 8, max_models, (1,), LAYERS)
         self.verbs, self.printed = verbs, list[str]()
         self.store = CheckpointStore(root, max_bytes)
         self.server = Server(cast(Any, verbs), self.store, served, self.printed.append)
-        transport = httpx.ASGITransport(build_app(self.server, KEYS))
+        transport = httpx.ASGITransport(build_app(self.server, keys, ["server"]))
         self._http = httpx.AsyncClient(transport=transport, base_url="http://server/api/v1/")
 
     async def post(
@@ -192,7 +200,7 @@ class Client:
         return await self.post("forward_backward", message.SerializeToString())
 
 
-def run_with_client(test: Callable[[Client], Awaitable[None]], root: Path, **limits: int) -> Client:
+def run_with_client(test: Callable[[Client], Awaitable[None]], root: Path, **limits: Any) -> Client:
     async def run() -> Client:
         client = Client(FakeVerbs(), root, **limits)
         await test(client)
@@ -285,8 +293,9 @@ def test_model_limit(tmp_path: Path) -> None:
         session = await client.open_session()
         for number in (0, 1):
             await client.create_and_wait(session, number)
-        refused = await client.create(await client.open_session(KEYS[1]), key=KEYS[1])
-        assert refused.status_code == 422 and "--max-models" in refused.text
+        refused = await client.create(await client.open_session())
+        assert refused.status_code == 429 and "--max-models" in refused.text
+        assert await client.create_and_wait(await client.open_session(KEYS[1]), key=KEYS[1])
         await client.server.end_session(session)
         assert await client.create_and_wait(await client.open_session())
 
@@ -297,7 +306,7 @@ def test_models_that_are_created_at_a_time_count(tmp_path: Path) -> None:
     async def test(client: Client) -> None:
         session = await client.open_session()
         codes = [(await client.create(session, number)).status_code for number in range(4)]
-        assert codes == [200, 200, 422, 422]
+        assert codes == [200, 200, 429, 429]
 
     run_with_client(test, tmp_path, max_models=2)
 
@@ -319,6 +328,108 @@ def test_storage_limit(tmp_path: Path) -> None:
         assert (await client.save(model_id, 4, "s4")).startswith("tinker://")
 
     run_with_client(test, tmp_path, max_bytes=2000)
+
+
+def test_requests_and_results_count_in_the_budget_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies that are read, calls that wait, and results that were not retrieved. Nothing is left after the session."""
+    monkeypatch.setattr("alphaapollo.tinker_server.budget.MAX_BYTES", 40_000)
+
+    async def test(client: Client) -> None:
+        session = await client.open_session()
+        model_id, budget = await client.create_and_wait(session), client.server.budgets[OWNER]
+
+        async def send_until_refused(number: int) -> int:
+            """Return the number of the call that gets 429."""
+            while (answer := await client.send_datum(model_id, number)).status_code == 200:
+                number += 1
+            assert answer.status_code == 429
+            return number
+
+        last = await send_until_refused(2) - 1  # they wait for 1
+        assert (await client.send_datum(model_id, 1)).status_code == 200
+        await client.retrieve(f"{model_id}:{last}")
+        refused = await send_until_refused(last + 1)
+        for number in range(1, refused):
+            assert (await client.retrieve(f"{model_id}:{number}")).status_code in (200, 404)
+        assert await client.open_session(KEYS[1]) and await send_until_refused(refused) > refused
+        await client.server.end_session(session)
+        assert budget.size == 0 and not budget.models
+
+    run_with_client(test, tmp_path)
+
+
+def test_a_body_that_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a time limit, and its bytes count until then."""
+    monkeypatch.setattr("alphaapollo.tinker_server.app.BODY_SECONDS", 0.2)
+    sizes = list[int]()
+
+    async def test(client: Client) -> None:
+        async def send() -> AsyncIterator[bytes]:
+            yield bytes(1 << 20)
+            sizes.append(client.server.budgets[OWNER].size)
+            await asyncio.sleep(SECONDS)
+
+        answer = await client._http.post("forward_backward", content=send(), headers={"x-api-key": KEYS[0]})
+        assert answer.status_code == 408 and sizes == [1 << 20] and client.server.budgets[OWNER].size == 0
+
+    run_with_client(test, tmp_path)
+
+
+def test_without_a_key_web_pages_are_refused(tmp_path: Path) -> None:
+    async def test(client: Client) -> None:
+        for headers, status in (({}, 200), ({"host": "evil.example"}, 400), ({"origin": "http://evil.example"}, 403)):
+            assert (await client._http.get("healthz", headers=headers)).status_code == status
+
+    run_with_client(test, tmp_path, keys=())
+
+
+def test_metadata_is_limited_and_counts(tmp_path: Path) -> None:
+    async def test(client: Client) -> None:
+        model_id = await client.create_and_wait(await client.open_session())
+        for number, size in ((1, 5000), (2, 4000)):
+            metadata = {"a": "x" * size}
+            body: dict[str, Any] = {"model_id": model_id, "seq_id": number, "path": "s", "user_metadata": metadata}
+            answer = await client.post("save_weights", **body)
+            assert answer.status_code == (200 if number == 2 else 422)
+        await client.retrieve(f"{model_id}:2")
+        checkpoint = client.store.find(f"{model_id}/weights/s", OWNER)
+        assert checkpoint.record.size > 5000 and checkpoint.record.user_metadata == metadata
+
+    run_with_client(test, tmp_path)
+
+
+class Killed(Exception): ...
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_kill_while_a_checkpoint_is_overwritten(tmp_path: Path, moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each rename, and before the old folder is removed: the next start has the old state or the new one."""
+    model = ModelRecord(f"{0:032}:train:0", OWNER, "base", LoraConfig(4), 0.0)
+    store, renames = CheckpointStore(tmp_path, 10**9), itertools.count()
+    store.add_model(model)
+    folder = store.get_folder(model.model_id) / "weights" / "last"
+
+    def save(content: str) -> None:
+        get_partial(folder).mkdir(parents=True)
+        (get_partial(folder) / "weights").write_text(content)
+        store.complete(model, get_partial(folder), 1, None, None)
+
+    save("old")
+    for name in ("replace", "rename"):
+        real = getattr(Path, name)
+
+        def rename(self: Path, target: Path, real: Any = real) -> Any:
+            if next(renames) == moment:
+                raise Killed
+            return real(self, target)
+
+        monkeypatch.setattr(Path, name, rename)
+    with pytest.raises(Killed) if moment < 3 else nullcontext():
+        save("new")
+    monkeypatch.undo()
+    found = CheckpointStore(tmp_path, 10**9).find(f"{model.model_id}/weights/last", OWNER)
+    assert (found.folder / "weights").read_text() == ("new" if moment else "old")
+    assert [one.name for one in folder.parent.iterdir()] == ["last"]
 
 
 def test_a_session_that_ends_while_a_model_is_created(tmp_path: Path) -> None:
@@ -347,7 +458,7 @@ def test_a_call_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         futures, gaps = Futures(), list[str]()
-        queue = CallQueue("model", futures, gaps.append)
+        queue = CallQueue("model", futures, gaps.append, Budget(1))
 
         async def call() -> int:
             return 1
