@@ -176,23 +176,30 @@ class Adapters:
         self._remember(folder, adapter)
         return gap
 
-    async def save(self, name: str, folder: Path) -> None:
-        """Save an adapter with its optimizer. The folder is complete or does not exist."""
+    async def save(self, name: str, folder: Path, publisher: WeightPublisher | None) -> None:
+        """Save an adapter with its optimizer. The folder is complete or as before. publisher: checks that the weights
+        are finite."""
         state, partial = await self.use(name), folder.with_name(f".writing_{folder.name}")
+        if publisher:
+            await publisher.compute_log_probs(self.version)
         restore_folder(folder)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        await self._policy.save(str(partial / "policy"))
-        await self._policy.wait_for_save()
-        largest = {"largest_rank": self._model.lora_rank, "form": asdict(state.form)}
-        (partial / FORM).write_text(json.dumps(largest) + "\n")
-        await asyncio.to_thread(write_manifest, partial)
+        try:
+            await self._policy.save(str(partial / "policy"))
+            await self._policy.wait_for_save()
+            largest = {"largest_rank": self._model.lora_rank, "form": asdict(state.form)}
+            (partial / FORM).write_text(json.dumps(largest) + "\n")
+            await asyncio.to_thread(write_manifest, partial)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
+            raise
         replace_folder(partial, folder)
 
-    async def save_all(self, folder: Path) -> None:
+    async def save_all(self, folder: Path, publisher: WeightPublisher | None) -> None:
         """Save all adapters but the model's own to folders with their names."""
         for name in self.names:
-            await self.save(name, folder / name)
+            await self.save(name, folder / name, publisher)
 
     async def load_all(self, folder: Path) -> None:
         """Replace all adapters but the model's own by those in a folder, if it exists. The engines get them when they

@@ -155,6 +155,7 @@ class Sample(Request, tag="sample"):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Count = 0
     topk_sample_logprobs: Count = 0
+    record_stability_info: bool | None = None  # no effect: this server's stable_reinforce needs only the log-probs
 
 
 class RetrieveFuture(Request, tag="retrieve_future"):
@@ -172,7 +173,6 @@ UNSUPPORTED: dict[type[Request], dict[str, str]] = {
         "target_prompt_logprobs": "Use topk_prompt_logprobs.",
         "prompt_alt_tokens_k": "Leave it out.",
         "prompt_logprobs_last_n": "Leave it out: the log-probs of the whole prompt are returned.",
-        "record_stability_info": "Leave it out: it is for the loss stable_reinforce.",
     },
 }
 """Fields that the client sends, but this server does not support, with a fix. Values without an effect are accepted."""

@@ -23,7 +23,10 @@ from alphaapollo.utils.seeds import derive_seed
 SESSION_SECONDS = 300.0  # without a heartbeat, which the client sends every 10 s; then a session ends
 MAX_TOP = 20  # most probable tokens per position
 TOKEN_BYTES, TOP_BYTES = 80, 160  # of a token in Python's lists, and of one of its most probable tokens
-NO_HEAD = "This server trains no adapter of the output head: train_unembed has no effect."
+DIFFERENCES = (
+    "This server trains no adapter of the output head: train_unembed has no effect. It computes the loss "
+    "stable_reinforce as cispo, because tinker's formula is not published."
+)
 
 
 @dataclass(eq=False)
@@ -62,7 +65,7 @@ class Server:
         session_id = uuid.uuid4().hex
         self.budgets[owner].add(ENTRY)
         self.sessions[session_id] = Session(owner)
-        return {"type": "create_session", "session_id": session_id, "warning_message": NO_HEAD}
+        return {"type": "create_session", "session_id": session_id, "warning_message": DIFFERENCES}
 
     def find_session(self, session_id: str, owner: str) -> Session:
         """Return a session, and count this as a heartbeat. Raises RequestError if the owner has no such session."""

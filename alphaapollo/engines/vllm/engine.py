@@ -34,6 +34,7 @@ from alphaapollo.engines.vllm.settings import (
     get_sockets_folder,
     make_lora_request,
     make_sampling_params,
+    raise_value_errors,
     read_flat_logprobs,
     register_triton_interpreter,
 )
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NO_ADAPTER = Sampling(1)  # for requests that name no adapter
-MAX_LOADS = 1024  # adapter versions whose loads an engine remembers
 LOG_SECONDS = 10.0  # for a core with an error to write its log and exit
 
 
@@ -233,6 +233,7 @@ class VllmEngine(Engine):
 
     # Generation.
 
+    @raise_value_errors
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
@@ -248,14 +249,14 @@ class VllmEngine(Engine):
         output = await self._run_request(token_ids, params, "log_probs", images, is_probe=True)
         return read_flat_logprobs(output.prompt_logprobs, token_ids[1:])
 
+    @raise_value_errors
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
-        sampling, penalties, top = request.sampling, request.penalties, request.num_top
+        sampling, top = request.sampling, request.num_top
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         scored = {"prompt_logprobs": top} if request.scores_prompt else {}
-        wanted = {"logprobs": top, "flat_logprobs": False, "ignore_eos": True, **scored, **penalties}
+        wanted = {"logprobs": top, "flat_logprobs": False, "ignore_eos": True, **scored, **request.penalties}
         params = make_sampling_params(sampling, **wanted)
-        output = await self._run_request(token_ids, params, request_id, (), sampling)
-        return build_http_answer(output)
+        return build_http_answer(await self._run_request(token_ids, params, request_id, (), sampling))
 
     async def _run_request(
         self,
@@ -350,7 +351,7 @@ class VllmEngine(Engine):
     async def load_adapter(self, adapter: Adapter) -> str:
         from alphaapollo.weight_sync.digest import format_digest
 
-        self._loads = dict([*self._loads.items()][-MAX_LOADS:]) | {adapter.version: next(self._load_numbers)}
+        self._loads = dict([*self._loads.items()][-1024:]) | {adapter.version: next(self._load_numbers)}
         (digest,) = await self._call_workers("alphaapollo_load_adapter", adapter.folder, adapter.version)
         return format_digest(digest)
 

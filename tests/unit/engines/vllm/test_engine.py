@@ -16,6 +16,7 @@ import torch
 pytest.importorskip("vllm")
 
 from vllm.config.lora import MaxLoRARanks
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -136,6 +137,21 @@ def test_requests_use_the_newest_adapter_or_the_one_that_they_name() -> None:
 
     assert asyncio.run(run()) == [2, 3, 9, 9]
     assert found == [("2.2 ", "/shm/v2"), ("3.3 ", "/other"), ("0.0 ", None), ("0.0 a", None), ("3.3 ", "/other")]
+
+
+def test_errors_of_vllm_about_a_request_are_value_errors() -> None:
+    """SamplingParams raises the first, AsyncLLM.generate the second."""
+    recorder = Recorder()
+    engine = make_engine(recorder)
+
+    async def generate(*_: Any, **__: Any) -> Any:
+        raise VLLMValidationError("Token id 999 is out of vocabulary")
+        yield
+
+    recorder.generate = generate  # type: ignore[attr-defined]
+    for temperature, word in ((3.0, "temperature"), (1.0, "999")):
+        with pytest.raises(ValueError, match=word):
+            asyncio.run(engine.answer_http(PROMPT, HttpSampling(Sampling(4, temperature)), "id"))
 
 
 def make_output(adapter: Adapter, **fields: Any) -> RequestOutput:
