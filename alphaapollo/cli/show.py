@@ -47,9 +47,8 @@ def view(argv: Sequence[str]) -> int:
         terminal.write(f"notes of runs are not kept: {NOTES_FOLDER} cannot be written. Set XDG_DATA_HOME to a folder.")
     with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as folder:
         index = RunIndex(root, Path(folder, "index.sqlite"), notes=notes)
-        make_server(make_app(index, list_trusted_hosts(host))).run(
-            sockets=[listener]
-        )  # uvicorn raises Ctrl-C again after its end
+        app = make_app(index, list_trusted_hosts(host))
+        make_server(app).run(sockets=[listener])  # uvicorn raises Ctrl-C again after its end
     return 0
 
 

@@ -71,10 +71,8 @@ class VllmEngine(Engine):
         self._prepared = False
         self._adapter = BASE_MODEL  # LoRA adapter of requests that name none
         self._adapter_digest = ""
-        self._loads, self._load_numbers = (
-            dict[int, int](),
-            count(1),
-        )  # of versions, which an own loop repeats after `load`
+        self._loads: dict[int, int] = {}  # number of each version's last load; own loops repeat versions after `load`
+        self._load_numbers = count(1)
 
     # Start and shutdown.
 
