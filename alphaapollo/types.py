@@ -107,6 +107,7 @@ class Sampling:
     stop: tuple[str, ...] = ()  # texts that end a completion; the token that completes one is part of it, too
     includes_stop: bool = False  # whether the text of a completion, not only its tokens, has the stop string
     adapter: Adapter | None = None  # to sample with; None: the engine's newest weights
+    cache_owner: str = ""  # requests of different owners share no cached prefixes
 
 
 @dataclass(frozen=True)

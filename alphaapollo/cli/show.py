@@ -12,6 +12,7 @@ from pathlib import Path
 
 from alphaapollo.cli.main import report_refusals
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.processes.network import list_trusted_hosts
 from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.hub import expand_home
 
@@ -41,14 +42,14 @@ def view(argv: Sequence[str]) -> int:
 
     listener = socket.create_server((host, options.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     address = f"[{host}]" if ":" in host else host
-    hosts = [host, address, "localhost", LOOPBACK] if host in (LOOPBACK, "localhost", "::1") else ["*"]
     terminal, notes = Terminal(highlight=False), find_notes_file()
     terminal.write(f"viewer of {root}: http://{address}:{listener.getsockname()[1]}   (Ctrl-C ends it)")
     if notes is None:
         terminal.write(f"notes of runs are not kept: {NOTES_FOLDER} cannot be written. Set XDG_DATA_HOME to a folder.")
     with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as folder:
         index = RunIndex(root, Path(folder, "index.sqlite"), notes=notes)
-        make_server(make_app(index, hosts)).run(sockets=[listener])  # uvicorn raises Ctrl-C again after its end
+        app = make_app(index, list_trusted_hosts(host))
+        make_server(app).run(sockets=[listener])  # uvicorn raises Ctrl-C again after its end
     return 0
 
 

@@ -84,7 +84,6 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         self._shares_gpus = shares_gpus
         self.samples_in_flight = samples_in_flight  # maximum per engine; more samples would wait in the engine's queue
         self._balancer = LoadBalancer(ranks.size, samples_in_flight)
-        self.has_adapters = False  # whether `load_adapter` was called
         self.replace_engine: Callable[[WorkerDied], Awaitable[None]] = raise_death
         """Replaces an engine that died, or raises its death. A WeightPublisher sets it."""
 
@@ -139,9 +138,14 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     async def load_adapter(self, adapter: Adapter, probe_ids: list[int]) -> list[tuple[str, list[float]]]:
         """Load a LoRA adapter on every engine. Returns for each engine the digest of the adapter's weights, and the
-        log-probs with it of the probe's tokens, if any, after the first."""
-        self.has_adapters = True
-        loaded = await self.ranks.call(lambda worker: load_adapter(worker, adapter, probe_ids))
+        log-probs with it of the probe's tokens, if any, after the first. An engine that died is replaced first, and
+        reads other adapters from their folders when a request names them."""
+        while True:
+            try:
+                loaded = await self.ranks.call(lambda worker: load_adapter(worker, adapter, probe_ids))
+                break
+            except EngineCoreDied as death:
+                await self.replace_engine(death)
         return [
             (digest, [scores[token] for token, scores in zip(probe_ids[1:], scored, strict=True)])
             for digest, scored in loaded

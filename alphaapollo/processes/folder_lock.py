@@ -31,15 +31,15 @@ class FolderInUseError(ValueError):
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Context manager that locks the folder. Raises FolderInUseError if another process has locked it, and OSError if
-    the lock file cannot be written."""
+def lock_folder(folder: Path, key: str = "trainer.experiment_name") -> Iterator[None]:
+    """Context manager that locks the folder. key: that chooses another folder. Raises FolderInUseError if another
+    process has locked it, and OSError if the lock file cannot be written."""
     with ExitStack() as stack:
         for path in _list_lock_files(folder):
             for parent in [parent for parent in path.parents if not parent.exists()][::-1]:
                 parent.mkdir(exist_ok=True)
                 stack.callback(_remove_if_empty, parent)  # a refused run leaves no folders behind
-            stack.enter_context(_lock_file(path, folder))
+            stack.enter_context(_lock_file(path, folder, key))
             stack.callback(path.unlink, missing_ok=True)  # runs before the lock is released
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
             path.write_text(f"{json.dumps(owner)}\n")
@@ -70,12 +70,12 @@ def _list_lock_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _lock_file(lock_file: Path, folder: Path) -> Iterator[None]:
+def _lock_file(lock_file: Path, folder: Path, key: str) -> Iterator[None]:
     lock = FileLock(lock_file, mode=0o644, fallback_to_soft=False)
     try:
         lock.acquire(timeout=TIMEOUT)
     except Timeout:
-        raise FolderInUseError(_format_in_use_message(folder)) from None
+        raise FolderInUseError(_format_in_use_message(folder, key)) from None
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
@@ -89,10 +89,10 @@ def _lock_file(lock_file: Path, folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _format_in_use_message(folder: Path) -> str:
+def _format_in_use_message(folder: Path, key: str) -> str:
     owner = read_lock_owner(folder)
     process = f"process {owner['pid']} on {owner['host']}, since {owner['since']}" if owner else "another process"
     return (
-        f"{folder} is in use by {process}. Wait until that run has ended, stop it, or set another "
-        "trainer.experiment_name: two runs in the same folder would damage each other's files."
+        f"{folder} is in use by {process}. Wait until that run has ended, stop it, or set another {key}: two runs in "
+        "the same folder would damage each other's files."
     )

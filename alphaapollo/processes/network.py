@@ -8,6 +8,13 @@ import socket
 import psutil
 
 CONNECT_SECONDS = 5.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def list_trusted_hosts(host: str) -> list[str]:
+    """Return the values of the header Host that a server without a password may answer: on a loopback address only its
+    names, because a web page can reach it through a name of its own (DNS rebinding)."""
+    return [*LOOPBACK, "[::1]"] if host in LOOPBACK else ["*"]
 
 
 def restrict_network_to_loopback() -> None:

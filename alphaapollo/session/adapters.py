@@ -19,7 +19,7 @@ from alphaapollo.engines.types import EngineError
 from alphaapollo.runs.checkpoint_folder import find_damage, write_manifest
 from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.types import BASE_MODEL, Adapter
-from alphaapollo.utils.disk import read_json
+from alphaapollo.utils.disk import read_json, replace_folder, restore_folder
 from alphaapollo.weight_sync.transport import WeightUpdate
 from alphaapollo.workers.adapter_slots import OWN, AdapterForm
 
@@ -128,8 +128,13 @@ class Adapters:
                     await engines.load_adapter(found, [])
                 except (EngineError, WorkerFailed, OSError) as error:
                     raise ValueError(f"{adapter} is no adapter that the engines can load: {error}") from error
-                self._folders[key] = found
+                self._remember(folder, found)
         return self._folders[key]
+
+    def _remember(self, folder: Path, adapter: Adapter) -> None:
+        """Note the version that the engines have of a folder. Those of folders that were removed are forgotten."""
+        self._folders = {key: one for key, one in self._folders.items() if key[0].is_dir()}
+        self._folders[folder, _read_time(folder)] = adapter
 
     def check_engine(self) -> None:
         """Raise ValueError if the engines do not serve adapters by name."""
@@ -164,31 +169,37 @@ class Adapters:
         Remove old ones from the run. Returns the difference of the probe's log-probs."""
         folder, state = Path(adapter.folder), self[name]
         gap = await publisher.load_adapter(adapter, update, expected)
-        self._folders[folder, _read_time(folder)] = adapter
         state.published, state.trained_version = adapter, adapter.version
         own = self._published_folder / name
         for old in sorted(own.glob("v*"))[:-PUBLISHED] if folder.parent == own else ():
-            self._folders.pop((old, _read_time(old)), None)
             shutil.rmtree(old)
+        self._remember(folder, adapter)
         return gap
 
-    async def save(self, name: str, folder: Path) -> None:
-        """Save an adapter with its optimizer. The folder is complete or does not exist."""
+    async def save(self, name: str, folder: Path, publisher: WeightPublisher | None) -> None:
+        """Save an adapter with its optimizer. The folder is complete or as before. publisher: checks that the weights
+        are finite."""
         state, partial = await self.use(name), folder.with_name(f".writing_{folder.name}")
+        if publisher:
+            await publisher.compute_log_probs(self.version)
+        restore_folder(folder)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        await self._policy.save(str(partial / "policy"))
-        await self._policy.wait_for_save()
-        largest = {"largest_rank": self._model.lora_rank, "form": asdict(state.form)}
-        (partial / FORM).write_text(json.dumps(largest) + "\n")
-        await asyncio.to_thread(write_manifest, partial)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        try:
+            await self._policy.save(str(partial / "policy"))
+            await self._policy.wait_for_save()
+            largest = {"largest_rank": self._model.lora_rank, "form": asdict(state.form)}
+            (partial / FORM).write_text(json.dumps(largest) + "\n")
+            await asyncio.to_thread(write_manifest, partial)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # the disk may be full
+            raise
+        replace_folder(partial, folder)
 
-    async def save_all(self, folder: Path) -> None:
+    async def save_all(self, folder: Path, publisher: WeightPublisher | None) -> None:
         """Save all adapters but the model's own to folders with their names."""
         for name in self.names:
-            await self.save(name, folder / name)
+            await self.save(name, folder / name, publisher)
 
     async def load_all(self, folder: Path) -> None:
         """Replace all adapters but the model's own by those in a folder, if it exists. The engines get them when they
@@ -200,6 +211,7 @@ class Adapters:
 
     async def load(self, name: str, folder: Path, with_optimizer: bool = True) -> None:
         """Add an adapter as it was saved. One of the same name is replaced. Raises ValueError if it cannot be read."""
+        restore_folder(folder)
         if damage := await asyncio.to_thread(find_damage, folder):
             raise ValueError(f"the adapter {folder} cannot be loaded: {damage[0]}.")
         if not (folder / FORM).is_file():

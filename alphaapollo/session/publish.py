@@ -72,7 +72,7 @@ class WeightPublisher:
     engine_logprobs: list[list[float]] = field(default_factory=list, init=False)  # of the probe's text, per engine
     _last_logprobs: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
     _sent: WeightUpdate | None = field(default=None, init=False)  # None: not yet, of the current version
-    _num_replacements: int = field(default=0, init=False)  # since the last weight sync
+    _num_replacements: int = field(default=0, init=False)  # since weights or an adapter were last loaded
     _num_replaced: int = field(default=0, init=False)  # engines in these replacements
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
@@ -127,8 +127,6 @@ class WeightPublisher:
         cause, reason = str(death).rstrip("."), ""
         if not self.on_cpus:
             reason = "Engines on GPUs are not replaced while a run continues."
-        elif self.engines.has_adapters:
-            reason = "It is not replaced, because it had loaded adapters beside the policy."
         elif self._num_replacements == MAX_REPLACEMENTS:
             reason = f"Engines were already replaced {MAX_REPLACEMENTS} times in this iteration."
         if reason:
@@ -183,9 +181,14 @@ class WeightPublisher:
         Raises:
             FloatingPointError: the weights are not finite. Nothing is written.
         """
-        expected = await self.policy.compute_probe_log_probs(self._text_probe)
-        check_probe_finite(expected, adapter.version)
+        expected = await self.compute_log_probs(adapter.version)
         return WeightUpdate(adapter.version, await self.policy.write_adapter(adapter.folder)), expected
+
+    async def compute_log_probs(self, version: int) -> list[float]:
+        """Compute the policy's log-probs of the probe's text. Raises FloatingPointError if they are not finite."""
+        expected = await self.policy.compute_probe_log_probs(self._text_probe)
+        check_probe_finite(expected, version)
+        return expected
 
     async def load_adapter(self, adapter: Adapter, update: WeightUpdate, expected: Sequence[float]) -> float:
         """Load an adapter on all engines beside others, while requests run, and verify it with the result of
@@ -193,6 +196,7 @@ class WeightPublisher:
         loaded = await self.engines.load_adapter(adapter, self._text_probe.token_ids)
         check_weight_receipts(update, [WeightReceipt(adapter.version, digest) for digest, _ in loaded])
         found = [logprobs for _, logprobs in loaded]
+        self._num_replacements = 0
         return check_probe_log_probs([expected] * len(found), found, self.probe_tolerance, "a fixed text")
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from alphaapollo.controller.errors import WorkerDied
 from alphaapollo.session.adapters import Adapters
@@ -59,8 +59,9 @@ class Turns:
 
     async def replace_engine(self, death: WorkerDied) -> None:
         """Replace an engine that died (WeightPublisher.replace_engine), in a turn of the ranks."""
-        async with self.use_ranks():
-            await self._session.require_engines().replace_engine(death)
+        weights = self._session.require_engines()
+        async with self.use_ranks() if weights.on_cpus else nullcontext():  # on shared GPUs, the caller may have them
+            await weights.replace_engine(death)
 
     async def publish(self) -> dict[str, float]:
         """Publish the model's own weights, in a turn of the ranks. Returns metrics of the weight sync."""

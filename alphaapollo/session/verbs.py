@@ -310,7 +310,7 @@ class Verbs:
                 writer.checkpoints.move_later_checkpoints_aside(now.step)
             folder = writer.checkpoints.begin_checkpoint(now.step, name or "")
             await writer.save_and_wait(folder)
-            await self.adapters.save_all(folder / ADAPTERS)
+            await self.adapters.save_all(folder / ADAPTERS, self._publisher)
             now.write(folder)
             (folder / STATE).write_text(state)
             return await asyncio.to_thread(writer.checkpoints.complete_checkpoint, folder)
@@ -358,9 +358,9 @@ class Verbs:
 
     async def save_adapter(self, adapter: str, folder: str | Path) -> None:
         """Save an adapter with its optimizer, but without gradients. An earlier folder is replaced when it is
-        complete."""
+        complete. Raises FloatingPointError if the weights are not finite."""
         async with self._turns.use_ranks(adapter):
-            await self.adapters.save(adapter, Path(folder))
+            await self.adapters.save(adapter, Path(folder), self._publisher)
 
     async def load_adapter(self, adapter: str, folder: str | Path, with_optimizer: bool = True) -> None:
         """Add an adapter as save_adapter saved it, or replace the one of this name. Raises ValueError if the folder

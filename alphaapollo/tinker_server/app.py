@@ -6,34 +6,30 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import msgspec
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from alphaapollo.tinker_server import json_requests
+from alphaapollo.tinker_server.budget import RETRIED
 from alphaapollo.tinker_server.server import Server
 from alphaapollo.tinker_server.store import ModelRecord, format_time
-from alphaapollo.tinker_server.wire import (
-    CLIENT_VERSION,
-    PROTO,
-    RequestError,
-    decompress,
-    read_forward_backward,
-)
+from alphaapollo.tinker_server.wire import CLIENT_VERSION, RequestError, decompress
 
 logger = logging.getLogger(__name__)
 API, PROTOBUF = "/api/v1/", "application/x-protobuf"
 HOLD_SECONDS = 40.0  # of retrieve_future, whose client waits for 45 s and asks again
 ENDED = 410  # status with which the client stops its heartbeats
-RETRIED = 429  # status of requests that the client sends again
-MAX_BODY = 64 << 20  # bytes, after decompression
+MAX_BODY, MAX_JSON = 64 << 20, 4 << 20  # bytes of forward_backward and of other requests, after decompression
+UNCOUNTED = 64 << 10  # bytes of a body that no budget counts, so that results can always be retrieved
+BODY_SECONDS = 120.0  # until a body has arrived
 LOCAL = "local"  # owner of everything if the server has no keys
 
 T = TypeVar("T", bound=json_requests.Request)
@@ -51,10 +47,14 @@ BODIES: dict[str, type[json_requests.Request]] = {
 """POST requests whose answer is the result of the server's method of the same name."""
 
 
-def build_app(server: Server, keys: Collection[str]) -> Starlette:
-    """Build the application. keys: API keys, each of which is an owner; empty: every client is the same owner."""
-    api = Api(server, keys)
-    return Starlette(routes=[Route(API + "{path:path}", api.handle, methods=["GET", "POST", "PUT", "DELETE"])])
+def build_app(server: Server, keys: Collection[str], hosts: Sequence[str]) -> Starlette:
+    """Build the application.
+
+    keys: API keys, each of which is an owner; empty: every client is the same owner. hosts: names under which the
+    server may be addressed (processes/network.py).
+    """
+    routes = [Route(API + "{path:path}", Api(server, keys).handle, methods=["GET", "POST", "PUT", "DELETE"])]
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
 
 
 class Api:
@@ -65,12 +65,13 @@ class Api:
 
     async def handle(self, request: Request) -> Response:
         try:
-            owner, body = self._find_owner(request), await read_body(request)
-            words = request.path_params["path"].split("/")
-            if request.method == "POST" and len(words) == 1:
-                result = await self._post_or_refuse(words[0], body, owner, request)
-            else:
-                result = await self._handle_resource(request.method, words, body, owner, request)
+            owner, words = self._find_owner(request), request.path_params["path"].split("/")
+            with self.server.budgets[owner].hold() as count:
+                body = await read_body(request, MAX_BODY if words == ["forward_backward"] else MAX_JSON, count)
+                if request.method == "POST" and len(words) == 1:
+                    result = await self._post_or_refuse(words[0], body, owner, request)
+                else:
+                    result = await self._handle_resource(request.method, words, body, owner, request)
         except RequestError as error:
             return JSONResponse({"detail": str(error)}, error.status)
         except ClientDisconnect:
@@ -82,6 +83,8 @@ class Api:
 
     def _find_owner(self, request: Request) -> str:
         if not self.keys:
+            if "origin" in request.headers:
+                raise RequestError("the request comes from a web page. Use the client tinker.", status=403)
             return LOCAL
         key = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
         if key not in self.keys:
@@ -107,7 +110,7 @@ class Api:
             return getattr(server, name)(read(BODIES[name]), owner)
         match name:
             case "forward_backward":
-                return server.forward_backward(await asyncio.to_thread(read_forward_backward, body), owner, len(body))
+                return await server.forward_backward(body, owner)
             case "asample":
                 return server.sample(read(json_requests.Sample), owner)
             case "retrieve_future":
@@ -228,28 +231,35 @@ def paginate(request: Request, name: str, items: list[Any]) -> dict[str, Any]:
     return {name: items[offset : offset + limit], "cursor": cursor}
 
 
-async def read_body(request: Request) -> bytes:
-    """Read and decompress the body. Raises RequestError for a body that is too large or damaged."""
+async def read_body(request: Request, limit: int, count: Callable[[int], None]) -> bytes:
+    """Read and decompress a body of at most `limit` bytes. count: counts them. Raises RequestError for a body that is
+    too large, damaged, or stops in the middle."""
     parts, size = list[bytes](), 0
-    async for part in request.stream():
-        parts.append(part)
-        if (size := size + len(part)) > MAX_BODY:
-            raise RequestError(f"the body has more than {MAX_BODY >> 20} MiB. Send smaller requests.", status=413)
-    return decompress(b"".join(parts), request.headers.get("content-encoding", ""), MAX_BODY)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                if (size := size + len(part)) > limit:
+                    raise RequestError(f"the body has more than {limit} bytes. Send smaller requests.", status=413)
+                count(len(part) if size > UNCOUNTED else 0)
+                parts.append(part)
+    except TimeoutError:
+        raise RequestError(f"the body did not arrive within {BODY_SECONDS:g} s. Send it again.", status=408) from None
+    body = b"".join(parts)
+    if encoding := request.headers.get("content-encoding"):
+        body = await asyncio.to_thread(decompress, body, encoding, limit)
+        count(len(body) if len(body) > UNCOUNTED else 0)
+    return body
 
 
 def get_client_version(request: Request) -> str:
     return request.headers.get("x-stainless-package-version", "(unknown version)")[:32]
 
 
-def find_numbered_call(body: bytes) -> tuple[str, int, bool] | None:
-    """Return the model and the number of a call, and whether it computes gradients, if the body has them."""
-    with suppress(ValueError, RecursionError, LookupError, TypeError):
-        found = msgspec.json.decode(body)
-        return str(found["model_id"]), int(found["seq_id"]), False
-    with suppress(DecodeError):
-        message = PROTO.ForwardBackwardRequest.FromString(body)
-        return message.model_id, message.seq_id, not message.forward_only
+def find_numbered_call(body: bytes) -> tuple[str, int] | None:
+    """Return the model and the number of a call in JSON, if the body has them."""
+    with suppress(ValueError, LookupError, TypeError):
+        found = json_requests.decode_json(body)
+        return str(found["model_id"]), int(found["seq_id"])
     return None
 
 

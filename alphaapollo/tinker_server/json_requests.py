@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from alphaapollo.tinker_server.wire import UPGRADE, RequestError
+from alphaapollo.tinker_server.wire import MAX_FIELDS, UPGRADE, RequestError
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Number = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -17,6 +17,9 @@ Nonnegative = Annotated[float, Meta(ge=0)]
 Beta = Annotated[float, Meta(ge=0, lt=1)]
 StopString = Annotated[str, Meta(min_length=1)]
 Lifetime = Annotated[int, Meta(ge=3600, le=10 * 365 * 24 * 3600)]  # seconds
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=256)], Annotated[str, Meta(max_length=4096)]], Meta(max_length=64)
+]
 CheckpointName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}\Z")]  # also the name of its folder
 
 
@@ -77,7 +80,7 @@ class SaveWeights(Request, tag="save_weights"):
     path: CheckpointName | None = None
     ttl_seconds: Lifetime | None = None
     overwrite: bool = False
-    user_metadata: dict[str, str] | None = None
+    user_metadata: Metadata | None = None
 
 
 class SaveWeightsForSampler(Request, tag="save_weights_for_sampler"):
@@ -87,7 +90,7 @@ class SaveWeightsForSampler(Request, tag="save_weights_for_sampler"):
     sampling_session_seq_id: Count | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     ttl_seconds: Lifetime | None = None
-    user_metadata: dict[str, str] | None = None
+    user_metadata: Metadata | None = None
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.sampling_session_seq_id is None):
@@ -152,6 +155,7 @@ class Sample(Request, tag="sample"):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Count = 0
     topk_sample_logprobs: Count = 0
+    record_stability_info: bool | None = None  # no effect: this server's stable_reinforce needs only the log-probs
 
 
 class RetrieveFuture(Request, tag="retrieve_future"):
@@ -169,7 +173,6 @@ UNSUPPORTED: dict[type[Request], dict[str, str]] = {
         "target_prompt_logprobs": "Use topk_prompt_logprobs.",
         "prompt_alt_tokens_k": "Leave it out.",
         "prompt_logprobs_last_n": "Leave it out: the log-probs of the whole prompt are returned.",
-        "record_stability_info": "Leave it out: it is for the loss stable_reinforce.",
     },
 }
 """Fields that the client sends, but this server does not support, with a fix. Values without an effect are accepted."""
@@ -179,11 +182,7 @@ T = TypeVar("T", bound=Request)
 
 def read_json(body: bytes, kind: type[T], client_version: str) -> T:
     """Parse the body of a request. Raises RequestError for a damaged body, and for values that are not supported."""
-    name = kind.__struct_config__.tag
-    try:
-        content = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RequestError(f"{name}: the body is not JSON: {error}. Send a JSON object.", status=400) from None
+    name, content = kind.__struct_config__.tag, decode_json(body)
     if isinstance(content, dict):
         for field, fix in UNSUPPORTED.get(kind, {}).items():
             if content.pop(field, None) not in (None, False, 0, {"type": "adamw"}):
@@ -192,6 +191,16 @@ def read_json(body: bytes, kind: type[T], client_version: str) -> T:
         return msgspec.convert(content, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise RequestError(f"{name}: {_describe_problem(str(error), client_version)}") from None
+
+
+def decode_json(body: bytes) -> Any:
+    """Parse JSON. Raises RequestError for a body that is damaged, or that would become too many objects."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_FIELDS:
+        raise RequestError(f"the body has more than {MAX_FIELDS} elements. Send smaller requests.", status=413)
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}. Send a JSON object.", status=400) from None
 
 
 def _describe_problem(message: str, client_version: str) -> str:

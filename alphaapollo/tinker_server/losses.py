@@ -43,6 +43,15 @@ def cispo(logp: Tensor, columns: dict[str, Tensor], low: float, high: float) -> 
     return -_compute_ratio(logp, columns).clamp(low, high).detach() * logp * columns["tinker_advantages"]
 
 
+def stable_reinforce(logp: Tensor, columns: dict[str, Tensor]) -> Tensor:
+    """`cispo` with its default thresholds, another REINFORCE with an importance weight that is not differentiated.
+
+    Tinker's server computes something else, which is not published: "a REINFORCE variant that stays stable even when
+    the sampling policy differs" (tinker-docs.thinkingmachines.ai/tinker/losses/stable-reinforce, alpha).
+    """
+    return cispo(logp, columns, *SETTINGS["cispo"].values())
+
+
 def dro(logp: Tensor, columns: dict[str, Tensor], beta: float) -> Tensor:
     """-(logp * A - beta / 2 * (logp - logprobs)^2) (arXiv 2405.19107)."""
     return -(logp * columns["tinker_advantages"] - 0.5 * beta * (logp - columns["tinker_logprobs"]) ** 2)
@@ -52,7 +61,7 @@ def _compute_ratio(logp: Tensor, columns: dict[str, Tensor]) -> Tensor:
     return (logp - columns["tinker_logprobs"]).exp()
 
 
-FUNCTIONS = (cross_entropy, importance_sampling, ppo, cispo, dro)
+FUNCTIONS = (cross_entropy, importance_sampling, ppo, cispo, stable_reinforce, dro)
 LOSSES: dict[str, Callable[..., Tensor]] = {function.__name__: function for function in FUNCTIONS}
 REQUIRED: dict[str, tuple[str, ...]] = dict.fromkeys(LOSSES, ("target_tokens", "logprobs", "advantages"))
 REQUIRED["cross_entropy"] = ("target_tokens", "weights")  # weights: 1 if they are missing

@@ -23,12 +23,13 @@ from alphaapollo.models.load import load_config
 from alphaapollo.own_loop.setup import load_loop_config
 from alphaapollo.own_loop.trainer import Trainer
 from alphaapollo.processes.entry_point import entry_point
+from alphaapollo.processes.folder_lock import lock_folder
+from alphaapollo.processes.network import LOOPBACK, list_trusted_hosts
 from alphaapollo.tinker_server.app import build_app
 from alphaapollo.tinker_server.calls import Futures
 from alphaapollo.tinker_server.server import ServedModel, Server
 from alphaapollo.tinker_server.store import CheckpointStore
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CONTEXT = 4096  # tokens of prompt and answer, if the model supports them
 POLL_SECONDS = 2.0  # between two checks for silent sessions and for the end of the workers
 DEFAULTS = {
@@ -69,15 +70,20 @@ def _run(options: argparse.Namespace, words: Sequence[str]) -> int:
     _check_settings(config)
     given = [word.partition("=")[0] for word in words]
     keys_and_values |= {} if set(LENGTHS) & set(given) else _choose_lengths(config)
-    with Trainer(keys_and_values, *words, engines=options.engines) as trainer:
-        store = CheckpointStore(trainer.folder.absolute().parent, int(options.max_storage_gib * 2**30))
+    root = config.trainer.folder.absolute().parent
+    with (
+        lock_folder(root, key="trainer.output_dir"),
+        Trainer(keys_and_values, *words, engines=options.engines) as trainer,
+    ):
+        store = CheckpointStore(root, int(options.max_storage_gib * 2**30))
         served = _describe_model(trainer, options)
         server = Server(trainer.aio, store, served, lambda text: print(text, flush=True))
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{options.port}"
         key = "one of the server's keys" if keys else "tml-local"
         message = f"{served.name}: tinker.ServiceClient(base_url={url!r}), TINKER_API_KEY={key} (stop with Ctrl-C)"
-        settings = uvicorn.Config(build_app(server, keys), options.host, options.port, log_level="warning")
+        app = build_app(server, keys, ["*"] if keys else list_trusted_hosts(options.host))
+        settings = uvicorn.Config(app, options.host, options.port, http="h11", log_level="warning")  # limits headers
         settings.timeout_graceful_shutdown = 5
         web = WebServer(settings, server.futures)
         asyncio.run(_serve(web, server, trainer, message))
@@ -176,7 +182,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, li
     parser.add_argument("--port", type=int, default=8400)
     parser.add_argument("--name", help="base_model of the clients (default: MODEL)")
     parser.add_argument("--engines", type=int, help="number of inference engines")
-    parser.add_argument("--max-models", type=int, default=32, help="training clients at a time")
+    parser.add_argument("--max-models", type=int, default=32, help="training clients of one API key at a time")
     parser.add_argument("--max-storage-gib", type=float, default=50.0, help="checkpoints of one API key")
     options, words = parser.parse_known_args(argv)
     if wrong := [word for word in words if "=" not in word or word.startswith("-")]:

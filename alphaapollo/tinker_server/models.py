@@ -19,16 +19,16 @@ import numpy as np
 from alphaapollo.own_loop.trainer import AsyncVerbs
 from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.session.rows import GradientResult
+from alphaapollo.tinker_server.budget import Budget
 from alphaapollo.tinker_server.calls import Call, CallQueue, Futures
 from alphaapollo.tinker_server.json_requests import AdamParams, LoadWeights, SaveWeights, SaveWeightsForSampler
 from alphaapollo.tinker_server.losses import evaluate_loss, make_loss, make_rows
-from alphaapollo.tinker_server.store import SNAPSHOTS, Checkpoint, CheckpointStore, ModelRecord
-from alphaapollo.tinker_server.wire import ForwardBackwardRequest, RequestError, write_forward_backward
+from alphaapollo.tinker_server.store import SNAPSHOTS, Checkpoint, CheckpointStore, ModelRecord, get_partial
+from alphaapollo.tinker_server.wire import MAX_TARGETS, RequestError, read_forward_backward, write_forward_backward
 from alphaapollo.types import Row
 
 ALPHA = 32.0  # LoRA alpha of all models; the client sends none
 KEPT_SNAPSHOTS = 16  # newest weights of sampling clients per model; saved weights are kept until they are deleted
-MAX_TARGETS = 4 << 20  # of one forward_backward; with K targets per token, each costs as much as a token
 NO_TARGETS = np.zeros(0)
 SHOW_SECONDS = 10.0  # between two lines about the steps of a model
 
@@ -45,7 +45,7 @@ class Sampler:
 class TrainedModel:
     """Model of a training client. Its calls run one after the other, in `queue`; the first creates the adapter.
 
-    context: most tokens of a datum.
+    context: most tokens of a datum. budget: of the owner.
     """
 
     def __init__(
@@ -55,13 +55,14 @@ class TrainedModel:
         verbs: AsyncVerbs,
         store: CheckpointStore,
         context: int,
+        budget: Budget,
         notify: Callable[[str], None],
     ):
-        self.record, self.last_request = record, time.time()
-        self.queue = CallQueue(record.model_id, futures, self._refuse_step)
+        budget.add_model(record.model_id)
+        self.record, self.last_request, self._budget = record, time.time(), budget
+        self.queue = CallQueue(record.model_id, futures, self._refuse_step, budget)
         self._verbs, self._store, self._context, self._notify = verbs, store, context, notify
         self._tracker: JsonlTracker | None = None  # None: the adapter is not created
-        self.has_failed = False  # whether it could not be created
         self._step = self._saved_step = 0
         self._failure = ""  # error of a forward_backward since the last step; the next step is refused
         self._loss, self._num_tokens, self._shown = 0.0, 0, 0.0
@@ -99,7 +100,7 @@ class TrainedModel:
             await creation
             self._begin_folder()
         except BaseException:
-            self.has_failed = True
+            self._budget.models.discard(self.name)
             with suppress(ValueError):  # there is no adapter
                 await self._verbs.remove_adapter(self.name)
             raise
@@ -119,22 +120,20 @@ class TrainedModel:
             raise RequestError(f"{self.name} was not created, because its first call failed. Create a new client.")
         return self._tracker
 
-    async def forward_backward(self, request: ForwardBackwardRequest) -> bytes:
+    async def forward_backward(self, body: bytes, forward_only: bool) -> bytes:
         try:
-            return await self._forward_backward(request)
+            async with self._budget.parsing:
+                return await self._forward_backward(body)
         except Exception as error:
-            if not request.forward_only:
+            if not forward_only:
                 self._refuse_step(str(error) or repr(error))
             raise
 
-    async def _forward_backward(self, request: ForwardBackwardRequest) -> bytes:
+    async def _forward_backward(self, body: bytes) -> bytes:
+        request = await asyncio.to_thread(read_forward_backward, body, self._context)
         loss = make_loss(request.loss_fn, request.config)
         if not request.data:
             raise RequestError("forward_backward: there is no datum. Pass at least one.")
-        for number, datum in enumerate(request.data):
-            if len(datum.tokens) > self._context:
-                size = len(datum.tokens)
-                raise RequestError(f"datum {number} has {size} tokens, but the context is {self._context}. Cut it.")
         if (count := sum(one.inputs.get("target_tokens", NO_TARGETS).size for one in request.data)) > MAX_TARGETS:
             raise RequestError(f"the call has {count} targets, and at most {MAX_TARGETS} are allowed. Split it.")
 
@@ -155,12 +154,6 @@ class TrainedModel:
         shapes = [datum.inputs["target_tokens"].shape for datum in request.data]
         outputs = [one.reshape(shape) for one, shape in zip(outputs, shapes, strict=True)]
         return write_forward_backward(total, outputs, {})
-
-    async def fail(self, error: RequestError, is_gradient: bool) -> None:
-        """Fail like a call that was refused before it was in the queue."""
-        if is_gradient:
-            self._refuse_step(str(error))
-        raise error
 
     async def optim_step(self, adam: AdamParams) -> dict[str, Any]:
         tracker, failure = self._get_tracker(), self._failure
@@ -194,9 +187,12 @@ class TrainedModel:
         return {"path": await self._save(folder, request.ttl_seconds, request.user_metadata), "type": "save_weights"}
 
     async def _save(self, folder: Path, ttl: int | None = None, metadata: dict[str, str] | None = None) -> str:
-        await self._verbs.save_adapter(self.name, folder)
+        written = get_partial(folder)
+        shutil.rmtree(written, ignore_errors=True)
+        await self._verbs.save_adapter(self.name, written)
+        checkpoint = await asyncio.to_thread(self._store.complete, self.record, written, self._step, ttl, metadata)
         self._saved_step = self._step
-        return self._store.complete(self.record, folder, self._step, ttl, metadata).path
+        return checkpoint.path
 
     async def load(self, request: LoadWeights) -> dict[str, Any]:
         """Load a training checkpoint of the same owner. Gradients are dropped."""
@@ -212,6 +208,7 @@ class TrainedModel:
     async def save_for_sampler(self, request: SaveWeightsForSampler) -> str:
         name, kind = request.path or "", "sampler_weights"
         folder = await asyncio.to_thread(self._store.reserve_folder, self.record, kind, name, overwrites=False)
+        shutil.rmtree(folder, ignore_errors=True)  # of a server that was killed before the folder was complete
         await self._verbs.publish(self.name, folder)
         ttl, metadata = request.ttl_seconds, request.user_metadata
         return self._store.complete(self.record, folder, self._step, ttl, metadata).path
@@ -232,6 +229,7 @@ class TrainedModel:
     async def close(self) -> None:
         """Save steps that were not saved, and free the adapter."""
         await self.queue.close()
+        self._budget.models.discard(self.name)
         if self._tracker is None:
             return
         self._tracker.close()

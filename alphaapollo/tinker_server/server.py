@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from alphaapollo.own_loop.trainer import AsyncVerbs
 from alphaapollo.tinker_server import json_requests
+from alphaapollo.tinker_server.budget import ENTRY, Budget
 from alphaapollo.tinker_server.calls import Futures
 from alphaapollo.tinker_server.models import KEPT_SNAPSHOTS, Sampler, TrainedModel, find_layers, find_state
 from alphaapollo.tinker_server.store import CheckpointStore, ModelRecord
-from alphaapollo.tinker_server.wire import ForwardBackwardRequest, RequestError, write_sample
+from alphaapollo.tinker_server.wire import RequestError, read_call_number, write_sample
 from alphaapollo.types import Sampling
 from alphaapollo.utils.seeds import derive_seed
 
 SESSION_SECONDS = 300.0  # without a heartbeat, which the client sends every 10 s; then a session ends
 MAX_TOP = 20  # most probable tokens per position
-MAX_SAMPLES = 4096  # of one session that run at a time; the client waits before it sends more
-NO_HEAD = "This server trains no adapter of the output head: train_unembed has no effect."
+TOKEN_BYTES, TOP_BYTES = 80, 160  # of a token in Python's lists, and of one of its most probable tokens
+DIFFERENCES = (
+    "This server trains no adapter of the output head: train_unembed has no effect. It computes the loss "
+    "stable_reinforce as cispo, because tinker's formula is not published."
+)
 
 
 @dataclass(eq=False)
@@ -30,7 +35,6 @@ class Session:
     last_seen: float = field(default_factory=time.monotonic)
     models: dict[str, TrainedModel] = field(default_factory=dict)
     samplers: dict[str, Sampler] = field(default_factory=dict)
-    num_samples: int = 0  # running
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class ServedModel:
     tokenizer: str
     context: int  # tokens of prompt and answer
     max_rank: int
-    max_models: int
+    max_models: int  # of one owner
     stop_token_ids: tuple[int, ...]
     layers: Sequence[str]  # paths of the layers that get adapters
     find_stop_ids: Callable[[Sequence[str]], tuple[int, ...]] = (
@@ -55,14 +59,16 @@ class Server:
     def __init__(self, verbs: AsyncVerbs, store: CheckpointStore, served: ServedModel, notify: Callable[[str], None]):
         self.verbs, self.store, self.served, self.notify = verbs, store, served, notify
         self.futures, self.sessions = Futures(), dict[str, Session]()
+        self.budgets = defaultdict[str, Budget](lambda: Budget(served.max_models))  # by owner
         self._closing = set[asyncio.Task[None]]()
 
     # Sessions.
 
     def create_session(self, owner: str) -> dict[str, Any]:
         session_id = uuid.uuid4().hex
+        self.budgets[owner].add(ENTRY)
         self.sessions[session_id] = Session(owner)
-        return {"type": "create_session", "session_id": session_id, "warning_message": NO_HEAD}
+        return {"type": "create_session", "session_id": session_id, "warning_message": DIFFERENCES}
 
     def find_session(self, session_id: str, owner: str) -> Session:
         """Return a session, and count this as a heartbeat. Raises RequestError if the owner has no such session."""
@@ -91,14 +97,17 @@ class Server:
         return task
 
     async def _close(self, session_id: str, session: Session | None) -> None:
-        for sampler_id in session.samplers if session else ():
+        if session is None:
+            return
+        for sampler_id in session.samplers:
             self.futures.drop(f"{sampler_id}:")
-        for model in session.models.values() if session else ():
+        for model in session.models.values():
             try:
                 await model.close()
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  other models are closed, too
                 self.notify(f"steps of {model.name} may be lost: {error or repr(error)}")
         self.futures.drop(f"{session_id}:")
+        self.budgets[session.owner].size -= ENTRY * (1 + len(session.samplers))
 
     def end_silent_sessions(self) -> None:
         for session_id, session in [*self.sessions.items()]:
@@ -135,14 +144,8 @@ class Server:
     def _add_model(self, session: Session, record: ModelRecord) -> TrainedModel:
         """Return the model of a session with this id, which a repeated request has already made, or a new one."""
         if (model := session.models.get(record.model_id)) is None:
-            count = sum(not model.has_failed for one in self.sessions.values() for model in one.models.values())
-            if count >= self.served.max_models:
-                raise RequestError(
-                    f"the server has {count} models, which is its limit. Close other clients, or start the server with "
-                    "a larger --max-models."
-                )
-            context = self.served.context
-            model = TrainedModel(record, self.futures, self.verbs, self.store, context, self.notify)
+            budget, context = self.budgets[record.owner], self.served.context
+            model = TrainedModel(record, self.futures, self.verbs, self.store, context, budget, self.notify)
             session.models[record.model_id] = model
         return model
 
@@ -158,9 +161,10 @@ class Server:
         model = self._add_model(session, record)
         return model.put(0, lambda: model.create_from(checkpoint, request.optimizer))
 
-    def forward_backward(self, request: ForwardBackwardRequest, owner: str, size: int) -> dict[str, Any]:
-        model = self.find_model(request.model_id, owner)
-        return model.put(request.seq_id, lambda: model.forward_backward(request), size)
+    async def forward_backward(self, body: bytes, owner: str) -> dict[str, Any]:
+        model_id, number, forward_only = await asyncio.to_thread(read_call_number, body)
+        model = self.find_model(model_id, owner)
+        return model.put(number, lambda: model.forward_backward(body, forward_only), len(body))
 
     def optim_step(self, request: json_requests.OptimStep, owner: str) -> dict[str, Any]:
         model = self.find_model(request.model_id, owner)
@@ -178,15 +182,23 @@ class Server:
                 return {"path": await model.save_for_sampler(request), "type": "save_weights_for_sampler"}
             session = self.find_session(request.model_id, owner)
             sampler_id = f"{request.model_id.partition(':')[0]}:sample:{request.sampling_session_seq_id}"
-            session.samplers[sampler_id] = await model.make_sampler(sampler_id, request.kind == "inflight")
+            self._add_sampler(session, await model.make_sampler(sampler_id, request.kind == "inflight"))
             return {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
 
         return model.put(request.seq_id, save)
 
-    def fail_call(self, model_id: str, number: int, is_gradient: bool, owner: str, error: RequestError) -> None:
+    def fail_call(self, model_id: str, number: int, owner: str, error: RequestError) -> None:
         """Fail a numbered call whose request is invalid, so that later calls can run."""
-        model = self.find_model(model_id, owner)
-        model.put(number, lambda: model.fail(error, is_gradient))
+
+        async def fail() -> None:
+            raise error
+
+        self.find_model(model_id, owner).put(number, fail)
+
+    def _add_sampler(self, session: Session, sampler: Sampler) -> None:
+        if sampler.sampler_id not in session.samplers:
+            self.budgets[session.owner].add(ENTRY)
+        session.samplers[sampler.sampler_id] = sampler
 
     # Samples.
 
@@ -201,7 +213,7 @@ class Server:
             folder = checkpoint.folder
         self._check_base_model(request.base_model or self.served.name)
         sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
-        session.samplers[sampler_id] = Sampler(sampler_id, folder, request.model_path)
+        self._add_sampler(session, Sampler(sampler_id, folder, request.model_path))
         return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
 
     def find_sampler(self, sampler_id: str, owner: str) -> Sampler:
@@ -211,8 +223,7 @@ class Server:
         return sampler
 
     def sample(self, request: json_requests.Sample, owner: str) -> dict[str, Any]:
-        session = self.find_session(request.sampling_session_id, owner)
-        sampler = self.find_sampler(request.sampling_session_id, owner)
+        sampler, budget = self.find_sampler(request.sampling_session_id, owner), self.budgets[owner]
         if sampler.folder is not None and not self.store.exists(sampler.folder):
             raise RequestError(
                 f"the weights of {sampler.sampler_id} were removed: a model keeps those of its last {KEPT_SNAPSHOTS} "
@@ -220,30 +231,30 @@ class Server:
                 status=404,
             )
         token_ids = [token for chunk in request.prompt.chunks for token in chunk.tokens]
-        sampling = self._make_sampling(request, len(token_ids))
+        sampling = self._make_sampling(request, len(token_ids), owner)
         request_id, folder, count = f"{sampler.sampler_id}:{request.seq_id}", sampler.folder, len(sampling)
         top_prompt, top = request.topk_prompt_logprobs, request.topk_sample_logprobs
         scores = bool(request.prompt_logprobs or top_prompt)
+        size = len(token_ids) * (TOKEN_BYTES + scores * (1 + max(top_prompt, top)) * TOP_BYTES)
+        size += count * sampling[0].max_tokens * (TOKEN_BYTES + top * TOP_BYTES)
 
         async def run() -> bytes:
-            try:
-                answers = await self.verbs.sample_tokens(token_ids, sampling, max(top_prompt, top), scores, folder)
-            finally:
-                session.num_samples -= count
-                if folder is not None:
-                    self.store.release(folder)
+            answers = await self.verbs.sample_tokens(token_ids, sampling, max(top_prompt, top), scores, folder)
             return await asyncio.to_thread(write_sample, answers, token_ids, scores, top_prompt, top)
 
+        def end() -> None:
+            budget.remove_samples(count, size)
+            if folder is not None:
+                self.store.release(folder)
+
         if request_id not in self.futures:  # not a repeated request
-            if session.num_samples and session.num_samples + count > MAX_SAMPLES:
-                raise RequestError(f"{session.num_samples} samples of this session are running. Wait.", status=429)
-            session.num_samples += count
+            budget.add_samples(count, size)
             if folder is not None:
                 self.store.use(folder)
-            self.futures.start(request_id, run)
+            self.futures.start(request_id, run, budget, end)
         return {"request_id": request_id, "sample_sequence_ids": [f"{request_id}:{i}" for i in range(count)]}
 
-    def _make_sampling(self, request: json_requests.Sample, num_prompt: int) -> list[Sampling]:
+    def _make_sampling(self, request: json_requests.Sample, num_prompt: int, owner: str) -> list[Sampling]:
         params, context = request.sampling_params, self.served.context
         limit = params.max_tokens or context - num_prompt
         if not num_prompt or num_prompt + limit > context or limit < 1:
@@ -260,6 +271,7 @@ class Server:
         ids = self.served.stop_token_ids if params.stop is None else (*ids, *self.served.find_stop_ids(strings))
         first = uuid.uuid4().int if params.seed is None else params.seed
         seeds = [derive_seed("tinker", first, number) for number in range(request.num_samples)]
-        return [
-            Sampling(limit, params.temperature, params.top_p, params.top_k, seed, ids, strings, True) for seed in seeds
-        ]
+        sampling = Sampling(
+            limit, params.temperature, params.top_p, params.top_k, 0, ids, strings, True, cache_owner=owner
+        )
+        return [replace(sampling, seed=seed) for seed in seeds]

@@ -21,7 +21,7 @@ import msgspec
 
 from alphaapollo.tinker_server.json_requests import LoraConfig
 from alphaapollo.tinker_server.wire import RequestError
-from alphaapollo.utils.disk import read_small_file, replace_file
+from alphaapollo.utils.disk import read_small_file, replace_file, replace_folder
 
 KINDS = {"weights": "training", "sampler_weights": "sampler"}  # folder -> tinker's type
 MODEL_ID = re.compile(r"[0-9a-f]{32}:train:[0-9]{1,9}")
@@ -83,8 +83,11 @@ class CheckpointStore:
     def __init__(self, root: Path, max_bytes: int):
         self.root, self.max_bytes = root, max_bytes
         self._in_use, self._removed = Counter[Path](), set[Path]()
-        for file in root.glob(f"*/{MODEL_FILE}"):  # remove what a server that was killed has left
-            for folder in [file.parent / SNAPSHOTS, *file.parent.glob("*/.writing_*")]:
+        for file in root.glob(f"*/{MODEL_FILE}"):  # finish or remove what a server that was killed has left
+            for folder in file.parent.glob("*/.writing_*"):
+                if (folder / CHECKPOINT_FILE).exists():
+                    replace_folder(folder, _get_final(folder))
+            for folder in [file.parent / SNAPSHOTS, *file.parent.glob("*/.*_*")]:
                 shutil.rmtree(folder, ignore_errors=True)
 
     # Folders of adapters that engines may load again while requests run are removed after the last request.
@@ -149,7 +152,7 @@ class CheckpointStore:
     def reserve_folder(self, model: ModelRecord, kind: str, name: str, overwrites: bool) -> Path:
         """Return the folder of a new checkpoint. Raises RequestError if it exists, or if there is no space left."""
         folder = self.get_folder(model.model_id) / kind / name
-        if folder.exists() and not overwrites:
+        if self._read_checkpoint(model, folder) and not overwrites:
             raise RequestError(f"the checkpoint {kind}/{name} exists. Use another name, or overwrite=True.")
         models = self.list_models(model.owner)
         used = sum(one.record.size for owned in models for one in self.list_checkpoints(owned))
@@ -161,16 +164,20 @@ class CheckpointStore:
         return folder
 
     def complete(
-        self, model: ModelRecord, folder: Path, step: int, ttl: int | None, metadata: dict[str, str] | None
+        self, model: ModelRecord, written: Path, step: int, ttl: int | None, metadata: dict[str, str] | None
     ) -> Checkpoint:
-        """Write the record of a checkpoint whose files are complete. ttl: seconds; None: it does not expire."""
-        now, size = time.time(), sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        """Complete a checkpoint whose files are written, and put it in the place of an earlier one. ttl: seconds; None:
+        it does not expire."""
+        now, size = time.time(), sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
         record = CheckpointRecord(step, now, size, None if ttl is None else now + ttl, metadata)
-        return self.write_record(Checkpoint(model, folder, record))
+        record.size += len(msgspec.json.encode(record))
+        self.write_record(Checkpoint(model, written, record))
+        if (folder := _get_final(written)) != written:
+            replace_folder(written, folder)
+        return Checkpoint(model, folder, record)
 
-    def write_record(self, checkpoint: Checkpoint) -> Checkpoint:
+    def write_record(self, checkpoint: Checkpoint) -> None:
         replace_file(checkpoint.folder / CHECKPOINT_FILE, [msgspec.json.encode(checkpoint.record)])
-        return checkpoint
 
     def _read_model(self, model_id: str) -> ModelRecord | None:
         with suppress(OSError, ValueError):  # ValueError: of another version
@@ -185,6 +192,15 @@ class CheckpointStore:
             elif folder not in self._removed:
                 return Checkpoint(model, folder, record)
         return None
+
+
+def get_partial(folder: Path) -> Path:
+    """Return the folder in which a checkpoint is written until it is complete."""
+    return folder.with_name(f".writing_{folder.name}")
+
+
+def _get_final(written: Path) -> Path:
+    return written.with_name(written.name.removeprefix(".writing_"))
 
 
 def format_time(seconds: float) -> str:

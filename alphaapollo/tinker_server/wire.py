@@ -44,7 +44,9 @@ SampleResponse sequences*:SampledSequence=1 prompt_logprobs:bytes=2 topk_prompt_
 int32, a map is a repeated Named... message, and the content of bytes fields that are messages is never read."""
 
 DTYPES: dict[int, np.dtype] = {1: np.dtype(np.float32), 2: np.dtype(np.int64)}  # of DType; the client sends no others
-MAX_DENSE_SIZE = 64 * 2**20  # elements of the sparse tensors of one request
+MAX_FIELDS = 1 << 18  # of a request: elements of JSON, fields of protobuf's messages
+MAX_TARGETS = 4 << 20  # of one forward_backward; with K targets per token, each costs as much as a token
+MAX_DENSE_SIZE = 2 * MAX_TARGETS  # elements of the sparse tensors of one request
 MISSING_LOGPROB = -99999.0  # with token id 0: an empty entry of TopkLogprobs
 
 
@@ -106,26 +108,70 @@ class Datum:
 
 @dataclass(frozen=True)
 class ForwardBackwardRequest:
-    model_id: str
-    seq_id: int
     data: list[Datum]
     loss_fn: str
     config: dict[str, float | str]
     forward_only: bool
 
 
-def read_forward_backward(body: bytes) -> ForwardBackwardRequest:
-    """Parse the body of forward_backward. Raises RequestError for a damaged body, and for unsupported content."""
+def read_call_number(body: bytes) -> tuple[str, int, bool]:
+    """Return model_id, seq_id and forward_only of the body of forward_backward. Raises RequestError for a body that is
+    damaged, or that would become too many objects."""
     try:
-        request = PROTO.ForwardBackwardRequest.FromString(body)
-    except DecodeError:
+        _count_fields(body, 0, len(body), PROTO.ForwardBackwardRequest.DESCRIPTOR, MAX_FIELDS)
+        call = PROTO.ForwardBackwardRequest.FromString(body)
+    except (DecodeError, IndexError):
         raise RequestError(f"forward_backward: the body is not a protobuf message. {UPGRADE}", status=400) from None
+    if call.seq_id < 1:
+        raise RequestError(f"forward_backward: seq_id={call.seq_id} must be at least 1. Number requests from 1.")
+    return call.model_id, call.seq_id, call.forward_only
+
+
+def _count_fields(data: bytes, start: int, end: int, message: Any, left: int) -> int:
+    """Return how many fields are left after those of a message, data[start:end]. Raises RequestError if it has more."""
+    while start < end:
+        tag, start = _read_varint(data, start)
+        size, left, field = 0, left - 1, message.fields_by_number.get(tag >> 3)
+        match tag & 7:
+            case 0:
+                _, start = _read_varint(data, start)
+            case 1 | 5 as wire:
+                size = 8 if wire == 1 else 4
+            case 2:
+                size, start = _read_varint(data, start)
+                if start + size > end:
+                    raise DecodeError
+                if field is not None and field.message_type is not None:
+                    left = _count_fields(data, start, start + size, field.message_type, left)
+                elif field is not None and field.type == field.TYPE_INT64:
+                    left -= size  # packed: up to a number per byte
+            case _:
+                raise DecodeError
+        if left < 0:
+            text = f"forward_backward: the request has more than {MAX_FIELDS} fields. Send fewer datums per request."
+            raise RequestError(text, status=413)
+        start += size
+    return left
+
+
+def _read_varint(data: bytes, start: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte, start = data[start], start + 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, start
+    raise DecodeError
+
+
+def read_forward_backward(body: bytes, context: int) -> ForwardBackwardRequest:
+    """Parse the body of forward_backward, which read_call_number has checked. context: most tokens of a datum. Raises
+    RequestError for unsupported content."""
+    request = PROTO.ForwardBackwardRequest.FromString(body)
     size = request.ByteSize()
     request.DiscardUnknownFields()
     if request.ByteSize() != size:
         raise RequestError(f"forward_backward: the request has a field that this server does not know. {UPGRADE}")
-    if request.seq_id < 1:
-        raise RequestError(f"forward_backward: seq_id={request.seq_id} must be at least 1. Number requests from 1.")
     config: dict[str, float | str] = {entry.key: entry.value for entry in request.loss_fn_config}
     for entry in request.loss_fn_config_v2:
         if (kind := entry.value.WhichOneof("kind")) is None:
@@ -140,16 +186,18 @@ def read_forward_backward(body: bytes) -> ForwardBackwardRequest:
             except ValueError as error:
                 raise RequestError(f"datum {number}: loss_fn_inputs[{entry.key!r}] {error}") from None
             budget -= inputs[entry.key].size if entry.value.HasField("sparse_csr") else 0
-        data.append(Datum(_read_tokens(f"datum {number}", message.model_input), inputs))
-    return ForwardBackwardRequest(request.model_id, request.seq_id, data, request.loss_fn, config, request.forward_only)
+        data.append(Datum(_read_tokens(f"datum {number}", message.model_input, context), inputs))
+    return ForwardBackwardRequest(data, request.loss_fn, config, request.forward_only)
 
 
-def _read_tokens(label: str, chunks: Sequence[Any]) -> list[int]:
+def _read_tokens(label: str, chunks: Sequence[Any], context: int) -> list[int]:
     if any(chunk.WhichOneof("kind") != "encoded_text" for chunk in chunks):
         raise RequestError(f"{label}: model_input has a chunk that is not text. Pass token ids, not images or audio.")
     tokens = b"".join(chunk.encoded_text.tokens for chunk in chunks)
     if len(tokens) % 4:
         raise RequestError(f"{label}: model_input has {len(tokens)} bytes, not 4 per token. Pass int32 token ids.")
+    if len(tokens) > 4 * context:
+        raise RequestError(f"{label} has {len(tokens) // 4} tokens, but the context is {context}. Cut it.")
     return list(np.frombuffer(tokens, np.int32).tolist())
 
 

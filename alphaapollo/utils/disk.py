@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -126,6 +127,23 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
     with part.open("wb") as file:
         file.writelines(lines)
     part.replace(path)
+
+
+def replace_folder(written: Path, folder: Path) -> None:
+    """Rename a complete folder to `folder`, whose earlier content is complete under one of two names until then."""
+    replaced = folder.with_name(f".replaced_{folder.name}")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if folder.exists():
+        folder.rename(replaced)
+    written.rename(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def restore_folder(folder: Path) -> None:
+    """Undo a replacement of a folder that was killed between its two renames."""
+    replaced = folder.with_name(f".replaced_{folder.name}")
+    if replaced.exists() and not folder.exists():
+        replaced.rename(folder)
 
 
 def close_all(*close_functions: Callable[[], None]) -> None:

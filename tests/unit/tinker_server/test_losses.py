@@ -49,6 +49,7 @@ EXPECTED: list[tuple[str, dict[str, float], Callable[[float, float, float], floa
         lambda p, q, a: -min(math.exp(p - q) * a, clip(0.8, 2.0)(math.exp(p - q)) * a),
     ),
     ("cispo", {}, lambda p, q, a: -clip(0.0, 4.0)(math.exp(p - q)) * p * a),
+    ("stable_reinforce", {}, lambda p, q, a: -clip(0.0, 4.0)(math.exp(p - q)) * p * a),
     ("cispo", {"clip_low_threshold": 0.5}, lambda p, q, a: -clip(0.5, 4.0)(math.exp(p - q)) * p * a),
     ("dro", {}, lambda p, q, a: -(p * a - 0.025 * (p - q) ** 2)),
     ("dro", {"beta": 1.0}, lambda p, q, a: -(p * a - 0.5 * (p - q) ** 2)),

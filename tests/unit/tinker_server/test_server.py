@@ -1,31 +1,22 @@
-"""Sessions, queues and limits of tinker_server with fake verbs."""
+"""Queues and sessions of tinker_server with fake verbs."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaapollo.session.rows import GradientResult
 from alphaapollo.tinker_server import server as server_module
-from alphaapollo.tinker_server.app import build_app
+from alphaapollo.tinker_server.budget import Budget
 from alphaapollo.tinker_server.calls import CallQueue, Futures
-from alphaapollo.tinker_server.server import ServedModel, Server
-from alphaapollo.tinker_server.store import CheckpointStore
-from alphaapollo.tinker_server.wire import PROTO, RequestError
-
-SECONDS = 60  # deadline
-KEYS = ("tml-one", "tml-two")
-LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj")
-
+from alphaapollo.tinker_server.wire import RequestError
+from tests.unit.tinker_server.server_kit import SECONDS, Client, run_with_client
 
 # Order of calls.
 
@@ -41,7 +32,7 @@ def test_calls_run_once_and_in_order(data: st.DataObject) -> None:
 
     async def run() -> None:
         futures = Futures()
-        queue = CallQueue("model", futures, pytest.fail)
+        queue = CallQueue("model", futures, pytest.fail, Budget(1))
 
         def make_call(number: int) -> Callable[[], Awaitable[int]]:
             async def call() -> int:
@@ -70,7 +61,7 @@ def test_calls_run_once_and_in_order(data: st.DataObject) -> None:
 def test_a_queue_closes_after_its_running_call() -> None:
     async def run() -> None:
         futures, release, ran = Futures(), asyncio.Event(), list[int]()
-        queue = CallQueue("model", futures, pytest.fail)
+        queue = CallQueue("model", futures, pytest.fail, Budget(1))
 
         async def first() -> None:
             await release.wait()
@@ -93,112 +84,6 @@ def test_a_queue_closes_after_its_running_call() -> None:
             await futures.wait("model:1", 0)
 
     asyncio.run(run())
-
-
-# The server with fake verbs.
-
-
-class FakeVerbs:
-    """Verbs that note their names and adapters. A folder of an adapter has 1000 bytes."""
-
-    def __init__(self) -> None:
-        self.calls = list[tuple[str, str]]()
-        self.adapters = set[str]()
-
-    async def add_adapter(self, name: str, *_: Any) -> None:
-        self.adapters.add(name)
-
-    async def remove_adapter(self, name: str) -> None:
-        self.adapters.remove(name)
-
-    async def forward_backward(self, rows: Any, loss: Any, denominator: float, adapter: str) -> GradientResult:
-        self.calls.append(("forward_backward", adapter))
-        return GradientResult(1.0, 1, [np.zeros(len(row.token_ids), np.float32) for row in rows], {})
-
-    async def optim_step(self, *_: Any, adapter: str) -> dict[str, float]:
-        self.calls.append(("optim_step", adapter))
-        return {"grad_norm": 1.0, "lr": 0.1}
-
-    async def clear_gradients(self, adapter: str) -> None:
-        self.calls.append(("clear_gradients", adapter))
-
-    async def save_adapter(self, adapter: str, folder: Path) -> None:
-        folder.mkdir(parents=True)
-        (folder / "weights").write_bytes(bytes(1000))
-
-    async def publish(self, adapter: str, folder: Path) -> None:
-        await self.save_adapter(adapter, folder)
-
-    async def sample_tokens(self, *_: Any) -> Any:
-        self.calls.append(("sample_tokens", ""))
-        await asyncio.Event().wait()
-
-
-class Client:
-    """Sends requests to the application of a server."""
-
-    def __init__(self, verbs: FakeVerbs, root: Path, max_models: int = 4, max_bytes: int = 10**6):
-        served = ServedModel("base", "base", 64, 8, max_models, (1,), LAYERS)
-        self.verbs, self.printed = verbs, list[str]()
-        self.store = CheckpointStore(root, max_bytes)
-        self.server = Server(cast(Any, verbs), self.store, served, self.printed.append)
-        transport = httpx.ASGITransport(build_app(self.server, KEYS))
-        self._http = httpx.AsyncClient(transport=transport, base_url="http://server/api/v1/")
-
-    async def post(
-        self, endpoint: str, content: bytes | None = None, key: str = KEYS[0], **body: Any
-    ) -> httpx.Response:
-        data = json.dumps({"type": endpoint, **body}).encode() if content is None else content
-        return await self._http.post(endpoint, content=data, headers={"x-api-key": key})
-
-    async def open_session(self, key: str = KEYS[0]) -> str:
-        answer = await self.post("create_session", key=key, tags=[], sdk_version="0.38.0")
-        return str(answer.json()["session_id"])
-
-    async def create(self, session_id: str, number: int = 0, key: str = KEYS[0]) -> httpx.Response:
-        config = {"rank": 4, "seed": 1}
-        names: dict[str, Any] = {"session_id": session_id, "model_seq_id": number}
-        return await self.post("create_model", key=key, base_model="base", lora_config=config, **names)
-
-    async def create_and_wait(self, session_id: str, number: int = 0, key: str = KEYS[0]) -> str:
-        answer = await self.create(session_id, number, key)
-        result = await self.retrieve(answer.json()["request_id"], key)
-        return str(result.json()["model_id"])
-
-    async def retrieve(self, request_id: str, key: str = KEYS[0]) -> httpx.Response:
-        return await asyncio.wait_for(self.post("retrieve_future", key=key, request_id=request_id), SECONDS)
-
-    async def find_error(self, request_id: str) -> str:
-        answer = (await self.retrieve(request_id)).json()
-        assert answer["category"] == "user", answer
-        return str(answer["error"])
-
-    async def step(self, model_id: str, number: int, **adam: float) -> httpx.Response:
-        return await self.post("optim_step", model_id=model_id, seq_id=number, adam_params=adam)
-
-    async def save(self, model_id: str, number: int, name: str, key: str = KEYS[0]) -> str:
-        """Save, and return the path or the error."""
-        answer = await self.post("save_weights", key=key, model_id=model_id, seq_id=number, path=name)
-        result = (await self.retrieve(answer.json()["request_id"], key)).json()
-        return str(result.get("path") or result["error"])
-
-    async def send_datum(self, model_id: str, number: int, weight: float = 1.0) -> httpx.Response:
-        message = PROTO.ForwardBackwardRequest(model_id=model_id, seq_id=number, loss_fn="cross_entropy")
-        datum = message.data.add()
-        datum.model_input.add().encoded_text.tokens = np.array([5, 6], np.int32).tobytes()
-        arrays = ("target_tokens", np.array([6, 7]), 2), ("weights", np.full(2, weight, np.float32), 1)
-        for name, values, dtype in arrays:
-            datum.loss_fn_inputs.add(key=name, value=PROTO.Tensor(dense=values.tobytes(), dtype=dtype))
-        return await self.post("forward_backward", message.SerializeToString())
-
-
-def run_with_client(test: Callable[[Client], Awaitable[None]], root: Path, **limits: int) -> Client:
-    async def run() -> Client:
-        client = Client(FakeVerbs(), root, **limits)
-        await test(client)
-        return client
-
-    return asyncio.run(run())
 
 
 def test_a_silent_session_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,47 +165,6 @@ def test_a_refused_request_does_not_stop_later_ones(tmp_path: Path) -> None:
     run_with_client(test, tmp_path)
 
 
-def test_model_limit(tmp_path: Path) -> None:
-    async def test(client: Client) -> None:
-        session = await client.open_session()
-        for number in (0, 1):
-            await client.create_and_wait(session, number)
-        refused = await client.create(await client.open_session(KEYS[1]), key=KEYS[1])
-        assert refused.status_code == 422 and "--max-models" in refused.text
-        await client.server.end_session(session)
-        assert await client.create_and_wait(await client.open_session())
-
-    run_with_client(test, tmp_path, max_models=2)
-
-
-def test_models_that_are_created_at_a_time_count(tmp_path: Path) -> None:
-    async def test(client: Client) -> None:
-        session = await client.open_session()
-        codes = [(await client.create(session, number)).status_code for number in range(4)]
-        assert codes == [200, 200, 422, 422]
-
-    run_with_client(test, tmp_path, max_models=2)
-
-
-def test_storage_limit(tmp_path: Path) -> None:
-    """The checkpoints of a key count, until they are deleted."""
-
-    async def test(client: Client) -> None:
-        model_id = await client.create_and_wait(await client.open_session())
-        paths = [await client.save(model_id, number, f"s{number}") for number in (1, 2, 3)]
-        assert [path.startswith("tinker://") for path in paths] == [True, True, False]
-        assert "delete_checkpoint" in paths[2]
-        other = await client.create_and_wait(await client.open_session(KEYS[1]), key=KEYS[1])
-        assert (await client.save(other, 1, "s", KEYS[1])).startswith("tinker://")
-        answer = await client._http.delete(
-            f"training_runs/{model_id}/checkpoints/weights/s1", headers={"x-api-key": KEYS[0]}
-        )
-        assert answer.status_code == 200
-        assert (await client.save(model_id, 4, "s4")).startswith("tinker://")
-
-    run_with_client(test, tmp_path, max_bytes=2000)
-
-
 def test_a_session_that_ends_while_a_model_is_created(tmp_path: Path) -> None:
     async def test(client: Client) -> None:
         session, release = await client.open_session(), asyncio.Event()
@@ -347,7 +191,7 @@ def test_a_call_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def run() -> None:
         futures, gaps = Futures(), list[str]()
-        queue = CallQueue("model", futures, gaps.append)
+        queue = CallQueue("model", futures, gaps.append, Budget(1))
 
         async def call() -> int:
             return 1
@@ -359,19 +203,6 @@ def test_a_call_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
         await queue.close()
 
     asyncio.run(run())
-
-
-def test_a_folder_is_removed_after_its_last_request(tmp_path: Path) -> None:
-    store, folder = CheckpointStore(tmp_path, 1), tmp_path / "adapter"
-    folder.mkdir()
-    for _ in range(2):
-        store.use(folder)
-    store.remove(folder)
-    store.release(folder)
-    assert folder.is_dir() and not store.exists(folder)
-    store.release(folder)
-    assert not folder.is_dir()
-    store.remove(folder)
 
 
 def test_an_error_at_the_end_of_a_session_does_not_stop_others(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 from alphaapollo.engines.types import HttpAnswer
 from alphaapollo.tinker_server.wire import (
     MAX_DENSE_SIZE,
+    MAX_FIELDS,
     PROTO,
+    ForwardBackwardRequest,
     RequestError,
     decompress,
+    read_call_number,
     read_forward_backward,
     write_forward_backward,
     write_sample,
@@ -41,6 +45,11 @@ def make_body(tensor: dict[str, Any] | None = None, **fields: Any) -> bytes:
     return bytes(message.SerializeToString())
 
 
+def read(body: bytes) -> ForwardBackwardRequest:
+    read_call_number(body)
+    return read_forward_backward(body, context=64)
+
+
 def make_csr(values: bytes, rows: bytes, columns: bytes, *shape: int) -> dict[str, Any]:
     csr = PROTO.SparseCsr(values=values, crow_indices=rows, col_indices=columns)
     return {"sparse_csr": csr, "shape": shape, **INT64}
@@ -57,7 +66,7 @@ def make_csr(values: bytes, rows: bytes, columns: bytes, *shape: int) -> dict[st
     ],
 )
 def test_tensors(tensor: dict[str, Any], expected: list[Any]) -> None:
-    (datum,) = read_forward_backward(make_body(tensor)).data
+    (datum,) = read(make_body(tensor)).data
     assert datum.tokens == [1, 2]
     assert datum.inputs["weights"].tolist() == expected
     assert datum.inputs["weights"].dtype == (np.int64 if tensor["dtype"] == 2 else np.float32)
@@ -89,14 +98,14 @@ def test_tensors(tensor: dict[str, Any], expected: list[Any]) -> None:
 )
 def test_wrong_tensors(tensor: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=rf"^datum 0: loss_fn_inputs\['weights'\] .*{message}"):
-        read_forward_backward(make_body(tensor))
+        read(make_body(tensor))
 
 
 def test_dense_size_is_limited_for_all_datums_together() -> None:
     body = make_body(make_csr(b"", encode(0, 0), b"", 1, MAX_DENSE_SIZE // 2 + 1))
-    read_forward_backward(body)
+    read(body)
     with pytest.raises(RequestError, match="datum 1"):
-        read_forward_backward(body * 2)  # concatenated messages are merged
+        read(body * 2)  # concatenated messages are merged
 
 
 def test_loss_config() -> None:
@@ -104,7 +113,7 @@ def test_loss_config() -> None:
     number = PROTO.LossConfigValue(number=0)
     old = [{"key": "a", "value": 2.0}, {"key": "b", "value": 0.5}]
     new = [{"key": "b", "value": number}, {"key": "c", "value": text}]
-    request = read_forward_backward(make_body(loss_fn_config=old, loss_fn_config_v2=new, forward_only=True))
+    request = read(make_body(loss_fn_config=old, loss_fn_config_v2=new, forward_only=True))
     assert request.config == {"a": 2.0, "b": 0.0, "c": ""} and request.forward_only
 
 
@@ -120,11 +129,31 @@ def test_wrong_requests() -> None:
         (make_body({"dense": b"", **INT64})[:-1], "not a protobuf message"),
     ]:
         with pytest.raises(RequestError, match=message):
-            read_forward_backward(body)
+            read(body)
     nested = PROTO.ForwardBackwardRequest.FromString(make_body(INT64))
     nested.data[0].loss_fn_inputs[0].value.MergeFromString(b"\xa0\x06\x01")
     with pytest.raises(RequestError, match="does not know"):
-        read_forward_backward(nested.SerializeToString())
+        read(nested.SerializeToString())
+
+
+def field(number: int, content: bytes) -> bytes:
+    return (
+        bytes([number << 3 | 2])
+        + struct.pack("<BBBB", *(len(content) >> 7 * i & 127 | 128 for i in range(3)), 0)
+        + content
+    )
+
+
+@pytest.mark.parametrize("numbers", [(3,), (3, 1), (3, 2), (3, 2, 2, 4), (5,)])
+def test_fields_are_counted_before_objects_are_made(numbers: tuple[int, ...]) -> None:
+    """Empty datums, chunks and arrays, a packed shape, and settings."""
+    body = b"\0" * (MAX_FIELDS + 1) if numbers[-1] == 4 else field(numbers[-1], b"")[:1] + b"\0"
+    body = field(4, body) if numbers[-1] == 4 else body * (MAX_FIELDS + 1)
+    for number in reversed(numbers[:-1]):
+        body = field(number, body)
+    with pytest.raises(RequestError) as error:
+        read(make_body() + body)
+    assert error.value.status == 413
 
 
 @given(st.binary(max_size=60), st.integers(0, 200))
@@ -132,7 +161,7 @@ def test_random_bytes_raise_only_request_errors(noise: bytes, position: int) -> 
     valid = make_body(make_csr(encode(7, 8), encode(0, 0, 2), encode(0, 2), 2, 3), loss_fn_config=[{"key": "a"}])
     for body in (noise, valid[:position] + noise + valid[position + len(noise) :]):
         try:
-            read_forward_backward(body)
+            read(body)
         except RequestError as error:
             assert error.status in (400, 422)
 
@@ -198,11 +227,11 @@ def test_requests_of_the_client() -> None:
     datum = datum.with_provenance(spans, spans)
     config: dict[str, float | str] = {"beta": 0.1, "text": "t"}
     request = types.ForwardBackwardRequest(types.ForwardBackwardInput([datum], "dro", config), "model", 3)
-    read = read_forward_backward(forward_backward_request_to_proto(request).SerializeToString())
-    assert (read.model_id, read.seq_id, read.loss_fn, read.config) == ("model", 3, "dro", config)
-    assert read.data[0].tokens == [4, 5, 6] and not read.forward_only
-    assert np.array_equal(read.data[0].inputs["target_tokens"], targets.numpy())
-    assert read.data[0].inputs["weights"].tolist() == [1.0, 0.5, 0.0]
+    found = read(forward_backward_request_to_proto(request).SerializeToString())
+    assert (found.loss_fn, found.config) == ("dro", config)
+    assert found.data[0].tokens == [4, 5, 6] and not found.forward_only
+    assert np.array_equal(found.data[0].inputs["target_tokens"], targets.numpy())
+    assert found.data[0].inputs["weights"].tolist() == [1.0, 0.5, 0.0]
 
 
 def test_results_in_the_client() -> None:

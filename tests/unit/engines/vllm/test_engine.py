@@ -4,6 +4,7 @@ answer, LoRA adapters, the patch of the sampler on GPUs, and the end. tests/loop
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -15,6 +16,7 @@ import torch
 pytest.importorskip("vllm")
 
 from vllm.config.lora import MaxLoRARanks
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -105,7 +107,8 @@ def test_base_weights_of_an_adapter_are_kept_in_host_memory_while_asleep() -> No
 
 
 def test_requests_use_the_newest_adapter_or_the_one_that_they_name() -> None:
-    """The workers keep older adapters, also those that load_adapter loads. A version is part of the prompt's salt."""
+    """The workers keep older adapters, also those that load_adapter loads. A version and an owner are parts of the
+    prompt's salt."""
     found: list[tuple[str, str | None]] = []
 
     async def generate(prompt: Any, params: Any, request_id: str, lora_request: Any) -> Any:
@@ -127,12 +130,28 @@ def test_requests_use_the_newest_adapter_or_the_one_that_they_name() -> None:
         assert loaded == [("/shm/v1", 1), ("/shm/v2", 2), ("/other", 3)]
         recorder.generate = generate  # type: ignore[attr-defined]
         sampling = [Sampling(4, adapter=one) for one in (None, Adapter("/other", 3), BASE_MODEL)]
+        sampling.append(replace(sampling[2], cache_owner="a"))
         answers = [await engine.generate(PROMPT, one, "id") for one in sampling]
         await engine.answer_http(PROMPT, HttpSampling(sampling[1]), "id")
         return [one.weight_version for one in answers]
 
-    assert asyncio.run(run()) == [2, 3, 9]
-    assert found == [("2.1", "/shm/v2"), ("3.1", "/other"), ("0.0", None), ("3.1", "/other")]
+    assert asyncio.run(run()) == [2, 3, 9, 9]
+    assert found == [("2.2 ", "/shm/v2"), ("3.3 ", "/other"), ("0.0 ", None), ("0.0 a", None), ("3.3 ", "/other")]
+
+
+def test_errors_of_vllm_about_a_request_are_value_errors() -> None:
+    """SamplingParams raises the first, AsyncLLM.generate the second."""
+    recorder = Recorder()
+    engine = make_engine(recorder)
+
+    async def generate(*_: Any, **__: Any) -> Any:
+        raise VLLMValidationError("Token id 999 is out of vocabulary")
+        yield
+
+    recorder.generate = generate  # type: ignore[attr-defined]
+    for temperature, word in ((3.0, "temperature"), (1.0, "999")):
+        with pytest.raises(ValueError, match=word):
+            asyncio.run(engine.answer_http(PROMPT, HttpSampling(Sampling(4, temperature)), "id"))
 
 
 def make_output(adapter: Adapter, **fields: Any) -> RequestOutput:
