@@ -13,7 +13,7 @@ import json
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -187,6 +187,10 @@ class JudgeUsage:
         return JudgeUsage(self.judgements + other.judgements, self.cached + other.cached, self.seconds + other.seconds)
 
 
+DERIVED = -math.inf
+"""Default of Score.accuracy: derive it from components and reward."""
+
+
 @dataclass(frozen=True)
 class Score:
     """Result of a reward function. `reason` explains a failure or a wrong format."""
@@ -196,14 +200,15 @@ class Score:
     outcome: Outcome = Outcome.SCORED
     reason: str = ""
     judge_usage: JudgeUsage = field(default=JudgeUsage(), compare=False)
-    is_limit: bool = False  # the episode reached a limit without an answer; the reward is env.limit_reward
+    is_limit: bool = False  # a limit ended the episode before an answer: what its components lack is 0
     skipped_components: tuple[str, ...] = ()  # names of components that are left out because they are NaN or infinite
-    accuracy: float | None = field(default=None, compare=False)  # right 1, wrong 0; None: unknown, e.g. of a sum
+    accuracy: float | None = field(default=DERIVED, compare=False)  # right 1, wrong 0; None: unknown, e.g. of a sum
 
     def __post_init__(self) -> None:
-        if self.accuracy is None:  # the component "accuracy" or, without components, a reward of 0 or 1
+        if self.accuracy == DERIVED:  # the component "accuracy"; a limit's is 0; without components, a reward of 0 or 1
             reward = None if self.components or self.reward not in (0, 1) else self.reward
-            object.__setattr__(self, "accuracy", self.components.get("accuracy", reward))
+            found = self.components.get("accuracy", 0.0 if self.is_limit and reward is None else reward)
+            object.__setattr__(self, "accuracy", None if self.outcome.failed else found)
 
     def component(self, name: str) -> float:
         """Return the component `name`. A missing one is NaN; with `is_limit`, or for a reward of 0 without components,
@@ -211,6 +216,12 @@ class Score:
         if name in self.components:
             return self.components[name]
         return 0.0 if self.is_limit or (not self.components and self.reward == 0) else math.nan
+
+    def add_turn_rewards(self, rewards: Sequence[float]) -> Score:
+        """Return the score of an episode with rewards of its turns. Its accuracy is then unknown unless the score has
+        components or is a limit's: a sum of rewards does not say which episodes are right."""
+        accuracy = self.accuracy if self.components or self.is_limit or not any(rewards) else None
+        return replace(self, reward=self.reward + sum(rewards), accuracy=accuracy)
 
 
 class EpisodeEnd(StrEnum):
@@ -365,8 +376,8 @@ class Trajectory:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy of the score. Without components, the total reward if it is 0 or 1, else None."""
-        return (self.score if self.score.components else Score(self.reward)).accuracy
+        """Accuracy of the episode; None if it is unknown."""
+        return self.score.add_turn_rewards([turn.reward for turn in self.turns]).accuracy
 
     @property
     def truncated(self) -> bool:

@@ -15,9 +15,17 @@ from typing import Any
 
 from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import FinalAnswer, Observation, Services, StepResult
-from alphaapollo.tools.base import Session, ToolCallParseError, ToolCallParser, ToolFailedError, ToolResult, ToolStatus
+from alphaapollo.tools.base import (
+    Session,
+    ToolCall,
+    ToolCallParseError,
+    ToolCallParser,
+    ToolFailedError,
+    ToolResult,
+    ToolStatus,
+)
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import IMAGE_MARK, Message, Outcome, Score
+from alphaapollo.types import IMAGE_MARK, JsonObject, Message, Outcome, Score
 
 ANSWER = "answer"
 UNKNOWN_TOOL = "unknown"  # tool name in the reply to a call of an unknown tool
@@ -33,7 +41,7 @@ class ActionHandler:
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
         """Execute the action in the text of a turn. Returns the final answer, or what `step` should return: a call that
         cannot be read is an invalid turn, and if a tool itself fails, the episode ends as an environment failure."""
-        calls: list[tuple[str, Any]] = []
+        calls, message = list[tuple[str, Any]](), None
         if self._parse_calls is None:
             found = read_action(text, [*(self._tools.names if self._tools else []), ANSWER])
             if found.tag == ANSWER:
@@ -44,6 +52,7 @@ class ActionHandler:
             try:  # in a thread, because parsing a long text is slow
                 parsed = await asyncio.to_thread(self._parse_calls, text)
                 calls = [(call.name, call.arguments) for call in parsed]
+                message = _make_call_message(parsed) if parsed else None
             except ToolCallParseError as parse_error:
                 error = str(parse_error)
             if not calls and not error:
@@ -65,7 +74,7 @@ class ActionHandler:
             Observation([self._make_message(name, result) for name, result in results]),
             valid=all(result.status is not ToolStatus.REFUSED for _, result in results),
             kept_chars=kept_chars,
-            info={"tool_calls": _describe_tool_calls(results)},
+            info={"tool_calls": _describe_tool_calls(results)} | ({"message": message} if message else {}),
         )
 
     def _make_message(self, name: str, result: ToolResult) -> Message:
@@ -88,6 +97,18 @@ def make_action_handler(services: Services) -> ActionHandler:
     """Create the action handler for env.action_format, with the tools of `services`."""
     parse_calls = services.parse_calls if services.config.action_format == "chat_template" else None
     return ActionHandler(services.tools, parse_calls, services.sees_images)
+
+
+def _make_call_message(calls: Sequence[ToolCall]) -> JsonObject:
+    """Return the message of a turn with calls, as TRL's reward functions read it. Arguments are text if no JSON."""
+    shown = []
+    for call in calls:
+        try:
+            arguments = json.loads(call.arguments)
+        except ValueError:
+            arguments = call.arguments
+        shown.append({"type": "function", "function": {"name": call.name, "arguments": arguments}})
+    return {"role": "assistant", "content": calls[0].content, "tool_calls": shown}
 
 
 def _describe_tool_calls(results: Sequence[tuple[str, ToolResult]]) -> list[dict[str, object]]:

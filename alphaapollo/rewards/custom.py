@@ -237,17 +237,27 @@ def _make_openrlhf_arguments(prompt: Prompt, episode: Episode, _: bool) -> dict[
 
 
 def _make_trl_arguments(prompt: Prompt, episode: Episode, has_texts: bool) -> dict[str, object]:
-    content, answer = prompt.content, {"role": "assistant", "content": episode.text}
+    content, completion = prompt.content, list_messages(episode)
     chat = [{"role": "user", "content": content}] if isinstance(content, str) else content
-    ids = [*episode.turns[-1].token_ids] if episode.turns else []
+    ids = [token for turn in episode.turns for token in turn.token_ids]
     columns = dict.fromkeys(("ground_truth", "answer", "solution"), prompt.ground_truth) | {
         "data_source": prompt.data_source,
         "reward_model": {"ground_truth": prompt.ground_truth},
         "extra_info": prompt.extra_info,
-        "messages": [*chat, answer],
+        "messages": [*chat, *completion],
     }
     arguments = columns | prompt.extra_info | {"prompts": content, "completion_ids": ids, "completions_ids": ids}
-    return arguments | {"completions": episode.text if has_texts or isinstance(content, str) else [answer]}
+    return arguments | {"completions": episode.text if has_texts or isinstance(content, str) else completion}
+
+
+def list_messages(episode: Episode) -> list[Any]:
+    """Return the messages of an episode after its prompt, as TRL's reward functions get them: answers, tool calls and
+    their results."""
+    messages = list[Any]()
+    is_unfinished = any(turn.observation for turn in episode.turns[-1:])  # a limit ended it
+    for turn in episode.turns if is_unfinished else episode.turns[:-1]:
+        messages += [turn.info.get("message") or {"role": "assistant", "content": turn.text}, *(turn.observation or [])]
+    return messages if is_unfinished else [*messages, {"role": "assistant", "content": episode.text}]
 
 
 def convert_verl_result(result: RewardResult) -> RewardResult:
@@ -295,7 +305,9 @@ def _add_logged_values(results: Sequence[Any], logged: Mapping[str, Sequence[Any
             return result
         score, numbers = convert_to_score(result), {name: value for name, value in values.items() if _is_number(value)}
         notes = [score.reason, *(f"{name}: {value}" for name, value in values.items() if name not in numbers)]
-        return replace(score, components=score.components | numbers, reason="; ".join(filter(None, notes)))
+        accuracy = numbers.get("accuracy") if score.accuracy is None else score.accuracy
+        parts, reason = score.components | numbers, "; ".join(filter(None, notes))
+        return replace(score, components=parts, reason=reason, accuracy=accuracy)
 
     return [add(one, {name: values[at] for name, values in logged.items()}) for at, one in enumerate(results)]
 

@@ -151,7 +151,8 @@ class AgentRunner:
             graded = await self._grade(prompt, session, answers[-1].text)
             if score is not None and not graded.outcome.failed:  # both: their sum
                 parts = {**graded.components, **score.components, "agent": score.reward}
-                graded = replace(graded, reward=graded.reward + score.reward, components=parts)
+                accuracy = parts.get("accuracy") if graded.accuracy is None else graded.accuracy
+                graded = replace(graded, reward=graded.reward + score.reward, components=parts, accuracy=accuracy)
             score = graded
         if score is None and all(answer.reward is None for answer in answers):
             fix = "Return a number or a dict of numbers, or set env.agent.grade=true."
