@@ -100,14 +100,13 @@ class StepClass(_StepEnvironment):
     async def reset(self, prompt: Prompt) -> Observation:
         made = await self._create()
         if hasattr(made, "num_envs"):
-            raise ValueError(
-                f"it is a vector of {made.num_envs} environments. Return one of them; episodes run at once"
-            )
+            raise ValueError(f"this is a vector of {made.num_envs} environments. Use one: each episode makes its own")
         self._space = getattr(made, "action_space", None)
         seed = derive_instance_seed(self._config, prompt) % 2**31
         given = choose_arguments(made.reset, {"seed": seed, "options": prompt.env_kwargs or None})
-        if "seed" not in given and callable(getattr(made, "seed", None)):  # older gym
-            await call(made.seed, seed)
+        for one in (self._space, *[made] * ("seed" not in given)):  # a reset without seeds is that of older gym
+            if callable(getattr(one, "seed", None)):
+                await call(one.seed, seed)
         result = await call(made.reset, **given)
         shown = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         return self._show_prompt(prompt, SEPARATOR, show_observation(shown))

@@ -108,6 +108,12 @@ class Silent(Counter):
 
 def make_counter():
     return Counter()
+
+
+def read_completions(environments, completions, **kwargs):
+    for one, completion in zip(environments, completions):
+        one.calls.append(completion)
+    return [0.0] * len(completions)
 '''
 EPISODES = [  # texts of the model
     [call("add", x=3), call("add", x=1.5, notes=["a"], more={"b": 1}), "Done."],
@@ -204,6 +210,7 @@ def play_there(folder: Path, name: str) -> list[Played]:
         processing_class=tokenizer,
         train_dataset=Dataset.from_list([make_row(number) for number in range(len(EPISODES))]),
         environment_factory=getattr(module, name),
+        reward_funcs=[module.read_completions],
         args=config,
     ).train()
     log = module.LOG
