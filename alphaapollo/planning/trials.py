@@ -91,7 +91,7 @@ async def try_reward_function(
     function = f"{custom.path}: {', '.join(custom.names)}" if custom.path else f"{reward.custom_module}: a component"
     notices = [
         f"{function} fails on {len(failed)} of {len(scores)} trial answers to row {prompt.id}, e.g. {answer!r}: "
-        f"{reason}. Return a number or a dict of numbers for every answer."
+        f"{reason}. Return a reward for every answer."
         for answer, reason in [*failed.items()][:1]
     ]
     if 2 * len(failed) > len(scores):

@@ -271,6 +271,10 @@ def convert_verl_result(result: RewardResult) -> RewardResult:
     return converted
 
 
+def _read_verl_results(results: Any, count: int) -> list[Any]:
+    return [*map(convert_verl_result, _split(results, count))]
+
+
 def _read_openrlhf_results(result: Any, count: int) -> list[Any]:
     """Read {rewards, scores, extra_logs}, where scores, from 0 to 1, are for filters; or rewards alone."""
     if not isinstance(result, Mapping):
@@ -286,7 +290,9 @@ def _read_openrlhf_results(result: Any, count: int) -> list[Any]:
 
 def _split(values: Any, count: int) -> list[Any]:
     """Return the elements of a list, array or tensor. Raises TypeError or ValueError if it does not have `count`."""
-    if isinstance(values, str | Mapping) or len(found := [*values]) != count:
+    is_list = hasattr(values, "__iter__") and getattr(values, "ndim", 1) and not isinstance(values, str | Mapping)
+    found = [*values] if is_list else []
+    if len(found) != count:
         raise TypeError(
             f"the result for {count} completions is {values!r:.80}. Return a list with one reward for each completion."
         )
@@ -323,7 +329,7 @@ VERL_BATCH = Contract(
     tuple(f"{name}s" for name in VERL_NAMES),
     ("solution_strs",),
     lambda *given: {f"{name}s": value for name, value in _make_verl_arguments(*given).items()},
-    lambda results, count: [*map(convert_verl_result, _split(results, count))],
+    _read_verl_results,
 )
 OPENRLHF = Contract(
     ("queries", "prompts", "labels"),
@@ -332,4 +338,4 @@ OPENRLHF = Contract(
     _read_openrlhf_results,
     has_prompt_text=True,
 )
-TRL = Contract((*TRL_NAMES, *COLUMNS), TRL_NAMES, _make_trl_arguments, _split, has_columns=True)
+TRL = Contract((*TRL_NAMES, *COLUMNS), TRL_NAMES, _make_trl_arguments, _read_verl_results, has_columns=True)
