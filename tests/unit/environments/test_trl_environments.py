@@ -263,5 +263,6 @@ def test_prompts_calls_results_and_rewards_are_equal(tmp_path, template, name):
         for one in (ours, theirs):
             one.calls.sort(key=lambda call: call == ("get_reward",))  # TRL calls it after reward functions
         for a, b in zip(ours.calls[-2], theirs.calls[-2], strict=False):
-            if a != b: print("DIFF", ours.goal, a, b)
+            if a != b:
+                print("DIFF", ours.goal, a, b)
         print(len(ours.calls[-2]), len(theirs.calls[-2]))
