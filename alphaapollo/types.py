@@ -90,8 +90,7 @@ class Adapter:
     version: int
 
 
-BASE_MODEL = Adapter("", 0)
-"""Instead of an adapter: the model without any."""
+BASE_MODEL = Adapter("", 0)  # instead of an adapter: the model without any
 
 
 @dataclass(frozen=True)
@@ -173,6 +172,7 @@ class Outcome(StrEnum):
 
 
 FAILED_OUTCOMES = (Outcome.GRADER_FAILED, Outcome.ENVIRONMENT_FAILED)
+DERIVED = -math.inf  # default of Score.accuracy: derive it from components and reward
 
 
 @dataclass(frozen=True)
@@ -185,10 +185,6 @@ class JudgeUsage:
 
     def __add__(self, other: JudgeUsage) -> JudgeUsage:
         return JudgeUsage(self.judgements + other.judgements, self.cached + other.cached, self.seconds + other.seconds)
-
-
-DERIVED = -math.inf
-"""Default of Score.accuracy: derive it from components and reward."""
 
 
 @dataclass(frozen=True)
@@ -211,8 +207,7 @@ class Score:
             object.__setattr__(self, "accuracy", None if self.outcome.failed else found)
 
     def component(self, name: str) -> float:
-        """Return the component `name`. A missing one is NaN; with `is_limit`, or for a reward of 0 without components,
-        0."""
+        """Return a component. A missing one is 0 with `is_limit` or for a reward of 0 without components, else NaN."""
         if name in self.components:
             return self.components[name]
         return 0.0 if self.is_limit or (not self.components and self.reward == 0) else math.nan
@@ -220,8 +215,8 @@ class Score:
     def add_turn_rewards(self, rewards: Sequence[float]) -> Score:
         """Return the score of an episode with rewards of its turns. Its accuracy is then unknown unless the score has
         components or is a limit's: a sum of rewards does not say which episodes are right."""
-        accuracy = self.accuracy if self.components or self.is_limit or not any(rewards) else None
-        return replace(self, reward=self.reward + sum(rewards), accuracy=accuracy)
+        is_known = self.components or self.is_limit or not any(rewards)
+        return replace(self, reward=self.reward + sum(rewards), accuracy=self.accuracy if is_known else None)
 
 
 class EpisodeEnd(StrEnum):
@@ -262,10 +257,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class EpisodeTurn:
-    """Turn of an episode as a reward function receives it. The fields are those of Turn.
-
-    While the environment processes the last turn, only `text` and `token_ids` are set.
-    """
+    """Turn of an episode as a reward function receives it. The last turn, which is being graded, has only `text` and
+    `token_ids`."""
 
     text: str
     observation: list[Message] | None = None
@@ -279,8 +272,7 @@ class EpisodeTurn:
 class Episode:
     """Episode as a reward function receives it in its parameter `trajectory`.
 
-    Example: `Episode("so 14", [EpisodeTurn("<python_code>7+7</python_code>", [{"role": "user", ...}]),
-    EpisodeTurn("so 14")])`.
+    Example: `Episode("so 14", [EpisodeTurn("compute 7+7", [{"role": "user", ...}]), EpisodeTurn("so 14")])`.
     """
 
     text: str  # same as the parameter `completion`; empty if a limit ended the episode before an answer
@@ -350,8 +342,7 @@ class Trajectory:
     @property
     def last_turn(self) -> Turn | None:
         """Turn with the last answer; None without turns. An agent's turns after it are not trained on."""
-        last = self.turns[-1] if self.turns else None
-        return next((turn for turn in self.turns if "last_answer" in turn.info), last)
+        return next((turn for turn in self.turns if "last_answer" in turn.info), self.turns[-1] if self.turns else None)
 
     @property
     def num_tokens(self) -> int:
