@@ -213,8 +213,7 @@ class Score:
         return 0.0 if self.is_limit or (not self.components and self.reward == 0) else math.nan
 
     def add_turn_rewards(self, rewards: Sequence[float]) -> Score:
-        """Return the score of an episode with rewards of its turns. Its accuracy is then unknown unless the score has
-        components or is a limit's: a sum of rewards does not say which episodes are right."""
+        """Add rewards of turns. The accuracy is then unknown, unless the score has components or a limit made it."""
         is_known = self.components or self.is_limit or not any(rewards)
         return replace(self, reward=self.reward + sum(rewards), accuracy=self.accuracy if is_known else None)
 

@@ -84,8 +84,9 @@ class _StepEnvironment(ForeignEnvironment):
     def _read_success(self, info: object) -> Score:
         """Return the score that the last `info` gives: `accuracy`, `is_success` or `success` is the accuracy."""
         found = info if isinstance(info, Mapping) else {}
-        values = [found[key] for key in ("accuracy", "is_success", "success") if key in found]
-        parts = {"accuracy": convert_to_float(values[0], "the accuracy in info")} if values else {}
+        names = [name for name in ("accuracy", "is_success", "success") if name in found]
+        values = [found[name] if name == "accuracy" else bool(found[name]) for name in names[:1]]
+        parts = {"accuracy": convert_to_float(value, "the accuracy in info") for value in values}
         self._last = Score(0.0, parts) if parts else _StepEnvironment._last
         return self._last
 
