@@ -86,7 +86,7 @@ class _StepEnvironment(ForeignEnvironment):
         found = info if isinstance(info, Mapping) else {}
         names = [name for name in ("accuracy", "is_success", "success") if name in found]
         values = [found[name] if name == "accuracy" else bool(found[name]) for name in names[:1]]
-        parts = {"accuracy": convert_to_float(value, "the accuracy in info") for value in values}
+        parts = {"accuracy": convert_to_float(values[0], "the accuracy in info")} if values else {}
         self._last = Score(0.0, parts) if parts else _StepEnvironment._last
         return self._last
 

@@ -241,6 +241,13 @@ def play_here(folder: Path, name: str) -> list[Played]:
     return [Played(*tokens, reward, *one) for (tokens, reward), one in zip(played, log, strict=True)]
 
 
+def drop_differences(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without thoughts, which are in its content here, and the name of a tool, which is `unknown` here if
+    there is no such tool."""
+    shown = {key: value for key, value in message.items() if key not in ("name", "reasoning_content")}
+    return {**shown, "content": re.sub("<think>.*</think>", "", message["content"])}
+
+
 @pytest.mark.parametrize(
     ("template", "name"),
     [
@@ -261,8 +268,6 @@ def test_prompts_calls_results_and_rewards_are_equal(tmp_path, template, name):
     for ours, theirs in zip(here, there, strict=True):
         assert decode(ours.prompt) == decode(theirs.prompt) and decode(ours.response) == decode(theirs.response)
         for one in (ours, theirs):
-            one.calls.sort(key=lambda call: call == ("get_reward",))  # TRL calls it after reward functions
-        for a, b in zip(ours.calls[-2], theirs.calls[-2], strict=False):
-            if a != b:
-                print("DIFF", ours.goal, a, b)
-        print(len(ours.calls[-2]), len(theirs.calls[-2]))
+            one.calls.sort(key=lambda call: isinstance(call, list))  # TRL calls get_reward after reward functions
+            one.calls[-1] = [*map(drop_differences, one.calls[-1])]
+        assert ours == theirs
