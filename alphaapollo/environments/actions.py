@@ -41,7 +41,7 @@ class ActionHandler:
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
         """Execute the action in the text of a turn. Returns the final answer, or what `step` should return: a call that
         cannot be read is an invalid turn, and if a tool itself fails, the episode ends as an environment failure."""
-        calls, message = list[tuple[str, Any]](), None
+        calls, shown_calls = list[tuple[str, Any]](), dict[str, Any]()
         if self._parse_calls is None:
             found = read_action(text, [*(self._tools.names if self._tools else []), ANSWER])
             if found.tag == ANSWER:
@@ -52,7 +52,7 @@ class ActionHandler:
             try:  # in a thread, because parsing a long text is slow
                 parsed = await asyncio.to_thread(self._parse_calls, text)
                 calls = [(call.name, call.arguments) for call in parsed]
-                message = _make_call_message(parsed) if parsed else None
+                shown_calls = {"message": _make_call_message(parsed)} if parsed else {}
             except ToolCallParseError as parse_error:
                 error = str(parse_error)
             if not calls and not error:
@@ -74,7 +74,7 @@ class ActionHandler:
             Observation([self._make_message(name, result) for name, result in results]),
             valid=all(result.status is not ToolStatus.REFUSED for _, result in results),
             kept_chars=kept_chars,
-            info={"tool_calls": _describe_tool_calls(results)} | ({"message": message} if message else {}),
+            info={"tool_calls": _describe_tool_calls(results)} | shown_calls,
         )
 
     def _make_message(self, name: str, result: ToolResult) -> Message:

@@ -102,7 +102,7 @@ class StepClass(_StepEnvironment):
         made = await self._create()
         if hasattr(made, "num_envs"):
             raise ValueError(f"this is a vector of {made.num_envs} environments. Use one: each episode makes its own")
-        self._space = getattr(made, "action_space", None)
+        self._space: Any = getattr(made, "action_space", None)
         seed = derive_instance_seed(self._config, prompt) % 2**31
         given = choose_arguments(made.reset, {"seed": seed, "options": prompt.env_kwargs or None})
         for one in (self._space, *[made] * ("seed" not in given)):  # a reset without seeds is that of older gym

@@ -290,7 +290,7 @@ def _read_openrlhf_results(result: Any, count: int) -> list[Any]:
 
 def _split(values: Any, count: int) -> list[Any]:
     """Return the elements of a list, array or tensor. Raises TypeError or ValueError if it does not have `count`."""
-    is_list = hasattr(values, "__iter__") and getattr(values, "ndim", 1) and not isinstance(values, str | Mapping)
+    is_list = hasattr(values, "__iter__") and getattr(values, "ndim", 1) != 0 and not isinstance(values, str | Mapping)
     found = [*values] if is_list else []
     if len(found) != count:
         raise TypeError(
