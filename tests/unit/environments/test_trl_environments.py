@@ -242,10 +242,12 @@ def play_here(folder: Path, name: str) -> list[Played]:
 
 
 def drop_differences(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without thoughts, which are in its content here, and the name of a tool, which is `unknown` here if
-    there is no such tool."""
+    """A message without what differs: thoughts, which are in its content here; parts, which are one text here; and the
+    name of a tool, which is `unknown` here if there is no such tool."""
     shown = {key: value for key, value in message.items() if key not in ("name", "reasoning_content")}
-    return {**shown, "content": re.sub("<think>.*</think>", "", message["content"])}
+    content = message["content"]
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return {**shown, "content": re.sub("<think>.*</think>", "", text)}
 
 
 @pytest.mark.parametrize(
