@@ -13,7 +13,7 @@ import json
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -90,8 +90,7 @@ class Adapter:
     version: int
 
 
-BASE_MODEL = Adapter("", 0)
-"""Instead of an adapter: the model without any."""
+BASE_MODEL = Adapter("", 0)  # instead of an adapter: the model without any
 
 
 @dataclass(frozen=True)
@@ -174,6 +173,7 @@ class Outcome(StrEnum):
 
 
 FAILED_OUTCOMES = (Outcome.GRADER_FAILED, Outcome.ENVIRONMENT_FAILED)
+DERIVED = -math.inf  # default of Score.accuracy: derive it from components and reward
 
 
 @dataclass(frozen=True)
@@ -197,21 +197,26 @@ class Score:
     outcome: Outcome = Outcome.SCORED
     reason: str = ""
     judge_usage: JudgeUsage = field(default=JudgeUsage(), compare=False)
-    is_limit: bool = False  # the episode reached a limit without an answer; the reward is env.limit_reward
+    is_limit: bool = False  # a limit ended the episode before an answer: what its components lack is 0
     skipped_components: tuple[str, ...] = ()  # names of components that are left out because they are NaN or infinite
-    accuracy: float | None = field(default=None, compare=False)  # right 1, wrong 0; None: unknown, e.g. of a sum
+    accuracy: float | None = field(default=DERIVED, compare=False)  # right 1, wrong 0; None: unknown, e.g. of a sum
 
     def __post_init__(self) -> None:
-        if self.accuracy is None:  # the component "accuracy" or, without components, a reward of 0 or 1
+        if self.accuracy == DERIVED:  # the component "accuracy"; a limit's is 0; without components, a reward of 0 or 1
             reward = None if self.components or self.reward not in (0, 1) else self.reward
-            object.__setattr__(self, "accuracy", self.components.get("accuracy", reward))
+            found = self.components.get("accuracy", 0.0 if self.is_limit and reward is None else reward)
+            object.__setattr__(self, "accuracy", None if self.outcome.failed else found)
 
     def component(self, name: str) -> float:
-        """Return the component `name`. A missing one is NaN; with `is_limit`, or for a reward of 0 without components,
-        0."""
+        """Return a component. A missing one is 0 with `is_limit` or for a reward of 0 without components, else NaN."""
         if name in self.components:
             return self.components[name]
         return 0.0 if self.is_limit or (not self.components and self.reward == 0) else math.nan
+
+    def add_turn_rewards(self, rewards: Sequence[float]) -> Score:
+        """Add rewards of turns. The accuracy is then unknown, unless the score has components or a limit made it."""
+        is_known = self.components or self.is_limit or not any(rewards)
+        return replace(self, reward=self.reward + sum(rewards), accuracy=self.accuracy if is_known else None)
 
 
 class EpisodeEnd(StrEnum):
@@ -253,10 +258,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class EpisodeTurn:
-    """Turn of an episode as a reward function receives it. The fields are those of Turn.
-
-    While the environment processes the last turn, only `text` and `token_ids` are set.
-    """
+    """Turn of an episode as a reward function receives it. The last turn, which is being graded, has only `text` and
+    `token_ids`."""
 
     text: str
     observation: list[Message] | None = None
@@ -341,8 +344,7 @@ class Trajectory:
     @property
     def last_turn(self) -> Turn | None:
         """Turn with the last answer; None without turns. An agent's turns after it are not trained on."""
-        last = self.turns[-1] if self.turns else None
-        return next((turn for turn in self.turns if "last_answer" in turn.info), last)
+        return next((turn for turn in self.turns if "last_answer" in turn.info), self.turns[-1] if self.turns else None)
 
     @property
     def num_tokens(self) -> int:
@@ -367,8 +369,8 @@ class Trajectory:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy of the score. Without components, the total reward if it is 0 or 1, else None."""
-        return (self.score if self.score.components else Score(self.reward)).accuracy
+        """Accuracy of the episode; None if it is unknown."""
+        return self.score.add_turn_rewards([turn.reward for turn in self.turns]).accuracy
 
     @property
     def truncated(self) -> bool:

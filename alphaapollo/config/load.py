@@ -177,7 +177,8 @@ def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -
 def refuse_saved_code(folder: Path, asked: Mapping[str, object]) -> None:
     """Raise ConfigError if a folder's files ask for code. asked: {key that the command line must repeat: value}."""
     if asked:
-        words = " ".join(shlex.quote(format_override(key, value)) for key, value in asked.items())
+        texts = [format_override(key, value) for key, value in asked.items()]  # with quotes of Hydra
+        words = " ".join(shlex.quote(text) if set(text) & set('"$`!\\') else f'"{text}"' for text in texts)
         raise ConfigError(
             f"{folder} names code, programs or servers, which are used only if the command names them, too. Read them. "
             f"If you trust them, add {words}"

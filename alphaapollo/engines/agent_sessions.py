@@ -127,6 +127,10 @@ class AgentSession:
     num_started: int = 0  # requested answers, including failed ones, but not retries
     reached_limit: str = ""  # limit of requests that the session has reached
     prompt_error: str = ""  # error of the last request if its prompt was too long
+    num_refused: int = 0  # requests that the endpoint refused (4xx), without those at a limit of the session
+    refusal: str = ""  # first of these errors
+    is_refused: bool = False  # whether a request was refused since the last answer
+    error: str = ""  # exception of the program
     engine_error: Exception | None = None
     engine_failed: asyncio.Event = field(default_factory=asyncio.Event)
     _samplings: Counter[str] = field(default_factory=Counter)  # prompt digest -> how often it was sampled
@@ -143,6 +147,11 @@ class AgentSession:
                 self.reached_limit = f"env.agent.max_requests={self.limits.max_requests}"
                 raise ValueError(f"The session has reached its limit of requests, {self.reached_limit}.")
             self.num_started += num_answers
+
+    def record_refusal(self, error: str) -> None:
+        """Record that the endpoint refused a request, unless a limit of the session did."""
+        if not self.prompt_error and not self.reached_limit:
+            self.num_refused, self.refusal, self.is_refused = self.num_refused + 1, self.refusal or error[:500], True
 
     def give_reward(self, request_id: str, reward: float) -> None:
         """Add a reward for a request, in equal parts for its answers. Raises ValueError if there is no such request."""
@@ -296,6 +305,7 @@ class Request:
         for answer, earlier in zip(answers, self.earlier.answers if self.earlier else (), strict=False):
             answer.reward = earlier.reward
         self.session.requests.append(self)
+        self.session.is_refused = False
 
     def record_engine_error(self, error: Exception) -> None:
         """Record that the engine failed, which is not a failure of the agent."""

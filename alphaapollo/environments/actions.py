@@ -16,9 +16,17 @@ from typing import Any
 from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import FinalAnswer, Observation, Services, StepResult
 from alphaapollo.rewards.base import add_marks
-from alphaapollo.tools.base import Session, ToolCallParseError, ToolCallParser, ToolFailedError, ToolResult, ToolStatus
+from alphaapollo.tools.base import (
+    Session,
+    ToolCall,
+    ToolCallParseError,
+    ToolCallParser,
+    ToolFailedError,
+    ToolResult,
+    ToolStatus,
+)
 from alphaapollo.tools.toolbox import ToolBox
-from alphaapollo.types import IMAGE_MARK, Message, Outcome, Score, Turn
+from alphaapollo.types import IMAGE_MARK, JsonObject, Message, Outcome, Score, Turn
 
 ANSWER = "answer"
 UNKNOWN_TOOL = "unknown"  # tool name in the reply to a call of an unknown tool
@@ -40,7 +48,7 @@ class ActionHandler:
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
         """Execute the action in the text of a turn. Returns the final answer, or what `step` should return: a call that
         cannot be read is an invalid turn, and if a tool itself fails, the episode ends as an environment failure."""
-        calls: list[tuple[str, Any]] = []
+        calls, shown_calls = list[tuple[str, Any]](), dict[str, Any]()
         if self._parse_calls is None:
             found = read_action(text, [*(self._tools.names if self._tools else []), ANSWER], turns=self._turns)
             if found.tag == ANSWER:
@@ -51,6 +59,7 @@ class ActionHandler:
             try:  # in a thread, because parsing a long text is slow
                 parsed = await asyncio.to_thread(self._parse_calls, add_marks(text, self._turns))
                 calls = [(call.name, call.arguments) for call in parsed]
+                shown_calls = {"message": _make_call_message(parsed)} if parsed else {}
             except ToolCallParseError as parse_error:
                 error = str(parse_error)
             if not calls and not error:
@@ -72,7 +81,7 @@ class ActionHandler:
             Observation([self._make_message(name, result) for name, result in results]),
             valid=all(result.status is not ToolStatus.REFUSED for _, result in results),
             kept_chars=kept_chars,
-            info={"tool_calls": _describe_tool_calls(results)},
+            info={"tool_calls": _describe_tool_calls(results)} | shown_calls,
         )
 
     def _make_message(self, name: str, result: ToolResult) -> Message:
@@ -95,6 +104,18 @@ def make_action_handler(services: Services) -> ActionHandler:
     """Create the action handler for env.action_format, with the tools of `services`."""
     parse_calls = services.parse_calls if services.config.action_format == "chat_template" else None
     return ActionHandler(services.tools, parse_calls, services.sees_images, services.turns)
+
+
+def _make_call_message(calls: Sequence[ToolCall]) -> JsonObject:
+    """Return the message of a turn with calls, as TRL's reward functions read it. Arguments are text if no JSON."""
+    shown = []
+    for call in calls:
+        try:
+            arguments = json.loads(call.arguments)
+        except ValueError:
+            arguments = call.arguments
+        shown.append({"type": "function", "function": {"name": call.name, "arguments": arguments}})
+    return {"role": "assistant", "content": calls[0].content, "tool_calls": shown}
 
 
 def _describe_tool_calls(results: Sequence[tuple[str, ToolResult]]) -> list[dict[str, object]]:

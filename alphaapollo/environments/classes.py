@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from alphaapollo.config.schema import Env
 from alphaapollo.data.tool_rendering import describe_function
-from alphaapollo.environments.action_parser import read_action
-from alphaapollo.environments.actions import ActionHandler
+from alphaapollo.environments.actions import UNKNOWN_TOOL, ActionHandler
 from alphaapollo.environments.base import (
+    BUILT_IN,
     FinalAnswer,
     Observation,
     Services,
@@ -30,11 +30,20 @@ from alphaapollo.environments.base import (
     register_environment,
 )
 from alphaapollo.environments.informal_math import describe_tool
-from alphaapollo.environments.text_game import derive_instance_seed
+from alphaapollo.environments.step_classes import (
+    ConversationClass,
+    ForeignEnvironment,
+    StepClass,
+    call,
+    choose_arguments,
+    list_columns,
+)
 from alphaapollo.rewards.base import convert_to_float, make_failed_score
+from alphaapollo.rewards.custom import list_messages
 from alphaapollo.tools.base import Session, Tool, ToolFailedError, ToolResult, ToolStatus
-from alphaapollo.types import Message, Prompt, Score
+from alphaapollo.types import DERIVED, Episode, EpisodeTurn, Message, Prompt, Score
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.plugins import find_plugins
 from alphaapollo.utils.user_module import load_user_module
 
 INSTRUCTION = "\n\nDo exactly one thing:\n%sor end with <answer>...</answer>."
@@ -52,14 +61,24 @@ connection to a server, and have no method that closes it."""
 
 
 def load_environment_module(config: Env) -> None:
-    """Import env.custom_module. If nothing in it registers env.env_name, register its object of this name."""
+    """Import env.custom_module. If nothing in it registers env.env_name, register its object of this name, or
+    Gymnasium's environment of this id. Raises ValueError if there is none."""
+    name = config.env_name
     if not config.custom_module:
         return
     module = load_user_module(config.custom_module, "env.custom_module")
-    found = getattr(module, config.env_name, None)
-    if (callable(found) or isinstance(found, Mapping)) and not is_environment(config.env_name):
-        functions = [one for one in vars(module).values() if inspect.isfunction(one) and reads_environments(one)]
-        register_environment_object(config.env_name, rewards=functions)(found)
+    if is_environment(name) or name in find_plugins("environments", BUILT_IN):
+        return
+    found, gymnasium = getattr(module, name, None), sys.modules.get("gymnasium")
+    if found is None and gymnasium is not None and name in gymnasium.registry:
+        found = partial(gymnasium.make, name)
+    if not (callable(found) or isinstance(found, Mapping)):
+        raise ValueError(
+            f"env.env_name={name}: {config.custom_module} has no class or function of this name, and registers neither "
+            "an environment nor an id of Gymnasium with this name. Correct the name."
+        )
+    functions = [one for one in vars(module).values() if inspect.isfunction(one) and reads_environments(one)]
+    register_environment_object(name, rewards=functions)(found)
 
 
 def reads_environments(function: Callable[..., object]) -> bool:
@@ -122,40 +141,6 @@ def make_tools(made_by: type, names: set[str], idle: IdleObjects | None = None) 
     return [MethodTool(getattr(made_by, name), idle) for name in sorted(names)]
 
 
-def _choose_arguments(function: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `arguments` that a function accepts."""
-    parameters = inspect.signature(function).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return dict(arguments)
-    return {name: value for name, value in arguments.items() if name in parameters}
-
-
-async def _call(function: Callable[..., Any], /, *arguments: object, **named: object) -> Any:
-    """Call a function of a user's class, a sync one in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*arguments, **named)
-    return await asyncio.to_thread(function, *arguments, **named)
-
-
-def _list_columns(prompt: Prompt) -> dict[str, Any]:
-    """Return the columns of a row, as other frameworks pass them to environments."""
-    given = {"data_source": prompt.data_source} if prompt.data_source else {}
-    truth = {} if prompt.ground_truth is None else {"ground_truth": prompt.ground_truth}
-    return {"prompt": prompt.content} | given | truth | prompt.extra_info | prompt.env_kwargs
-
-
-def _append_to_prompt(prompt: Prompt, *shown: str | list[JsonObject]) -> Observation:
-    """Return the prompt with texts, or lists of parts of a message, at the end of its last message."""
-    messages = [Message(role="user", content=prompt.content)] if isinstance(prompt.content, str) else prompt.content
-    pieces: list[Any] = [messages[-1]["content"], *shown]
-    if all(isinstance(piece, str) for piece in pieces):
-        content: Any = "".join(pieces)
-    else:
-        lists = [[{"type": "text", "text": piece}] if isinstance(piece, str) else piece for piece in pieces]
-        content = [part for parts in lists for part in parts]
-    return Observation([*messages[:-1], cast(Message, {**messages[-1], "content": content})])
-
-
 class MethodTool(Tool):
     """Tool that calls a method of the episode's object as TRL does: with the schema of transformers, the arguments that
     the model wrote, and the `str` of the result. A result may also be a list of parts of a message; images follow the
@@ -169,7 +154,7 @@ class MethodTool(Tool):
 
     async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
         try:
-            answer = await _call(getattr(session.state[OBJECT], self.name), **arguments)
+            answer = await call(getattr(session.state[OBJECT], self.name), **arguments)
         except asyncio.CancelledError:
             session.state[CANCELLED] = True
             raise
@@ -192,30 +177,13 @@ class ToolClassActions(ActionHandler):
 
     def _make_message(self, name: str, result: ToolResult) -> Message:
         if result.status is not ToolStatus.OK:
-            is_known = self._tools is not None and name in self._tools.names
+            is_known = name == UNKNOWN_TOOL or (self._tools is not None and name in self._tools.names)
             text = str({"error": result.text if is_known else f"Tool {name} not found."})
             result = replace(result, text=text, status=ToolStatus.OK if self._parse_calls else result.status)
         return super()._make_message(name, result)
 
 
-class _ForeignEnvironment:
-    """An episode with an object of a user's class, which is made with env.settings as arguments."""
-
-    def __init__(self, make: Callable[..., Any], services: Services):
-        self._make, self._config, self._turns = make, services.config, services.turns
-        self._object: Any = None
-
-    async def _create(self, **arguments: object) -> Any:
-        wanted = {**_choose_arguments(self._make, arguments), **self._config.settings}
-        self._object = await _call(self._make, **wanted)
-        return self._object
-
-    async def close(self) -> None:
-        if callable(close := getattr(self._object, "close", None)):
-            await _call(close)
-
-
-class ToolClass(_ForeignEnvironment):
+class ToolClass(ForeignEnvironment):
     """Environment of TRL's `environment_factory`: public methods are tools; an answer without a call ends the episode.
 
     The text or parts that `reset` returns are appended to the row's last message, as TRL does. The object of an episode
@@ -236,20 +204,21 @@ class ToolClass(_ForeignEnvironment):
         self._is_reusable = False
         self._actions = ToolClassActions(services.tools, services.parse_calls, services.sees_images, services.turns)
         self._session = Session()
+        self._played = list[EpisodeTurn]()
 
     async def reset(self, prompt: Prompt) -> Observation:
         self._prompt = prompt
         self._object = self._idle.pop() if self._idle else await self._create()
         self._session.state[OBJECT] = self._object
-        columns = _list_columns(prompt)
-        shown = await self._use_object(self._object.reset, **_choose_arguments(self._object.reset, columns))
+        columns = list_columns(prompt)
+        shown = await self._use_object(self._object.reset, **choose_arguments(self._object.reset, columns))
         if shown is not None and not isinstance(shown, str | list):
             raise TypeError(f"reset returned a {type(shown).__name__}. Return a text, a list of parts, or None.")
         tools, instruction = self._services.tools, ""
         if self._config.action_format == "tags":
             calls = [describe_tool(schema["function"]) for schema in tools.schemas()] if tools else []
             instruction = INSTRUCTION % "".join(f"{call}\n" for call in calls)
-        return _append_to_prompt(prompt, shown or "", instruction)
+        return self._show_prompt(prompt, shown or "", instruction)
 
     async def step(self, action: str) -> StepResult:
         result = await self._actions.handle(action, self._session)
@@ -257,10 +226,12 @@ class ToolClass(_ForeignEnvironment):
             return StepResult(done=True, score=await self._score(result.text), kept_chars=result.kept_chars)
         if self._services.parse_calls and result.info.get("tool_status") == "unreadable":  # an answer, as in TRL
             return StepResult(done=True, score=await self._score(action), valid=False, info=result.info)
+        if result.observation:
+            self._played.append(EpisodeTurn(action, result.observation.messages, info=result.info))
         return result
 
     async def score_at_limit(self) -> Score:
-        return await self._score("")
+        return await self._score(None)
 
     async def close(self) -> None:
         if hasattr(self._object, "close"):
@@ -271,124 +242,39 @@ class ToolClass(_ForeignEnvironment):
     async def _use_object(self, function: Callable[..., Any], **arguments: object) -> Any:
         """Call a function that uses the object, which is not reused if the call fails or is cancelled."""
         self._is_reusable = False
-        result = await _call(function, **arguments)
+        result = await call(function, **arguments)
         self._is_reusable = True
         return result
 
-    async def _score(self, text: str) -> Score:
-        """Return the sum of the grade of the text, get_reward(), and the reward functions that read `environments`."""
-        score = await self._services.score(self._prompt, text) if self._is_graded else Score(0.0)
+    async def _score(self, text: str | None) -> Score:
+        """Return the sum of the grade of the text, get_reward(), and the reward functions that read `environments`.
+        text: None if a limit ended the episode."""
+        score = await self._services.score(self._prompt, text or "") if self._is_graded else Score(0.0)
         if score.outcome.failed:
             return score
         given: dict[str, Any] = {}
         if hasattr(self._object, "get_reward"):
             given[type(self._object).__name__] = await self._use_object(self._object.get_reward)
         for function in self._rewards:
-            arguments = _choose_arguments(function, self._list_reward_arguments(text))
+            arguments = choose_arguments(function, self._list_reward_arguments(text))
             name = function.__name__ if function.__name__ not in given else f"{function.__name__}_{len(given)}"
             (given[name],) = await self._use_object(function, **arguments)
         counted = {name: value for name, value in given.items() if value is not None}  # None: it does not apply
-        if not counted and not self._is_graded:
+        if not counted and self._is_graded:
+            return score
+        if not counted:
             return make_failed_score(f"{', '.join(given)} returned None instead of a reward")
         parts = {name: convert_to_float(value, name) for name, value in counted.items()}
         reward = sum(parts.values())
-        if parts and not self._is_graded and reward in (0.0, 1.0):
+        if not self._is_graded and reward in (0.0, 1.0):
             parts["accuracy"] = reward
-        return replace(score, reward=score.reward + reward, components={**score.components, **parts}, accuracy=None)
+        parts = {**score.components, **parts}
+        return replace(score, reward=score.reward + reward, components=parts, accuracy=DERIVED)
 
-    def _list_reward_arguments(self, text: str) -> dict[str, Any]:
+    def _list_reward_arguments(self, text: str | None) -> dict[str, Any]:
         """Return the arguments of a reward function of TRL for one episode: lists of one value."""
         prompt = self._prompt.content
-        completion = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-        columns = {name: [value] for name, value in _list_columns(self._prompt).items()}
+        turns = [*self._played, *([] if text is None else [EpisodeTurn(text)])]
+        completion = text or "" if isinstance(prompt, str) else list_messages(Episode(text or "", turns))
+        columns = {name: [value] for name, value in list_columns(self._prompt).items()}
         return columns | {"prompts": [prompt], "completions": [completion], "environments": [self._object]}
-
-
-class StepClass(_ForeignEnvironment):
-    """Environment of Gymnasium (`step` with five results), or of the older gym (four).
-
-    The observation follows the row's prompt. The action is the content of <answer>...</answer>, or the first word, read
-    as JSON if the action space is not one of texts; without an action space, a text without this tag is the action.
-    """
-
-    async def reset(self, prompt: Prompt) -> Observation:
-        await self._create()
-        seed = derive_instance_seed(self._config, prompt) % 2**31
-        reset, arguments = self._object.reset, {"seed": seed, "options": prompt.env_kwargs or None}
-        result = await _call(reset, **_choose_arguments(reset, arguments))
-        shown = result[0] if isinstance(result, tuple) and len(result) == 2 else result
-        return _append_to_prompt(prompt, f"\n\n{shown}")
-
-    async def step(self, action: str) -> StepResult:
-        space = getattr(self._object, "action_space", None)
-        found = read_action(action, allow_bare_word=space is not None, turns=self._turns)
-        value: Any = action if found.error else found.content
-        error = found.error if space is not None else ""
-        if space is not None and not error:
-            value, error = _read_action_of_space(space, value)
-        if error:
-            message = Message(role="user", content=f"invalid action: {error}")
-            return StepResult(Observation([message]), valid=False)
-        result = await _call(self._object.step, value)
-        if not isinstance(result, tuple) or len(result) not in (4, 5):
-            raise TypeError(
-                "step must return (observation, reward, terminated, truncated, info), or (observation, reward, done, "
-                f"info), not {result!r:.80}"
-            )
-        shown, reward, *ends, info = result
-        done = any(map(bool, ends))
-        return _make_step_result(reward, done, info, str(shown), found.kept_chars)
-
-
-class ConversationClass(_ForeignEnvironment):
-    """Environment of SkyRL-Gym: `step` takes the model's text and returns the next messages."""
-
-    async def reset(self, prompt: Prompt) -> Observation:
-        extras = {
-            **_list_columns(prompt),
-            "reward_spec": {"ground_truth": prompt.ground_truth},
-            "max_turns": self._config.max_steps,
-        }
-        await self._create(env_config={}, extras=extras)
-        messages = _append_to_prompt(prompt, "").messages
-        first, _ = await _call(self._object.init, messages)
-        return Observation(first)
-
-    async def step(self, action: str) -> StepResult:
-        result = await _call(self._object.step, action)
-        return _make_step_result(
-            result["reward"], bool(result["done"]), result.get("metadata"), result.get("observations") or None
-        )
-
-
-def _make_step_result(
-    reward: object, done: bool, info: object, shown: str | list[Message] | None, kept_chars: int | None = None
-) -> StepResult:
-    """Return the result of a step. The score of an episode is 0, because each step has its reward. `is_success` or
-    `success` of the last `info` is the accuracy."""
-    messages = [Message(role="user", content=shown)] if isinstance(shown, str) else shown
-    found = info if isinstance(info, Mapping) else {}
-    success = next((found[key] for key in ("is_success", "success") if key in found), None)
-    components = {} if success is None else {"accuracy": float(bool(success))}
-    return StepResult(
-        observation=Observation(messages) if messages and not done else None,
-        done=done,
-        reward=convert_to_float(reward, "the reward of step"),
-        score=Score(0.0, components) if done else None,
-        kept_chars=kept_chars,
-    )
-
-
-def _read_action_of_space(space: Any, text: str) -> tuple[Any, str]:
-    """Return the action of a Gymnasium space that a text stands for, and why there is none."""
-    value: Any = text
-    if type(space).__name__ != "Text":
-        try:
-            value = json.loads(text)
-        except ValueError:
-            return None, f"{text[:50]!r} is not an action of {space}"
-        if isinstance(value, list):
-            import numpy as np
-
-            value = np.asarray(value, dtype=getattr(space, "dtype", None))
-    return (value, "") if space.contains(value) else (None, f"{text[:50]!r} is not an action of {space}")

@@ -230,6 +230,6 @@ class HarborEnvironment(ToolClass):
             return result
         return StepResult(done=True, score=await self._score(""), kept_chars=result.kept_chars, info=result.info)
 
-    async def _score(self, text: str) -> Score:
+    async def _score(self, text: str | None) -> Score:
         score: Score = await self._object.get_score()
         return score

@@ -268,8 +268,7 @@ def make_transcript(prompt: list[Message], session: AgentSession, end: EpisodeEn
             message for new, text in chat for message in (*new, Message(role="assistant", content=text))
         ]
         transcript.num_prompt_messages = len(chat[0][0])
-        rewards = sum(answer.reward or 0.0 for answer in session.answers)
-        transcript.score = replace(score, reward=score.reward + rewards)
+        transcript.score = score.add_turn_rewards([answer.reward or 0.0 for answer in session.answers])
     # Without prompt_error, the last answer was only cut, and is kept.
     if score.outcome is Outcome.ENVIRONMENT_FAILED or (session.prompt_error and end is EpisodeEnd.TOKEN_LIMIT):
         transcript.failure = score.reason

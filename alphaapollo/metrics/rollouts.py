@@ -125,7 +125,8 @@ def _compute_tool_metrics(turns: Sequence[Turn]) -> dict[str, float]:
 
 def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Compute metrics of agents: rows besides the first, tokens that were reused instead of rendered, requests whose
-    history was rewritten, and the rewards of single requests by role. Means over trajectories."""
+    history was rewritten or that were refused, programs that failed after an answer, and the rewards of single requests
+    by role. Means over trajectories."""
     turns = [turn for trajectory in trajectories for turn in trajectory.turns if "request" in turn.info]
     if not turns:
         return {}
@@ -134,6 +135,8 @@ def _compute_agent_metrics(trajectories: Sequence[Trajectory]) -> dict[str, floa
         "reused_tokens": sum(turn.info.get("reused_tokens", 0) for turn in turns),
         "rerendered": sum("difference" in turn.info for turn in turns),
         "constrained": sum("constrained" in turn.info for turn in turns),
+        "refused": sum(turn.info.get("refused", 0) for turn in turns),
+        "errors": sum("error" in turn.info for turn in turns),
         "untrained_turns": sum(
             len(sample.turns) - sum(len(row.turn_ends) for row in sample.rows) for sample in trajectories if sample.rows
         ),

@@ -15,7 +15,7 @@ import numpy as np
 from alphaapollo.metrics.estimates import compute_bootstrap_interval, pass_at_k
 from alphaapollo.metrics.majority_vote import extract_answer, majority_accuracy
 from alphaapollo.runs.rollout_log import compute_prompt_digest
-from alphaapollo.types import EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
+from alphaapollo.types import DERIVED, EpisodeEnd, JsonObject, Outcome, Prompt, Score, Trajectory
 from alphaapollo.utils.json_types import finite_or_none
 
 NOT_SCORED = Score(math.nan)
@@ -70,7 +70,7 @@ def convert_to_sample_result(prompt: Prompt, trajectory: Trajectory) -> SampleRe
     """Convert a graded trajectory to a SampleResult."""
     last = trajectory.last_turn
     text, size, end = last.text if last else "", trajectory.num_tokens, trajectory.end
-    score = replace(trajectory.score, reward=trajectory.reward, accuracy=trajectory.accuracy)
+    score = trajectory.score.add_turn_rewards([turn.reward for turn in trajectory.turns])
     return make_sample_result(prompt, trajectory.sample, text, score, size, end)
 
 
@@ -114,7 +114,7 @@ def read_sample_result(record: JsonObject) -> SampleResult:
         Prompt(int(record["prompt_id"]), str(record["data_source"]), ""),
         int(record["sample"]),
         find_answer(turns) or "",
-        Score(reward, record["components"], outcome, record["reason"], accuracy=record.get("accuracy")),
+        Score(reward, record["components"], outcome, record["reason"], accuracy=record.get("accuracy", DERIVED)),
         num_tokens=sum(turn["num_tokens"] for turn in turns),
         end=EpisodeEnd(record["end"]),
     )

@@ -373,8 +373,9 @@ def list_template_notices(model: Model, renderer: Renderer, template_arguments: 
     notices += [*renderer.list_control_notices(), *renderer.list_end_notices()]
     trained = getattr(load_config(model), "chat_template_digest", None)
     if tokenizer.chat_template and trained not in (None, make_template_digest(tokenizer)):
+        other = f"that of {model.tokenizer_path}" if model.tokenizer_path else "its folder has now"
         notices.append(
-            f"{model.path} was trained with another chat template than that of {model.tokenizer_path or model.path}, "
-            "which usually makes its answers much worse. Use the tokenizer of its training."
+            f"{model.path} was trained with another chat template than {other}, which usually makes its answers much "
+            "worse. Use the tokenizer of its training."
         )
     return notices

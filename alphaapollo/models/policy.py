@@ -110,11 +110,14 @@ class PolicyModel(FsdpRoot):
     def disable_adapters(self) -> Iterator[None]:
         """Context manager in which the model computes without its LoRA adapters, and chooses experts itself."""
         with lora.disable_adapters(self):
-            if self.routers is not None:
-                self.routers.follows_engine = False
-            yield
-        if self.routers is not None:
-            self.routers.follows_engine = True
+            if self.routers is None:
+                yield
+                return
+            self.routers.follows_engine = False
+            try:
+                yield
+            finally:
+                self.routers.follows_engine = True
 
     def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
         """Compute the hidden states that predict this rank's response tokens, and return them with the output head."""

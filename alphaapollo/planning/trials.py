@@ -8,6 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median_low
 from typing import Never
 
@@ -23,7 +24,7 @@ from alphaapollo.rewards.custom import TRUTHS
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges import JUDGES
 from alphaapollo.rewards.registry import get_grader
-from alphaapollo.rollout.environment_replies import check_reset_reply
+from alphaapollo.rollout.environment_replies import check_reset_reply, check_step_reply
 from alphaapollo.rollout.episode import EnvironmentCaller
 from alphaapollo.types import JsonObject, Message, Prompt, Score
 
@@ -37,23 +38,38 @@ READ_COLUMNS |= {*TRUTH_COLUMNS}
 PLACEHOLDER = re.compile(r"(?<![\w\\}])\{([a-z_]+)\}")  # excludes LaTeX such as \boxed{n}
 
 
-def try_environment(env: Env, prompts: Sequence[Prompt]) -> list[str]:
-    """Reset the environment once for each prompt. Returns notices. Raises ValueError if it cannot be used."""
-    return [] if env.env_name == "agent" else asyncio.run(try_environment_resets(env, prompts))
+def try_environment(env: Env, prompts: Sequence[Prompt], needs_accuracy: Sequence[str] = ()) -> list[str]:
+    """Start the environment once for each prompt. Returns notices. Raises ValueError if it cannot be used, or a setting
+    in `needs_accuracy` is used, but the accuracy is unknown."""
+    return [] if env.env_name == "agent" else asyncio.run(try_environment_resets(env, prompts, needs_accuracy))
 
 
-async def try_environment_resets(config: Env, prompts: Sequence[Prompt]) -> list[str]:
-    """Create, reset and close the environment once for each prompt. Returns notices about env.prompt."""
-    tools, shown = await open_toolbox(config), ""
+async def try_environment_resets(
+    config: Env, prompts: Sequence[Prompt], needs_accuracy: Sequence[str] = ()
+) -> list[str]:
+    """Create, reset and close the environment once for each prompt, and play an episode if it proposes actions. Returns
+    notices about env.prompt and the accuracy."""
+    tools, shown, scores = await open_toolbox(config), "", list[Score | None]()
     try:
         for prompt in prompts:
-            first = await _reset_environment(config, Services(_deny_in_reset, config, tools, _deny_in_reset), prompt)
+            services = Services(_deny_in_reset, config, tools, _deny_in_reset)
+            first, score = await _start_environment(config, services, prompt)
             shown += first if isinstance(first, str) else "".join(message["content"] for message in first)
+            scores.append(score)
     finally:
         if tools is not None:
             await tools.close()
     names = [name for name in dict.fromkeys(PLACEHOLDER.findall(config.prompt)) if f"{{{name}}}" in shown]
-    return [f"env.prompt: {{{name}}} is not filled in, because the environment has no such value." for name in names]
+    notices = [f"env.prompt: {{{name}}} is not filled in, because the environment has no such value." for name in names]
+    if any(score and score.accuracy is None for score in scores):
+        text = (
+            f"env.env_name={config.env_name}: it is unknown which episodes are right, because the last info of an "
+            "episode of random actions has none of accuracy, is_success and success. Return one of them"
+        )
+        if needs_accuracy:
+            raise ValueError(f"{needs_accuracy[0]}: {text}, or change the key.")
+        notices.append(f"{text}; without it, accuracy, pass@k and groups/mixed are left out.")
+    return notices
 
 
 async def try_reward_function(
@@ -77,7 +93,7 @@ async def try_reward_function(
     function = f"{custom.path}: {', '.join(custom.names)}" if custom.path else f"{reward.custom_module}: a component"
     notices = [
         f"{function} fails on {len(failed)} of {len(scores)} trial answers to row {prompt.id}, e.g. {answer!r}: "
-        f"{reason}. Return a number or a dict of numbers for every answer."
+        f"{reason}. Return a reward for every answer."
         for answer, reason in [*failed.items()][:1]
     ]
     if 2 * len(failed) > len(scores):
@@ -168,14 +184,25 @@ async def grade_trial_answers(
         await client.close()
 
 
-async def _reset_environment(config: Env, services: Services, prompt: Prompt) -> list[Message] | str:
-    """Create, reset and close the environment once. Returns its first observation."""
+async def _start_environment(
+    config: Env, services: Services, prompt: Prompt
+) -> tuple[list[Message] | str, Score | None]:
+    """Create, reset and close the environment once. Returns its first observation, and the score of an episode of the
+    actions that it proposes; None if it proposes none, or the episode does not end."""
     caller, seconds = EnvironmentCaller(), config.episode_timeout
     try:
         with wrap_environment_errors("creation"):
             environment = get_environment_spec(config.env_name).factory(services)
         try:
-            return check_reset_reply(await caller.call(TimeLimit(seconds), environment, "reset", prompt))
+            call = partial(caller.call, TimeLimit(seconds), environment)
+            first = check_reset_reply(await call("reset", prompt))
+            for _ in range(config.max_steps if hasattr(environment, "propose_action") else 0):
+                if (action := await call("propose_action")) is None:
+                    break
+                result = check_step_reply(await call("step", action))
+                if result.done:
+                    return first, result.score
+            return first, None
         finally:
             await caller.call(TimeLimit(seconds), environment, "close")
     except (TimeoutError, EnvironmentFailure) as error:

@@ -237,17 +237,27 @@ def _make_openrlhf_arguments(prompt: Prompt, episode: Episode, _: bool) -> dict[
 
 
 def _make_trl_arguments(prompt: Prompt, episode: Episode, has_texts: bool) -> dict[str, object]:
-    content, answer = prompt.content, {"role": "assistant", "content": episode.text}
+    content, completion = prompt.content, list_messages(episode)
     chat = [{"role": "user", "content": content}] if isinstance(content, str) else content
-    ids = [*episode.turns[-1].token_ids] if episode.turns else []
+    ids = [token for turn in episode.turns for token in turn.token_ids]
     columns = dict.fromkeys(("ground_truth", "answer", "solution"), prompt.ground_truth) | {
         "data_source": prompt.data_source,
         "reward_model": {"ground_truth": prompt.ground_truth},
         "extra_info": prompt.extra_info,
-        "messages": [*chat, answer],
+        "messages": [*chat, *completion],
     }
     arguments = columns | prompt.extra_info | {"prompts": content, "completion_ids": ids, "completions_ids": ids}
-    return arguments | {"completions": episode.text if has_texts or isinstance(content, str) else [answer]}
+    return arguments | {"completions": episode.text if has_texts or isinstance(content, str) else completion}
+
+
+def list_messages(episode: Episode) -> list[Any]:
+    """Return the messages of an episode after its prompt, as TRL's reward functions get them: answers, tool calls and
+    their results."""
+    messages = list[Any]()
+    is_unfinished = any(turn.observation for turn in episode.turns[-1:])  # a limit ended it
+    for turn in episode.turns if is_unfinished else episode.turns[:-1]:
+        messages += [turn.info.get("message") or {"role": "assistant", "content": turn.text}, *(turn.observation or [])]
+    return messages if is_unfinished else [*messages, {"role": "assistant", "content": episode.text}]
 
 
 def convert_verl_result(result: RewardResult) -> RewardResult:
@@ -259,6 +269,10 @@ def convert_verl_result(result: RewardResult) -> RewardResult:
     if "acc" in converted:
         converted["accuracy"] = converted.pop("acc")
     return converted
+
+
+def _read_verl_results(results: Any, count: int) -> list[Any]:
+    return [*map(convert_verl_result, _split(results, count))]
 
 
 def _read_openrlhf_results(result: Any, count: int) -> list[Any]:
@@ -276,7 +290,9 @@ def _read_openrlhf_results(result: Any, count: int) -> list[Any]:
 
 def _split(values: Any, count: int) -> list[Any]:
     """Return the elements of a list, array or tensor. Raises TypeError or ValueError if it does not have `count`."""
-    if isinstance(values, str | Mapping) or len(found := [*values]) != count:
+    is_list = hasattr(values, "__iter__") and getattr(values, "ndim", 1) != 0 and not isinstance(values, str | Mapping)
+    found = [*values] if is_list else []
+    if len(found) != count:
         raise TypeError(
             f"the result for {count} completions is {values!r:.80}. Return a list with one reward for each completion."
         )
@@ -295,7 +311,9 @@ def _add_logged_values(results: Sequence[Any], logged: Mapping[str, Sequence[Any
             return result
         score, numbers = convert_to_score(result), {name: value for name, value in values.items() if _is_number(value)}
         notes = [score.reason, *(f"{name}: {value}" for name, value in values.items() if name not in numbers)]
-        return replace(score, components=score.components | numbers, reason="; ".join(filter(None, notes)))
+        accuracy = numbers.get("accuracy") if score.accuracy is None else score.accuracy
+        parts, reason = score.components | numbers, "; ".join(filter(None, notes))
+        return replace(score, components=parts, reason=reason, accuracy=accuracy)
 
     return [add(one, {name: values[at] for name, values in logged.items()}) for at, one in enumerate(results)]
 
@@ -311,7 +329,7 @@ VERL_BATCH = Contract(
     tuple(f"{name}s" for name in VERL_NAMES),
     ("solution_strs",),
     lambda *given: {f"{name}s": value for name, value in _make_verl_arguments(*given).items()},
-    lambda results, count: [*map(convert_verl_result, _split(results, count))],
+    _read_verl_results,
 )
 OPENRLHF = Contract(
     ("queries", "prompts", "labels"),
@@ -320,4 +338,4 @@ OPENRLHF = Contract(
     _read_openrlhf_results,
     has_prompt_text=True,
 )
-TRL = Contract((*TRL_NAMES, *COLUMNS), TRL_NAMES, _make_trl_arguments, _split, has_columns=True)
+TRL = Contract((*TRL_NAMES, *COLUMNS), TRL_NAMES, _make_trl_arguments, _read_verl_results, has_columns=True)

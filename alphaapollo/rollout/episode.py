@@ -30,6 +30,7 @@ from alphaapollo.rewards.completion_group import CompletionGroup
 from alphaapollo.rollout.context import AppendContext, PromptTooLong, build_append_context_rows, check_rows_match_turns
 from alphaapollo.rollout.environment_replies import check_reset_reply, check_score, check_step_reply
 from alphaapollo.types import (
+    DERIVED,
     EpisodeEnd,
     GroupRequest,
     ImageInput,
@@ -214,7 +215,7 @@ class EpisodeRunner:
             end = await self._run_turns(task, attempt, context, partial(call, "step"))
             scores_limits = self.limits.reward is None and hasattr(environment, "score_at_limit")
             if attempt.score is None and end is not EpisodeEnd.DONE and scores_limits:
-                attempt.score = check_score(await call("score_at_limit"), "score_at_limit")
+                attempt.score = mark_limit(check_score(await call("score_at_limit"), "score_at_limit"))
             return end
         finally:
             await self.environment_caller.close(environment)
@@ -295,7 +296,14 @@ async def score_limit(reward: float | None, grade_empty_answer: Callable[[], Awa
     empty answer, or 0 without a grader."""
     if reward is not None:
         return Score(reward, {"accuracy": 0.0}, is_limit=True)
-    return Score(0.0) if grade_empty_answer is None else await grade_empty_answer()
+    return mark_limit(Score(0.0) if grade_empty_answer is None else await grade_empty_answer())
+
+
+def mark_limit(score: Score) -> Score:
+    """Return the score as that of an episode that a limit ended: an unknown accuracy is 0, unless the score says
+    itself that a limit made it."""
+    accuracy = DERIVED if score.accuracy is None else score.accuracy
+    return score if score.is_limit else replace(score, is_limit=True, accuracy=accuracy)
 
 
 def make_failure_score(reason: str) -> Score:

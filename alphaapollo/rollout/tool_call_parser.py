@@ -87,17 +87,18 @@ def _make_tokenizer_parser(renderer: ToolRenderer) -> Parse:
 
     def parse(text: str) -> list[ToolCall]:
         message = renderer.tokenizer.parse_response(text, prefix=prefix, tools=renderer.schemas)
-        return [_make_tool_call(call["function"]) for call in message.get("tool_calls", [])]
+        return [_make_tool_call(call["function"], message.get("content")) for call in message.get("tool_calls", [])]
 
     return parse
 
 
-def _make_tool_call(function: JsonObject) -> ToolCall:
-    """Build a tool call from the `function` field of a chat message's tool call."""
+def _make_tool_call(function: JsonObject, content: str | None) -> ToolCall:
+    """Build a tool call from the `function` field of a chat message's tool call, and the message's content."""
     name, arguments = function["name"], function["arguments"]
     if not isinstance(name, str):
         raise TypeError(f"the tool name must be a string, not {name!r}")
-    return ToolCall(name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(name, text, content or "")
 
 
 def _make_vllm_parser(parser_name: str, renderer: ToolRenderer) -> Parse:

@@ -39,7 +39,7 @@ from alphaapollo.session.verb_timer import GENERATE, VerbTimer
 from alphaapollo.types import Episode, EpisodeTurn, GroupRequest, Message, Prompt, Row, Sampling, TrajectoryGroup
 from alphaapollo.user_objects import pickle_by_value
 from alphaapollo.utils.json_types import JsonObject
-from alphaapollo.utils.seeds import derive_seed
+from alphaapollo.utils.seeds import derive_seed, derive_seeds
 from alphaapollo.workers.adapter_slots import OWN
 from alphaapollo.workers.loss_functions import LossFunction, cross_entropy
 
@@ -128,10 +128,10 @@ class Verbs:
         pickled = pickle_by_value("environment", factory, [factory]) if factory else b""
         self.progress.prompts_consumed += seed is None
         position = self.progress.prompts_consumed if seed is None else -1 - seed
-        heat = rollout.temperature if temperature is None else temperature
-        budget, run_seed = max_tokens or data.max_response_length, self._config.trainer.seed
-        sampling = Sampling(budget, heat, rollout.top_p, rollout.top_k, run_seed, adapter=chosen)
-        requests = [GroupRequest(one, n, sampling, position, environment=pickled) for one in made]
+        heat, run_seed = rollout.temperature if temperature is None else temperature, self._config.trainer.seed
+        sampling = Sampling(max_tokens or data.max_response_length, heat, rollout.top_p, rollout.top_k, adapter=chosen)
+        own = [replace(sampling, seed=seed) for seed in derive_seeds(run_seed, [one.id for one in made])]
+        requests = [GroupRequest(one, n, own[at], position, environment=pickled) for at, one in enumerate(made)]
         async with self._turns.sample():
             with self.timer(GENERATE):
                 groups = {number: group async for number, group in self._workers.engines.generate(requests)}

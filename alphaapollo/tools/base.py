@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -135,6 +135,7 @@ class ToolCall:
 
     name: str
     arguments: str  # JSON, if the model wrote valid JSON
+    content: str = field(default="", compare=False)  # text of the turn without its calls
 
 
 class ToolCallParseError(ValueError):

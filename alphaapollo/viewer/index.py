@@ -23,7 +23,7 @@ import msgspec
 
 from alphaapollo.observability.advice import MetricsAdvisor
 from alphaapollo.runs.checkpoint_folder import check_format
-from alphaapollo.types import Score
+from alphaapollo.types import DERIVED, Score
 from alphaapollo.utils.disk import open_regular
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.redaction import replace_surrogates
@@ -80,7 +80,7 @@ class LoggedTrajectory(msgspec.Struct):
     end: str
     stop_reason: str | None
     turns: list[_Turn]
-    accuracy: float | None = None
+    accuracy: float | None = DERIVED  # older runs have none
     text: str = ""
     reason: str = ""
     prompt: msgspec.Raw = msgspec.Raw()

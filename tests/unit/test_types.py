@@ -1,3 +1,4 @@
+import math
 import pickle
 from array import array
 
@@ -5,11 +6,16 @@ import numpy as np
 import pytest
 
 from alphaapollo.batching.batch import Rows
-from alphaapollo.runs.rollout_log import format_trajectory_lines
+from alphaapollo.metrics.samples import convert_to_sample_result, read_sample_result
+from alphaapollo.rollout.episode import mark_limit
+from alphaapollo.runs.rollout_log import format_trajectory_lines, make_trajectory_record
+from alphaapollo.trainer.step.collect import has_metric_variance
+from alphaapollo.trainer.step.curriculum import measure_pass_rate
 from alphaapollo.types import (
     LONGER_PROMPT,
     Completion,
     EpisodeEnd,
+    Outcome,
     Prompt,
     Row,
     Score,
@@ -18,6 +24,7 @@ from alphaapollo.types import (
     TrajectoryGroup,
     Turn,
 )
+from tests.builders import make_group, make_trajectory, make_turn
 
 LOGPROBS = [-0.1, float(np.float32(-0.1)), -1e-30]
 
@@ -60,3 +67,36 @@ def test_what_travelled_makes_the_same_batch_and_the_same_log(group: TrajectoryG
     ours, theirs = (Rows.from_rows(one.trajectories[0].rows) for one in (group, came))
     np.testing.assert_equal(vars(ours), vars(theirs))
     assert list(format_trajectory_lines(1, [came])) == list(format_trajectory_lines(1, [group]))
+
+
+LIMIT = {"is_limit": True}
+ACCURACIES = [  # score, rewards of turns, accuracy
+    (Score(0.0), [0.0], 0.0),
+    (Score(1.0), [], 1.0),
+    (Score(0.0), [1.0], None),  # a sum of step rewards is not the accuracy
+    (Score(1.0), [-0.5, -0.5], None),
+    (Score(0.0, {"accuracy": 1.0}), [0.25], 1.0),
+    (Score(0.0, **LIMIT), [1.0], 0.0),
+    (Score(-0.5, {"format": 0.0}, **LIMIT), [0.25], 0.0),
+    (Score(0.0, {"accuracy": 1.0}, **LIMIT), [0.25], 1.0),
+    (Score(1.0, accuracy=None), [], None),
+    (Score(math.nan, outcome=Outcome.GRADER_FAILED, **LIMIT), [], None),
+]
+
+
+@pytest.mark.parametrize(("score", "rewards", "accuracy"), ACCURACIES)
+def test_accuracy_of_an_episode(score: Score, rewards: list[float], accuracy: float | None):
+    trajectory = make_trajectory(*(make_turn(1, reward=reward) for reward in rewards), score=score)
+    assert trajectory.accuracy == accuracy
+    result = convert_to_sample_result(Prompt(0, "a", "b"), trajectory)
+    assert np.isnan(result.accuracy) if accuracy is None else result.accuracy == accuracy
+    record = make_trajectory_record(1, Prompt(0, "a", "b"), trajectory)
+    again = read_sample_result(record)
+    np.testing.assert_equal((again.accuracy, again.reward), (result.accuracy, result.reward))
+
+
+def test_a_limit_is_wrong_for_filters_and_curricula():
+    right = make_trajectory(make_turn(1, reward=0.25), score=1.0)
+    limit = make_trajectory(make_turn(1, reward=0.25), score=mark_limit(Score(0.0)), end=EpisodeEnd.TURN_LIMIT)
+    group = make_group(right, limit)
+    assert has_metric_variance(group, "accuracy") and measure_pass_rate(group) == 0.5

@@ -141,7 +141,7 @@ class Env(Section):
     """Seed of the environments' own randomness."""
     prompt: Annotated[str, ActiveWhen("active_env_section", *PROMPT_ENVIRONMENTS, None, shown_key="env_name")] = ""
     """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`; openenv
-    `{observation}`."""
+    and classes of other frameworks `{observation}`."""
     custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
     """Python file with your own environments: registered ones, or classes of other frameworks."""
     settings: dict[str, Scalar | list[Scalar]] = {}

@@ -337,6 +337,7 @@ def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], 
 
     def parse_tool_calls(text: str) -> list[ToolCall]:
         answer = parser_class(cached, request.tools).extract_tool_calls(text, request)
-        return [ToolCall(call.function.name, call.function.arguments) for call in answer.tool_calls]
+        content = answer.content or ""
+        return [ToolCall(call.function.name, call.function.arguments, content) for call in answer.tool_calls]
 
     return parse_tool_calls

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from alphaapollo.config.schema import Env
 from alphaapollo.engines.agent_sessions import CURRENT_REQUEST, AgentSession, Request
 from alphaapollo.engines.protocol import Engine
-from alphaapollo.engines.types import EngineError, HttpApiSettings
+from alphaapollo.engines.types import MODEL_NAME, EngineError, HttpApiSettings
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import JsonObject
 
@@ -49,7 +49,7 @@ ERROR_TYPES = {
 AroundRequest = Callable[[Request, Callable[[], Awaitable[None]]], Awaitable[None]]
 """`around(request, answer)`: answer a request for a completion with `await answer()`."""
 
-_warned: set[str] = set()  # sampling settings with a warning, once per process
+_warned: set[str] = set()  # settings with a warning, once per process
 
 
 async def answer_request(request: Request, answer: Callable[[], Awaitable[None]]) -> None:
@@ -117,26 +117,39 @@ class SessionGate:
         if key not in self._sessions:
             message = "Unknown API key. A key is valid for one session, until its program has returned its reward."
             raise HttpError(401, message)
-        if path not in ROUTES:
-            raise HttpError(404, f"Unknown route {path}. Use one of: {', '.join(ROUTES)}.")
         session, time_limit, tasks = self._sessions[key]
-        body = await _read_body(receive, headers)
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
         try:
+            if path not in ROUTES:
+                raise HttpError(404, f"Unknown route {path}. Use one of: {', '.join(ROUTES)}.")
+            fields = _read_fields(body := await _read_body(receive, headers))
+            _warn_of_overridden_settings(session, fields)
+            if fields.get("model") not in (None, MODEL_NAME):  # any name means the policy
+                body = json.dumps({**fields, "model": MODEL_NAME}).encode()
+            send = _watch_refusals(session, send)
             if path in COMPLETIONS and scope["method"] == "POST":
                 with time_limit.exclude():
-                    await self._serve_completion(session, scope, headers, body, receive, send)
+                    await self._serve_completion(session, scope, headers, fields, body, receive, send)
             else:
                 await self._app(scope, _replay_body(body, receive), send)
+        except HttpError as error:
+            session.record_refusal(f"{error.status} {error}")
+            raise
         finally:
             tasks.discard(task)
 
     async def _serve_completion(
-        self, session: AgentSession, scope: Scope, headers: dict[str, str], body: bytes, receive: Receive, send: Send
+        self,
+        session: AgentSession,
+        scope: Scope,
+        headers: dict[str, str],
+        fields: JsonObject,
+        body: bytes,
+        receive: Receive,
+        send: Send,
     ) -> None:
-        fields = _read_fields(body)
         request = Request(
             session,
             body_digest=hashlib.blake2b(scope["path"].encode() + body).hexdigest(),
@@ -148,7 +161,6 @@ class SessionGate:
             session.count_request(request, max(1, wanted) if isinstance(wanted, int) else 1)
         except ValueError as error:
             raise HttpError(403, str(error)) from error
-        _warn_of_overridden_sampling(session, fields)
 
         async def send_and_watch(message: Message) -> None:
             is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
@@ -249,6 +261,20 @@ async def _is_disconnected(receive: Receive) -> bool:
     return False
 
 
+def _watch_refusals(session: AgentSession, send: Send) -> Send:
+    """Return an ASGI `send` that records answers with a status from 400 to 499."""
+    status = 0
+
+    async def send_and_record(message: Message) -> None:
+        nonlocal status
+        status = message.get("status", status)
+        if 400 <= status < 500 and message.get("body"):
+            session.record_refusal(f"{status} {message['body'].decode(errors='replace')}")
+        await send(message)
+
+    return send_and_record
+
+
 async def _send_json(send: Send, status: int, content: JsonObject) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -264,10 +290,11 @@ def _read_fields(body: bytes) -> JsonObject:
     return fields if isinstance(fields, dict) else {}
 
 
-def _warn_of_overridden_sampling(session: AgentSession, fields: JsonObject) -> None:
-    """Warn once of each sampling setting of clients that differs from the policy's, which is used instead."""
+def _warn_of_overridden_settings(session: AgentSession, fields: JsonObject) -> None:
+    """Warn once of each setting of clients that differs from the policy's, which is used instead."""
     sampling = session.sampling
-    policy = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, **NEUTRAL_SAMPLING}
+    policy: JsonObject = {"model": MODEL_NAME, **NEUTRAL_SAMPLING}
+    policy |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     if fields.get("tools"):
         policy["parallel_tool_calls"] = True
     for key, value in policy.items():

@@ -90,7 +90,7 @@ class AgentRunner:
                 result = await self.run_program(task.prompt, task.sample_index, session, time_limit)
             except TimeoutError:
                 reason = f"the program took longer than env.agent.timeout={self.agent.timeout:g} s"
-                return session, EpisodeEnd.TIME_LIMIT, make_failure_score(reason)
+                return session, EpisodeEnd.TIME_LIMIT, make_failure_score(reason + _describe_refusals(session))
             end, score = await self._score(task.prompt, session, result)
             if end is not EpisodeEnd.ENVIRONMENT_FAILED:
                 break
@@ -126,32 +126,35 @@ class AgentRunner:
         1. the program's result is invalid: failure
         2. the prompt is too long for a first answer: failure
         3. a limit stopped the program: env.limit_reward, or else the grade of an empty answer
-        4. the program failed, or made no request: failure
+        4. the program failed, or got no answer: failure
         5. otherwise: the program's reward plus the grade; failure if there is neither
         """
         answers, environment_failed = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
+        refusals, session.error = _describe_refusals(session), result.error.partition("\n")[0]
         try:
             score = _read_result(session, result)
         except (TypeError, ValueError) as error:
             return environment_failed, make_failure_score(f"the program's result is no reward: {error}")
         if session.prompt_error and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.prompt_error)
-        cut = "a limit of tokens cut the last answer" if answers and answers[-1].is_truncated else ""
+        is_cut = answers and answers[-1].is_truncated and not session.is_refused
+        cut = "a limit of tokens cut the last answer" if is_cut else ""
         if result.error and (limit := session.prompt_error or cut or session.reached_limit):
             # grades an empty answer, as score_limit asks
             grade = None if self.grade is None else partial(self._grade, prompt, session, "")
             score = await score_limit(session.limits.reward, grade)
             end = EpisodeEnd.TURN_LIMIT if limit == session.reached_limit else EpisodeEnd.TOKEN_LIMIT
-            return end, replace(score, reason=f"no answer before the limit: {limit}")
+            return end, replace(score, reason=f"no answer before the limit: {limit}; {session.error}{refusals}")
         if result.error:
-            return environment_failed, make_failure_score(f"the program failed: {result.error}")
+            return environment_failed, make_failure_score(f"the program failed: {result.error}{refusals}")
         if not answers:
-            return environment_failed, make_failure_score("the program made no request to the policy")
+            return environment_failed, make_failure_score(f"the program got no answer from the policy{refusals}")
         if self.grade is not None:
             graded = await self._grade(prompt, session, answers[-1].text)
             if score is not None and not graded.outcome.failed:  # both: their sum
                 parts = {**graded.components, **score.components, "agent": score.reward}
-                graded = replace(graded, reward=graded.reward + score.reward, components=parts)
+                accuracy = parts.get("accuracy") if graded.accuracy is None else graded.accuracy
+                graded = replace(graded, reward=graded.reward + score.reward, components=parts, accuracy=accuracy)
             score = graded
         if score is None and all(answer.reward is None for answer in answers):
             fix = "Return a number or a dict of numbers, or set env.agent.grade=true."
@@ -184,6 +187,12 @@ async def open_agent_runner(
             yield AgentRunner(agent, endpoint, programs, limits, grade)
         finally:
             await programs.close()  # before the endpoint, which their requests use
+
+
+def _describe_refusals(session: AgentSession) -> str:
+    """Return the end of a reason: how many requests the endpoint refused, and why the first one; empty for none."""
+    count = session.num_refused
+    return f"; the endpoint refused {count} requests, the first with {session.refusal}" if count else ""
 
 
 def _read_result(session: AgentSession, result: ProgramResult) -> Score | None:
@@ -269,13 +278,16 @@ def _make_turn(
 ) -> Turn:
     """numbers: position of each answer in the session."""
     request, parent, number = answer.request, answer.parent, numbers[answer]
+    session, is_last = request.session, number == len(numbers) - 1
     info = {
         "request": request.id,
         "role": request.role,
         "difference": request.difference,
         "reused_tokens": len(parent.token_ids) if parent else 0,
         "constrained": request.is_constrained,
-        "last_answer": number == len(numbers) - 1,
+        "last_answer": is_last,
+        "refused": session.num_refused * is_last,
+        "error": session.error * is_last,
     }
     shown = {name: value for name, value in info.items() if value}
     reward = answer.reward or 0.0

@@ -124,14 +124,8 @@ class RlPreparation(PolicyPreparation):
         config, prompts = self.config, self.list_graded_prompts()
         is_graded = self.environment.is_graded(config.env)
         self.has_reward_function = uses_reward_function(config, is_graded, prompts)
-        filters, best = config.algorithm.filter_groups, config.trainer.keep_best or ""
-        needs_accuracy = [
-            *["algorithm.filter_groups.metric=accuracy"] * (filters.enable and filters.metric == "accuracy"),
-            *[f"trainer.keep_best={best}"] * best.startswith(("val/accuracy", "val/pass@", "val/maj@")),
-            *["data.sampler or data.curriculum"] * config.data.is_adaptive,
-        ]
         needs_grading, custom = is_graded and self.has_reward_function, config.custom_reward_function
-        notices, truths = check_rewards(prompts, config.reward, custom, needs_grading, needs_accuracy)
+        notices, truths = check_rewards(prompts, config.reward, custom, needs_grading, self.needs_accuracy)
         self.notices += notices
         if config.reward_model.enable:
             self.reward_model_tokenizer = make_reward_model_tokenizer(config, self.renderer, prompts)
@@ -145,7 +139,19 @@ class RlPreparation(PolicyPreparation):
         self.sources = describe_sources(self.prompts, self.renderer, truths, reads_columns, truth_key)
 
     def try_environment(self) -> None:
-        self.notices += try_environment(self.config.env, [*self.prompts[:1], *self.val_prompts[:1]])
+        prompts = [*self.prompts[:1], *self.val_prompts[:1]]
+        self.notices += try_environment(self.config.env, prompts, self.needs_accuracy)
+
+    @property
+    def needs_accuracy(self) -> list[str]:
+        """Settings that need to know which answers are right."""
+        config = self.config
+        filters, best = config.algorithm.filter_groups, config.trainer.keep_best or ""
+        return [
+            *["algorithm.filter_groups.metric=accuracy"] * (filters.enable and filters.metric == "accuracy"),
+            *[f"trainer.keep_best={best}"] * best.startswith(("val/accuracy", "val/pass@", "val/maj@")),
+            *["data.sampler or data.curriculum"] * config.data.is_adaptive,
+        ]
 
 
 def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
@@ -154,7 +160,9 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
     dtypes = plan.model.dtype + ", Liger's kernels" * (plan.model.use_liger is True)
     dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
     epochs = run.goal.max_steps * config.data.train_batch_size / run.epoch_size
-    graded = "the functions of the rows' data sources" if run.has_reward_function else "none"
+    rewards = "the functions of the rows' data sources" if run.has_reward_function else "none"
+    is_graded = run.environment.is_graded(config.env)
+    rewards = config.custom_reward_function.path or rewards if is_graded else f"the environment {config.env.env_name}"
     rows = {
         "preset": ", ".join(run.user_settings.presets) or "none",
         "algorithm": f"{config.algorithm.adv_estimator}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
@@ -167,7 +175,7 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
         **{f"data: {name}": described for name, described in run.sources.items()},
         "stops": run.renderer.describe_stops(),
         "env": config.env.env_name,
-        "reward": config.custom_reward_function.path or graded,
+        "reward": rewards,
     }
     if run.reward_model_tokenizer:
         rows["reward"] += f" + {run.reward_model_tokenizer.describe_reward(config.reward_model)}"

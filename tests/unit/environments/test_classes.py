@@ -184,7 +184,7 @@ def test_step_with_four_results_takes_the_text(folder):
 
 def test_init_and_step_of_conversations(folder):
     done = play(folder, "Chat", "It is 6.", "It is 7.")
-    assert messages_after(done, 0) == "No." and [turn.reward for turn in done.turns] == [0.0, 1.0]
+    assert messages_after(done, 0) == "No." and (done.score.reward, done.accuracy) == (1.0, 1.0)
 
 
 def test_reset_and_tools_may_return_parts_of_a_message(folder):

@@ -119,3 +119,11 @@ def test_routers_of_other_models_use_forced_experts(name: str, more: dict[str, o
     for layer in layers:
         assert routing.counts[layer].tolist() == forced[:, layer].flatten().bincount(minlength=4).tolist()
     assert routing.counts.sum() == 14 * len(layers) and routing.num_overridden > 0
+
+
+def test_experts_follow_the_engine_again_after_an_error_without_adapters():
+    policy = PolicyModel(build_model("qwen3_moe"))
+    with pytest.raises(RuntimeError), policy.disable_adapters():
+        assert not policy.routers.follows_engine
+        raise RuntimeError("out of memory")
+    assert policy.routers.follows_engine

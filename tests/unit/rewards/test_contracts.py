@@ -122,6 +122,7 @@ FUNCTIONS = [  # parameters, returned value, score
     ("prompts, completions, index", "[float(prompts[0][0]['content'] == '?' and index == [7])]", Score(1.0)),
     ("completions, reward_model", "[float(reward_model[0]['ground_truth'] == '4')]", Score(1.0)),
     ("completions, other", "[float(other == [None])]", Score(1.0)),
+    ("completions", "[{'score': 0.5, 'n': 1}]", Score(0.5, {"n": 1.0})),
     ("queries, prompts, labels", "__import__('torch').tensor([2.0])", Score(2.0)),
 ]
 
@@ -289,6 +290,7 @@ NO_REWARDS = [
     ("completions", "1.0", TypeError),
     ("completions", "[1.0, 0.0]", TypeError),
     ("completions", "[]", TypeError),
+    ("completions", "__import__('torch').tensor(1.0)", TypeError),
     ("completions", "[None]", TypeError),
     ("completions", "[float('nan')]", ValueError),
     ("completions", "'1'", TypeError),
@@ -326,3 +328,16 @@ def test_verl_result_is_converted():
     assert convert_verl_result({"a": 1.0}) == {"a": 1.0} and convert_verl_result(0.5) == 0.5
     with pytest.raises(TypeError, match="is a str"):
         convert_to_score(convert_verl_result({"score": "high"}))
+
+
+def test_completions_of_several_turns_are_those_of_trl(tmp_path):
+    source = """def compute_score(completions, completion_ids, **kwargs):
+    (messages,), (ids,) = completions, completion_ids
+    calls = [one["tool_calls"][0]["function"]["arguments"]["x"] for one in messages if "tool_calls" in one]
+    return [float(calls[0] + len(messages) + len(ids))]"""
+    function = {"type": "function", "function": {"name": "add", "arguments": {"x": 3}}}
+    called = {"role": "assistant", "content": "", "tool_calls": [function]}
+    first = EpisodeTurn("<tool_call>", [{"role": "tool", "content": "3"}], info={"message": called}, token_ids=[5, 6])
+    loaded = load(tmp_path, source)
+    assert call(loaded, turns=[first, EpisodeTurn("4", token_ids=[7])]).reward == 3 + 3 + 3
+    assert call(loaded, text="", turns=[first]).reward == 3 + 2 + 2, "a limit ended the episode"

@@ -93,9 +93,10 @@ def test_an_episode_without_an_answer_ends_at_a_limit(limits, end, requests):
         return trajectory.score
 
     reason = f"no answer before the {end.replace('_', ' ')}"
-    assert reach() == Score(0.0, reason=reason)
+    assert reach() == Score(0.0, reason=reason, is_limit=True) and reach().accuracy == 0.0
     components = {"accuracy": 0.0, "format": -1.0}
-    assert reach(grade=grade) == Score(-1.0, components, Outcome.WRONG_FORMAT, f"{reason}: nothing there")
+    graded_score = Score(-1.0, components, Outcome.WRONG_FORMAT, f"{reason}: nothing there", is_limit=True)
+    assert reach(grade=grade) == graded_score
     assert graded == [(PROMPT, "", ["5", "6"][:requests])]
     for score in (reach(limit_reward=-1.0), reach(limit_reward=-1.0, grade=grade)):
         assert (score.reward, score.accuracy, score.component("format")) == (-1.0, 0.0, 0.0)
@@ -105,7 +106,7 @@ def test_an_episode_without_an_answer_ends_at_a_limit(limits, end, requests):
 def test_done_without_a_score_has_only_turn_rewards():
     trajectory, _ = play([[5]], Environment(StepResult(done=True, reward=0.5)))
     assert trajectory.score == Score(0.0, reason="the environment returned no score")
-    assert trajectory.turns[0].reward == 0.5
+    assert trajectory.turns[0].reward == 0.5 and trajectory.accuracy is None
 
 
 @pytest.mark.parametrize(("kept_chars", "kept"), [(1, [5]), (3, [5, 6]), (2, [5, 6]), (0, [5]), (99, [5, 6, 7, STOP])])

@@ -141,7 +141,7 @@ FAILURES = [
     ("ask(endpoint); return {'turn_rewards': [float('inf')]}", "turn_rewards[0] is inf"),
     ("endpoint.reward(ask(endpoint).id, float('nan')); return 1.0", "the reward is nan"),
     ("ask(endpoint); endpoint.reward('other', 1.0); return 1.0", "no such request"),
-    ("return 1.0", "no request to the policy"),
+    ("return 1.0", "no answer from the policy"),
     ("ask(endpoint); os.kill(os.getpid(), 9)", "SIGKILL"),
     ("ask(endpoint); os._exit(3)", "ended without a result"),
     ("print('last words', file=sys.stderr); sys.exit(1)", "last words"),
@@ -193,15 +193,19 @@ CUT_BY_THE_SESSION = [  # programs that fail if an answer is incomplete
 def test_program_that_fails_after_a_cut_answer_is_at_the_token_limit(server, tmp_path, limit_reward):
     server.script.answers = {"one": "{" + "x" * MAX_LENGTH}
     bodies = [f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\n{body}" for body in CUT_BY_THE_SESSION]
-    *found, failed = run_each(
-        server, tmp_path, *bodies, "ask(endpoint, max_tokens=1); raise KeyError", limit_reward=limit_reward
-    )
+    refused = "ask(endpoint)\nOpenAI().completions.create(model='x', prompt='one')"
+    programs = *bodies, "ask(endpoint, max_tokens=1); raise KeyError", refused
+    *found, failed, not_cut = run_each(server, tmp_path, *programs, limit_reward=limit_reward)
     server.script.answers = {}
     for one, code in zip(found, CUT_BY_THE_SESSION, strict=True):
         assert (one.end, one.reward, len(one.rows)) == (EpisodeEnd.TOKEN_LIMIT, limit_reward or 0.0, 1), code
         assert "cut the last answer" in one.score.reason
+        (turn,) = one.turns
+        assert turn.info["error"] in one.score.reason and "refused" not in turn.info and one.accuracy == 0.0
     assert (tmp_path / "runs").read_text() == "x" * len(found)
     assert failed.end is EpisodeEnd.ENVIRONMENT_FAILED  # the program's own limit cut its answer
+    assert not_cut.end is EpisodeEnd.ENVIRONMENT_FAILED and not_cut.turns[0].info["refused"] == 1
+    assert "refused 1 requests, the first with 404" in not_cut.score.reason
 
 
 def test_engine_error_is_not_a_failure_of_the_agent(server, tmp_path, monkeypatch):

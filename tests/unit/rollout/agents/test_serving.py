@@ -171,8 +171,9 @@ def test_roles_and_rewards(server):
 
 def test_a_warning_names_sampling_settings_of_clients_that_are_not_used(server, monkeypatch):
     monkeypatch.setattr(endpoint_module, "_warned", set())
-    send(server, [user("one")], temperature=0.2, top_p=1.0, presence_penalty=1)
-    assert endpoint_module._warned == {"temperature", "presence_penalty"}
+    model = {"model": "gpt-9"}  # any name means the policy
+    _, rows = send(server, [user("one")], temperature=0.2, top_p=1.0, presence_penalty=1, extra_body=model)
+    assert endpoint_module._warned == {"temperature", "presence_penalty", "model"} and len(rows) == 1
 
 
 def test_answers_under_a_constraint_are_marked(server):
@@ -234,8 +235,6 @@ def test_evaluation_suites_belong_to_no_session(server):
 
 def test_errors_are_those_of_the_provider(server):
     async def play(endpoint, session, client):
-        with pytest.raises(openai.NotFoundError, match="gpt-9"):
-            await client.chat.completions.create(model="gpt-9", messages=[user("one")])
         with pytest.raises(openai.BadRequestError, match="context length is 60 tokens"):
             await chat(client, [user("one" * 60)])
         assert session.prompt_error
@@ -257,8 +256,8 @@ def test_errors_are_those_of_the_provider(server):
             assert (await plain.post("chat/completions", content=b"x" * (50 << 20))).status_code == 413
             assert (await plain.get("models")).json()["data"][0]["id"] == "policy"
 
-    _, rows = server.run(play, max_model_len=60)
-    assert len(rows) == 1
+    session, rows = server.run(play, max_model_len=60)
+    assert len(rows) == 1 and session.num_refused == 5 and session.refusal.startswith("400")
 
 
 def test_limit_of_requests(server):

@@ -1,0 +1,93 @@
+"""Actions of Gymnasium's spaces as texts: JSON, whose arrays are arrays, tuples or sequences as the space says.
+
+Discrete 2   Box, MultiDiscrete, MultiBinary [0.5, 1]   Text open the door   Dict {"move": 1, "force": [0.5]}
+Tuple [1, [0.5]]   Sequence [1, 2]   OneOf [0, 1], the number of the space and its action
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+ARRAYS = {"Box", "MultiDiscrete", "MultiBinary"}
+LISTS = {"Tuple", "Sequence", "OneOf"}
+
+
+def get_kind(space: Any) -> str:
+    """Return the name of Gymnasium's class that a space is of; of another class, an empty text."""
+    names = [one.__name__ for one in type(space).__mro__]
+    return next((name for name in names if name in {*ARRAYS, *CONVERTERS}), "")
+
+
+def read_space_action(space: Any, text: str) -> Any:
+    """Return the action of a space that a text stands for. Raises ValueError if there is none."""
+    try:
+        action = _convert(space, text if get_kind(space) == "Text" else json.loads(text))
+        is_action = space.contains(action)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        is_action = False
+    if not is_action:
+        raise ValueError(f"{text[:50]!r} is not an action of {space}")
+    return action
+
+
+def write_space_action(space: Any, action: Any) -> str:
+    """Return the text of an action. Raises ValueError if a text cannot stand for the actions of the space."""
+    text = action if isinstance(action, str) else json.dumps(action, default=lambda array: array.tolist())
+    try:
+        read_space_action(space, text)
+    except ValueError as error:
+        raise ValueError(
+            f"the model cannot write actions of the space {space}. Use Gymnasium's Discrete, MultiDiscrete, "
+            "MultiBinary, Box, Text, Tuple, Dict, OneOf, or Sequence without stack; a wrapper may convert the actions."
+        ) from error
+    return text
+
+
+def show_observation(observation: Any) -> str:
+    """Return the complete text of an observation: numpy abbreviates arrays of more than 1,000 elements."""
+    with np.printoptions(threshold=sys.maxsize):
+        return str(observation)
+
+
+def _convert(space: Any, value: Any) -> Any:
+    """Return JSON as a value of the space. Raises ValueError or TypeError if it has another shape."""
+    kind = get_kind(space)
+    if isinstance(value, bool) or (kind in LISTS and not isinstance(value, list)) or getattr(space, "stack", False):
+        raise TypeError(f"the space has no action {value!r:.80}")
+    if kind not in ARRAYS:
+        return CONVERTERS[kind](space, value) if kind else value
+    given = np.asarray(value)
+    array = given.astype(space.dtype)
+    if given.dtype.kind not in "iuf" or (array.dtype.kind != "f" and (array != given).any()):
+        raise ValueError("the numbers do not fit the array")
+    return array
+
+
+def _convert_tuple(space: Any, value: Any) -> tuple[Any, ...]:
+    return tuple(_convert(part, one) for part, one in zip(space.spaces, value, strict=True))
+
+
+def _convert_dict(space: Any, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.keys() != space.spaces.keys():
+        raise ValueError(f"the keys must be {', '.join(space.spaces)}")
+    return {name: _convert(part, value[name]) for name, part in space.spaces.items()}
+
+
+def _convert_one_of(space: Any, value: Any) -> tuple[Any, ...]:
+    number, action = value
+    return number, _convert(dict(enumerate(space.spaces)).get(number), action)  # contains() checks the number
+
+
+CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
+    "Discrete": lambda _, value: value,
+    "Text": lambda _, value: value,
+    "Tuple": _convert_tuple,
+    "Dict": _convert_dict,
+    "Sequence": lambda space, value: tuple(_convert(space.feature_space, one) for one in value),
+    "OneOf": _convert_one_of,
+}
