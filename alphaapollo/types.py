@@ -140,8 +140,8 @@ class Completion:
 
     def __reduce__(self) -> tuple[object, ...]:
         small = (self.stop_reason, self.weight_version, self.num_cached_tokens, self.earlier_version_token_counts)
-        compact = (array("i", self.token_ids), array("d", self.logprobs))
-        return Completion, (*compact, *small, self.columns), {"logprob_sum": self.logprob_sum}
+        compact = (array("i", self.token_ids), array("d", self.logprobs), *small, self.columns)
+        return Completion, compact, {"logprob_sum": self.logprob_sum}
 
     @cached_property
     def logprob_sum(self) -> float:
@@ -167,8 +167,7 @@ class Outcome(StrEnum):
     ENVIRONMENT_FAILED = "environment_failed"
 
     @property
-    def failed(self) -> bool:
-        """Whether the grader or the environment failed."""
+    def failed(self) -> bool:  # of the grader or the environment
         return self in FAILED_OUTCOMES
 
 
@@ -252,14 +251,12 @@ class Turn:
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images)
-        last = self.answer_number, self.raw_text, self.marks
-        return Turn, (array("i", self.context_ids), self.completion, *given, *last)
+        return Turn, (array("i", self.context_ids), self.completion, *given, self.answer_number, self.raw_text, self.marks)
 
 
 @dataclass(frozen=True)
 class EpisodeTurn:
-    """Turn of an episode as a reward function receives it. The last turn, which is being graded, has only `text` and
-    `token_ids`."""
+    """Turn of an episode as a reward function receives it. The last one has only `text` and `token_ids`."""
 
     text: str
     observation: list[Message] | None = None
