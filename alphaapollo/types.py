@@ -251,7 +251,8 @@ class Turn:
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images)
-        return Turn, (array("i", self.context_ids), self.completion, *given, self.answer_number, self.raw_text, self.marks)
+        last = (self.answer_number, self.raw_text, self.marks)
+        return Turn, (array("i", self.context_ids), self.completion, *given, *last)
 
 
 @dataclass(frozen=True)
@@ -386,10 +387,8 @@ class TrajectoryGroup:
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """Request from the driver to a rollout worker for n episodes of one prompt.
-
-    All randomness depends only on the run seed, stream_position, prompt.id, sample and turn.
-    """
+    """Request from the driver to a rollout worker for n episodes of one prompt. All randomness depends only on the run
+    seed, stream_position, prompt.id, sample and turn."""
 
     prompt: Prompt
     num_samples: int
