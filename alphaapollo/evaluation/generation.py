@@ -6,7 +6,6 @@ run: generate responses, append them to results.jsonl, and write the metrics to 
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import defaultdict
