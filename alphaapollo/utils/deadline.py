@@ -27,7 +27,10 @@ def limit_seconds(seconds: float, message: str) -> Iterator[None]:
     handler = signal.signal(signal.SIGALRM, stop)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1)  # again each second, if the code swallows the error
     try:
-        yield
-    finally:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # also if the signal arrives at the end of the block
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
