@@ -178,7 +178,9 @@ def refuse_saved_code(folder: Path, asked: Mapping[str, object]) -> None:
     """Raise ConfigError if a folder's files ask for code. asked: {key that the command line must repeat: value}."""
     if asked:
         texts = [format_override(key, value) for key, value in asked.items()]  # with quotes of Hydra
-        words = " ".join(shlex.quote(text) if set(text) & set('"$`!\\') else f'"{text}"' for text in texts)
+        words = " ".join(
+            f'"{text}"' if "'" in text and not set(text) & set('"$`!\\') else shlex.quote(text) for text in texts
+        )
         raise ConfigError(
             f"{folder} names code, programs or servers, which are used only if the command names them, too. Read them. "
             f"If you trust them, add {words}"

@@ -211,7 +211,7 @@ def test_wandb_needs_no_login():
         ("a.yaml", "a: " + "[" * 9999 + "]" * 9999, "nested too deeply"),
         ("a.yaml", "a: &a " + "x" * 99_999 + "\nb: [" + "*a," * 99 + "]", "aliases"),
         ("a.py", "import trl\nx = " + "1+" * 20_000 + "1", "nested too deeply"),
-        ("a.sh", "x" * 300_000, "262144"),
+        ("a.sh", "x" * 300_000, "96 KiB"),
         ("a.sh", "python -m verl.trainer.main_ppo a.b=1 c.d=2 e.f=3", "3 of its 3 options are not of verl"),
         ("a.sh", "python -m skyrl.train.entrypoints.main_base trainer.policy.model.path=x", "docs/verl.md"),
         ("a.sh", "python open_instruct/dpo.py --model_name_or_path x --learning_rate 1", "open-instruct"),
