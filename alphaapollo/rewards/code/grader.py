@@ -21,6 +21,7 @@ from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, joi
 from alphaapollo.tools.sandbox import SandboxResult, SandboxStatus, get_default_sandbox, run_python, run_python_async
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.redaction import replace_control_characters
+from alphaapollo.utils.thoughts import remove_thoughts
 
 TESTS_TIMEOUT = 5.0  # seconds of the tests, in addition to those of the code
 MAX_REASON = 500  # characters of a failure reason
@@ -61,10 +62,11 @@ def _make_line(text: str) -> str:
 
 
 def extract_code(completion: str) -> str:
-    """Return the last fenced Python block, else the last fenced block, else the complete answer."""
-    blocks = list(_find_blocks(completion))
+    """Return the last fenced Python block after the thoughts, else the last fenced block, else the complete answer."""
+    answer = remove_thoughts(completion)
+    blocks = list(_find_blocks(answer))
     python = [text for language, text in blocks if language.lower() in ("python", "py", "python3")]
-    return (python or [text for _, text in blocks] or [completion])[-1]
+    return (python or [text for _, text in blocks] or [answer])[-1]
 
 
 def _find_blocks(text: str) -> Iterator[tuple[str, str]]:

@@ -188,7 +188,7 @@ def test_a_resumed_run_publishes_the_same_versions_again(tmp_path: Path) -> None
 def test_saved_adapters_are_loaded(tmp_path: Path) -> None:
     adapters = make_adapters(tmp_path)
     small, full = add(adapters, "small", 2, 4.0), add(adapters, "full")
-    asyncio.run(adapters.save_all(tmp_path / "saved"))
+    asyncio.run(adapters.save_all(tmp_path / "saved", None))
     assert sorted(one.name for one in (tmp_path / "saved").iterdir()) == ["full", "small"]
     assert (tmp_path / "saved" / "small" / "policy" / "weights").read_text() == "small"
     add(adapters, "third")
@@ -211,7 +211,7 @@ def test_saved_adapters_are_loaded(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_loaded_change_nothing(tmp_path: Path) -> None:
     adapters, folder = make_adapters(tmp_path), tmp_path / "saved"
     add(adapters, "a", 2)
-    asyncio.run(adapters.save("a", folder))
+    asyncio.run(adapters.save("a", folder, None))
     other = make_adapters(tmp_path, lora_rank=4)
 
     def refuse(adapters: Any, path: Path, *facts: str) -> None:
@@ -233,5 +233,5 @@ def test_folders_that_cannot_be_loaded_change_nothing(tmp_path: Path) -> None:
     (folder / "policy" / "weights").unlink()
     refuse(adapters, folder, "weights")
     assert json.loads((folder / FORM).read_text())["largest_rank"] == 8
-    asyncio.run(adapters.save("a", folder))  # replaces the damaged folder
+    asyncio.run(adapters.save("a", folder, None))  # replaces the damaged folder
     asyncio.run(adapters.load("a", folder))
