@@ -149,9 +149,9 @@ def load_config(model: Model) -> PretrainedConfig:
         "the path, for a hub id the network and HF_HUB_OFFLINE, and that transformers supports the model. If you trust "
         "code that comes with it, set trust_remote_code=true beside its path"
     )
-    if Path(model.path).is_dir():
-        check_model_files(model.path)
     with _explain_errors(model, "config.json", fix):
+        if Path(model.path).is_dir():
+            check_model_files(model.path)
         return AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
 
 
