@@ -148,7 +148,7 @@ class Renderer:
         end = next((index for index, token in enumerate(following) if token in self._marker_ids), None)
         if end is None or last_sampled_token not in self.eos_token_ids:
             return following
-        if (text := self._template_end_ids) and self.missing_end_ids and following[: len(text)] == text:
+        if (text := self.template_end_ids) and self.missing_end_ids and following[: len(text)] == text:
             return following[len(text) :]
         is_end = following[end] in (last_sampled_token, *self._closing_ids)
         return following[end + 1 :] if is_end else following
@@ -293,16 +293,16 @@ class Renderer:
         ids = [self.tokenizer.eos_token_id]
         for path in dict.fromkeys((str(self.tokenizer.name_or_path), self.model_path)):
             ids += [token for token in read_end_token_ids(path) if token < len(self.tokenizer)]
-        ids += self._find_marker(self._template_end_ids)
+        ids += self._find_marker(self.template_end_ids)
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 
     @property
     def turn_end_ids(self) -> list[int]:
         """Token ids after the last assistant turn, with a token that stops sampling; empty without a template."""
-        return [*self._template_end_ids, *self.missing_end_ids]
+        return [*self.template_end_ids, *self.missing_end_ids]
 
     @cached_property
-    def _template_end_ids(self) -> list[int]:
+    def template_end_ids(self) -> list[int]:
         """Token ids that the chat template adds after the last assistant turn; empty without a template."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER)]
         shown = self._apply_template(chat, False) if self.tokenizer.chat_template else ""
@@ -313,7 +313,7 @@ class Renderer:
         """Token to append to the last answer of a chat whose template ends a turn with no stop token, but with nothing,
         as for GLM, or with text, e.g. a newline: the stop token that starts the next user message, or EOS. Empty if the
         template has an end."""
-        if not self.tokenizer.chat_template or {*self.eos_token_ids} & {*self._template_end_ids}:
+        if not self.tokenizer.chat_template or {*self.eos_token_ids} & {*self.template_end_ids}:
             return []
         question = self._encode_following_messages([Message(role="user", content="?")], add_generation_prompt=True)
         tokens = [*self._find_marker(question), *self.eos_token_ids]
@@ -325,9 +325,9 @@ class Renderer:
 
     def list_end_notices(self) -> list[str]:
         """Return a notice if the chat template ends a turn with text, at which no engine stops."""
-        if not self.missing_end_ids or not self._template_end_ids:
+        if not self.missing_end_ids or not self.template_end_ids:
             return []
-        end, added = self.decode_raw(self._template_end_ids), self.decode_raw(self.missing_end_ids)
+        end, added = self.decode_raw(self.template_end_ids), self.decode_raw(self.missing_end_ids)
         return [f"The chat template ends a turn with {end!r}, which stops no engine, so fine-tuning adds {added}."]
 
     @cached_property
@@ -337,7 +337,7 @@ class Renderer:
             return set()
         question = self.render_chat([Message(role="user", content=PLACEHOLDER)], add_generation_prompt=False)
         after = self.encode([question.rpartition(PLACEHOLDER)[2]])[0]
-        return {*self._find_marker(self._template_end_ids), *self._find_marker(after)}
+        return {*self._find_marker(self.template_end_ids), *self._find_marker(after)}
 
     def _find_marker(self, token_ids: Sequence[int]) -> list[int]:
         """Return the first token with a name, e.g. `<|im_end|>`, as a list; empty without one."""

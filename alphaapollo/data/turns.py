@@ -54,9 +54,7 @@ def split_chat(
         reason = "its assistant messages are excluded (weight 0) or first" if answers else "it has no assistant message"
         raise ValueError(f"the chat has nothing to train on: {reason}. Add an answer or remove the row.")
     examples: list[list[TextPiece]] = []
-    added = (
-        renderer.missing_end_ids if renderer.missing_end_ids != renderer.turn_end_ids else []
-    )  # after an end as text
+    added = renderer.missing_end_ids if renderer.template_end_ids else []  # after an end as text
     added_end = "".join(renderer.tokenizer.convert_ids_to_tokens(added))
     seen, num_seen = "", 0  # text and number of messages of the current example
     for turn in turns:

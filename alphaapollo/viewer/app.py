@@ -120,7 +120,8 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
 
 def make_server(app: Starlette, **options: Any) -> uvicorn.Server:
     """Make the server of the application. Open pages do not delay its end."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2, **options))
+    settings = uvicorn.Config(app, http="h11", log_level="warning", timeout_graceful_shutdown=2, **options)
+    server = uvicorn.Server(settings)
     app.state.is_stopping = lambda: server.should_exit
     return server
 

@@ -125,8 +125,8 @@ def test_reward_model_alone_uses_its_own_chat_template(ppo: Runner, tmp_path: Pa
     chats = [[*record["prompt"], {"role": "assistant", "content": record["turns"][-1]["text"]}] for record in records]
     whole = [tokenizer.apply_chat_template(chat, return_dict=False) for chat in chats]
     newline = tokenizer.encode("\n", add_special_tokens=False)  # the end of a turn, which an unfinished answer lacks
-    whole = [
-        ids if record["stop_reason"] == "stop" else ids[: -len(newline)]
+    whole = [  # no engine stops at a newline, so that main_rm appends EOS
+        ids + [tokenizer.eos_token_id] if record["stop_reason"] == "stop" else ids[: -len(newline)]
         for ids, record in zip(whole, records, strict=True)
     ]
     rewards = np.array([record["reward"] for record in records])

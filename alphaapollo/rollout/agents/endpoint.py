@@ -205,6 +205,7 @@ async def serve_gate(gate: SessionGate) -> AsyncIterator[None]:
 
     config = uvicorn.Config(
         gate,
+        http="h11",  # limits headers, unlike httptools
         log_config=None,
         access_log=False,
         lifespan="off",
