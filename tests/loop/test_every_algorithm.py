@@ -64,9 +64,11 @@ def make_group(is_alone: bool) -> list[str]:
 CASES = dict(list_cases())
 REWARD = '''
 def compute_score(prompt, completion):
-    """Reward an odd number of digits, about half of an untrained model's completions."""
-    digits = sum(letter.isdigit() for letter in completion)
-    return {"reward": float(digits % 2), "accuracy": float(digits % 2), "length": len(completion) / 100}
+    """Reward an odd number of digits, about half of an untrained model's completions. Rewards of two texts differ: a
+    step whose groups have equal rewards would have no gradient to verify."""
+    is_odd = float(sum(letter.isdigit() for letter in completion) % 2)
+    reward = is_odd + sum(map(ord, completion)) / 100000
+    return {"reward": reward, "accuracy": is_odd, "length": len(completion) / 100}
 '''
 
 
