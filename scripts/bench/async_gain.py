@@ -137,6 +137,7 @@ def make_run(args: argparse.Namespace, sigma: float, mode: str | None, staleness
         "data": {"train_batch_size": args.prompts},
         "trainer": trainer,
         "env": {"rollout": {"n": args.group}},
+        "actor_rollout_ref": {"rollout": {"name": "fake"}},
         "algorithm": {"rollout_correction": {"method": "tis"}} if staleness else {},
     }
     policy: Any = FakePolicy()

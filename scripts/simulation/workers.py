@@ -156,6 +156,12 @@ class FakePolicy:
         await asyncio.sleep(self.batch.rows.lengths.sum() / self.latencies.update)
         return {"actor/pg_loss": float(columns.advantages.sum()), "actor/entropy": 0.5}
 
+    async def compute_surprises(self) -> np.ndarray:
+        """The entropies are those of samples whose surprises are 0."""
+        await asyncio.sleep(self.batch.rows.lengths.sum() / (3 * self.latencies.update))  # a forward pass
+        logprobs = self.batch.rows.rollout_logprobs
+        return np.stack([logprobs, -logprobs, np.ones_like(logprobs)], axis=1)
+
     def sum_logprob_mismatch(self) -> MismatchSums:
         """As PolicyWorker does, for all tokens."""
         with self.clock.elsewhere():
