@@ -30,7 +30,6 @@ from alphaapollo.data.images import (
 )
 from alphaapollo.data.thought_marks import MarkFinder
 from alphaapollo.data.vocabulary import SPLIT, make_control_pattern, read_end_token_ids, split_control_text
-from alphaapollo.data.vocabulary import load_tokenizer as load_tokenizer
 from alphaapollo.types import ChatMessage, EncodedImage, ImageInput, JsonObject, Message, Prompt
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import torch
 from alphaapollo.algorithms.sampling import PendingCompletion, decode_batch, next_logits
 from alphaapollo.config.resolve import get_resolved
 from alphaapollo.data.images import EXCLUDED_LOGIT
-from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.protocol import WEIGHTS, Engine, MemoryPart
 from alphaapollo.engines.types import EngineError, EngineSpec
 from alphaapollo.types import Completion, ImageInput, Sampling

@@ -10,8 +10,8 @@ from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
 from alphaapollo.config.schema import EvolvingConfig, Model, Rollout, ServedModel
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.controller.placement import detect_machine
-from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.vocabulary import find_stop_ids
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import find_stop_ids, load_tokenizer
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import EnvironmentFailure
 from alphaapollo.evolving.roles import ModelReply

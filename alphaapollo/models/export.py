@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from alphaapollo.config.schema import LoraForm, Model
 from alphaapollo.data.images import EXCLUDED_LOGIT, find_placeholder_ids, reads_images
-from alphaapollo.data.rendering import load_tokenizer, make_template_digest
-from alphaapollo.data.vocabulary import find_generation_config
+from alphaapollo.data.rendering import make_template_digest
+from alphaapollo.data.vocabulary import find_generation_config, load_tokenizer
 from alphaapollo.models import lora
 from alphaapollo.models.checkpoint import explain_write_errors
 from alphaapollo.models.decoder import find_decoder_layers, replace_placeholder_ids

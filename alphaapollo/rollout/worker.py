@@ -25,9 +25,9 @@ from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Generatio
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.reward import SelfTeacher
 from alphaapollo.data.images import load_image_processor
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.tool_rendering import ToolRenderer
-from alphaapollo.data.vocabulary import find_stop_ids
+from alphaapollo.data.vocabulary import find_stop_ids, load_tokenizer
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.types import MODEL_NAME, EngineError, EngineSpec, HttpAnswer, HttpSampling

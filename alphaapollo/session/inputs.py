@@ -29,8 +29,9 @@ from alphaapollo.data.files import HELD_OUT, TRAIN, name_splits, resolve_entry
 from alphaapollo.data.findings import DataFinding
 from alphaapollo.data.images import collect_images, load_image_processor
 from alphaapollo.data.prompts import apply_length_limit, list_text_notices, load_prompts
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.schema import Config, Model, Teacher, TeacherModel
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.load import load_config
 from alphaapollo.planning.memory_fit import replace_values
 from alphaapollo.planning.model_requirements import ModelUse

@@ -17,8 +17,8 @@ import uvicorn
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.errors import REPORTED_ERRORS
-from alphaapollo.data.rendering import Renderer, load_tokenizer
-from alphaapollo.data.vocabulary import find_stop_ids
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import find_stop_ids, load_tokenizer
 from alphaapollo.models.load import load_config
 from alphaapollo.own_loop.setup import load_loop_config
 from alphaapollo.own_loop.trainer import Trainer

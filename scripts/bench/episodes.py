@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from alphaapollo.config.schema import CustomRewardFunction, Data, Env, Model, Reward, Rollout  # noqa: E402
-from alphaapollo.data.rendering import Renderer, load_tokenizer  # noqa: E402
+from alphaapollo.data.rendering import Renderer  # noqa: E402
+from alphaapollo.data.vocabulary import load_tokenizer  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.engines.protocol import Engine  # noqa: E402
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment  # noqa: E402

@@ -73,7 +73,8 @@ async def measure(args: argparse.Namespace, engine: str) -> dict[str, object]:
     )
     worker = RolloutWorker(setup)
     await worker.start()
-    from alphaapollo.data.rendering import Renderer, load_tokenizer
+    from alphaapollo.data.rendering import Renderer
+    from alphaapollo.data.vocabulary import load_tokenizer
 
     renderer = Renderer(load_tokenizer(str(folder)))
     prompts = load_prompts(str(FOLDER / "prompts.parquet"), "prompt")

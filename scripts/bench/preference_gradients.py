@@ -117,7 +117,8 @@ def ours(inputs: dict[str, str]) -> dict[str, dict[str, np.ndarray]]:
     from alphaapollo.config.resolve import resolve_model
     from alphaapollo.config.schema import DpoConfig, RmConfig
     from alphaapollo.data.preference_examples import load_preferences
-    from alphaapollo.data.rendering import Renderer, load_tokenizer
+    from alphaapollo.data.rendering import Renderer
+    from alphaapollo.data.vocabulary import load_tokenizer
     from alphaapollo.finetuning.dpo import assign_reference_logps
     from alphaapollo.workers.preference import PreferenceWorker, RewardTrainingWorker
     from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement

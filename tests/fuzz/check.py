@@ -30,7 +30,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from tests.fuzz import answers, checkpoints, configs, data_files
 from tests.fuzz.verdict import Case, Report
 

@@ -26,7 +26,7 @@ from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.resolve import Attention
 from alphaapollo.config.schema import Model
 from alphaapollo.data.images import ImageProcessor, find_placeholder_ids, load_image_processor
-from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel, load_policy
 from alphaapollo.models.sharding import full_tensor, join_process_group, make_mesh

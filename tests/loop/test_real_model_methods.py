@@ -21,7 +21,8 @@ from alphaapollo.cli.main import main
 from alphaapollo.config.resolve import has_bfloat16_instructions
 from alphaapollo.config.schema import SftData
 from alphaapollo.data.examples import load_examples
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.gguf_import import import_gguf
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.training_examples import read_examples

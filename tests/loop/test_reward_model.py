@@ -126,7 +126,7 @@ def test_reward_model_alone_uses_its_own_chat_template(ppo: Runner, tmp_path: Pa
     whole = [tokenizer.apply_chat_template(chat, return_dict=False) for chat in chats]
     newline = tokenizer.encode("\n", add_special_tokens=False)  # the end of a turn, which an unfinished answer lacks
     whole = [  # no engine stops at a newline, so that main_rm appends EOS
-        ids + [tokenizer.eos_token_id] if record["stop_reason"] == "stop" else ids[: -len(newline)]
+        [*ids, tokenizer.eos_token_id] if record["stop_reason"] == "stop" else ids[: -len(newline)]
         for ids, record in zip(whole, records, strict=True)
     ]
     rewards = np.array([record["reward"] for record in records])

@@ -18,7 +18,8 @@ import torch
 
 from alphaapollo.config.schema import Lora
 from alphaapollo.data.images import find_placeholder_ids, load_image_processor
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.lora import add_adapters, gather_scaled_adapter, get_lora_layers
 from alphaapollo.session.publish import make_probe

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.data.vocabulary import load_tokenizer
 from examples.quickstart.make_task import make_tokenizer
 
 TAGS = ("<tool_call>", "</tool_call>")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
 from alphaapollo.config.schema import Config, RewardModel
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.load import find_reward_model_class, load_config
 from alphaapollo.rewards.components import TASK
 from alphaapollo.rewards.registry import is_gradable

@@ -61,7 +61,7 @@ def loader(tmp_path, renderer):
 @pytest.fixture(scope="session")
 def family_tokenizers(tmp_path_factory):
     """Tokenizers of sixteen model families, loaded from folders, by the family's name."""
-    from alphaapollo.data.rendering import load_tokenizer
+    from alphaapollo.data.vocabulary import load_tokenizer
     from tests.families import FAMILIES
     from tests.family_folders import save_family
 
@@ -73,7 +73,8 @@ def family_tokenizers(tmp_path_factory):
 def make_vision_renderer(vision_folder):
     """Function that makes the renderer of a tiny vision-language model."""
     from alphaapollo.data.images import load_image_processor
-    from alphaapollo.data.rendering import Renderer, load_tokenizer
+    from alphaapollo.data.rendering import Renderer
+    from alphaapollo.data.vocabulary import load_tokenizer
 
     def make(family="qwen3_vl"):
         tokenizer = load_tokenizer(str(vision_folder(family)))

@@ -9,7 +9,8 @@ import pytest
 
 from alphaapollo.data.findings import find_unread_content
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from tests.builders import write_rows
 from tests.unit.data.rows import FOUR, USER
 from tests.unit.tool_templates import HERMES, schema, tokenizer_of

@@ -16,7 +16,7 @@ from alphaapollo.data.images import (
     read_image,
     read_image_size,
 )
-from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.data.vocabulary import load_tokenizer
 from tests.unit.data.images import encode, make_gif, make_rotated_photo, make_test_image
 from tests.vision.models import FAMILIES
 

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from alphaapollo.data.prompts import apply_length_limit, truncate_prompt
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.types import Prompt
 
 IM_START, IM_END, ENDOFTEXT = 0, 1, 2

@@ -8,8 +8,9 @@ from PIL import Image
 
 from alphaapollo.data.images import load_image_processor
 from alphaapollo.data.prompts import apply_length_limit
-from alphaapollo.data.rendering import check_chat_is_shown, load_tokenizer
+from alphaapollo.data.rendering import check_chat_is_shown
 from alphaapollo.data.tool_rendering import ToolRenderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.types import Prompt
 from tests.unit.data.images import encode, make_test_image
 from tests.unit.tool_templates import schema

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Env
-from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments import base
 from alphaapollo.types import GroupRequest, Prompt, Sampling

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ViTConfig
 
 from alphaapollo.config.schema import Model, Rollout
-from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.load import check_vocabulary_size, check_weight_files, load_causal_lm, load_config
 from alphaapollo.planning.model_requirements import ModelUse, check_models, find_unsupported_features
 

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from alphaapollo.config.schema import Reward
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.planning.trials import NUM_ROWS, describe_sources, try_ground_truths
 from alphaapollo.types import Prompt
 from tests.unit.tiny import save_tokenizer

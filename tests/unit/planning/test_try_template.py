@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from alphaapollo.config.schema import EvolvingConfig, SftConfig
-from alphaapollo.data.rendering import Renderer, check_chat_is_shown, load_tokenizer
+from alphaapollo.data.rendering import Renderer, check_chat_is_shown
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.evolving.run import EvolutionPreparation
 from alphaapollo.observability.console import Console
 from alphaapollo.planning import template as module

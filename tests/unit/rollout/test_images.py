@@ -11,7 +11,8 @@ from PIL import Image
 
 from alphaapollo.config.schema import Data, Env
 from alphaapollo.data.images import load_image_processor
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.environments.single_turn import SingleTurnEnvironment

@@ -8,7 +8,7 @@ import pytest
 
 import alphaapollo.rollout.worker as rollout_worker
 from alphaapollo.config.schema import Judge, Reward
-from alphaapollo.data.rendering import load_tokenizer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.types import EngineError
 from alphaapollo.processes.time_limit import TimeLimit

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphaapollo.config.schema import Config, Data, Env, GenerationConfig, Model, Rollout
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.sglang.settings import find_python
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.session.inputs import (

@@ -17,7 +17,8 @@ import pytest
 
 from alphaapollo.batching.batch import RankBatch
 from alphaapollo.config.schema import Config, RewardModel
-from alphaapollo.data.rendering import Renderer, load_tokenizer
+from alphaapollo.data.rendering import Renderer
+from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer, add_reward_model_score
 from alphaapollo.trainer.step.reward_model_tokenizer import (
     RewardModelTokenizer,
