@@ -25,7 +25,11 @@ LONGER_PROMPTS = "teacher.self_teacher.max_prompt_length=256"  # the tokenizer h
 EXTRA = {  # in addition to a recipe or an estimator
     "distill": [TEACHER],
     "mopd": [TEACHER],
-    "grpo_passk_analytic": ["algorithm.passk_k=2"],  # of groups of 4
+    "grpo_passk_analytic": [
+        "algorithm.passk_k=2",  # of groups of 4
+        "custom_reward_function.name=compute_solved",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    ],
     "pods": ["algorithm.filtration.size=2"],
     "magistral": ["reward.components={}", "reward.required=[]"],
     "prorl": ["algorithm.reference_reset.every=1", "algorithm.reference_reset.patience=null"],
@@ -63,12 +67,15 @@ def make_group(is_alone: bool) -> list[str]:
 
 CASES = dict(list_cases())
 REWARD = '''
-def compute_score(prompt, completion):
-    """Reward an odd number of digits, about half of an untrained model's completions. Rewards of two texts differ: a
-    step whose groups have equal rewards would have no gradient to verify."""
+def compute_solved(prompt, completion):
+    """Reward an odd number of digits, about half of an untrained model's completions."""
     is_odd = float(sum(letter.isdigit() for letter in completion) % 2)
-    reward = is_odd + sum(map(ord, completion)) / 100000
-    return {"reward": reward, "accuracy": is_odd, "length": len(completion) / 100}
+    return {"reward": is_odd, "accuracy": is_odd, "length": len(completion) / 100}
+
+def compute_score(prompt, completion):
+    """The rewards of two texts differ: a step whose groups have equal rewards would have no gradient to verify."""
+    found = compute_solved(prompt, completion)
+    return found | {"reward": found["reward"] + sum(map(ord, completion)) % 1000 / 1000}
 '''
 
 
