@@ -91,6 +91,7 @@ HOSTILE = {
     "additional_chat_templates/x.jinja": os.mkfifo,
     "vocab.json": lambda file: os.symlink("/dev/zero", file),
     "tokenizer.json": lambda file: (file.touch(), os.truncate(file, 1 << 30)),
+    "config.json": lambda file: file.write_text('{"text_config": {"num_hidden_layers": 1000000000}}'),
     "generation_config.json": lambda file: file.write_text(DEEP),
     "tokenizer_config.json": lambda file: file.write_text(DEEP),
     "model.safetensors.index.json": lambda file: file.write_text(INDEX),
