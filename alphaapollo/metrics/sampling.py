@@ -10,7 +10,7 @@ from alphaapollo.algorithms.surprise import sum_repetitions
 from alphaapollo.types import Row, TrajectoryGroup
 
 MAX_TOKENS = 8192  # of the rows whose surprises are measured, with their prompts
-MIN_TOKENS, SHARE = 128, 1 / 64  # in an iteration: about a hundredth of its time
+MIN_TOKENS, DIVISOR = 128, 64  # an iteration measures a 64th of its tokens, so that this takes little of its time
 
 
 def list_free_rows(group: TrajectoryGroup, version: int, temperature: float) -> list[list[Row]]:
@@ -26,13 +26,14 @@ def list_free_rows(group: TrajectoryGroup, version: int, temperature: float) -> 
 
 
 def draw_rows(groups: Sequence[list[list[Row]]], seed: int, max_tokens: int | None = None) -> list[Row]:
-    """Draw rows until they have max_tokens, regardless of what they contain. None: a share of all tokens."""
+    """Draw rows until they have max_tokens, regardless of what they contain. None: a part of all tokens."""
     rows = [row for group in groups for trajectory in group for row in trajectory]
     drawn = [rows[index] for index in np.random.default_rng(seed).permutation(len(rows))]
-    ends = np.cumsum([len(row.token_ids) for row in drawn])
+    lengths = [len(row.token_ids) for row in drawn]
     if max_tokens is None:
-        max_tokens = min(max(MIN_TOKENS, int(SHARE * ends[-1:].sum())), MAX_TOKENS)
-    return drawn[: int(np.searchsorted(ends, max_tokens)) + 1]  # with the row that exceeds it, because it may be long
+        max_tokens = min(max(MIN_TOKENS, sum(lengths) // DIVISOR), MAX_TOKENS)
+    count = int(np.searchsorted(np.cumsum(lengths), max_tokens))
+    return drawn[: count + 1]  # with the row that exceeds it, because it may be long
 
 
 def compare_samples(group: Sequence[list[Row]]) -> np.ndarray:

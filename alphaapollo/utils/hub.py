@@ -17,7 +17,8 @@ ENTRY = re.compile(r"(?P<path>.+?)(:(?P<config>[^:@#/]+))?(@(?P<revision>[^:@#]+
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 MODEL_TEXTS = (".json", ".jinja", ".model", ".txt", ".py")  # files of a model that are read at once
 MAX_MODEL_TEXT = 1 << 27  # bytes
-ENDLESS = re.compile(rb'"n(?:um)?_\w*(?:layers?|experts)"\s*:\s*\d{6,}')  # modules, which are made one by one
+ENDLESS = re.compile(rb'"n(?:um)?_\w*(?:layers?|experts)"\s*:\s*\d{6,}')
+"""A number in config.json with which making the model would not end."""
 FOREIGN_CHECKPOINTS = {  # file of another trainer: what to do with its folder
     "model_world_size_*_rank_*.pt": "has a checkpoint of verl. Set the folder with its shards, {}",
     "checkpoint-*/config.json": "has checkpoints of transformers' Trainer. Set the last one, {}",
@@ -100,7 +101,7 @@ def explain_model_folder(path: str | Path) -> str:
 def check_model_files(path: str | Path) -> None:
     """Check the files of a local folder of a model, a tokenizer or an adapter before a library opens them. Raises
     ValueError for a pipe or a device, a large file that is not weights, a configuration that is damaged or nested too
-    deeply, more layers than can be made, and weights in other folders."""
+    deeply or has 100,000 layers, and weights in other folders."""
     if error := next(_find_unreadable_files(Path(path).expanduser()), ""):
         raise ValueError(error)
 
@@ -122,7 +123,7 @@ def _find_json_damage(file: Path, _size: int, _mtime: int) -> list[str]:
     """Return an error message if a configuration or an index of weights cannot be read, in a list. Else []."""
     try:
         text = read_small_file(file.resolve(), MAX_MODEL_TEXT)
-        if (count := ENDLESS.search(text)) and file.name.endswith("config.json"):
+        if count := ENDLESS.search(text):
             raise ValueError(f"it has {count[0].decode()}")
         content = parse_json(text)
         names = content["weight_map"].values() if file.name.endswith(".index.json") else []

@@ -121,7 +121,7 @@ def make_app(index: RunIndex, hosts: list[str]) -> Starlette:
 def make_server(app: Starlette, **options: Any) -> uvicorn.Server:
     """Make the server of the application. Open pages do not delay its end."""
     settings = uvicorn.Config(app, http="h11", log_level="warning", timeout_graceful_shutdown=2, **options)
-    server = uvicorn.Server(settings)
+    server = uvicorn.Server(settings)  # h11 limits headers
     app.state.is_stopping = lambda: server.should_exit
     return server
 

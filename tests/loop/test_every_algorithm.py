@@ -28,7 +28,7 @@ EXTRA = {  # in addition to a recipe or an estimator
     "grpo_passk_analytic": [
         "algorithm.passk_k=2",  # of groups of 4
         "custom_reward_function.name=compute_solved",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",  # one step: of two groups, none may have a gradient
     ],
     "pods": ["algorithm.filtration.size=2"],
     "magistral": ["reward.components={}", "reward.required=[]"],

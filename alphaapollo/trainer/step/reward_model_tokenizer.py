@@ -43,15 +43,15 @@ class RewardModelTokenizer:
             return self.renderer.append_turn_end(list(trajectory.rows[-1].token_ids))
         prompt, turn = trajectory.first_observation, trajectory.turns[-1]
         assert prompt is not None and len(trajectory.turns) == 1, "make_reward_model_tokenizer refuses several turns"
-        shown, end = self.renderer.template_end_ids, self.renderer.turn_end_ids
+        rendered_end, end = self.renderer.template_end_ids, self.renderer.turn_end_ids
         if isinstance(prompt, str):
             ids = self.renderer.encode([prompt + turn.text], add_special_tokens=True)[0]
             eos = self.renderer.tokenizer.eos_token_id
-            shown = end = [] if eos is None else [eos]
+            rendered_end = end = [] if eos is None else [eos]
         else:
             chat = self.renderer.render_chat(_append_answer(prompt, turn.text), add_generation_prompt=False)
             ids = self.renderer.encode([chat])[0]
-        ids = ids[: len(ids) - len(shown)] if ids[len(ids) - len(shown) :] == shown else ids
+        ids = ids[: len(ids) - len(rendered_end)] if ids[len(ids) - len(rendered_end) :] == rendered_end else ids
         return ids + end if turn.completion.stop_reason is StopReason.STOP else ids
 
     def find_input_error(self, token_ids: list[int]) -> str | None:

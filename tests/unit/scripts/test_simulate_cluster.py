@@ -47,7 +47,7 @@ def test_a_small_cluster(tmp_path: Path) -> None:
     assert len((tmp_path / "rollouts" / "step_000002.jsonl").read_bytes().splitlines()) == 32
     for step, line in zip(steps, lines, strict=True):
         waited = line["response_length/max"] / 50 + latencies.publish
-        assert waited < step.seconds < waited + 4.0 + sum(step.work.values())
+        assert waited < step.seconds < waited + 3.0 + sum(step.work.values())
         assert set(step.work) >= {"generate", "batch", "columns", "advantage", "update", "publish", "other"}
     calls = cluster.network.calls
     assert calls == 2 * (8 + 4 * 12)  # 8 groups, and 12 calls of every worker
