@@ -23,8 +23,8 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from alphaapollo.viewer.app import make_app, make_server
-from alphaapollo.viewer.index import RunIndex
+from alphaapollo.plugins.viewer.app import make_app, make_server
+from alphaapollo.plugins.viewer.index import RunIndex
 from scripts.images import FOLDER
 
 PAGES = {  # name -> address below a run; an address that begins with / is complete

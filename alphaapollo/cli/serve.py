@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from alphaapollo.cli.main import report_refusals
+from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.engines.types import EngineSpec

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from alphaapollo.cli.main import report_refusals
+from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.data.harbor import MAX_BYTES, find_tasks
 from alphaapollo.environments.harbor import Trial, open_trial
 from alphaapollo.observability.terminal import Terminal

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from alphaapollo.cli.main import report_refusals
+from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.config.load import SavedConfig, drop_unknown_keys, load_config, refuse_saved_code
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.terminal import Terminal

@@ -45,6 +45,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import CODE, NAMES_CODE
 from alphaapollo.utils.disk import replace_file
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.plugins import is_available
 from alphaapollo.utils.redaction import find_secret_keys_and_reasons
 from alphaapollo.utils.registry import suggest_similar
 
@@ -333,7 +334,8 @@ def _parse_options(
         options, unknown = parser.parse_known_intermixed_args(list(argv))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}. See --help.") from None
-    if unknown and unknown[0] in MULTIRUN and (name := SWEPT_MODULES.get(module)):
+    name = SWEPT_MODULES.get(module) if is_available("commands", "sweep") else None
+    if unknown and unknown[0] in MULTIRUN and name:
         words = shlex.join([name, *(word for word in argv if word not in MULTIRUN)])
         raise ConfigError(f"{unknown[0]}: a command is one run. For all combinations, run: alphaapollo sweep {words}")
     if unknown:
@@ -360,7 +362,8 @@ def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Over
         if override.is_sweep_override():
             key, _, value = word.partition("=")
             one_run = f"Set one, or write a list: '{key}=[{value}]'."
-            raise ConfigError(f"{word} sets several values. {one_run} For a run with each: alphaapollo sweep.")
+            all_runs = " For a run with each: alphaapollo sweep." * is_available("commands", "sweep")
+            raise ConfigError(f"{word} sets several values. {one_run}{all_runs}")
     return overrides
 
 

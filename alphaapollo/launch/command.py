@@ -39,6 +39,7 @@ from alphaapollo.runs.resume import find_start_point, format_completed_run_messa
 from alphaapollo.session.inputs import detect_node_resources
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.imports import pause_gc
+from alphaapollo.utils.plugins import is_available
 
 CommandConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
 MAIN_METRICS = (  # of each group, the first metric that the run has logged is summarized
@@ -174,7 +175,7 @@ def clean_up_processes() -> Iterator[None]:
 def open_console(trainer: RunSettings) -> Console:
     """Open the console of a command, and print the viewer's command unless it is a dry run."""
     console = Console()
-    if not trainer.dry_run:
+    if not trainer.dry_run and is_available("commands", "view"):
         console.show_line(f"{format_command('view', str(trainer.folder))}   # follow this run in the browser")
     return console.open(str(trainer.folder))
 
@@ -227,9 +228,10 @@ def list_next_commands(folder: Path, can_chat: bool) -> list[str]:
     run, has_model = str(folder), (folder / "model").is_dir()
     has_samples = any(folder.glob("rollouts/*.jsonl")) or (folder / "results.jsonl").exists()
     has_checkpoints = bool(list_checkpoints(folder))
+    has_report = is_available("commands", "report") and (folder / "metrics.jsonl").exists()
     commands = [
-        (["view", run], "curves and samples in the browser", True),
-        (["report", run, "-o", "report.html"], "all in one file", (folder / "metrics.jsonl").exists()),
+        (["view", run], "curves and samples in the browser", is_available("commands", "view")),
+        (["report", run, "-o", "report.html"], "all in one file", has_report),
         (["samples", run], "answers side by side", has_samples),
         (["chat", run], "chat with the model", can_chat and (has_model or has_checkpoints)),
         (["export", run], "for transformers and vLLM", has_checkpoints and not has_model),

@@ -6,7 +6,7 @@ DATA is a data file, e.g. jsonl or parquet. Its rows have `data_source`, `respon
 false, or a number from 0 to 1) and, if the grader needs them, `prompt`, `ground_truth` and `rubric`. Rows with
 `prompt`, `chosen` and `rejected` are pairs, which the pairwise judge compares. KEY=VALUE sets keys of `reward` and
 `custom_reward_function`. A failure is a row without a verdict; failures are counted separately, with their reasons.
-`alphaapollo audit RUN` is another command (cli/audit_run.py): it finds what a policy exploits.
+`alphaapollo audit RUN` is another command (plugins/sweeps/audit.py): it finds what a policy exploits.
 """
 
 from __future__ import annotations

@@ -1,16 +1,63 @@
-"""Find and import what installed packages add to this project: entry points of the groups alphaapollo.GROUP
-(docs/plugins.md)."""
+"""Find and import what extends the core: the plug-ins of this repository (plugins.toml), and installed packages (entry
+points of the groups alphaapollo.GROUP), through the same functions. See docs/plugins.md."""
 
 from __future__ import annotations
 
+import pkgutil
+import tomllib
 from collections.abc import Container
+from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from typing import Any, Literal
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 from alphaapollo.utils.user_module import format_error
 
-Group = Literal["commands", "engines", "environments", "rewards", "sandboxes", "sections"]
+PACKAGE = Path(__file__).resolve().parents[1]
+LIST = PACKAGE / "plugins.toml"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Object that a plug-in or an installed package adds to a group under a name."""
+
+    name: str
+    value: str  # where it is, as module:object
+    owner: str  # e.g. `the plug-in viewer`, `the package maze-lab 1.0`
+    summary: str = ""  # what a command does, if it is known without importing the command
+    folder: Path | None = None  # of a plug-in of this repository
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the folder of the plug-in has been removed."""
+        return self.folder is not None and not (self.folder / "__init__.py").is_file()
+
+    def load(self) -> Any:
+        """Import the object. Raises ValueError with the owner if it is missing or the import fails."""
+        if self.is_missing:
+            fix = "Install alphaapollo with its plug-ins."
+            raise ValueError(f"{self.name} belongs to {self.owner}, and {self.folder} is missing. {fix}")
+        try:
+            return pkgutil.resolve_name(self.value)
+        except (Exception, SystemExit) as error:  # the code of a package may raise anything
+            fix = "Fix it." if self.folder else "Fix, update or uninstall this package."
+            raise ValueError(
+                f"{self.name} of {self.owner} cannot be imported ({self.value}): {format_error(error)}. {fix}"
+            ) from error
+
+
+@cache
+def _read_list() -> dict[str, dict[str, Plugin]]:
+    """Read plugins.toml: {group: {name: plug-in}}."""
+    groups: dict[str, dict[str, Plugin]] = {}
+    for plugin, added in tomllib.loads(LIST.read_text(encoding="utf-8")).items():
+        for group, lines in added.items():
+            for name, line in lines.items():
+                value, summary = (line, "") if isinstance(line, str) else (line["object"], line["summary"])
+                folder = PACKAGE / "plugins" / plugin
+                groups.setdefault(group, {})[name] = Plugin(name, value, f"the plug-in {plugin}", summary, folder)
+    return groups
 
 
 @cache
@@ -20,42 +67,45 @@ def _read_entry_points() -> Any:  # its type depends on Python's version
 
 
 @cache
-def _select(group: Group) -> EntryPoints:
-    selected: EntryPoints = _read_entry_points().select(group=f"alphaapollo.{group}")
-    return selected
+def _list_plugins(group: str) -> list[Plugin]:
+    """List the plug-ins of a group, with those of this repository first."""
+    packages = [
+        Plugin(
+            entry.name,
+            entry.value.partition("[")[0].strip(),
+            f"the package {entry.dist.name} {entry.dist.version}" if entry.dist else "an installed package",
+        )
+        for entry in _read_entry_points().select(group=f"alphaapollo.{group}")
+    ]
+    return [*_read_list().get(group, {}).values(), *packages]
 
 
-def find_plugins(group: Group, built_in: Container[str] = ()) -> dict[str, EntryPoint]:
-    """Return what installed packages add to a group, by name, without importing it.
+def find_plugins(group: str, built_in: Container[str] = ()) -> dict[str, Plugin]:
+    """Return what plug-ins and installed packages add to a group, by name, without importing it. Plug-ins whose folder
+    is missing are included: they raise an error with their name when they are loaded.
 
-    Raises ValueError if a name is `built_in`, or if two packages use it."""
-    plugins: dict[str, EntryPoint] = {}
-    for entry in _select(group):
-        owner = "alphaapollo" if entry.name in built_in else ""
-        owner = describe_package(plugins[entry.name]) if entry.name in plugins else owner
+    Raises ValueError if a name is `built_in`, or used twice."""
+    plugins: dict[str, Plugin] = {}
+    for plugin in _list_plugins(group):
+        owner = "alphaapollo" if plugin.name in built_in else ""
+        owner = plugins[plugin.name].owner if plugin.name in plugins else owner
         if owner:
             raise ValueError(
-                f"{describe_package(entry)} adds {entry.name} to alphaapollo.{group}, a name that {owner} uses. "
+                f"{plugin.owner} adds {plugin.name} to alphaapollo.{group}, a name that {owner} uses. "
                 "Uninstall this package, or rename its entry point."
             )
-        plugins[entry.name] = entry
+        plugins[plugin.name] = plugin
     return plugins
 
 
-def load_plugin(group: Group, name: str) -> Any:
-    """Import the object that a package adds to a group under a name; None if no package adds it. Raises ValueError
-    with the package's name if the import fails."""
-    if (entry := find_plugins(group).get(name)) is None:
-        return None
-    try:
-        return entry.load()
-    except (Exception, SystemExit) as error:  # the package's code may raise anything
-        raise ValueError(
-            f"{name} of {describe_package(entry)} cannot be imported ({entry.value}): {format_error(error)}. "
-            "Fix, update or uninstall this package."
-        ) from error
+def load_plugin(group: str, name: str) -> Any:
+    """Import the object that is added to a group under a name; None if there is none. Raises ValueError with its owner
+    if it is missing or the import fails."""
+    plugin = find_plugins(group).get(name)
+    return None if plugin is None else plugin.load()
 
 
-def describe_package(entry: EntryPoint) -> str:
-    """Return the package of an entry point, e.g. `the package maze-lab 1.0`."""
-    return f"the package {entry.dist.name} {entry.dist.version}" if entry.dist else "an installed package"
+def is_available(group: str, name: str) -> bool:
+    """Return whether a plug-in or a package adds this name to a group, e.g. the command `view`."""
+    plugin = find_plugins(group).get(name)
+    return plugin is not None and not plugin.is_missing

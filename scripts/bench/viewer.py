@@ -20,9 +20,9 @@ from statistics import median
 
 from starlette.testclient import TestClient
 
+from alphaapollo.plugins.viewer.app import make_app
+from alphaapollo.plugins.viewer.index import RunIndex
 from alphaapollo.runs.metrics_file import JsonlTracker
-from alphaapollo.viewer.app import make_app
-from alphaapollo.viewer.index import RunIndex
 
 SAMPLES, NUM_CALLS = 8, 5
 RARE = "zanzibar"  # in the answer of one trajectory

@@ -21,7 +21,7 @@ import pytest
 
 from examples.quickstart.make_task import make_data, make_model, make_tokenizer
 from examples.smollm2.model_file import find_model_file
-from tests.loop.warm import Program, children_of_the_warm_process, start_warm_process
+from tests.loop.warm import Program, children_of_the_warm_process, is_warm_process_started, start_warm_process
 from tests.unit.metric_names import undocumented
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,8 +258,9 @@ class Runner:
 @pytest.fixture(scope="session", autouse=True)
 def warm_process(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The warm process finds hub models in an own folder, which test_documentation.py fills."""
-    os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hub"))
-    start_warm_process()
+    if not is_warm_process_started():  # by tests of plug-ins, which have this fixture, too
+        os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hub"))
+        start_warm_process()
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from starlette.testclient import TestClient
 
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.observability import curve
+from alphaapollo.plugins.viewer.app import make_app
+from alphaapollo.plugins.viewer.run_folders import read_flat_config
 from alphaapollo.runs.newest_model import find_newest_model
 from alphaapollo.types import Prompt, Score
-from alphaapollo.viewer.app import make_app
-from alphaapollo.viewer.run_folders import read_flat_config
-from tests.unit.viewer.run_kit import update_index
+from tests.plugins.viewer.run_kit import update_index
 
 
 def count_digits(prompt: Prompt, completion: str) -> float:

@@ -24,10 +24,10 @@ import pytest
 
 from alphaapollo import Trainer, make_row
 from alphaapollo.observability import console
+from alphaapollo.plugins.viewer.run_folders import read_run_state
 from alphaapollo.runs.command_history import read_history
 from alphaapollo.runs.run_status import read_run_status
 from alphaapollo.types import Prompt, Row
-from alphaapollo.viewer.run_folders import read_run_state
 from alphaapollo.weight_sync.verification import WeightSyncError
 from examples.own_loop import distill, dpo, grpo, learning_rates, own_loss, sft
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, Task, child, wait_until_nothing_is_left

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from alphaapollo.viewer.run_folders import read_config
+from alphaapollo.plugins.viewer.run_folders import read_config
 from tests.loop.conftest import ROOT, Task
 from tests.maze_lab.install import install_maze_lab
 from tests.processes import run_python

@@ -37,6 +37,11 @@ def start_warm_process() -> None:
     multiprocessing.forkserver.ensure_running()
 
 
+def is_warm_process_started() -> bool:
+    """Whether the fork server of this process is the warm process, and not one that other tests have started."""
+    return find_warm_process() is not None and IMPORTS in multiprocessing.forkserver._forkserver._preload_modules
+
+
 def find_warm_process() -> int | None:
     """Pid of the warm process, None if it has been stopped. The next program then starts another one."""
     return multiprocessing.forkserver._forkserver._forkserver_pid

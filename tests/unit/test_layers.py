@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
+PLUGIN = "alphaapollo.plugins."
 PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 
 # Lowest first. A package imports packages of lower layers, and itself.
@@ -27,13 +28,14 @@ LAYERS = [
     ["session"],
     ["launch", "run_process"],
     ["evaluation", "verification"],
-    ["finetuning", "evolving", "viewer"],
+    ["finetuning", "evolving"],
     ["trainer", "cli", "results", "__main__"],
     ["api"],
     ["own_loop"],
-    ["tinker_server"],
+    ["plugins"],
 ]
 SAME_LAYER_ALLOWED = {("types", "utils"), ("processes", "utils")}
+PLUGIN_IMPORTS_ALLOWED = {("sweeps", "viewer")}
 
 # Library -> the modules that may import it, as patterns of names under alphaapollo.
 OWNERS = {
@@ -90,6 +92,26 @@ def type_checking_only(package: Path) -> set[tuple[str, int]]:
             if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
                 found |= {(".".join(parts), inner.lineno) for inner in node.body}
     return found
+
+
+def plugin_violations(root: Path) -> list[str]:
+    """Texts of the core that name a module of a plug-in, and imports from one plug-in to another."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if parts[0] != "plugins":
+            texts = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if is_text(node)]
+            found += [f"{'/'.join(parts)}:{node.lineno} names a plug-in" for node in texts if PLUGIN in node.value]
+    for item in imports_of(root):
+        plugin, other = item.module.split(".")[1:2], item.target.removeprefix(PLUGIN).split(".")[0]
+        is_plugin = item.module.startswith("plugins.") and item.target.startswith(PLUGIN)
+        if is_plugin and plugin != [other] and (*plugin, other) not in PLUGIN_IMPORTS_ALLOWED:
+            found.append(f"{item.module}:{item.line} imports the plug-in {other}")
+    return found
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def is_owner(module: str, owners: list[str]) -> bool:
@@ -151,6 +173,21 @@ def test_no_import_cycle(tmp_path: Path) -> None:
 
 def test_imports_run_downward_and_dependencies_have_one_owner() -> None:
     assert not (found := violations(PACKAGE)), "\n" + "\n".join(found)
+
+
+def test_the_core_names_no_plugin_and_plugins_do_not_import_each_other(tmp_path: Path) -> None:
+    assert not (found := plugin_violations(PACKAGE)), "\n" + "\n".join(found)
+    for path, text in {
+        "cli/main.py": "VIEW = 'alphaapollo.plugins.viewer.command:view'\n",
+        "plugins/sweeps/a.py": "from alphaapollo.plugins.viewer.curves import average\n",
+        "plugins/viewer/a.py": "import alphaapollo.plugins.viewer.b\nimport alphaapollo.plugins.sweeps.a\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert plugin_violations(tmp_path) == [
+        "cli/main.py:1 names a plug-in",
+        "plugins.viewer.a:2 imports the plug-in sweeps",
+    ]
 
 
 def test_the_check_can_fail(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from pydantic import GetCoreSchemaHandler, PlainValidator, SerializeAsAny, Valid
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema.base import Section
-from alphaapollo.utils.plugins import Group, find_plugins, load_plugin
+from alphaapollo.utils.plugins import find_plugins, load_plugin
 
 Sections = dict[str, SerializeAsAny[Section]]
-GROUPS: dict[str, Group] = {"env": "environments", "reward": "rewards", "rollout": "engines"}
+GROUPS: dict[str, str] = {"env": "environments", "reward": "rewards", "rollout": "engines"}
 """Group of the objects that a section belongs to: the section env.maze belongs to the environment maze."""
 
 

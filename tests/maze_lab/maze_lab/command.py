@@ -1,8 +1,18 @@
 from collections.abc import Sequence
 
-from alphaapollo.trainer.main_ppo import main as train
+from alphaapollo.cli.subcommand import Subcommand
+
+COMMAND = Subcommand(
+    "train in the maze with an engine that only walks",
+    "maze_lab.command:main",
+    command="main_ppo",
+    help_keys="actor_rollout_ref.model.path data.train_files trainer.seed",
+    example="actor_rollout_ref.model.path=outputs/model data.train_files=mazes.parquet",
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train in the maze with the engine that only walks. Returns the exit code."""
+    """Train in the maze. Returns the exit code."""
+    from alphaapollo.trainer.main_ppo import main as train
+
     return train(["env.env_name=maze", "env.max_steps=2", "actor_rollout_ref.rollout.name=walk", *argv])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pkgutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ SUITE = f"inspect:{ROOT}/examples/suites/sums.py@sums_chat"
 
 def test_every_verb_leads_to_a_main() -> None:
     for verb in SUBCOMMANDS.values():
-        assert callable(pkgutil.resolve_name(f"alphaapollo.{verb.main}"))
+        assert callable(verb.load())
 
 
 def test_keys_that_matter_exist_and_are_five() -> None:

@@ -14,8 +14,8 @@ from alphaapollo.config.keys import COMMANDS, list_keys, list_sections
 from alphaapollo.config.load import load_config, save_config
 from alphaapollo.config.port.translate import port_script
 from alphaapollo.config.schema import Config
+from alphaapollo.plugins.viewer.run_folders import read_config
 from alphaapollo.runs.resume import read_saved_config
-from alphaapollo.viewer.run_folders import read_config
 
 TABLE = {"trainer.rng": "trainer.random", "trainer.random": "trainer.seed", "sampler": "actor_rollout_ref.rollout"}
 TEMPERATURE = "actor_rollout_ref.rollout.temperature"

@@ -1,0 +1,1 @@
+"""Several runs compared, and what a policy exploits in its reward: `alphaapollo sweep` and `alphaapollo audit`."""
