@@ -28,9 +28,9 @@ def keep_warm_process() -> Iterator[None]:
 def test_the_viewer_shows_an_own_loop(task: Task, tmp_path: Path) -> None:
     words = ("rollout.name=hf", "data.max_response_length=8", "trainer.cpu_threads=1", f"trainer.output_dir={tmp_path}")
     with Trainer({"model.path": task.model}, *words) as t:
-        t.log(1, t.sample(["3+4=?"], n=2, reward=count_digits))
+        for step in (1, 2):
+            t.log(step, t.sample(["3+4=?"], n=2, reward=count_digits))
         assert read_run_state(t.folder).name == "running"
     page = TestClient(make_app(update_index(tmp_path), ["testserver"])).get("/").text
-    assert (
-        find_kind(t.folder) == "own loop" and "own loop" in page and "finished" in page and "critic/score/mean" in page
-    )
+    assert find_kind(t.folder) == "own loop"
+    assert [text for text in ("own loop", "finished") if text not in page] == []
