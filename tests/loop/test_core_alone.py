@@ -64,6 +64,17 @@ def test_every_module_is_imported_and_missing_plugins_are_named(core: Path, ppo:
 
 
 def test_tests_of_the_core_are_collected_and_those_of_its_commands_pass(core: Path) -> None:
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", "..", "-c", "../pyproject.toml"]
+    pytest_ = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        "..",
+        "-c",
+        "../pyproject.toml",
+    ]
     assert " tests collected" in run(core, *pytest_, "--collect-only", "../tests")
     run(core, *pytest_, "../tests/unit/cli", "../tests/unit/config")

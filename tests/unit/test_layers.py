@@ -46,8 +46,8 @@ OWNERS = {
     "peft": ["models.lora", "verification.reference.*"],
     "transformers": ["models.*", "data.*", "engines.hf", "verification.reference.*"],
     "torch.distributed": ["models.*", "workers.*", "weight_sync.sglang_transfer", "weight_sync.store"],
-    **{tracker: ["observability.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
-    "torch.utils.tensorboard": ["observability.*"],
+    **{tracker: ["plugins.trackers.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
+    "torch.utils.tensorboard": ["plugins.trackers.*"],
 }
 NO_TORCH = {*LAYERS[0], "config", "data", "batching", "sandboxes", "tools", "rewards", "metrics", "environments"}
 INSIDE_FUNCTIONS_ONLY = ["transformers", "peft"]  # importing a module of the project stays cheap
