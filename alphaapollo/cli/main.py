@@ -102,9 +102,6 @@ SUBCOMMANDS = {  # in the order of --help
         "convert a GGUF file to a Hugging Face folder, to train its model", "alphaapollo.cli.main:import_gguf"
     ),
     "serve": Subcommand("vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve:main"),
-    "samples": Subcommand(
-        "print a run's samples side by side, with their rewards", "alphaapollo.cli.samples:print_samples"
-    ),
     "chat": Subcommand("chat with a run's model, with its environment and tools", "alphaapollo.cli.chat:main"),
     "replay": Subcommand("recompute a recorded iteration and compare", "alphaapollo.trainer.replay.__main__:main"),
     "verify": Subcommand("check a run's update against an independent reference", "alphaapollo.cli.verify:main"),

@@ -19,11 +19,13 @@ import yaml
 
 from alphaapollo import api
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages
+from alphaapollo.cli.main import SUBCOMMANDS
 from alphaapollo.config.keys import merge_maps, nest_value
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.runs.checkpoint_folder import write_manifest
 from alphaapollo.types import Prompt
+from alphaapollo.utils.plugins import is_available
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, wait_until_nothing_is_left
 from tests.loop.warm import Program
 
@@ -286,6 +288,8 @@ def test_no_command_runs_the_code_of_a_folder_that_it_reads(ppo: Runner) -> None
     environment = os.environ | {MARK: str(ppo.out), "PLANTED": str(mark), "PYTHONPATH": str(ROOT)}
     wrong = []
     for command, code, says in commands:
+        if command[0] not in SUBCOMMANDS and not is_available("commands", command[0]):
+            continue
         output = ppo.out / f"output_{len(ppo.programs)}.txt"
         ppo.programs.append(Program("alphaapollo.cli.main", command, output, environment, folder, warm=True))
         ended = ppo.finish(ppo.programs[-1])

@@ -73,7 +73,6 @@ def test_subcommand_calls_its_main(
         ("serve no_run --port PORT rollout.name=sglang", ["rollout.name=sglang: this command uses vLLM"]),
         ("eval no_run --suite SUITE rollout.name=sglang", ["rollout.name=sglang: this command uses vLLM"]),
         ("chat", ["required: RUN"]),
-        ("samples gone", ["gone has no samples. main_ppo writes rollouts/"]),
     ],
 )
 def test_command_that_cannot_run_is_an_error(

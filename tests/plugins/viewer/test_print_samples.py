@@ -112,3 +112,8 @@ def test_step_without_samples_is_an_error(run: Path, capsys: pytest.CaptureFixtu
     ):
         assert main(["samples", str(run), *words]) == 2
         assert f"has no {kind}. main_ppo writes" in capsys.readouterr().err
+
+
+def test_a_folder_without_samples_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["samples", str(tmp_path / "gone")]) == 2
+    assert "gone has no samples. main_ppo writes rollouts/" in capsys.readouterr().err
