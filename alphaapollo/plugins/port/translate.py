@@ -15,10 +15,10 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_tables import PROJECTS
 from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import load_config
-from alphaapollo.config.port.convert import NOT_KNOWN, ArgumentLines, translate_keys
-from alphaapollo.config.port.shell import MACHINE_VALUE, remove_shell_marks
-from alphaapollo.config.port.sources import WORD, ForeignCommand, list_foreign_commands
 from alphaapollo.config.schema import Config
+from alphaapollo.plugins.port.convert import NOT_KNOWN, ArgumentLines, translate_keys
+from alphaapollo.plugins.port.shell import MACHINE_VALUE, remove_shell_marks
+from alphaapollo.plugins.port.sources import WORD, ForeignCommand, list_foreign_commands
 
 HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with trainer.dry_run=True; see docs/{}.md.\n"
 OFFLINE = "\n# To send to {0}, log in and remove the next line.\nexport {1}_MODE=${{{1}_MODE:-offline}}\n"

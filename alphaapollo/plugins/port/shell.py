@@ -68,7 +68,7 @@ def _run_script_in_sandbox(source: str, path: str, variables: dict[str, str]) ->
     stubs.sh prints `PROCESS \\37 LINE \\37 WORD \\0` for each word; byte 4 is a space inside a word. Digits in
     `variables` are the script's arguments.
     """
-    stubs = (resources.files("alphaapollo.config.port") / "stubs.sh").read_text(encoding="utf-8")
+    stubs = (resources.files("alphaapollo.plugins.port") / "stubs.sh").read_text(encoding="utf-8")
     stubs += "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items() if not name.isdigit())
     last = max((int(name) for name in variables if name.isdigit()), default=0)
     arguments = [path, *(variables.get(str(number), "") for number in range(1, last + 1))]

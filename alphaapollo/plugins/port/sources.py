@@ -13,8 +13,8 @@ from pathlib import Path
 from alphaapollo.config.key_tables import load_project
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.load import flatten_maps
-from alphaapollo.config.port.python_calls import list_config_calls
-from alphaapollo.config.port.shell import MACHINE_VALUE, MAX_SOURCE, Command, list_script_commands, remove_shell_marks
+from alphaapollo.plugins.port.python_calls import list_config_calls
+from alphaapollo.plugins.port.shell import MACHINE_VALUE, MAX_SOURCE, Command, list_script_commands, remove_shell_marks
 from alphaapollo.utils.disk import parse_yaml
 
 VERL = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
