@@ -20,10 +20,9 @@ from alphaapollo.config.keys import (
     list_sections,
 )
 from alphaapollo.config.load import check_override
-from alphaapollo.config.port.shell import MAX_SOURCE
-from alphaapollo.config.port.translate import describe_next_steps, describe_other_project, port_script
 from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.verl import find_differences_from_verl
+from alphaapollo.utils.plugins import load_plugin
 
 
 def main(argv: list[str]) -> int:
@@ -32,19 +31,12 @@ def main(argv: list[str]) -> int:
             print(__doc__)
         case ["explain", *names] if names:
             print("\n".join(explain_key(name) for name in names))
-        case ["port", script, *words]:
-            source = ""
+        case ["port", _, *_]:
             try:
-                with open(script, encoding="utf-8") as file:
-                    source = file.read(MAX_SOURCE + 1)
-                ported = port_script(source, script, words)
-                print(ported, end="")
-                print(describe_next_steps(ported), end="", file=sys.stderr)
-            except (OSError, ValueError, RecursionError, MemoryError) as error:
-                is_deep = isinstance(error, RecursionError | MemoryError)
-                reason = f"{script}: nested too deeply. Shorten it." if is_deep else str(error)
-                other = source and describe_other_project(f"{source}\n{script}")
-                return report_error(ValueError(f"{script}: {other}." if other else reason), EXIT_CODE)
+                port = load_plugin("commands", "port")
+            except ValueError as error:
+                return report_error(error, EXIT_CODE)
+            return int(port(argv[1:]))
         case _:
             print(__doc__, file=sys.stderr)
             return EXIT_CODE

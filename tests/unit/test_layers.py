@@ -44,7 +44,7 @@ OWNERS = {
     "sglang": ["engines.sglang.*"],
     "hydra": ["config.load", "trainer.main_*"],
     "peft": ["models.lora", "verification.reference.*"],
-    "transformers": ["models.*", "data.*", "engines.hf", "verification.reference.*"],
+    "transformers": ["models.*", "data.*", "engines.hf", "verification.reference.*", "plugins.gguf.*"],
     "torch.distributed": ["models.*", "workers.*", "weight_sync.sglang_transfer", "weight_sync.store"],
     **{tracker: ["plugins.trackers.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
     "torch.utils.tensorboard": ["plugins.trackers.*"],

@@ -12,10 +12,10 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.key_tables import find_key_in_section
 from alphaapollo.config.keys import COMMANDS, format_value, get_value
 from alphaapollo.config.load import load_config
-from alphaapollo.config.port.translate import port_script
 from alphaapollo.config.requirements import CheckContext as Case
 from alphaapollo.config.requirements import find_conflicts
 from alphaapollo.config.schema import Config
+from alphaapollo.plugins.port.translate import port_script
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tool_templates import RESPONSE_TEMPLATE, TAGS, tokenizer_of

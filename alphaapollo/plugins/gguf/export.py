@@ -15,8 +15,8 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.models.checkpoint import explain_write_errors
 from alphaapollo.models.export import check_exported_outputs, compute_outputs, make_probe_tokens
-from alphaapollo.models.gguf_import import compute_rope_factors, load_gguf, open_gguf, require_gguf_package
 from alphaapollo.models.load import is_causal_lm, load_causal_lm, load_config
+from alphaapollo.plugins.gguf.read import compute_rope_factors, load_gguf, open_gguf, require_gguf_package
 from alphaapollo.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -49,12 +49,11 @@ def export_gguf(folder: Path, file: Path, kind: str, name: str, base_model: str 
         ValueError: the model cannot be converted, or the file computes other outputs.
         OSError: the file cannot be written. No incomplete file remains.
     """
-    require_gguf_package()
     from gguf import GGUFWriter
 
     source = Model(path=str(folder))
     config, tokenizer = load_config(source), load_tokenizer(str(folder))
-    check_config_is_supported(config)
+    check_can_export(config)
     pre_tokenizer = find_pre_tokenizer(json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {})
     model = load_causal_lm(source, "padded").float().eval()
     probe = make_probe_tokens(config)
@@ -84,8 +83,11 @@ def export_gguf(folder: Path, file: Path, kind: str, name: str, base_model: str 
     )
 
 
-def check_config_is_supported(config: PretrainedConfig) -> None:
-    """Raise ValueError if a model cannot be written as a GGUF file."""
+def check_can_export(config: PretrainedConfig | None) -> None:
+    """Raise ValueError if the package gguf is missing, or a model cannot be written as a GGUF file."""
+    require_gguf_package()
+    if config is None:
+        return
     if config.model_type not in FAMILIES or not is_causal_lm(config):
         kind = config.model_type if is_causal_lm(config) else config.architectures[0]
         raise ValueError(f"a {kind} model cannot be written as GGUF, only {', '.join(FAMILIES)}. {CONVERTER}")

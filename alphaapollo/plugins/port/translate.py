@@ -15,10 +15,10 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_tables import PROJECTS
 from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import load_config
-from alphaapollo.config.port.convert import NOT_KNOWN, ArgumentLines, translate_keys
-from alphaapollo.config.port.shell import MACHINE_VALUE, remove_shell_marks
-from alphaapollo.config.port.sources import WORD, ForeignCommand, list_foreign_commands
 from alphaapollo.config.schema import Config
+from alphaapollo.plugins.port.convert import NOT_KNOWN, ArgumentLines, translate_keys
+from alphaapollo.plugins.port.shell import MACHINE_VALUE, remove_shell_marks
+from alphaapollo.plugins.port.sources import WORD, ForeignCommand, list_foreign_commands
 
 HEADER = "#!/usr/bin/env bash\n# {}, ported to alphaapollo. Check it with trainer.dry_run=True; see docs/{}.md.\n"
 OFFLINE = "\n# To send to {0}, log in and remove the next line.\nexport {1}_MODE=${{{1}_MODE:-offline}}\n"
@@ -51,7 +51,7 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
     place = words.index("--")
     pairs = {match[1]: match[2] for word in words[:place] if (match := WORD.fullmatch(word))}
     pairs |= {str(number): word for number, word in enumerate(words[place + 1 : -1], 1)}
-    commands, notes = list_foreign_commands(source, path, {name: pairs[name] for name in pairs if "." not in name})
+    commands = list_foreign_commands(source, path, {name: pairs[name] for name in pairs if "." not in name})
     new_keys = {key: value for key, value in pairs.items() if "." in key}
     translated = [_translate_command(command, new_keys) for command in commands]
     ported = "".join(line + "\n" for command, lines in translated for line in _port_command(command, lines))
@@ -60,11 +60,9 @@ def port_script(source: str, path: str, arguments: Iterable[str] = ()) -> str:
         others = "".join(f" {_format_comment(one.place)[2:]} ({one.reason})." for one, _ in translated)
         raise ValueError(
             f"{path}: no training command of {', '.join(PROJECTS.values())}, such as python3 -m verl.trainer.main_ppo, "
-            f"trl grpo, openrlhf.cli.train_sft or swift rlhf.{others} If the command is inside an `if`, set the "
-            "variables of its condition: port SCRIPT NAME=VALUE."
+            f"trl grpo, openrlhf.cli.train_sft or swift rlhf.{others}"
         )
     header = HEADER.format(" ".join(Path(path).name.split()), converted[0])
-    header += "".join(f"{_format_comment(note)}\n" for note in notes)
     uploading = [name for name in ("wandb", "swanlab") if re.search(f"trainer.logger=.*{name}", ported)]
     return header + "".join(OFFLINE.format(name, name.upper()) for name in uploading) + ported
 

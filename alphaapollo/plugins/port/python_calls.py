@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from alphaapollo.config.keys import format_value
-from alphaapollo.config.port.shell import remove_shell_marks
+from alphaapollo.plugins.port.shell import remove_shell_marks
 
 OTHER_CONFIGS = ("ModelConfig", "DatasetConfig", "DatasetMixtureConfig")
 LORA_OPTIONS = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": "lora_task_type"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +13,15 @@ from pathlib import Path
 from alphaapollo.config.key_tables import load_project
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.load import flatten_maps
-from alphaapollo.config.port.python_calls import list_config_calls
-from alphaapollo.config.port.shell import MACHINE_VALUE, MAX_SOURCE, Command, list_script_commands, remove_shell_marks
+from alphaapollo.plugins.port.python_calls import list_config_calls
+from alphaapollo.plugins.port.shell import (
+    MACHINE_VALUE,
+    MAX_SOURCE,
+    UNKNOWN,
+    Command,
+    list_script_commands,
+    remove_shell_marks,
+)
 from alphaapollo.utils.disk import parse_yaml
 
 VERL = re.compile(r"(?:.*[./])?(?:main_\w+|(?:fsdp_)?sft_trainer|fully_async_main|\w+_main_ppo|grpo_main)(?:\.py)?")
@@ -41,11 +48,11 @@ class ForeignCommand:
     is_known: bool = True  # whether the project has the program
 
 
-def list_foreign_commands(source: str, path: str, variables: dict[str, str]) -> tuple[list[ForeignCommand], list[str]]:
-    """Return the commands in a file, and notes about it. Raises ValueError if the file cannot be read."""
+def list_foreign_commands(source: str, path: str, variables: dict[str, str]) -> list[ForeignCommand]:
+    """Return the commands in a file. Raises ValueError if the file, or a value of a command, cannot be read."""
     suffix, trainer = Path(path).suffix, variables.get("trainer", "")
     if suffix in (".yaml", ".yml", ".json"):
-        return [_read_config_file(source, path, trainer)], []
+        return [_read_config_file(source, path, trainer)]
     if suffix == ".py":
         given = {LAUNCHER_OPTIONS[name]: variables[name] for name in LAUNCHER_OPTIONS if name in variables}
         calls = [
@@ -53,16 +60,31 @@ def list_foreign_commands(source: str, path: str, variables: dict[str, str]) -> 
             for call in list_config_calls(source, path)
         ]
         if calls:
-            return calls, []
+            return calls
         source = "\n".join(SHELL_IN_DOCSTRING.findall(ast.get_docstring(ast.parse(source)) or ""))
-    commands, notes = list_script_commands(source, path, variables)
-    found = [one for command in commands if (one := _recognize(command, Path(path)))]
+    found = list[ForeignCommand]()
+    for command in list_script_commands(source, path, variables):
+        if one := _recognize(command, Path(path)):
+            _check_values_are_known(command, path)
+            notes = (f"{command.condition}: remove it if it is not what you run",) if command.condition else ()
+            found.append(replace(one, notes=one.notes + notes))
     texts = "".join(text for one in found for text in one.values.values())
     if missing := sorted({f"${number}" for number in re.findall("\2\\${(\\d+)}\3", texts)}):
         raise ValueError(
             f"{path} reads {', '.join(missing)}, its arguments. Add those of a run: port {path} -- ARG ..."
         )
-    return found, notes
+    return found
+
+
+def _check_values_are_known(command: Command, path: str) -> None:
+    """Raise ValueError if words of a command depend on branches, loops or functions of its script."""
+    if reasons := [*dict.fromkeys(UNKNOWN.findall(" ".join(command.words)))]:
+        names = [f"{match[1]}=VALUE" for reason in reasons if (match := re.match(r"(\w+) is set", reason))]
+        fix = f"Set what a run has: port {path} {' '.join(names)}" if names else "Write its value into a copy"
+        raise ValueError(
+            f"{path}: line {command.line}: {'; '.join(reasons)}. port does not run the script. {fix}, or run "
+            f"bash -x {path} and port the command that it prints."
+        )
 
 
 def find_program(
@@ -81,7 +103,7 @@ def find_program(
 
 def _recognize(command: Command, script: Path) -> ForeignCommand | None:
     """Return the command of a project's program; None for another command."""
-    line, words = command
+    line, words, _ = command
     names = [word.rpartition("/")[2] for word in words]
     if {"pip", "pip3", "git", "echo", "cd"} & {*names[:3]}:
         return None

@@ -12,9 +12,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from alphaapollo.cli.main import main
-from alphaapollo.models import gguf_export
-from alphaapollo.models.gguf_export import PRE_TOKENIZERS, TEXTS
-from alphaapollo.models.gguf_import import import_gguf
+from alphaapollo.plugins.gguf import export
+from alphaapollo.plugins.gguf.export import PRE_TOKENIZERS, TEXTS
+from alphaapollo.plugins.gguf.read import import_gguf
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 
@@ -163,9 +163,9 @@ def test_a_file_that_computes_otherwise_is_removed(
 ) -> None:
     save_model(tmp_path / "tiny", "llama", "llama-bpe")
     if fault == "weights":
-        monkeypatch.setattr(gguf_export, "_interleave_rotary_halves", lambda rows, num_heads: rows)
+        monkeypatch.setattr(export, "_interleave_rotary_halves", lambda rows, num_heads: rows)
     else:
-        monkeypatch.setattr(gguf_export, "find_pre_tokenizer", lambda core: "gpt-2")
+        monkeypatch.setattr(export, "find_pre_tokenizer", lambda core: "gpt-2")
     assert main(["export", str(tmp_path / "tiny"), "--gguf", "f32"]) == 1
     assert fact in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.port.shell import list_script_commands
+from alphaapollo.plugins.port.shell import list_script_commands
 
 
 def words(source: str, path: str = "folder/x.sh", **variables: str) -> list[list[str]]:

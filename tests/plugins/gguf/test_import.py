@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from alphaapollo.cli.main import main
 from alphaapollo.config.check import find_path_errors
 from alphaapollo.config.schema import SftConfig
-from alphaapollo.models.gguf_import import import_gguf
+from alphaapollo.plugins.gguf.read import import_gguf
 from alphaapollo.runs.newest_model import find_newest_model
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")

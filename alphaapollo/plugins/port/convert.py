@@ -13,9 +13,9 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_tables import Answer, KeyTable, exists, find_answer, load_project
 from alphaapollo.config.keys import COMMANDS, format_override, format_value, list_keys
 from alphaapollo.config.load import check_override
-from alphaapollo.config.port.rules import RULES, ConvertedKeys, Options
-from alphaapollo.config.port.shell import MACHINE_VALUE
 from alphaapollo.config.renamed_keys import describe_rename
+from alphaapollo.plugins.port.rules import RULES, ConvertedKeys, Options
+from alphaapollo.plugins.port.shell import MACHINE_VALUE
 
 NOT_KNOWN = "not a known"  # in the comment of an option that the tables do not have
 ArgumentLines = dict[str, tuple[str, str]]  # key -> (`KEY=VALUE` or empty, comment)

@@ -3,18 +3,22 @@
 import re
 import subprocess
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from alphaapollo.config import renamed_keys
 from alphaapollo.config.__main__ import main
+from alphaapollo.config.key_tables import find_answer
 from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import load_config
-from alphaapollo.config.port import shell
-from alphaapollo.config.port.convert import translate_keys
-from alphaapollo.config.port.shell import REWRITES
-from alphaapollo.config.port.sources import parse_options
-from alphaapollo.config.port.translate import port_script
+from alphaapollo.plugins.port import shell
+from alphaapollo.plugins.port.convert import translate_keys
+from alphaapollo.plugins.port.rules import RULES
+from alphaapollo.plugins.port.shell import REWRITES
+from alphaapollo.plugins.port.sources import find_program, parse_options
+from alphaapollo.plugins.port.translate import port_script
 
 ACTOR, ROLLOUT, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.rollout_correction"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
@@ -267,3 +271,41 @@ def test_a_script_that_invents_variables_ends(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValueError, match="port SCRIPT NAME=VALUE"):
         port_script(f"{invent}\ntrl sft --seed 1", "a.sh")
     assert "unbound" in port_script("trl sft --seed 1\necho ${999999999}", "a.sh")
+
+
+def test_renamed_keys(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(renamed_keys, "RENAMED_KEYS", {"sampler": ROLLOUT})
+    script = port_script("python3 -m verl.trainer.main_ppo sampler.temperature=0.5\n", "run.sh")
+    assert f"{ROLLOUT}.temperature=0.5" in script and "was sampler.temperature" in script
+
+
+@pytest.mark.parametrize(
+    ("project", "program", "command", "options"),  # of scripts and releases of these projects
+    [
+        ("trl", "sft_vlm_gemma3", "main_sft", "attn_implementation dataset_train_split dtype lora_target_modules"),
+        ("trl", "mpo_vlm", "main_dpo", "dataset_num_proc loss_weights per_device_eval_batch_size use_peft"),
+        ("trl", "reward_modeling", "main_rm", "eval_strategy lora_task_type max_length num_train_epochs"),
+        ("trl", "grpo_agent", "main_ppo", "log_completions max_completion_length use_vllm vllm_mode report_to"),
+        ("trl", "gspo", "main_ppo", "epsilon_high importance_sampling_level steps_per_generation loss_type"),
+        ("openrlhf", "train_ppo_ray", "main_ppo", "actor.adam.lr critic.adam.lr vllm.num_engines algo.kl.init_coef"),
+        ("openrlhf", "train_dpo", "main_dpo", "ds.zero_stage adam.lr data.max_len train.batch_size"),
+        ("swift", "megatron sft", "main_sft", "micro_batch_size global_batch_size expert_model_parallel_size"),
+        ("swift", "megatron rlhf dpo", "main_dpo", "tensor_model_parallel_size lr_warmup_fraction rpo_alpha"),
+        ("swift", "swift pt", "main_sft", "streaming packing save_steps attn_impl deepspeed"),
+        ("swift", "swift rlhf kto", "main_dpo", "desirable_weight undesirable_weight loss_scale"),
+        ("swift", "swift rlhf grpo", "main_ppo", "reward_funcs vllm_gpu_memory_utilization sleep_level report_to"),
+    ],
+)
+def test_options_of_real_programs_are_answered(project: str, program: str, command: str, options: str):
+    found = find_program(project, program, "", {})
+    assert found.is_known and found.command.partition(" ")[0] == command
+    answered = {option for option in options.split() if find_answer(project, option, COMMANDS[command])}
+    assert set(options.split()) == answered | (set(options.split()) & RULES[project].keys())
+
+
+@pytest.mark.parametrize("project", ["trl", "swift"])
+def test_every_argument_of_transformers_is_answered(project: str):
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    names = [field.name for field in fields(transformers.TrainingArguments) if not field.name.startswith("_")]
+    unknown = [name for name in names if not find_answer(project, name, COMMANDS["main_sft"])]
+    assert set(unknown) <= RULES[project].keys()
