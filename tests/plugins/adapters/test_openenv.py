@@ -11,8 +11,8 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
-from alphaapollo.environments import openenv as adapter
 from alphaapollo.planning.trials import try_environment_resets
+from alphaapollo.plugins.adapters import openenv as adapter
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import Message, Score
 from tests.processes import open_server

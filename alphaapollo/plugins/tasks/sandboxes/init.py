@@ -27,8 +27,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from alphaapollo.sandboxes import isolation
-from alphaapollo.sandboxes.streams import LENGTH, OutputBuffer, make_frame
+from alphaapollo.plugins.tasks.sandboxes import isolation
+from alphaapollo.plugins.tasks.sandboxes.streams import LENGTH, OutputBuffer, make_frame
 
 Header = dict[str, Any]
 Reply = tuple[Header, bytes]
