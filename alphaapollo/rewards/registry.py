@@ -38,7 +38,8 @@ MODULES = {"code": "code.grader", "math": "math.grader"}
 def find_grader(data_source: str) -> str | None:
     """Return the name of the grader of a data source: that of a plug-in or an installed package of this name, else
     the first built-in one with a pattern that matches."""
-    if (name := data_source.partition("/")[0]) in find_plugins("rewards"):
+    plugins = {name.lower(): name for name in find_plugins("rewards")}
+    if name := plugins.get(data_source.lower().partition("/")[0]):
         return name
     matching = (
         name

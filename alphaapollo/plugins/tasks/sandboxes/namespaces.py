@@ -24,7 +24,7 @@ from alphaapollo.plugins.tasks.sandboxes.dockerfile import DEFAULT_PATH, Copy, I
 from alphaapollo.plugins.tasks.sandboxes.streams import LENGTH, list_folder, make_frame, pack
 
 BOOT = "import sys; sys.path.append(sys.argv[1]); from alphaapollo.plugins.tasks.sandboxes.init import main; main()"
-PACKAGES = str(Path(__file__).resolve().parents[2])
+PACKAGES = str(Path(__file__).resolve().parents[4])
 DEFAULTS = {
     "PATH": DEFAULT_PATH,
     "HOME": "/root",
