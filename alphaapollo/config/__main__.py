@@ -14,6 +14,7 @@ from alphaapollo.config.key_tables import KeyTable, find_key_status, find_option
 from alphaapollo.config.keys import (
     COMMANDS,
     find_map_key_of_entry,
+    find_plugin_key,
     format_value,
     list_keys,
     list_plugin_keys,
@@ -21,6 +22,7 @@ from alphaapollo.config.keys import (
 )
 from alphaapollo.config.load import check_override
 from alphaapollo.config.renamed_keys import describe_rename
+from alphaapollo.config.schema.plugins import describe_missing_section
 from alphaapollo.config.verl import find_differences_from_verl
 from alphaapollo.utils.plugins import load_plugin
 
@@ -47,6 +49,8 @@ def explain_key(name: str) -> str:
     """Return one line about KEY or KEY=VALUE: accepted, renamed, dropped, not supported, refused, or unknown with
     similar keys."""
     name, equals, value = name.lstrip("+~-").partition("=")
+    for schema in COMMANDS.values():
+        name = find_plugin_key(name, schema)
     keys = {command: list_keys(schema) | list_plugin_keys(name, schema) for command, schema in COMMANDS.items()}
     found = {command: known[name] for command, known in keys.items() if name in known}
     if found:
@@ -70,7 +74,11 @@ def explain_key(name: str) -> str:
         if (map_key := find_map_key_of_entry(name, schema)) is not None:
             meaning = list_keys(schema)[map_key].meaning.removesuffix(".")
             return f"{name}: accepted (an entry of the map {map_key}: {meaning})"
-    if status := describe_rename(name) or find_key_status("verl", name, *COMMANDS.values()):
+    if (
+        status := describe_rename(name)
+        or describe_missing_section(name)
+        or find_key_status("verl", name, *COMMANDS.values())
+    ):
         return f"{name}: {status}"
     if status := find_option_status(name, *COMMANDS.values()):
         return f"{name}: {status}"

@@ -25,7 +25,8 @@ from alphaapollo.config.schema import (
     SftConfig,
 )
 from alphaapollo.config.schema.base import ActiveWhen, ResumeRule, Section
-from alphaapollo.config.schema.plugins import PluginSections, find_section_class
+from alphaapollo.config.schema.plugins import PluginSections, describe_missing_section, find_section_class
+from alphaapollo.utils.plugins import find_own_plugins, find_plugins
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 MarkerT = TypeVar("MarkerT")
@@ -99,6 +100,38 @@ def list_keys_of_map_type(schema: type[BaseModel]) -> tuple[str, ...]:
 def find_map_key_of_entry(entry_key: str, schema: type[BaseModel]) -> str | None:
     """Return the map that an entry belongs to: `reward.components` for `reward.components.format`; None = no map."""
     return next((key for key in list_keys_of_map_type(schema) if entry_key.startswith(f"{key}.")), None)
+
+
+def find_plugin_key(name: str, schema: type[BaseModel]) -> str:
+    """Return the key that a name stands for: env.plugins.maze.size for env.maze.size of a package, and
+    env.harbor.backend for env.plugins.harbor.backend. Other names are returned as they are."""
+    for map_key in list_keys_of_map_type(schema):
+        for _, sections in get_field_markers(list_keys(schema)[map_key], PluginSections):
+            parent = map_key.removesuffix("plugins")
+            if not name.startswith(parent):
+                continue
+            key = name.removeprefix(map_key + ".").removeprefix(parent)
+            section = key.partition(".")[0]
+            if f"{sections.parent}.{section}" in find_own_plugins("sections"):
+                return parent + key
+            is_free = section not in list_sections(schema)[parent[:-1]]
+            return (
+                f"{map_key}.{key}" if is_free and f"{sections.parent}.{section}" in find_plugins("sections") else name
+            )
+    return name
+
+
+def move_plugin_sections(values: dict[str, Any], schema: type[BaseModel]) -> None:
+    """Move the sections of plug-ins and packages in nested values to the keys that they stand for, in place. Those of
+    plug-ins that are missing are dropped, because nothing reads them."""
+    for map_key in list_keys_of_map_type(schema):
+        for outer in [map_key.rpartition(".")[0], map_key] if map_key.endswith("plugins") else ():
+            section: Any = reduce(lambda inner, part: inner.get(part) or {}, outer.split("."), values)
+            for name in [*section]:
+                if describe_missing_section(f"{outer}.{name}"):
+                    del section[name]
+                elif (new := find_plugin_key(f"{outer}.{name}", schema)) != f"{outer}.{name}":
+                    merge_maps(values, nest_value(new, section.pop(name)))
 
 
 def list_plugin_keys(name: str, schema: type[BaseModel]) -> dict[str, Key]:

@@ -207,7 +207,7 @@ def _load_prompts(
 
     sources = [resolve_entry(entry) for entry in files]
     digests = [digest_file(file) for source in sources for file in source.files]
-    digests += [str(task) for source in sources for task in source.tasks]  # rows name the folders of tasks
+    digests += [str(entry) for source in sources for entry in source.entries]  # rows name their folders
     prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key, keys), load)
     findings += found
     return prompts

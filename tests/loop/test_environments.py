@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.loop.conftest import GUESSING_GAME, ROOT, FinishedRun
 from tests.loop.stack import Case, StackRunner, parametrize
+from tests.plugins.adapters.test_openenv import FAKE_SERVER
 from tests.processes import open_server
-from tests.unit.environments.test_openenv import FAKE_SERVER
 from tests.unit.tool_templates import tokenizer_of
 
 

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 LAYERS = [
     ["_version", "types", "utils", "processes"],
     ["config", "weight_sync"],
-    ["algorithms", "data", "sandboxes", "tools"],
+    ["algorithms", "data", "tools"],
     ["runs", "user_objects"],
     ["observability"],
     ["rewards", "batching"],
@@ -49,7 +49,7 @@ OWNERS = {
     **{tracker: ["plugins.trackers.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
     "torch.utils.tensorboard": ["plugins.trackers.*"],
 }
-NO_TORCH = {*LAYERS[0], "config", "data", "batching", "sandboxes", "tools", "rewards", "metrics", "environments"}
+NO_TORCH = {*LAYERS[0], "config", "data", "batching", "tools", "rewards", "metrics", "environments"}
 INSIDE_FUNCTIONS_ONLY = ["transformers", "peft"]  # importing a module of the project stays cheap
 
 

@@ -10,7 +10,7 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from dataclasses import dataclass
 
-from alphaapollo.sandboxes.streams import OutputBuffer
+from alphaapollo.plugins.tasks.sandboxes.streams import OutputBuffer
 
 CALL_TIMEOUT = 120.0  # seconds of a call that runs no command of the agent
 

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.sandboxes.base import ExecResult, Sandbox, SandboxFailedError, SandboxSpec
-from alphaapollo.sandboxes.containers import digest_folder
-from alphaapollo.sandboxes.factory import make_sandbox
+from alphaapollo.plugins.tasks.sandboxes.base import ExecResult, Sandbox, SandboxFailedError, SandboxSpec
+from alphaapollo.plugins.tasks.sandboxes.containers import digest_folder
+from alphaapollo.plugins.tasks.sandboxes.factory import make_sandbox
 from tests.unit.event_loop import in_event_loop
 
 BASE_IMAGE = f"localhost/alphaapollo-test-{os.getpid()}"
@@ -204,8 +204,8 @@ def test_containers_end_with_a_killed_process(backend: str, spec: SandboxSpec) -
     code = f"""
 import asyncio
 from pathlib import Path
-from alphaapollo.sandboxes.base import SandboxSpec
-from alphaapollo.sandboxes.factory import make_sandbox
+from alphaapollo.plugins.tasks.sandboxes.base import SandboxSpec
+from alphaapollo.plugins.tasks.sandboxes.factory import make_sandbox
 
 async def main():
     sandbox = make_sandbox({backend!r}, SandboxSpec(image=Path({str(spec.image)!r})))

@@ -27,8 +27,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from alphaapollo.sandboxes import isolation
-from alphaapollo.sandboxes.streams import LENGTH, OutputBuffer, make_frame
+from alphaapollo.plugins.tasks.sandboxes import isolation
+from alphaapollo.plugins.tasks.sandboxes.streams import LENGTH, OutputBuffer, make_frame
 
 Header = dict[str, Any]
 Reply = tuple[Header, bytes]
@@ -37,7 +37,7 @@ KILL_SECONDS = 10.0  # until all processes must have ended
 SOCKET_BYTES = 1 << 18  # a socket may buffer as much, which is memory of no process
 
 
-class Sandbox:
+class Supervisor:
     """Executes requests. memory: bytes that commands may use."""
 
     def __init__(self, control: socket.socket, spec: Header, reaper: tuple[int, socket.socket]):
@@ -259,6 +259,6 @@ def main() -> None:
         return
     send(control, {"port": port})
     try:
-        Sandbox(control, spec, reaper).serve()
+        Supervisor(control, spec, reaper).serve()
     except Exception:  # noqa: BLE001  the other side shows it
         send(control, {"error": traceback.format_exc()})

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, convert
 
+from alphaapollo.data.files import FolderReader
 from alphaapollo.types import JsonObject
 from alphaapollo.utils.disk import read_small_file
 from alphaapollo.utils.hub import DATA_FILE
@@ -191,6 +192,9 @@ def _make_row(task: HarborTask) -> JsonObject:
         "env_kwargs": {"task": os.path.abspath(task.folder)},
         "extra_info": {"name": task.name},
     }
+
+
+TASKS = FolderReader(find_tasks, list_task_files, read_task_rows)
 
 
 def read_task(folder: Path) -> HarborTask:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.sandboxes.base import ExecResult, SandboxFailedError, SandboxSpec
-from alphaapollo.sandboxes.factory import make_sandbox
-from alphaapollo.sandboxes.isolation import FILTERED
-from alphaapollo.sandboxes.namespaces import MAX_CONNECTIONS, NamespaceSandbox
+from alphaapollo.plugins.tasks.sandboxes.base import ExecResult, SandboxFailedError, SandboxSpec
+from alphaapollo.plugins.tasks.sandboxes.factory import make_sandbox
+from alphaapollo.plugins.tasks.sandboxes.isolation import FILTERED
+from alphaapollo.plugins.tasks.sandboxes.namespaces import MAX_CONNECTIONS, NamespaceSandbox
 
 DEADLINE = 60.0
 KEYCTL = FILTERED["keyctl"][0][os.uname().machine == "aarch64"]
@@ -351,8 +351,8 @@ def test_a_cancelled_command_ends_its_sandbox(backend: str) -> None:
 
 DRIVER = """
 import asyncio, sys
-from alphaapollo.sandboxes.base import SandboxSpec
-from alphaapollo.sandboxes.factory import make_sandbox
+from alphaapollo.plugins.tasks.sandboxes.base import SandboxSpec
+from alphaapollo.plugins.tasks.sandboxes.factory import make_sandbox
 
 async def main():
     sandbox = make_sandbox(sys.argv[1], SandboxSpec())

@@ -15,10 +15,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from alphaapollo.cli.subcommand import report_refusals
-from alphaapollo.data.harbor import MAX_BYTES, find_tasks
-from alphaapollo.environments.harbor import Trial, open_trial
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.sandboxes.base import SandboxFailedError
+from alphaapollo.plugins.tasks.folders import MAX_BYTES, find_tasks
+from alphaapollo.plugins.tasks.harbor import Trial, open_trial
+from alphaapollo.plugins.tasks.sandboxes.base import SandboxFailedError
 from alphaapollo.types import Score
 from alphaapollo.utils.disk import read_small_file
 from alphaapollo.utils.hub import expand_home

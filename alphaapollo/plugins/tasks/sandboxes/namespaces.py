@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.sandboxes.base import ExecResult, SandboxDamagedError, SandboxFailedError, SandboxSpec
-from alphaapollo.sandboxes.dockerfile import DEFAULT_PATH, Copy, Image, Run, read_dockerfile
-from alphaapollo.sandboxes.streams import LENGTH, list_folder, make_frame, pack
+from alphaapollo.plugins.tasks.sandboxes.base import ExecResult, SandboxDamagedError, SandboxFailedError, SandboxSpec
+from alphaapollo.plugins.tasks.sandboxes.dockerfile import DEFAULT_PATH, Copy, Image, Run, read_dockerfile
+from alphaapollo.plugins.tasks.sandboxes.streams import LENGTH, list_folder, make_frame, pack
 
-BOOT = "import sys; sys.path.append(sys.argv[1]); from alphaapollo.sandboxes.init import main; main()"
-PACKAGES = str(Path(__file__).resolve().parents[2])
+BOOT = "import sys; sys.path.append(sys.argv[1]); from alphaapollo.plugins.tasks.sandboxes.init import main; main()"
+PACKAGES = str(Path(__file__).resolve().parents[4])
 DEFAULTS = {
     "PATH": DEFAULT_PATH,
     "HOME": "/root",

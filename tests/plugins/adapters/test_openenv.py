@@ -11,8 +11,8 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
-from alphaapollo.environments import openenv as adapter
 from alphaapollo.planning.trials import try_environment_resets
+from alphaapollo.plugins.adapters import openenv as adapter
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.types import Message, Score
 from tests.processes import open_server
@@ -128,6 +128,8 @@ def test_session(url):
 def test_actions_and_observations(url):
     first, (step,) = run(env(url, prompt="> {observation}"), '<answer>{"message": "as it is"}</answer>')
     assert first.startswith("> start") and step.observation.messages[0]["content"] == "echo as it is"
+    _, (step,) = run(env(url, action_field="colour"), "<answer>red</answer>")
+    assert not step.valid and "message" in step.observation.messages[0]["content"]  # the field that this server needs
     _, (step,) = run(env(url, observation_field=""), "<answer>7</answer>")
     assert '"text": "echo 7"' in step.observation.messages[0]["content"]
     with pytest.raises(RuntimeError):

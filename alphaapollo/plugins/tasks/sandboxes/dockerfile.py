@@ -18,7 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
-from alphaapollo.sandboxes.dockerignore import IgnoredFiles
+from alphaapollo.plugins.tasks.sandboxes.dockerignore import IgnoredFiles
 from alphaapollo.utils.disk import read_small_file
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # docker's, if the image sets none

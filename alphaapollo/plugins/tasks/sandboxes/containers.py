@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from alphaapollo.sandboxes.base import ExecResult, SandboxDamagedError, SandboxFailedError, SandboxSpec
-from alphaapollo.sandboxes.container_client import (
+from alphaapollo.plugins.tasks.sandboxes.base import ExecResult, SandboxDamagedError, SandboxFailedError, SandboxSpec
+from alphaapollo.plugins.tasks.sandboxes.container_client import (
     CALL_TIMEOUT,
     ContainerClient,
     collect,
@@ -31,7 +31,7 @@ from alphaapollo.sandboxes.container_client import (
     kill,
     last_lines,
 )
-from alphaapollo.sandboxes.streams import OutputBuffer, pack
+from alphaapollo.plugins.tasks.sandboxes.streams import OutputBuffer, pack
 
 GRACE = 10.0  # seconds until a client ends, after the processes that it waits for
 MAX_COMMAND = 1 << 17  # bytes, with the null byte: a limit of Linux for one argument

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.cli.tasks import ATTEMPTS, check_task, main
 from alphaapollo.config.schema import Env
 from alphaapollo.environments.base import check_environment
-from alphaapollo.environments.harbor import BashAgent, open_trial
-from alphaapollo.sandboxes.base import SandboxFailedError
+from alphaapollo.plugins.tasks.command import ATTEMPTS, check_task, main
+from alphaapollo.plugins.tasks.harbor import BashAgent, open_trial
+from alphaapollo.plugins.tasks.sandboxes.base import SandboxFailedError
 from alphaapollo.types import EpisodeEnd, GroupRequest, Message, Outcome, Prompt, Sampling, Trajectory
 from examples.tasks.make_lessons import TOOLS
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker, write_model
@@ -188,7 +188,9 @@ def test_check_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_check_finds_tests_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alphaapollo.cli.tasks._list_secrets", lambda _: ["print(int(sys.argv[1]) - int(sys.argv[2]))"])
+    monkeypatch.setattr(
+        "alphaapollo.plugins.tasks.command._list_secrets", lambda _: ["print(int(sys.argv[1]) - int(sys.argv[2]))"]
+    )
     monkeypatch.setitem(ATTEMPTS, "reads the tests", "cat /app/add.py")
     assert "the agent can read 'print(" in asyncio.run(check_task(make_task(tmp_path), "rootless")).problem
 

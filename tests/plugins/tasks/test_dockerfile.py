@@ -1,4 +1,4 @@
-"""Reader of Dockerfiles (sandboxes/dockerfile.py)."""
+"""Reader of Dockerfiles (plugins/tasks/sandboxes/dockerfile.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.sandboxes.dockerfile import DEFAULT_PATH, Copy, Image, Run, expand_variables, read_dockerfile
+from alphaapollo.plugins.tasks.sandboxes.dockerfile import (
+    DEFAULT_PATH,
+    Copy,
+    Image,
+    Run,
+    expand_variables,
+    read_dockerfile,
+)
 
 
 def read(folder: Path, text: str) -> Image:

@@ -9,8 +9,8 @@ import pytest
 
 from alphaapollo.config.schema import Config
 from alphaapollo.data.files import HELD_OUT, read_rows, read_rows_leniently, resolve_entry
-from alphaapollo.data.harbor import find_tasks, read_task
 from alphaapollo.data.prompts import load_prompts
+from alphaapollo.plugins.tasks.folders import find_tasks, read_task
 from alphaapollo.rewards.registry import get_grader
 from alphaapollo.runs.input_digests import compute_input_digests
 from alphaapollo.session.inputs import read_prompts
@@ -297,7 +297,7 @@ def test_rows_of_tasks_need_their_environment():
 THREADS = """
 import sys, threading
 from pathlib import Path
-from alphaapollo.data.harbor import read_task
+from alphaapollo.plugins.tasks.folders import read_task
 
 sys.setswitchinterval(1e-6)
 start = threading.Barrier(8)
@@ -308,7 +308,7 @@ threads = [threading.Thread(target=lambda: (start.wait(), read_task(Path(sys.arg
 
 
 def test_threads_read_tasks_at_the_same_time():
-    """Without the first conversion in data/harbor.py, one in three of these processes ends by a segmentation fault."""
+    """Without the first conversion in folders.py, one in three of these processes ends by a segmentation fault."""
     task = Path(__file__).parents[3] / "examples" / "tasks" / "local" / "copy-0"
     for _ in range(3):
         subprocess.run([sys.executable, "-c", THREADS, str(task)], check=True, timeout=60)

@@ -6,7 +6,7 @@ from alphaapollo.types import Prompt
 
 gym = pytest.importorskip("reasoning_gym")
 
-from alphaapollo.rewards.reasoning_gym import answer_reasoning_gym, grade_reasoning_gym  # noqa: E402
+from alphaapollo.plugins.adapters.reasoning_gym_grader import answer_reasoning_gym, grade_reasoning_gym  # noqa: E402
 
 
 @pytest.mark.parametrize("task", ["chain_sum", "countdown", "leg_counting", "spell_backward"])

@@ -1,4 +1,4 @@
-"""Sandboxes of docker and podman (sandboxes/containers.py) with a mock client."""
+"""Sandboxes of docker and podman (plugins/tasks/sandboxes/containers.py) with a mock client."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.sandboxes.base import ExecResult, Sandbox, SandboxDamagedError, SandboxFailedError, SandboxSpec
-from alphaapollo.sandboxes.container_client import OutputBuffer
-from alphaapollo.sandboxes.containers import digest_folder, make_run_arguments
-from alphaapollo.sandboxes.factory import make_sandbox
+from alphaapollo.plugins.tasks.sandboxes.base import (
+    ExecResult,
+    Sandbox,
+    SandboxDamagedError,
+    SandboxFailedError,
+    SandboxSpec,
+)
+from alphaapollo.plugins.tasks.sandboxes.container_client import OutputBuffer
+from alphaapollo.plugins.tasks.sandboxes.containers import digest_folder, make_run_arguments
+from alphaapollo.plugins.tasks.sandboxes.factory import make_sandbox
 from tests.unit.event_loop import in_event_loop
 
 MOCK_CLIENT = """#!/bin/sh

@@ -17,8 +17,8 @@ from threading import Lock
 import aiohttp
 
 from alphaapollo.config.schema import Env
-from alphaapollo.config.schema.env import Verifiers
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
+from alphaapollo.plugins.adapters.settings import Verifiers
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.types import Message, Prompt, Score
 
@@ -29,9 +29,10 @@ _servers: dict[tuple[str, ...], tuple[subprocess.Popen[str], int]] = {}  # proce
 
 def check_settings(config: Env) -> None:
     """Raise ValueError if the library is missing, or the environment does not load or is not supported."""
-    if not config.verifiers.name:
+    settings = config.find_plugin_section("verifiers")
+    if not settings.name:
         raise ValueError("env.verifiers.name is empty. Set it to the name of an installed taskset, e.g. gsm8k-v1.")
-    find_server_port(config.verifiers)
+    find_server_port(settings)
 
 
 def find_server_port(settings: Verifiers) -> int:
@@ -62,7 +63,7 @@ class VerifiersEnvironment:
     """Episode of a verifiers environment. Prompt i uses task i, modulo the number of tasks."""
 
     def __init__(self, services: Services):
-        self._settings = services.config.verifiers
+        self._settings: Verifiers = services.config.find_plugin_section("verifiers")
         self._client: aiohttp.ClientSession | None = None
         self._chat: list[Message] = []
 

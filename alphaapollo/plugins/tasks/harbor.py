@@ -1,4 +1,4 @@
-"""Task folders of Harbor (data/harbor.py): an agent works in a sandbox, then the tests of the task grade what it left.
+"""Task folders of Harbor (folders.py): an agent works in a sandbox, then the tests of the task grade what it left.
 
     open_trial(folder) -> Trial    exec (the agent's commands), then verify() -> Score
 
@@ -21,13 +21,19 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from alphaapollo.config.schema import Env
-from alphaapollo.config.schema.env import Harbor
-from alphaapollo.data.harbor import HarborTask, read_task
 from alphaapollo.environments.base import Services, StepResult, register_environment
 from alphaapollo.environments.classes import ToolClass, make_tools
+from alphaapollo.plugins.tasks.folders import HarborTask, read_task
+from alphaapollo.plugins.tasks.sandboxes.base import (
+    ExecResult,
+    Sandbox,
+    SandboxDamagedError,
+    SandboxFailedError,
+    SandboxSpec,
+)
+from alphaapollo.plugins.tasks.sandboxes.factory import check_backend, make_sandbox
+from alphaapollo.plugins.tasks.settings import Harbor
 from alphaapollo.processes.time_limit import exclude_from_time_limit
-from alphaapollo.sandboxes.base import ExecResult, Sandbox, SandboxDamagedError, SandboxFailedError, SandboxSpec
-from alphaapollo.sandboxes.factory import check_backend, make_sandbox
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.types import Score
 
@@ -211,7 +217,7 @@ class BashAgent:
 
 def _check(config: Env) -> None:
     try:
-        check_backend(config.harbor.backend)
+        check_backend(config.find_plugin_section("harbor").backend)
     except ValueError as error:
         raise ValueError(f"env.harbor.backend: {error}") from None
 
@@ -222,7 +228,8 @@ class HarborEnvironment(ToolClass):
 
     def __init__(self, services: Services):
         timeout = COMMAND_SHARE * services.config.tool_limits.timeout
-        super().__init__(partial(BashAgent, services.config.harbor, timeout), False, (), services)
+        settings = services.config.find_plugin_section("harbor")
+        super().__init__(partial(BashAgent, settings, timeout), False, (), services)
 
     async def step(self, action: str) -> StepResult:
         result = await super().step(action)

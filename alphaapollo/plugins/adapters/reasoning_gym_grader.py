@@ -15,11 +15,12 @@ from typing import Any
 
 import reasoning_gym  # noqa: F401 its import takes long, so it is not part of the time of the first answer
 
+from alphaapollo.plugins.adapters.reasoning_gym_puzzles import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.rewards.answers import find_answer_tag
 from alphaapollo.rewards.base import get_question, make_wrong_format_score
-from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
-from alphaapollo.types import Prompt, Score
+from alphaapollo.types import Episode, Prompt, Score
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.thoughts import remove_thoughts
 
 EVAL_MODULES = (
     "algorithmic.binary_matrix",
@@ -65,6 +66,14 @@ def answer_reasoning_gym(prompt: Prompt) -> str | None:
     """Return an answer that the grader must score 1; None if the puzzle has no stored answer."""
     answer = _get_puzzle(prompt)["entry"]["answer"]
     return None if answer is None else f"<answer>{answer}</answer>"
+
+
+def grade(prompt: Prompt, trajectory: Episode) -> Score:
+    """Grade the answer of an episode, without thoughts."""
+    return grade_reasoning_gym(prompt, remove_thoughts(trajectory.marked_text or trajectory.text))
+
+
+grade.make_answer = answer_reasoning_gym  # type: ignore[attr-defined]  # docs/plugins.md
 
 
 def _get_puzzle(prompt: Prompt) -> JsonObject:

@@ -11,7 +11,7 @@ import pytest
 
 from alphaapollo.config.schema import Env
 from alphaapollo.environments import check_environment
-from alphaapollo.environments import verifiers as adapter
+from alphaapollo.plugins.adapters import verifiers as adapter
 from alphaapollo.types import Message, Prompt
 from tests.unit.environments.episode_helpers import check_results, make, play, random_agent, row, take_turns
 

@@ -9,7 +9,7 @@ import pytest
 from alphaapollo.config.schema import CustomRewardFunction, Env, Reward
 from alphaapollo.data.prompts import load_prompts
 from alphaapollo.environments import check_environment
-from alphaapollo.environments.reasoning_gym import list_tasks
+from alphaapollo.plugins.adapters.reasoning_gym import list_tasks
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.types import Outcome, Prompt, Score
@@ -18,7 +18,12 @@ from tests.unit.environments.episode_helpers import WORDS, make, row
 
 gym = pytest.importorskip("reasoning_gym")
 
-from alphaapollo.rewards.reasoning_gym import EVAL_MODULES, SYMPY_TASKS, grade_reasoning_gym, is_plain_arithmetic  # noqa: E402
+from alphaapollo.plugins.adapters.reasoning_gym_grader import (  # noqa: E402
+    EVAL_MODULES,
+    SYMPY_TASKS,
+    grade_reasoning_gym,
+    is_plain_arithmetic,
+)
 
 NO_ORACLE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # have several correct answers
 SLOW = {"sokoban"}
@@ -182,7 +187,7 @@ def test_plain_arithmetic():
 
 
 def test_hanging_scorer_affects_only_its_episode():
-    import alphaapollo.rewards.reasoning_gym as grader
+    import alphaapollo.plugins.adapters.reasoning_gym_grader as grader
 
     async def run() -> tuple[Score, Score]:
         client = RewardClient(

@@ -22,6 +22,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.text_game import derive_instance_seed
+from alphaapollo.plugins.adapters.settings import OpenEnv
 from alphaapollo.processes.time_limit import exclude_from_time_limit
 from alphaapollo.types import JsonObject, Message, Prompt, Score
 from alphaapollo.utils.redaction import map_texts, replace_surrogates
@@ -45,7 +46,7 @@ class ServerError(RuntimeError):
 
 def check_settings(config: Env) -> None:
     """Raise ValueError if no server is configured."""
-    if not config.openenv.url:
+    if not config.find_plugin_section("openenv").url:
         raise ValueError("env.openenv.url is empty. Set it to the server's address, e.g. http://localhost:8000.")
 
 
@@ -54,7 +55,8 @@ class OpenEnvEnvironment:
     """Environment on an OpenEnv server. The reward of the last step is the episode's score."""
 
     def __init__(self, services: Services):
-        self._config, self._settings, self._turns = services.config, services.config.openenv, services.turns
+        self._config, self._turns = services.config, services.turns
+        self._settings: OpenEnv = services.config.find_plugin_section("openenv")
         self._client: aiohttp.ClientSession | None = None
         self._has_session = False
 

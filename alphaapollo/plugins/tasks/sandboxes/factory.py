@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alphaapollo.sandboxes.base import Sandbox, SandboxSpec
+from alphaapollo.plugins.tasks.sandboxes.base import Sandbox, SandboxSpec
 from alphaapollo.utils.plugins import find_plugins, load_plugin
 from alphaapollo.utils.registry import suggest_similar
 
@@ -22,11 +22,11 @@ def make_sandbox(backend: str, spec: SandboxSpec) -> Sandbox:
     `alphaapollo.sandboxes`, docs/plugins.md). Raises ValueError for an unknown one."""
     check_backend(backend)
     if backend in ("rootless", "bubblewrap"):
-        from alphaapollo.sandboxes.namespaces import NamespaceSandbox
+        from alphaapollo.plugins.tasks.sandboxes.namespaces import NamespaceSandbox
 
         return NamespaceSandbox(spec, backend)
     if backend in ("docker", "podman"):
-        from alphaapollo.sandboxes.containers import ContainerSandbox
+        from alphaapollo.plugins.tasks.sandboxes.containers import ContainerSandbox
 
         return ContainerSandbox(spec, backend)
     sandbox: Sandbox = load_plugin("sandboxes", backend)(spec)

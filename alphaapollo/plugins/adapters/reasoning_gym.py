@@ -12,7 +12,7 @@ from alphaapollo.config.schema import Env
 from alphaapollo.environments.action_parser import read_action
 from alphaapollo.environments.base import Observation, Services, StepResult, register_environment
 from alphaapollo.environments.text_game import derive_instance_seed
-from alphaapollo.tools.reasoning_gym_data import PUZZLE_KEY, make_puzzle_dataset
+from alphaapollo.plugins.adapters.reasoning_gym_puzzles import PUZZLE_KEY, make_puzzle_dataset
 from alphaapollo.types import JsonObject, Message, Prompt
 from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.text import fill_template
@@ -28,7 +28,7 @@ def check_settings(config: Env) -> None:
         raise ValueError(
             "env.env_name=reasoning_gym needs the package reasoning-gym. Install it: pip install -e '.[reasoning-gym]'"
         )
-    settings = config.reasoning_gym
+    settings = config.find_plugin_section("reasoning_gym")
     if not settings.tasks:
         raise ValueError("env.reasoning_gym.tasks is empty. List tasks, e.g. [chain_sum,countdown], or use [all].")
     known = list_tasks(None)
@@ -56,7 +56,7 @@ class ReasoningGymEnvironment:
         self._config, self._score, self._turns = services.config, services.score, services.turns
 
     def reset(self, prompt: Prompt) -> Observation:
-        settings, seed = self._config.reasoning_gym, derive_instance_seed(self._config, prompt)
+        settings, seed = self._config.find_plugin_section("reasoning_gym"), derive_instance_seed(self._config, prompt)
         task = prompt.env_kwargs.get("task")
         if task is None:
             every = list_tasks(settings.level)
