@@ -70,7 +70,7 @@ def test_subcommand_calls_its_main(
         ("explain", []),
         ("serve .", ["has no model and no complete checkpoint yet", "Resume this run"]),
         ("chat .", ["has no model and no complete checkpoint yet", "Resume this run"]),
-        ("serve no_run --port PORT rollout.name=sglang", ["rollout.name=sglang: this command uses vLLM"]),
+        ("serve no_run --port PORT rollout.name=hf", ["rollout.name=hf: this command uses vLLM"]),
         ("eval no_run --suite SUITE rollout.name=sglang", ["rollout.name=sglang: this command uses vLLM"]),
         ("chat", ["required: RUN"]),
         ("samples gone", ["gone has no samples. main_ppo writes rollouts/"]),
