@@ -25,7 +25,10 @@ from tests.loop.conftest import DEADLINE
 from tests.vision.models import save_model
 
 T = TypeVar("T")
-needs_suites = pytest.mark.skipif(not Path(sys.prefix, "suites").is_dir(), reason="needs make setup-suites")
+needs_suites = pytest.mark.skipif(
+    not (is_available("suites", "lm-eval") and Path(sys.prefix, "suites").is_dir()),
+    reason="needs the plug-in suites and make setup-suites",
+)
 PLUGIN_ENGINES = [  # that have their environment, e.g. that of make setup-sglang; without the plug-ins, there is none
     name
     for name in find_plugins("engines")
