@@ -19,7 +19,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alphaapollo.cli.serve import choose_context_length, make_engine_spec
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.resolve import resolve_controller
@@ -88,7 +87,7 @@ def chat_with_run(config: GenerationConfig, greeting: str) -> None:
 
     The event loop does not run between messages, so that input() works normally.
     """
-    from alphaapollo.session.inference import ChatPreparation  # imports torch
+    from alphaapollo.session.inference import ChatPreparation, choose_context_length  # imports torch
 
     longest = max(choose_context_length(config) - config.data.max_response_length, config.data.max_prompt_length)
     console = Console()
@@ -190,7 +189,7 @@ async def open_agent_chat(
     sampling = replace(sampling, stop_token_ids=ids)
     tokenizer = config.model.tokenizer_path or config.model.path
     spec = replace(
-        make_engine_spec(prepared),
+        prepared.make_engine_spec(),
         max_model_len=config.data.max_length,
         log_path=str(folder / "logs" / "engine_0.log"),
         chat_tokenizer=tokenizer,

@@ -82,9 +82,9 @@ class Transport:
 def choose_transport(
     device: str, is_colocated: bool, receives_buckets: bool, serves_adapters: bool = False
 ) -> TransportKind:
-    """Choose how the engines receive weights. receives_buckets: whether they are vLLM or SGLang engines of workers in
-    other processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters
-    (rollout.lora=adapter)."""
+    """Choose how the engines receive weights. receives_buckets: whether they have a weight sender, and workers in other
+    processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters (rollout.lora=adapter).
+    """
     if serves_adapters:
         return "adapter"
     if device == "cpu" or not receives_buckets:

@@ -41,11 +41,11 @@ PLUGIN_IMPORTS_ALLOWED = {("sweeps", "viewer")}
 OWNERS = {
     "ray": ["controller.*"],
     "vllm": ["engines.vllm.*", "weight_sync.vllm_*"],
-    "sglang": ["engines.sglang.*"],
+    "sglang": ["plugins.sglang.*"],
     "hydra": ["config.load", "trainer.main_*"],
     "peft": ["models.lora", "verification.reference.*"],
     "transformers": ["models.*", "data.*", "engines.hf", "verification.reference.*", "plugins.gguf.*"],
-    "torch.distributed": ["models.*", "workers.*", "weight_sync.sglang_transfer", "weight_sync.store"],
+    "torch.distributed": ["models.*", "workers.*", "weight_sync.store", "plugins.sglang.transfer"],
     **{tracker: ["plugins.trackers.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
     "torch.utils.tensorboard": ["plugins.trackers.*"],
 }

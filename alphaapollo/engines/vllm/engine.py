@@ -23,6 +23,7 @@ from alphaapollo.engines.process import (
 )
 from alphaapollo.engines.protocol import WEIGHTS, Engine, MemoryPart
 from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
+from alphaapollo.engines.vllm import settings
 from alphaapollo.engines.vllm.process import EngineContext, start_engine_fork_server
 from alphaapollo.engines.vllm.settings import (
     build_completion,
@@ -60,6 +61,8 @@ class VllmEngine(Engine):
     """Engine with one vLLM replica. vLLM's processes exit with this process and write to `spec.log_path`."""
 
     keeps_adapters = True
+    weight_sender = "alphaapollo.weight_sync.vllm_transfer:VllmTransferSender"
+    argument_files, reserved_arguments = settings.ARGUMENT_FILES, settings.RESERVED_ARGUMENTS
 
     def __init__(self, spec: EngineSpec):
         super().__init__(spec)
@@ -86,8 +89,7 @@ class VllmEngine(Engine):
         if self.spec.device == "cpu" and self._context is None:
             before = dict(os.environ)
             os.environ.update(self._environment)
-            needed = build_cpu_environment(self.spec.rollout, self.spec.model_path)
-            self._context = start_engine_fork_server(needed)
+            self._context = start_engine_fork_server(build_cpu_environment(self.spec.rollout, self.spec.model_path))
             os.environ.clear()
             os.environ.update(before)
 

@@ -11,6 +11,8 @@ from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
 class WalkEngine(Engine):
     """Engine without a model, whose token ids go up by `stride`."""
 
+    reads_images = False
+
     def __init__(self, spec: EngineSpec):
         super().__init__(spec)
         self.stride = spec.rollout.plugins["walk"].stride

@@ -22,7 +22,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.runs import newest_model
-from alphaapollo.session.inference import ServePreparation
+from alphaapollo.session.inference import DEFAULT_CONTEXT, ServePreparation
 from alphaapollo.types import Message, Prompt, Score
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.unit.tiny import save_model
@@ -125,18 +125,7 @@ def test_no_process_of_a_stuck_server_is_left(signals: list[signal.Signals], tmp
 def test_serve_uses_the_default_context_if_the_model_supports_it(model: Path) -> None:
     config = GenerationConfig(model={"path": str(model)}, trainer={"device": "cpu"})
     prepared = ServePreparation(config, Console()).prepare()
-    assert serve.make_engine_spec(prepared).max_model_len <= serve.DEFAULT_CONTEXT
-
-
-@pytest.mark.parametrize(
-    ("run", "model", "folder"),
-    [
-        ("outputs/me/run", "outputs/me/run/model", "outputs/me/run/suites/model"),
-        ("/models/Qwen3", "/models/Qwen3", "outputs/suites/Qwen3"),  # a model of no run, which may be read-only
-    ],
-)
-def test_results_are_never_written_into_a_models_folder(run: str, model: str, folder: str) -> None:
-    assert serve.find_results_folder(newest_model.RunModel(Path(run), Path(model))) == Path(folder)
+    assert prepared.make_engine_spec().max_model_len <= DEFAULT_CONTEXT
 
 
 def test_failed_export_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

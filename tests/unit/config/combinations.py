@@ -119,7 +119,6 @@ ERRORS = {
         # the machine
         "trainer.device=cuda": "trainer.device=cuda GPU",
         f"rollout.name=hf {TP}=2": "tensor_model_parallel_size=2 name=vllm",
-        f"rollout.name=sglang {TP}=2": "name=sglang tensor_model_parallel_size=2 1",
         "rollout.name=hf env.env_name=agent env.agent.command=x": "env_name=agent name=vllm",
         f"{TP}=9": "tensor_model_parallel_size=9 8 cores",
         "trainer.n_gpus_per_node=8 gpus=4": "trainer.n_gpus_per_node=8 4 GPUs",

@@ -141,8 +141,6 @@ def test_keys_that_are_not_read_have_no_effect(estimator: str, loss: str, values
         ("grpo", "ppo", STALE[0] | TIS | {LEVEL: "sequence"}),
         *(("grpo", "ppo", stale | more) for stale in STALE for more in (TIS, {"trainer.max_staleness": 0})),
         *(("grpo", "ppo", stale | TIS | SERVED) for stale in STALE),
-        ("grpo", "ppo", SERVED | {f"{ROLLOUT}.name": "sglang"}),
-        ("grpo", "ppo", STALE[0] | TIS | SERVED | {f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.lora": "merged"}),
         *(("dr_grpo", loss, values) for loss in ANCHORED for values in (*STALE, MASK, SAMPLED_TEACHER)),
         *(("grpo", loss, TIS | {LEVEL: level}) for loss in SEQUENCE_LOSSES for level in ("sequence", "geometric")),
     ],
@@ -168,10 +166,6 @@ def test_valid_combinations_have_no_notices(estimator: str, loss: str, values: d
         ("gae", "ppo", SELECTED, ("algorithm.filtration.baseline=all", f"{ESTIMATOR}=gae", "baseline=selected")),
         *(("grpo", "ppo", stale, ("trainer.max_staleness=1 ", f"Set {METHOD}=tis")) for stale in STALE),
         *(("grpo", "ppo", stale | {BYPASS: True}, ("bypass=false",)) for stale in STALE),
-        *(
-            ("grpo", "ppo", stale | TIS | SERVED | {f"{ROLLOUT}.name": "sglang"}, ("name=sglang", "name=vllm", "=1"))
-            for stale in STALE
-        ),
         *(("dr_grpo", loss, TIS, (f"{METHOD}=tis", f"{LOSS}={loss}", f"Set {METHOD}=null.")) for loss in ANCHORED),
         *(("grpo", loss, TIS, (f"{LOSS}={loss}", f"{LEVEL}=token ", f"Set {LOSS}=ppo")) for loss in SEQUENCE_LOSSES),
         # a teacher is compared with the trained policy, which the engine is not if groups are reused

@@ -28,8 +28,9 @@ from typing import Any
 from alphaapollo.engines.process import make_start_error, set_up_engine_process
 from alphaapollo.engines.protocol import Engine, MemoryPart
 from alphaapollo.engines.remote import receive_spec, serve
-from alphaapollo.engines.sglang import cpu_kernels
-from alphaapollo.engines.sglang.settings import (
+from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer, HttpSampling
+from alphaapollo.plugins.sglang import cpu_kernels
+from alphaapollo.plugins.sglang.settings import (
     BUCKET_LOADER,
     USES_CPU,
     WEIGHT_LOADER,
@@ -39,7 +40,6 @@ from alphaapollo.engines.sglang.settings import (
     make_http_params,
     make_sampling_params,
 )
-from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.processes.allocator import keep_freed_memory
 from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.processes.watchdog import remove_paths
@@ -68,7 +68,7 @@ class SglangEngine(Engine):
         from sglang.srt.managers import io_struct
         from sglang.srt.managers.load_snapshot import shm_path_for
 
-        from alphaapollo.engines.sglang.patches import patch_sglang
+        from alphaapollo.plugins.sglang.patches import patch_sglang
 
         os.umask(os.umask(0o077) | 0o077)  # of the sockets over which its processes send pickles
         spec, name = self.spec, f"SGLang cannot serve {self.spec.model_path}"
@@ -216,7 +216,7 @@ class SglangEngine(Engine):
             await self._manager.continue_generation(self._io.ContinueGenerationReqInput())
 
     async def apply_weights(self, version: int) -> WeightReceipt:
-        from alphaapollo.engines.sglang.patches import DIGEST
+        from alphaapollo.plugins.sglang.patches import DIGEST
         from alphaapollo.weight_sync.digest import format_digest
 
         success, message, ranks, _ = await self._manager.check_weights(self._io.CheckWeightsReqInput(action=DIGEST))
@@ -257,7 +257,7 @@ def make_spawning_multiprocessing(patches: tuple[Any, ...]) -> Any:
 
     patches: arguments of patch_sglang.
     """
-    from alphaapollo.engines.sglang.patches import run_patched
+    from alphaapollo.plugins.sglang.patches import run_patched
 
     context = multiprocessing.get_context("spawn")
 

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.config.resolve import get_resolved
-from alphaapollo.engines.remote import RemoteEngine
 from alphaapollo.engines.types import EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.types import Completion, Sampling, StopReason
 
-SERVER_MODULE = "alphaapollo.engines.sglang.server"
-WEIGHT_LOADER = "alphaapollo.engines.sglang.patches.load_shared_memory"
-BUCKET_LOADER = "alphaapollo.engines.sglang.patches.load_cuda_bucket"
+WEIGHT_LOADER = "alphaapollo.plugins.sglang.patches.load_shared_memory"
+BUCKET_LOADER = "alphaapollo.plugins.sglang.patches.load_cuda_bucket"
 USES_CPU = "SGLANG_USE_CPU_ENGINE"  # environment variable
 SPARE_TOKENS = 8  # SGLang refuses prompts of almost the context length, and stops an answer one token before it
 DAY = 86400.0
@@ -32,11 +30,6 @@ _RESERVED = """
 ARGUMENT_FILES = "sglang/lib/*/site-packages/sglang/srt/arg_groups/fields/*.py"  # see vLLM's settings
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 """Arguments of SGLang that follow from other keys, or that are not supported."""
-
-
-def make_engine(spec: EngineSpec) -> RemoteEngine:
-    """Build the engine of a run, whose server runs in SGLang's environment."""
-    return RemoteEngine(spec, find_python(), SERVER_MODULE, build_environment(spec))
 
 
 def find_python() -> Path:

@@ -1,5 +1,5 @@
 """Trainer side of the GPU weight transfer to SGLang, without SGLang's package: each bucket is sent as one flat tensor
-of bytes, over CUDA IPC (engines/sglang/patches.py opens it) or a joint process group (SGLang's flattened_bucket)."""
+of bytes, over CUDA IPC (plugins/sglang/patches.py opens it) or a joint process group (SGLang's flattened_bucket)."""
 
 from __future__ import annotations
 

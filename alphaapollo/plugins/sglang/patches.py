@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from alphaapollo.data.images import EXCLUDED_LOGIT
+from alphaapollo.plugins.sglang.transfer import open_handle, split_bucket
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest, select_rank_parts
-from alphaapollo.weight_sync.sglang_transfer import open_handle, split_bucket
 from alphaapollo.weight_sync.shared_memory import read_safetensors
 from alphaapollo.weight_sync.store import make_store
 
@@ -151,7 +151,7 @@ def load_shared_memory(model: Any, named_tensors: Iterable[tuple[str, torch.Tens
 
 def load_cuda_bucket(model: Any, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Load a bucket of weights over CUDA IPC, as SGLang's custom weight loader: the name of the only tensor has its
-    description and handles (weight_sync/sglang_transfer.py)."""
+    description and handles (plugins/sglang/transfer.py)."""
     ((encoded, _),) = named_tensors
     info = pickle.loads(base64.b64decode(encoded))
     model.load_weights(split_bucket(open_handle(info["handles"]), info))

@@ -15,18 +15,16 @@ import torch
 
 from alphaapollo.config.schema import EngineKwargs
 from alphaapollo.data.images import EXCLUDED_LOGIT
-from alphaapollo.engines.sglang import patches, settings
-from alphaapollo.engines.sglang.cpu_kernels import hash_murmur3
 from alphaapollo.engines.types import EngineSpec, HttpSampling
+from alphaapollo.plugins.sglang import patches, settings
+from alphaapollo.plugins.sglang.cpu_kernels import hash_murmur3
+from alphaapollo.plugins.sglang.transfer import describe_bucket, flatten_bucket
 from alphaapollo.types import Sampling, StopReason
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.sglang_transfer import describe_bucket, flatten_bucket
+from tests.plugins.sglang.environment import needs_sglang
 from tests.unit.engines.specs import check_items, make_spec
 
 KV_TOKEN_BYTES = 2**20
-needs_sglang = pytest.mark.skipif(
-    not settings.find_python().is_file(), reason="needs the environment of make setup-sglang"
-)
 
 
 def spec(**keys: Any) -> EngineSpec:

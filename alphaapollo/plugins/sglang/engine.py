@@ -1,0 +1,31 @@
+"""SGLang for a run: an engine whose server (server.py) has the Python of SGLang's environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alphaapollo.config.requirements import Requirement
+from alphaapollo.engines.remote import RemoteEngine
+from alphaapollo.engines.types import EngineSpec
+from alphaapollo.plugins.sglang.settings import ARGUMENT_FILES, RESERVED_ARGUMENTS, build_environment, find_python
+
+
+class RemoteSglangEngine(RemoteEngine):
+    """Engine with one SGLang replica, in a server process."""
+
+    reads_images = False
+    weight_sender = "alphaapollo.plugins.sglang.transfer:SglangTransferSender"
+    argument_files, reserved_arguments = ARGUMENT_FILES, RESERVED_ARGUMENTS
+
+    def __init__(self, spec: EngineSpec):
+        super().__init__(spec, find_python(), "alphaapollo.plugins.sglang.server", build_environment(spec))
+
+    @classmethod
+    def find_python(cls) -> Path:
+        return find_python()
+
+    @classmethod
+    def list_requirements(cls) -> list[Requirement]:
+        from alphaapollo.plugins.sglang.requirements import REQUIREMENTS  # imports torch
+
+        return REQUIREMENTS
