@@ -106,8 +106,6 @@ SUBCOMMANDS = {  # in the order of --help
         "print a run's samples side by side, with their rewards", "alphaapollo.cli.samples:print_samples"
     ),
     "chat": Subcommand("chat with a run's model, with its environment and tools", "alphaapollo.cli.chat:main"),
-    "replay": Subcommand("recompute a recorded iteration and compare", "alphaapollo.trainer.replay.__main__:main"),
-    "verify": Subcommand("check a run's update against an independent reference", "alphaapollo.cli.verify:main"),
     "tasks": Subcommand("check task folders: solution 1, nothing 0, cheating 0", "alphaapollo.cli.tasks:main"),
     "port": Subcommand(
         "convert a script of verl, TRL, OpenRLHF or ms-swift", "alphaapollo.config.__main__:main", first_argument="port"

@@ -22,7 +22,8 @@ from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import EvolvingConfig, GenerationConfig, ServedModel
 from alphaapollo.config.schema.model import USUAL_LORA_LR, USUAL_LR, Fsdp, Optimizer, Rollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Teacher
-from alphaapollo.config.schema.trainer import RunSettings, Training
+from alphaapollo.config.schema.trainer import RunSettings, Trainer, Training
+from alphaapollo.utils.plugins import find_plugins
 
 ROLLOUT = "actor_rollout_ref.rollout"
 UNKNOWN_CORES = 1_000_000
@@ -353,6 +354,12 @@ def engine_section_is_unused(rollout: Rollout, context: CheckContext) -> Any:
 @requirement(CustomRewardFunction, "name weights", "there must be one weight for each name", "Add or remove weights")
 def rewards_lack_weights(custom: CustomRewardFunction, context: CheckContext) -> Any:
     return custom.weights and len(custom.weights) != len(custom.names)
+
+
+@requirement(Trainer, "verify_first_iteration", "{} is missing", "Install it, or set false")
+def verification_is_missing(trainer: Trainer, context: CheckContext) -> Any:
+    checks = find_plugins("recorded_updates").values()
+    return trainer.verify_first_iteration and next((plugin.owner for plugin in checks if plugin.is_missing), "")
 
 
 # Self-evolution

@@ -29,7 +29,7 @@ for module in (
     "alphaapollo.trainer.main_ppo",
     "alphaapollo.trainer.lifecycle",
     "alphaapollo.trainer.main_generation",
-    "alphaapollo.trainer.replay.run",
+    "alphaapollo.trainer.replay.record",
     "alphaapollo.evaluation.generation",
     "alphaapollo.trainer.main_sft",
     "alphaapollo.finetuning.sft",

@@ -23,7 +23,7 @@ from alphaapollo.runs.newest_model import find_newest_model, make_generation_con
 from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
 from alphaapollo.trainer.main_export import main as export
 from alphaapollo.trainer.main_export import prepare_export
-from alphaapollo.verification.recording import read_recording
+from alphaapollo.trainer.replay.recording import read_recording
 from tests.old_runs.make import ARCHIVES, RUNS, unpack
 from tests.unit.run_folders import make_config, train
 

@@ -2,7 +2,7 @@
 
 Run with TRL 1.16 installed, or unpacked in a folder:
 
-    PYTHONPATH=/folder/with/trl python -m pytest tests/unit/verification/test_reference_and_trl.py
+    PYTHONPATH=/folder/with/trl python -m pytest tests/plugins/verify/test_reference_and_trl.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.unit.verification.reference_batches import ACTOR, AGGREGATION, CORRECTION, LOSS, compute_loss, make_config
+from tests.plugins.verify.reference_batches import ACTOR, AGGREGATION, CORRECTION, LOSS, compute_loss, make_config
 
 trl = pytest.importorskip("trl", minversion="1.16", reason="install trl>=1.16, or add its folder to PYTHONPATH")
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from alphaapollo.plugins.verify.reference import optimizers
+from alphaapollo.plugins.verify.reference.samples import NotCovered
 from alphaapollo.runs.update_checks import Check
-from alphaapollo.verification.recording import Recording
-from alphaapollo.verification.reference import optimizers
-from alphaapollo.verification.reference.samples import NotCovered
+from alphaapollo.trainer.replay.recording import Recording
 
 SMALL = 1e-3  # a tensor whose norm is a smaller share of the norm of all tensors counts as this share ...
 SMALL_IN_BFLOAT16 = 0.1  # ... if it was computed in bfloat16

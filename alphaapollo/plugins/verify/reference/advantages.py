@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaapollo.verification.reference.samples import Batch, NotCovered
+from alphaapollo.plugins.verify.reference.samples import Batch, NotCovered
 
 Array = np.ndarray
 

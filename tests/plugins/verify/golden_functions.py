@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alphaapollo.verification.reference import advantages, losses
-from alphaapollo.verification.reference.samples import build_batch
+from alphaapollo.plugins.verify.reference import advantages, losses
+from alphaapollo.plugins.verify.reference.samples import build_batch
 from tests.builders import make_group, make_trajectory, make_turn
 from tests.golden.turn_functions import number_turns
-from tests.unit.verification import reference_batches
-from tests.unit.verification.reference_batches import make_samples
+from tests.plugins.verify import reference_batches
+from tests.plugins.verify.reference_batches import make_samples
 
 Given = dict[str, Any]
 """Inputs or results by name."""

@@ -16,10 +16,10 @@ from alphaapollo.algorithms.aggregation import row_weights
 from alphaapollo.algorithms.mismatch import rollout_correction_weights
 from alphaapollo.algorithms.policy_losses import PolicyLossInputs, get_policy_loss, policy_loss_names
 from alphaapollo.config.schema import Actor, AggregationMode, Algorithm
-from alphaapollo.verification.reference import advantages, losses
+from alphaapollo.plugins.verify.reference import advantages, losses
+from tests.plugins.verify.reference_batches import ACTOR, CORRECTION, LOSS, make_config, make_samples, make_terms
 from tests.unit.algorithms.batches import with_choice
 from tests.unit.algorithms.test_declarations import ALGORITHMS, OTHER, group_batch
-from tests.unit.verification.reference_batches import ACTOR, CORRECTION, LOSS, make_config, make_samples, make_terms
 
 
 def compute_advantages(inputs: AdvantageInputs, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:

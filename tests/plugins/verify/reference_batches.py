@@ -12,8 +12,8 @@ from torch import Tensor
 
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
-from alphaapollo.verification.reference import losses
-from alphaapollo.verification.reference.samples import Sample, to_namespace
+from alphaapollo.plugins.verify.reference import losses
+from alphaapollo.plugins.verify.reference.samples import Sample, to_namespace
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
 LOSS, AGGREGATION = f"{ACTOR}policy_loss.loss_mode", f"{ACTOR}loss_agg_mode"

@@ -8,14 +8,14 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from alphaapollo.cli.verify import main as verify
+from alphaapollo.plugins.verify.command import main as verify
 from alphaapollo.runs.checkpoint_folder import MANIFEST, write_manifest
 from alphaapollo.runs.update_checks import read_checks
 from tests.loop.replays import recording
 from tests.loop.stack import StackRunner
-from tests.loop.test_replay import ENDS, FAKE
+from tests.plugins.verify.loop.test_replay import ENDS, FAKE
 
-COMMAND = "alphaapollo.cli.verify"
+COMMAND = "alphaapollo.plugins.verify.command"
 AGREED = r"\b(\d+) of \1 quantities agree with the reference"
 
 

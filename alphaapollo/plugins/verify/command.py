@@ -12,12 +12,12 @@ from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.config.load import SavedConfig, drop_unknown_keys, load_config, refuse_saved_code
 from alphaapollo.config.schema import Config
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.plugins.verify.stages import Verification
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, check_format, list_checkpoints, parse_step
 from alphaapollo.runs.resume import find_saved_config, read_saved_config
 from alphaapollo.runs.update_checks import Check, summarize, write_checks
+from alphaapollo.trainer.replay.recording import is_recording, read_complete_recording
 from alphaapollo.utils.hub import expand_home
-from alphaapollo.verification.recording import is_recording, read_complete_recording
-from alphaapollo.verification.stages import Verification
 
 CONFIG = "config.yaml"
 REWARD = "custom_reward_function.path"

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.load import SavedConfig, drop_unknown_keys, load_config
@@ -25,6 +21,7 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
+from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.load import load_config as load_model_config
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
@@ -35,10 +32,10 @@ from alphaapollo.session.plan import Plan, resolve_plan
 from alphaapollo.session.progress import Progress
 from alphaapollo.session.specs import make_worker_specs
 from alphaapollo.trainer.replay.record import collect_outcome, describe_machine
+from alphaapollo.trainer.replay.recording import Outcome, RecordedInputs, Value, read_recording
 from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.verification.recording import Outcome, RecordedInputs, Value, read_recording
 
 MODEL = "actor_rollout_ref.model"
 RESOLVED = ("dtype", "attention", "enable_gradient_checkpointing")  # model keys that the run's plan resolves
@@ -169,30 +166,6 @@ def _make_one_rank_config(
         if key not in override_keys or key == "trainer.device":
             config = replace_value(config, key, value)
     return config
-
-
-class Float64Mode(TorchFunctionMode):
-    """Context manager in which casts of tensors to float32 return float64, e.g. in transformers' norms, rotary
-    embeddings and softmaxes. The dtype of new tensors does not change.
-
-    With gradient checkpointing, which recomputes layers, the backward pass needs this context, too.
-    """
-
-    def __torch_function__(
-        self, function: Callable[..., object], _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        is_view = function is Tensor.view  # view(dtype) reinterprets bytes
-        if args and isinstance(args[0], Tensor) and not is_view:
-            if function is Tensor.float:
-                return args[0].double(**kwargs)
-            args = tuple(map(_replace_float32, args))
-            kwargs = {name: _replace_float32(value) for name, value in kwargs.items()}
-        return function(*args, **kwargs)
-
-
-def _replace_float32(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
 
 
 def print_and_check_comparison(prepared: PreparedReplay, replayed: Outcome) -> bool:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from alphaapollo.verification.steps import compare_tensors, find_weight
+from alphaapollo.plugins.verify.steps import compare_tensors, find_weight
 
 ZERO, ONE = {"a": torch.zeros(2), "b": torch.zeros(3)}, {"a": torch.ones(2), "b": torch.zeros(3)}
 

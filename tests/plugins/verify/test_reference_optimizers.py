@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from alphaapollo.config.schema import Optimizer
 from alphaapollo.models.learning_rate import compute_learning_rate
-from alphaapollo.verification.reference import optimizers
+from alphaapollo.plugins.verify.reference import optimizers
 
 
 def random_matrices(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:

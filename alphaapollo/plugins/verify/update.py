@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from alphaapollo.verification.recording import Recording
-from alphaapollo.verification.reference import losses, models
-from alphaapollo.verification.reference.samples import NotCovered, Sample, build_batch, to_namespace
-from alphaapollo.verification.steps import SMALL, SMALL_IN_BFLOAT16
+from alphaapollo.plugins.verify.reference import losses, models
+from alphaapollo.plugins.verify.reference.samples import NotCovered, Sample, build_batch, to_namespace
+from alphaapollo.plugins.verify.steps import SMALL, SMALL_IN_BFLOAT16
+from alphaapollo.trainer.replay.recording import Recording
 
 TOLERANCES = {  # by dtype of the model: of a log-prob (nats), a value, and a gradient (relative)
     "float64": (1e-9, 1e-9, 1e-9),

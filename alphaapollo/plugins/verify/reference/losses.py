@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alphaapollo.verification.reference.samples import NotCovered, Sample
+from alphaapollo.plugins.verify.reference.samples import NotCovered, Sample
 
 CLIP = {  # loss -> default bounds; of all others 0.2
     "gspo": (3e-4, 4e-4),

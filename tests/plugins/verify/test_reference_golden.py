@@ -12,7 +12,7 @@ import torch
 
 from tests.golden.check import FUNCTIONS, PLAIN_LISTS, TOLERANCES, compare
 from tests.golden.test_vectors import VECTORS
-from tests.unit.verification.golden_functions import (
+from tests.plugins.verify.golden_functions import (
     Given,
     compute_correction,
     compute_divergence,
@@ -23,7 +23,7 @@ from tests.unit.verification.golden_functions import (
     compute_value_loss,
     compute_weights,
 )
-from tests.unit.verification.reference_batches import ACTOR, AGGREGATION, CORRECTION, LOSS, make_config
+from tests.plugins.verify.reference_batches import ACTOR, AGGREGATION, CORRECTION, LOSS, make_config
 
 ITEMS = {
     f"{path.stem}-{number}": item

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +21,17 @@ from torch import Tensor, nn
 
 from alphaapollo.algorithms.surprise import NUM_SUMS, compute_z, sum_surprises
 from alphaapollo.metrics.sampling import MAX_TOKENS, compare_samples, draw_rows, list_free_rows
+from alphaapollo.plugins.verify.reference import advantages, losses, models, optimizers
+from alphaapollo.plugins.verify.reference.samples import NotCovered, Sample
+from alphaapollo.plugins.verify.steps import OptimizerChain, compare_tensors, move_average, set_weights, take_gradients
+from alphaapollo.plugins.verify.update import ALL, RecordedUpdate
 from alphaapollo.runs.update_checks import Check
-from alphaapollo.verification.recording import read_tensors
-from alphaapollo.verification.reference import advantages, losses, models, optimizers
-from alphaapollo.verification.reference.samples import NotCovered, Sample
-from alphaapollo.verification.steps import OptimizerChain, compare_tensors, move_average, set_weights, take_gradients
-from alphaapollo.verification.update import ALL, RecordedUpdate
+from alphaapollo.trainer.replay.recording import read_complete_recording, read_tensors
+
+
+def verify_recording(folder: Path) -> list[Check]:
+    """Return the checks of all stages of a recorded update."""
+    return [*Verification(read_complete_recording(folder)).run()]
 
 
 class Verification(RecordedUpdate):
