@@ -81,13 +81,6 @@ SUBCOMMANDS = {  # in the order of --help
         "model.path data.path data.n_samples rollout.temperature trainer.experiment_name",
         f"{MODEL} data.path=test.parquet data.n_samples=8",
     ),
-    "evolve": Subcommand(
-        "self-improvement at inference time: solve, verify, remember, repeat",
-        "alphaapollo.evolving.main:main",
-        "evolving",
-        "models data.path evolving.rounds evolving.votes budget.tokens",
-        "'models={policy:{path:outputs/model}}' data.path=problems.parquet",
-    ),
     "eval": Subcommand(
         "score existing responses; with --suite, run lm-eval or inspect-ai on a run's newest model",
         "alphaapollo.cli.serve:evaluate",

@@ -13,8 +13,8 @@ from alphaapollo import __version__
 from alphaapollo.cli.samples import find_samples_file, print_samples
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig, ExportConfig, GenerationConfig
-from alphaapollo.evolving.export import export_training_rows
-from alphaapollo.evolving.pool import Pool
+from alphaapollo.plugins.evolving.export import export_training_rows
+from alphaapollo.plugins.evolving.pool import Pool
 from alphaapollo.plugins.viewer.index import RunIndex
 from alphaapollo.plugins.viewer.report import make_report
 from alphaapollo.plugins.viewer.run_folders import find_kind, read_run_state

@@ -16,10 +16,10 @@ from alphaapollo.config.schema import Model
 from alphaapollo.engines import factory
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.types import EngineSpec
-from alphaapollo.evolving import run as evolving_run
+from alphaapollo.plugins.evolving import run as evolving_run
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
+from tests.plugins.evolving.scripted import Command
 from tests.recorded_engine import RecordedEngine
-from tests.unit.evolving.scripted import Command
 from tests.unit.rollout.agents.agents_kit import MAX_LENGTH, Script, write_model
 
 PROBLEMS, ROUNDS, VOTES = 2, 2, 2

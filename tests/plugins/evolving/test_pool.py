@@ -9,10 +9,20 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.config.schema import EvolvingBudget
-from alphaapollo.evolving.calls import Budget, EvolutionStopped
-from alphaapollo.evolving.pool import FILE, Candidate, Grade, Judgement, ModelCall, Pool, Position, Usage, Verdict
-from alphaapollo.evolving.report import compute_calibration
+from alphaapollo.plugins.evolving.calls import Budget, EvolutionStopped
+from alphaapollo.plugins.evolving.pool import (
+    FILE,
+    Candidate,
+    Grade,
+    Judgement,
+    ModelCall,
+    Pool,
+    Position,
+    Usage,
+    Verdict,
+)
+from alphaapollo.plugins.evolving.report import compute_calibration
+from alphaapollo.plugins.evolving.settings import EvolvingBudget
 from alphaapollo.types import Message, Outcome
 
 PLACE = Position(17, 2, 0, 1)

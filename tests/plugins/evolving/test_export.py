@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.evolving.export import main, make_training_rows
-from alphaapollo.evolving.pool import Candidate, Grade, Judgement, Pool, Position, Verdict
-from alphaapollo.evolving.verifier_reward import compute_score
+from alphaapollo.plugins.evolving.export import main, make_training_rows
+from alphaapollo.plugins.evolving.pool import Candidate, Grade, Judgement, Pool, Position, Verdict
+from alphaapollo.plugins.evolving.verifier_reward import compute_score
 from alphaapollo.types import Message, Outcome, Score
 
 

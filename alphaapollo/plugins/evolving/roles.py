@@ -1,6 +1,6 @@
 """Roles: build the prompt of each role and read its reply. Example of a custom role:
 
-    from alphaapollo.evolving.roles import ModelReply, RoleView, Verifier, VerifierReport, register_role
+    from alphaapollo.plugins.evolving.roles import ModelReply, RoleView, Verifier, VerifierReport, register_role
 
     @register_role("suspicious")
     class Suspicious(Verifier):

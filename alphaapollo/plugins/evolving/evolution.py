@@ -21,17 +21,26 @@ from typing import Never, TypeVar
 
 import msgspec
 
-from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.engines.agent_sessions import AgentSession, Request, list_new_messages
 from alphaapollo.engines.types import EngineError
 from alphaapollo.environments.base import Environment, ScoreFn
 from alphaapollo.environments.informal_math import get_problem
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
-from alphaapollo.evolving.calls import EvolutionStopped, RoleCaller, Transcript
-from alphaapollo.evolving.model_clients import EngineClient, ModelCallError
-from alphaapollo.evolving.pool import Candidate, Grade, JudgedCandidate, Judgement, ModelCall, Pool, Position, Verdict
-from alphaapollo.evolving.roles import ASK_FOR_ANSWER, ModelReply, PastSolution, RoleView, make_user_chat
 from alphaapollo.metrics.majority_vote import extract_answer
+from alphaapollo.plugins.evolving.calls import EvolutionStopped, RoleCaller, Transcript
+from alphaapollo.plugins.evolving.model_clients import EngineClient, ModelCallError
+from alphaapollo.plugins.evolving.pool import (
+    Candidate,
+    Grade,
+    JudgedCandidate,
+    Judgement,
+    ModelCall,
+    Pool,
+    Position,
+    Verdict,
+)
+from alphaapollo.plugins.evolving.roles import ASK_FOR_ANSWER, ModelReply, PastSolution, RoleView, make_user_chat
+from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
 from alphaapollo.rollout.environment_replies import check_messages
 from alphaapollo.rollout.episode import EpisodeTask

@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from alphaapollo.config.resolve import resolve_device, resolve_inference_rollout
-from alphaapollo.config.schema import EvolvingConfig, Model, Rollout, ServedModel
+from alphaapollo.config.schema import Model, Rollout
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.vocabulary import find_stop_ids, load_tokenizer
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.environments.base import EnvironmentFailure
-from alphaapollo.evolving.roles import ModelReply
+from alphaapollo.plugins.evolving.roles import ModelReply
+from alphaapollo.plugins.evolving.settings import EvolvingConfig, ServedModel
 from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
 from alphaapollo.rollout.context import PromptRenderer
 from alphaapollo.types import Message, Sampling

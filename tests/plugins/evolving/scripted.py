@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.evolving import run as evolving_run
-from alphaapollo.evolving.pool import Pool
+from alphaapollo.plugins.evolving import run as evolving_run
+from alphaapollo.plugins.evolving.pool import Pool
+from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from tests.builders import write_rows
 from tests.unit.evaluation.small_run import SmallRun
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.evolving import run as evolving_run
+from alphaapollo.plugins.evolving import run as evolving_run
+from tests.plugins.evolving.scripted import Command, Server, role_of
 from tests.unit.evaluation.small_run import save_chat_model
-from tests.unit.evolving.scripted import Command, Server, role_of
 
 
 @pytest.fixture(scope="module")

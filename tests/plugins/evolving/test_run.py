@@ -8,11 +8,11 @@ import json
 import pandas as pd
 import pytest
 
-from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.evolving import calls
-from alphaapollo.evolving.calls import ModelUnavailableError
-from alphaapollo.results import EvolutionRun
-from tests.unit.evolving.scripted import Command, Server, arithmetic, role_of
+from alphaapollo.plugins.evolving import calls
+from alphaapollo.plugins.evolving.api import EvolutionRun
+from alphaapollo.plugins.evolving.calls import ModelUnavailableError
+from alphaapollo.plugins.evolving.settings import EvolvingConfig
+from tests.plugins.evolving.scripted import Command, Server, arithmetic, role_of
 from tests.unit.metric_names import undocumented
 
 PROBLEMS, ROUNDS, VOTES = 6, 2, 3

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.evolving.evolution import list_majority_reports, select_past_solutions
-from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Position, Verdict
-from alphaapollo.evolving.roles import (
+from alphaapollo.plugins.evolving.evolution import list_majority_reports, select_past_solutions
+from alphaapollo.plugins.evolving.pool import Candidate, Judgement, Pool, Position, Verdict
+from alphaapollo.plugins.evolving.roles import (
     ModelReply,
     PastSolution,
     Proposer,

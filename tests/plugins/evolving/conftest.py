@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.evolving import run as evolving_run
 from alphaapollo.planning import trials
+from alphaapollo.plugins.evolving import run as evolving_run
 from alphaapollo.rewards.base import convert_to_score
 from alphaapollo.rewards.registry import load_grader
 from alphaapollo.types import Prompt, Score, Turn
-from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
+from tests.plugins.evolving.scripted import Command, Server, arithmetic, serving
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from typing import ClassVar
 
 from alphaapollo.config.load import UserSettings
 from alphaapollo.config.resolve import resolve_device
-from alphaapollo.config.schema import EvolvingConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.stall_monitor import StallMonitor
@@ -25,21 +24,22 @@ from alphaapollo.data.images import collect_images
 from alphaapollo.data.prompts import apply_length_limit, load_prompts
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
-from alphaapollo.evolving.calls import STOP, Budget, RoleCaller, make_roles
-from alphaapollo.evolving.evolution import Evolution, compute_earlier_digest, open_agent_proposers
-from alphaapollo.evolving.model_clients import (
+from alphaapollo.models.load import list_template_notices
+from alphaapollo.observability.console import Console
+from alphaapollo.planning.template import fix_template_date
+from alphaapollo.planning.trials import try_environment
+from alphaapollo.plugins.evolving.calls import STOP, Budget, RoleCaller, make_roles
+from alphaapollo.plugins.evolving.evolution import Evolution, compute_earlier_digest, open_agent_proposers
+from alphaapollo.plugins.evolving.model_clients import (
     EngineClient,
     ModelClient,
     make_clients,
     make_served_models,
     report_engine_progress,
 )
-from alphaapollo.evolving.pool import FILE, Pool
-from alphaapollo.evolving.report import compute_round_metrics, write_results
-from alphaapollo.models.load import list_template_notices
-from alphaapollo.observability.console import Console
-from alphaapollo.planning.template import fix_template_date
-from alphaapollo.planning.trials import try_environment
+from alphaapollo.plugins.evolving.pool import FILE, Pool
+from alphaapollo.plugins.evolving.report import compute_round_metrics, write_results
+from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.processes.watchdog import new_run_id, start_reaper
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.rewards.grader_processes.client import RewardClient

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from alphaapollo.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
 from alphaapollo.metrics.majority_vote import majority_accuracy
 from alphaapollo.metrics.samples import Estimate, estimate_means
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.plugins.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
 from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from alphaapollo.config.schema import EvolvingBudget, EvolvingConfig, EvolvingRole, EvolvingToolRole, ServedModel
 from alphaapollo.environments.actions import ActionHandler, make_action_handler
 from alphaapollo.environments.base import (
     Environment,
@@ -30,9 +29,16 @@ from alphaapollo.environments.base import (
     wrap_environment_errors,
 )
 from alphaapollo.environments.informal_math import describe_tool
-from alphaapollo.evolving.model_clients import ModelCallError, ModelClient
-from alphaapollo.evolving.pool import ModelCall, Pool, Usage
-from alphaapollo.evolving.roles import ROLES, ModelReply, Role, RoleView, make_user_chat
+from alphaapollo.plugins.evolving.model_clients import ModelCallError, ModelClient
+from alphaapollo.plugins.evolving.pool import ModelCall, Pool, Usage
+from alphaapollo.plugins.evolving.roles import ROLES, ModelReply, Role, RoleView, make_user_chat
+from alphaapollo.plugins.evolving.settings import (
+    EvolvingBudget,
+    EvolvingConfig,
+    EvolvingRole,
+    EvolvingToolRole,
+    ServedModel,
+)
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.environment_replies import check_messages, check_reset_reply, check_step_reply
 from alphaapollo.rollout.episode import MAX_ATTEMPTS, EnvironmentCaller

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from alphaapollo import api
-from alphaapollo.evolving.pool import Pool
-from alphaapollo.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, make_user_chat
+from alphaapollo.plugins.evolving.pool import Pool
+from alphaapollo.plugins.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, make_user_chat
 from alphaapollo.types import Message, Prompt
 from tests.loop.conftest import (
     MARK,
@@ -28,7 +28,7 @@ from tests.loop.conftest import (
     wait_until_nothing_is_left,
 )
 from tests.loop.warm import Program
-from tests.unit.evolving.scripted import Command, Server, arithmetic, serving
+from tests.plugins.evolving.scripted import Command, Server, arithmetic, serving
 
 PROBLEMS, ROUNDS, VOTES = 3, 2, 2
 ROLES = f'''
@@ -38,7 +38,7 @@ import os
 import signal
 from pathlib import Path
 
-from alphaapollo.evolving.roles import Proposer, VerifierReport, Verifier, register_role, make_user_chat
+from alphaapollo.plugins.evolving.roles import Proposer, VerifierReport, Verifier, register_role, make_user_chat
 
 KILL = Path(__file__).with_name("kill")
 built = []

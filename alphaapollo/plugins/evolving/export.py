@@ -1,6 +1,6 @@
 """Export an evolution as training data, in the columns of docs/data.md:
 
-    python -m alphaapollo.evolving.export RUN OUT [--by truth|votes] [--max_pairs 4]
+    python -m alphaapollo.plugins.evolving.export RUN OUT [--by truth|votes] [--max_pairs 4]
 
     sft.parquet          messages                    right solutions with their prompts
     preference.parquet   prompt, chosen, rejected    a right and a wrong solution of the same problem
@@ -8,7 +8,7 @@
 
 --by selects which solutions count as right: by the reward function (truth), or by the verifiers' votes (votes, which
 writes no verifier.parquet).
-To train a verifier with main_ppo, set custom_reward_function.path=alphaapollo/evolving/verifier_reward.py.
+To train a verifier with main_ppo, set custom_reward_function.path=alphaapollo/plugins/evolving/verifier_reward.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Literal
 import pandas as pd
 
 from alphaapollo.config.errors import report_error
-from alphaapollo.evolving.pool import FILE, Pool
+from alphaapollo.plugins.evolving.pool import FILE, Pool
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.utils.hub import expand_home
 from alphaapollo.utils.json_types import JsonObject

@@ -1,8 +1,8 @@
-"""Reward function for training a verifier on verifier.parquet, which alphaapollo.evolving.export writes."""
+"""Reward function for training a verifier on verifier.parquet, which alphaapollo.plugins.evolving.export writes."""
 
 from __future__ import annotations
 
-from alphaapollo.evolving.roles import ModelReply, Verifier
+from alphaapollo.plugins.evolving.roles import ModelReply, Verifier
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.types import Prompt, Score
 

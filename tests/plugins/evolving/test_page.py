@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.schema import ServedModel
-from alphaapollo.config.schema.generation import EvolvingRoles
+from alphaapollo.plugins.evolving.settings import EvolvingRoles, ServedModel
 
 PAGE = Path(__file__).parents[3] / "docs" / "evolving.md"
 
