@@ -9,11 +9,11 @@ import os
 from alphaapollo._version import __version__ as __version__
 
 API = {
-    **dict.fromkeys(("dpo", "evaluate", "evolve", "rl", "sft"), "api"),
+    **dict.fromkeys(("dpo", "evaluate", "rl", "sft"), "api"),
     "Trainer": "own_loop.trainer",
     "make_row": "session.rows",
 }
-"""Name -> module from which it is imported on first use; __init__.pyi has their types."""
+"""Name -> module from which it is imported on first use, beside the names of plug-ins; __init__.pyi has the types."""
 
 # Servers of this machine (judges, reward servers, endpoints of agents) are not requested through a web proxy.
 _direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
@@ -26,6 +26,14 @@ logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
 
 
 def __getattr__(name: str) -> object:
-    if name not in API:
+    if name in API:
+        return getattr(importlib.import_module(f"alphaapollo.{API[name]}"), name)
+    from alphaapollo.utils.plugins import load_plugin
+
+    try:
+        added = None if name.startswith("_") else load_plugin("api", name)
+    except ValueError as error:
+        raise ImportError(str(error)) from error
+    if added is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"alphaapollo.{API[name]}"), name)
+    return added

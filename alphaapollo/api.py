@@ -1,4 +1,4 @@
-"""Python API: `from alphaapollo import rl, sft, dpo, evaluate, evolve`.
+"""Python API: `from alphaapollo import rl, sft, dpo, evaluate`.
 
 run = rl({"algorithm": "grpo", "actor_rollout_ref.model.path": "model", ...}, "env.rollout.n=8", reward=score)
 run.metrics, run.model, run.plot("critic/score/mean")
@@ -19,18 +19,17 @@ from pydantic import BaseModel
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import format_override, format_value, get_value, list_keys_of_map_type
 from alphaapollo.config.load import find_command_module, load_config
-from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
-from alphaapollo.results import Evaluation, EvolutionRun, TrainedRun
+from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, InferenceConfig, SftConfig
+from alphaapollo.results import Evaluation, TrainedRun
 from alphaapollo.run_process import OnIteration, run_in_child_process
 from alphaapollo.user_objects import write_objects
 from alphaapollo.utils.json_types import to_json_value
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
-    from alphaapollo.evolving.roles import Role
 
 Settings = Mapping[str, object] | str | Path | None
-ConfigT = TypeVar("ConfigT", bound=Config | SftConfig | DpoConfig | GenerationConfig | EvolvingConfig)
+ConfigT = TypeVar("ConfigT", bound=Config | SftConfig | DpoConfig | InferenceConfig)
 
 
 def rl(
@@ -64,21 +63,21 @@ def rl(
         KeyboardInterrupt: Ctrl-C. All processes have ended; the same call resumes from the newest checkpoint.
     """
     objects = {"reward": reward, "environment": environment, "tools": tools, "estimator": estimator, "agent": agent}
-    return TrainedRun(*_run_program(Config, "ppo", config, overrides, on_iteration, show, objects))
+    return TrainedRun(*run_command(Config, "ppo", config, overrides, on_iteration, show, objects))
 
 
 def sft(
     config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
 ) -> TrainedRun:
     """Run supervised fine-tuning (main_sft). Arguments, result and errors as in `rl`, with the keys of main_sft."""
-    return TrainedRun(*_run_program(SftConfig, "sft", config, overrides, on_iteration, show))
+    return TrainedRun(*run_command(SftConfig, "sft", config, overrides, on_iteration, show))
 
 
 def dpo(
     config: Settings = None, *overrides: str, on_iteration: OnIteration | None = None, show: bool = True
 ) -> TrainedRun:
     """Train on preferences (main_dpo). Arguments, result and errors as in `rl`, with the keys of main_dpo."""
-    return TrainedRun(*_run_program(DpoConfig, "dpo", config, overrides, on_iteration, show))
+    return TrainedRun(*run_command(DpoConfig, "dpo", config, overrides, on_iteration, show))
 
 
 def evaluate(
@@ -92,33 +91,10 @@ def evaluate(
 ) -> Evaluation:
     """Sample answers and score them. Arguments and errors as in `rl`, with the keys of main_generation."""
     objects = {"reward": reward, "environment": environment, "tools": tools, "agent": agent}
-    return Evaluation(*_run_program(GenerationConfig, "generation", config, overrides, None, show, objects))
+    return Evaluation(*run_command(GenerationConfig, "generation", config, overrides, None, show, objects))
 
 
-def evolve(
-    config: Settings = None,
-    *overrides: str,
-    reward: Callable[..., object] | None = None,
-    environment: type | None = None,
-    tools: Sequence[Callable[..., object]] = (),
-    roles: Mapping[str, type[Role]] | None = None,
-    agent: Callable[..., object] | None = None,
-    on_round: OnIteration | None = None,
-    show: bool = True,
-) -> EvolutionRun:
-    """Improve a model's answers without training (evolving.main, docs/evolving.md). Resumes an interrupted call.
-
-    Args:
-        roles: Classes that replace built-in roles, e.g. `{"verifier": MyVerifier}`. Their methods: `build` and `read`.
-        on_round: Callback `on_round(number, metrics)` after each round; an exception in it ends the run.
-
-    Other arguments and errors as in `rl`, with the keys of evolving.main.
-    """
-    objects = {"reward": reward, "environment": environment, "tools": tools, "roles": roles, "agent": agent}
-    return EvolutionRun(*_run_program(EvolvingConfig, "evolving", config, overrides, on_round, show, objects))
-
-
-def _run_program(
+def run_command(
     schema: type[ConfigT],
     config_name: str,
     settings: Settings,
@@ -138,7 +114,7 @@ def _run_program(
         if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != get_value(defaults, key):
             shown = f"{key}={format_value(value)}"
             raise ConfigError(f"{shown} is set, but the call also passes a Python object for it. Remove one of them.")
-    module = f"alphaapollo.{find_command_module(config_name)}"
+    module = find_command_module(schema, config_name)
     run_in_child_process(module, [*words, *object_words], folder, on_iteration, show)
     return folder, with_objects
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, SftConfig
+from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, SftConfig
 from alphaapollo.runs.metrics_file import read_metrics
 from alphaapollo.utils.json_types import JsonObject
 
@@ -113,28 +113,3 @@ class Evaluation:
         figure = plot_curves_as_figure(points, str(self.folder), "", bands)
         figure.axes[0].set_xticks(range(len(names)), names, rotation=30, ha="right")
         return figure
-
-
-@dataclass(frozen=True)
-class EvolutionRun(RunResult):
-    """Result of a finished self-evolution. `folder` contains pool.jsonl, report.json, problems/ and metrics.jsonl."""
-
-    X_LABEL: ClassVar[str] = "round"
-    config: EvolvingConfig
-
-    @property
-    def report(self) -> JsonObject:
-        """Contents of report.json. `halted` says why the run ended early, if it did."""
-        report: JsonObject = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
-        return report
-
-    @property
-    def problems(self) -> list[JsonObject]:
-        """Contents of the files in problems/, one per problem: its final answer, and all solutions with their votes."""
-        files = sorted((self.folder / "problems").glob("*.json"))
-        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
-
-    @property
-    def pool(self) -> Path:
-        """Path of pool.jsonl, the log of all model calls."""
-        return self.folder / "pool.jsonl"

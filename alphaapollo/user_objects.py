@@ -37,12 +37,17 @@ def write_objects(
     environment: type | None = None,
     tools: Sequence[Callable[..., object]] = (),
     estimator: Any = None,
-    roles: Mapping[str, type] | None = None,
     agent: Callable[..., object] | None = None,
+    more: Sequence[Registration] = (),
+    more_settings: Mapping[str, object] = {},
+    module_key: str = "",
 ) -> list[str]:
-    """Pickle the objects of an API call (`rl`, `evolve`) into files. Returns overrides that load them, e.g.
-    `env.custom_module=.../objects.py`. Raises ValueError if an object cannot be pickled."""
-    values, registrations, path = dict[str, object](), list[Registration](), str(folder / "objects.py")
+    """Pickle the objects of an API call (e.g. `rl`) into files. Returns overrides that load them, e.g.
+    `env.custom_module=.../objects.py`. Raises ValueError if an object cannot be pickled.
+
+    more, more_settings, module_key: objects of other kinds, overrides that select them, and the key of their file."""
+    values, registrations, path = dict(more_settings), [*more], str(folder / "objects.py")
+    values |= {module_key: path} if more else {}
     object_rewards: list[Callable[..., object]] = []  # reward functions that read the environments of the episodes
     if environment and reward and "environments" in inspect.signature(reward).parameters:
         object_rewards, reward = [reward], None
@@ -72,11 +77,6 @@ def write_objects(
         name, function = fields.pop("name"), fields.pop("fn")
         registrations.append(("algorithms.advantages:register_estimator", name, fields, function))
         values |= {"algorithm.custom_module": path, "algorithm.adv_estimator": name}
-    if roles:
-        classes = dict.fromkeys(roles.values())
-        registrations += [("evolving.roles:register_role", role.__name__, {}, role) for role in classes]
-        values |= {f"roles.{slot}.plugin": role.__name__ for slot, role in roles.items()}
-        values["evolving.custom_module"] = path
     if registrations:
         _write_pickle(Path(path), registrations, [*object_rewards, *(value for *_, value in registrations)])
     return [format_override(key, value) for key, value in values.items()]

@@ -22,9 +22,8 @@ from pathlib import Path
 
 from transformers.utils import logging
 
+from alphaapollo.plugins.verify.stages import verify_recording
 from alphaapollo.runs.update_checks import Check
-from alphaapollo.verification.recording import read_complete_recording
-from alphaapollo.verification.stages import Verification
 from scripts.checks import ROOT
 from scripts.small_run import make_task, run_words
 
@@ -140,7 +139,7 @@ class PackageCopy:
         finally:
             for file, text in texts.items():
                 (self.package / file).write_text(text)
-        checks = Verification(read_complete_recording(recording)).run()
+        checks = verify_recording(recording)
         return next((check for check in checks if not check.passed), None)
 
     def record(self, name: str, settings: str) -> Path:

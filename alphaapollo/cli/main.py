@@ -81,13 +81,6 @@ SUBCOMMANDS = {  # in the order of --help
         "model.path data.path data.n_samples rollout.temperature trainer.experiment_name",
         f"{MODEL} data.path=test.parquet data.n_samples=8",
     ),
-    "evolve": Subcommand(
-        "self-improvement at inference time: solve, verify, remember, repeat",
-        "alphaapollo.evolving.main:main",
-        "evolving",
-        "models data.path evolving.rounds evolving.votes budget.tokens",
-        "'models={policy:{path:outputs/model}}' data.path=problems.parquet",
-    ),
     "eval": Subcommand(
         "score existing responses; with --suite, run lm-eval or inspect-ai on a run's newest model",
         "alphaapollo.cli.serve:evaluate",
@@ -100,8 +93,6 @@ SUBCOMMANDS = {  # in the order of --help
     ),
     "serve": Subcommand("vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve:main"),
     "chat": Subcommand("chat with a run's model, with its environment and tools", "alphaapollo.cli.chat:main"),
-    "replay": Subcommand("recompute a recorded iteration and compare", "alphaapollo.trainer.replay.__main__:main"),
-    "verify": Subcommand("check a run's update against an independent reference", "alphaapollo.cli.verify:main"),
     "explain": Subcommand(
         "explain a key, also of these projects", "alphaapollo.config.__main__:main", first_argument="explain"
     ),

@@ -18,7 +18,6 @@ from alphaapollo.config.schema import (
     Config,
     DpoConfig,
     EvalConfig,
-    EvolvingConfig,
     ExportConfig,
     GenerationConfig,
     RmConfig,
@@ -26,7 +25,7 @@ from alphaapollo.config.schema import (
 )
 from alphaapollo.config.schema.base import ActiveWhen, ResumeRule, Section
 from alphaapollo.config.schema.plugins import PluginSections, describe_missing_section, find_section_class
-from alphaapollo.utils.plugins import find_own_plugins, find_plugins
+from alphaapollo.utils.plugins import find_own_plugins, find_plugins, is_available, load_plugin
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 MarkerT = TypeVar("MarkerT")
@@ -35,7 +34,7 @@ SchemaClass = type[BaseModel]
 VERL_GROUP_SIZE = "actor_rollout_ref.rollout.n"
 """verl's name of env.rollout.n. Both names are accepted. If one of them is 1, the default, the other one counts."""
 
-COMMANDS: dict[str, type[BaseModel]] = {
+CORE_COMMANDS: dict[str, type[BaseModel]] = {
     "main_ppo": Config,
     "main_sft": SftConfig,
     "main_dpo": DpoConfig,
@@ -43,8 +42,30 @@ COMMANDS: dict[str, type[BaseModel]] = {
     "main_generation": GenerationConfig,
     "main_eval": EvalConfig,
     "main_export": ExportConfig,
-    "evolving": EvolvingConfig,
 }
+
+
+class CommandConfigs(Mapping[str, type[BaseModel]]):
+    """Configuration classes by command: those of the core, then those that plug-ins and packages add to the group
+    alphaapollo.configs, which are imported when they are looked up."""
+
+    def __getitem__(self, command: str) -> type[BaseModel]:
+        if command in CORE_COMMANDS:
+            return CORE_COMMANDS[command]
+        if not is_available("configs", command):
+            raise KeyError(command)
+        added: type[BaseModel] = load_plugin("configs", command)
+        return added
+
+    def __iter__(self) -> Iterator[str]:
+        yield from CORE_COMMANDS
+        yield from (name for name, plugin in find_plugins("configs", CORE_COMMANDS).items() if not plugin.is_missing)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+COMMANDS = CommandConfigs()
 
 
 @dataclass(frozen=True)

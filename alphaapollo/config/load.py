@@ -8,6 +8,7 @@ schema defaults -> shipped or user's YAML -> presets (algorithm=dapo) -> key=val
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import re
 import shlex
@@ -53,7 +54,7 @@ from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 MULTIRUN = ("--multirun", "-m")  # options of Hydra
-SWEPT_MODULES = {"trainer.main_ppo": "rl"} | {f"trainer.main_{name}": name for name in ("sft", "dpo", "rm")}
+SWEPT = {"ppo": "rl", **{name: name for name in ("sft", "dpo", "rm")}}
 OPTIONS = "Options are --config, --config-name, --config-dir, --cfg and --help"
 IGNORED = ("defaults", "hydra")  # sections of a YAML file that are not keys
 NUMBER, SPECIAL = r"[+-]?[\d.][\w.+-]*|true|false|nan|inf", r"[^\s,\[\]{}()]*[#~][^\s,\[\]{}()]*"
@@ -62,9 +63,9 @@ UNLIKE_TEXT = re.compile(rf"(?<=[=\[,])\s*({NUMBER}|{SPECIAL})\s*(?=[,\]]|$)", r
 EXPLAIN = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
 
 
-def find_command_module(config_name: str) -> str:
-    """Return the module of the command that a shipped YAML file configures: `trainer.main_ppo` for `ppo`."""
-    return {"evolving": "evolving.main"}.get(config_name, f"trainer.main_{config_name}")
+def find_command_module(schema: type[BaseModel], config_name: str) -> str:
+    """Return the module of a command, e.g. `alphaapollo.trainer.main_ppo` for `ppo`."""
+    return getattr(schema, "program", "") or f"alphaapollo.trainer.main_{config_name}"
 
 
 def find_shipped_config_folder() -> Path:
@@ -111,10 +112,11 @@ def load_config_and_user_settings(
     --config or --config-name. `--help` and `--cfg` print and exit with code 0. Raises ConfigError if arguments, files,
     keys or values are wrong, or if the earlier run's configuration names code that argv does not name.
     """
-    shipped = find_shipped_config_folder()
-    presets = [f"{file.parent.name}={file.stem}" for file in sorted(shipped.glob("*/*.yaml"))] * (schema is Config)
-    options = _parse_options(argv, schema, find_command_module(config_name), presets)
-    folders = [Path(options.config_dir).expanduser().resolve(), shipped] if options.config_dir else [shipped]
+    beside = Path(inspect.getfile(schema)).resolve().parent / "configs"  # of a plug-in
+    shipped = [find_shipped_config_folder(), *[beside] * beside.is_dir()]
+    presets = [f"{file.parent.name}={file.stem}" for file in sorted(shipped[0].glob("*/*.yaml"))] * (schema is Config)
+    options = _parse_options(argv, schema, config_name, presets)
+    folders = [Path(options.config_dir).expanduser().resolve(), *shipped] if options.config_dir else shipped
     if not folders[0].is_dir():
         raise ConfigError(f"--config-dir {options.config_dir}: no such folder. Set a folder with YAML files.")
     overrides = _parse_overrides(options.overrides, schema)
@@ -132,7 +134,7 @@ def load_config_and_user_settings(
     values: JsonObject = schema().model_dump(mode="json")
     for _, layer in layers:
         merge_maps(values, layer)
-    is_shipped = bool(file) and Path(file).parent == shipped
+    is_shipped = bool(file) and Path(file).parent in shipped
     own = {} if is_shipped else flatten_maps({name: start[name] for name in start if name not in IGNORED})
     replaced = flatten_maps(values)
     for override in overrides:
@@ -156,8 +158,8 @@ def load_config_and_user_settings(
         for key, value in own.items()
         if key not in keys and replaced.get(key, value) != value
     )
-    labels = dict.fromkeys(label for label, _ in layers if label)
-    return config, UserSettings(tuple(labels), frozenset([*keys, *own]), notices)
+    labels = tuple(dict.fromkeys(label for label, _ in layers if label))
+    return config, UserSettings(labels, frozenset([*keys, *own]), notices)
 
 
 def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -> SchemaT:
@@ -263,8 +265,8 @@ def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:
             f"{file}: the file cannot be read ({' '.join(str(error).split())}). Fix it, or set another file."
         ) from None
     if not isinstance(values, dict | None):
-        got = format_value(values)[:60]
-        raise ConfigError(f"{file}: expected KEY: VALUE lines, got {got}. Write e.g. trainer: {{seed: 1}}.")
+        shown = f"expected KEY: VALUE lines, got {format_value(values)[:60]}"
+        raise ConfigError(f"{file}: {shown}. Write e.g. trainer: {{seed: 1}}.")
     if not isinstance((values or {}).get("defaults", []), list):
         raise ConfigError(f"{file}: defaults must be a list. Write e.g. defaults: [algorithm: dapo, _self_].")
     found = {str(key): value for key, value in (values or {}).items()}
@@ -296,12 +298,11 @@ def drop_unknown_keys(schema: type[BaseModel], values: Mapping[str, object]) -> 
 
 def _check_no_secrets(values: JsonObject) -> None:
     """Raise ConfigError if a value contains a secret, e.g. an API key: values are printed and saved to config.yaml."""
-    errors = [
+    if errors := [
         f"{key} contains {reason}, but configurations are saved to config.yaml. Remove the secret, and set an "
         "environment variable instead."
         for key, reason in find_secret_keys_and_reasons(values)
-    ]
-    if errors:
+    ]:
         raise ConfigError(errors)
 
 
@@ -324,9 +325,9 @@ def save_config(config: BaseModel, path: Path) -> None:
 
 
 def _parse_options(
-    argv: Sequence[str], schema: type[BaseModel], module: str, presets: Sequence[str]
+    argv: Sequence[str], schema: type[BaseModel], config_name: str, presets: Sequence[str]
 ) -> argparse.Namespace:
-    program = f"python -m alphaapollo.{module}"
+    program = f"python -m {find_command_module(schema, config_name)}"
     parser = argparse.ArgumentParser(program, allow_abbrev=False, exit_on_error=False, epilog=EXPLAIN)
     setting = "a key to set, e.g. trainer.seed=1 or data.train_files=[a.parquet,b.parquet], or a preset to apply: "
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=setting + (", ".join(presets) or "none"))
@@ -339,7 +340,7 @@ def _parse_options(
         options, unknown = parser.parse_known_intermixed_args(list(argv))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}. See --help.") from None
-    name = SWEPT_MODULES.get(module) if is_available("commands", "sweep") else None
+    name = SWEPT.get(config_name) if is_available("commands", "sweep") else None
     if unknown and unknown[0] in MULTIRUN and name:
         words = shlex.join([name, *(word for word in argv if word not in MULTIRUN)])
         raise ConfigError(f"{unknown[0]}: a command is one run. For all combinations, run: alphaapollo sweep {words}")
@@ -362,7 +363,7 @@ def flatten_maps(values: JsonObject, prefix: str = "") -> JsonObject:
 
 
 def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Override]:
-    overrides = [_parse_override(word, schema) for word in words]
+    overrides = [parse_override(word, schema) for word in words]
     for word, override in zip(words, overrides, strict=True):
         if override.is_sweep_override():
             key, _, value = word.partition("=")
@@ -372,18 +373,8 @@ def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Over
     return overrides
 
 
-def list_values_to_sweep(word: str, schema: type[BaseModel]) -> list[str]:
-    """Return a word `KEY=VALUE` for each of the values of `KEY=VALUE,VALUE`, or of Hydra's choice() or range()."""
-    override = _parse_override(word, schema)
-    if not override.is_sweep_override():
-        return [word]
-    if not override.is_discrete_sweep():
-        raise ConfigError(f"{word}: interval() and glob() list no values. Write them, or use range(start,stop,step).")
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-
-
-def _parse_override(word: str, schema: type[BaseModel]) -> Override:
-    # Quote what Hydra would not read as it is typed, e.g. trainer.experiment_name=1e3.
+def parse_override(word: str, schema: type[BaseModel]) -> Override:
+    """Parse `KEY=VALUE` as it is typed: what Hydra would not read so, e.g. trainer.experiment_name=1e3, is quoted."""
     if not {*"'\""} & {*word} and _takes_text(schema, word.partition("=")[0].lstrip("+")):
         word = UNLIKE_TEXT.sub(r"'\1'", word)
     try:

@@ -20,11 +20,11 @@ from alphaapollo.config.schema.base import Device, Section
 from alphaapollo.config.schema.commands import Config, TuningConfig
 from alphaapollo.config.schema.data import TrainingFiles
 from alphaapollo.config.schema.env import Env
-from alphaapollo.config.schema.generation import EvolvingConfig, GenerationConfig, ServedModel
+from alphaapollo.config.schema.generation import GenerationConfig
 from alphaapollo.config.schema.model import USUAL_LORA_LR, USUAL_LR, Fsdp, Optimizer, Rollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Teacher
-from alphaapollo.config.schema.trainer import RunSettings, Training
-from alphaapollo.utils.plugins import load_plugin
+from alphaapollo.config.schema.trainer import RunSettings, Trainer, Training
+from alphaapollo.utils.plugins import find_plugins, load_plugin
 
 ROLLOUT = "actor_rollout_ref.rollout"
 UNKNOWN_CORES = 1_000_000
@@ -118,7 +118,7 @@ def list_divisors(*numbers: int) -> str:
     "Set trainer.device=auto or cpu, {}RAY_ADDRESS of a cluster with GPUs",
 )
 def machine_lacks_gpus(trainer: Any, context: CheckContext) -> Any:
-    own = not isinstance(context.config, EvolvingConfig) or any(model.path for model in context.config.models.values())
+    own = getattr(context.config, "has_engines", True)
     plan = "trainer.dry_run=true with trainer.planned_device=h100 to plan for GPUs, " * isinstance(trainer, Training)
     return context.device == "cuda" and not context.num_gpus and own and (f"{plan}or ",)
 
@@ -313,7 +313,7 @@ def reference_reset_lacks_validation(config: Config, context: CheckContext) -> A
     return context.device and not config.validates_on_rows and config.algorithm.reference_reset.patience
 
 
-# Teachers, rewards and served models
+# Teachers and rewards
 
 
 @requirement(Teacher, "by_source", "the pattern {0!r} {1}", "Use names in models, and weights that sum to 1")
@@ -354,38 +354,7 @@ def rewards_lack_weights(custom: CustomRewardFunction, context: CheckContext) ->
     return custom.weights and len(custom.weights) != len(custom.names)
 
 
-# Self-evolution
-
-
-@requirement(EvolvingConfig, "models", "it is required", "Set models.policy.path=MODEL, or base_url and name")
-def models_are_missing(config: EvolvingConfig, context: CheckContext) -> Any:
-    return context.device and not config.models
-
-
-@requirement(ServedModel, "path base_url", "one of them must be set, not both", "Set path, or base_url and name")
-def model_has_no_single_source(model: ServedModel, context: CheckContext) -> Any:
-    return bool(model.path) == bool(model.base_url)
-
-
-@requirement(EvolvingConfig, "env.env_name", "this run must serve models.{}", "Set models.{}.path, not base_url")
-def agents_lack_engines(config: EvolvingConfig, context: CheckContext) -> Any:
-    own = [name for name in config.proposer_models if name in config.models and not config.models[name].path]
-    return config.env.env_name == "agent" and ", ".join(own)
-
-
-@requirement(EvolvingConfig, "evolving.branches", "{0} is not in models", "Set one of {1}")
-def models_are_unknown(config: EvolvingConfig, context: CheckContext) -> Any:
-    named = {f"evolving.branches[{index}]": name for index, name in enumerate(config.evolving.branches)}
-    named |= {f"roles.{role}.model": section.model for role, section in config.all_roles.items() if section.model}
-    unknown = [f"{key}={name}" for key, name in named.items() if name not in config.models]
-    return config.models and unknown and (unknown[0], ", ".join(config.models))
-
-
-@requirement(EvolvingConfig, "roles.proposer.plugin", "nothing would be proposed", "Set roles.proposer.plugin=proposer")
-def proposer_is_missing(config: EvolvingConfig, context: CheckContext) -> Any:
-    return not config.roles.proposer.plugin
-
-
-@requirement(EvolvingConfig, "budget.money", "no model has a price", "Set price_in and price_out of a model")
-def prices_are_missing(config: EvolvingConfig, context: CheckContext) -> Any:
-    return config.budget.money and not any(model.price_in or model.price_out for model in config.models.values())
+@requirement(Trainer, "verify_first_iteration", "{} is missing", "Install it, or set false")
+def verification_is_missing(trainer: Trainer, context: CheckContext) -> Any:
+    checks = find_plugins("recorded_updates").values()
+    return trainer.verify_first_iteration and next((plugin.owner for plugin in checks if plugin.is_missing), "")

@@ -1,10 +1,10 @@
-"""Improve answers at inference time: `python -m alphaapollo.evolving.main data.path=... models.policy.path=...`"""
+"""`python -m alphaapollo.evolving.main KEY=VALUE ...`: the subcommand `alphaapollo evolve`."""
 
-from alphaapollo.config.schema import EvolvingConfig
-from alphaapollo.launch.command import make_command
-from alphaapollo.processes.entry_point import run_program
+from functools import partial
 
-main = make_command(EvolvingConfig, "evolving", "alphaapollo.evolving.run")
+from alphaapollo.processes.entry_point import run_plugin_command, run_program
+
+main = partial(run_plugin_command, "evolve")
 
 
 if __name__ == "__main__":

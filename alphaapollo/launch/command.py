@@ -22,7 +22,7 @@ from typing import Any
 
 from alphaapollo.config.errors import exit_on_config_error, report_error
 from alphaapollo.config.load import find_command_module, load_config_and_user_settings
-from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, RmConfig, TuningConfig
+from alphaapollo.config.schema import Config, InferenceConfig, RmConfig, TuningConfig
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.errors import REPORTED_ERRORS, WorkerLost
 from alphaapollo.launch.early_imports import import_engine_early
@@ -41,7 +41,7 @@ from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.imports import pause_gc
 from alphaapollo.utils.plugins import is_available
 
-CommandConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
+CommandConfig = Config | TuningConfig | InferenceConfig
 MAIN_METRICS = (  # of each group, the first metric that the run has logged is summarized
     ("val/accuracy", "val/reward", "val/loss"),
     ("distill/divergence", "distill/reverse_kl"),
@@ -104,7 +104,7 @@ def make_command(schema: type[CommandConfig], config_name: str, module_name: str
             return report_error(error, 1 if prepared or not isinstance(error, ValueError) else 2)
         return 0
 
-    main.__module__ = f"alphaapollo.{find_command_module(config_name)}"  # for messages that show the command
+    main.__module__ = find_command_module(schema, config_name)  # for messages that show the command
     return entry_point(main)
 
 

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.load import flatten_maps
-from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, Model, TuningConfig
+from alphaapollo.config.schema import Config, InferenceConfig, Model, TuningConfig
 from alphaapollo.data.rendering import DATE, Renderer, check_chat_is_shown
 from alphaapollo.data.vocabulary import find_model_file
 from alphaapollo.runs.resume import read_earlier_config
 from alphaapollo.types import Prompt
 
 TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")  # one of them has the chat template
-C = TypeVar("C", Config, TuningConfig, GenerationConfig, EvolvingConfig)
+C = TypeVar("C", bound=Config | TuningConfig | InferenceConfig)
 
 
 def fix_template_date(config: C, model: Model) -> C:

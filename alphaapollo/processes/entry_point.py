@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from alphaapollo.processes.watchdog import remove_paths, treat_signals_as_ctrl_c
+from alphaapollo.utils.plugins import load_plugin
 from alphaapollo.utils.redaction import redact, replace_control_characters
 
 
@@ -77,6 +78,18 @@ def entry_point(main: MainFunction) -> MainFunction:
             return 130
 
     return run_command_main
+
+
+def run_plugin_command(name: str, argv: Sequence[str] | None = None) -> int:
+    """Run the subcommand `name` of a plug-in, for a module that saved commands name. Returns exit code 2 if it is
+    missing."""
+    try:
+        command = load_plugin("commands", name)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    main: MainFunction = command.load() if hasattr(command, "load") else command
+    return main(argv)
 
 
 exits_at_once = False

@@ -17,7 +17,7 @@ from alphaapollo.config.changes import ConfigChange, find_changes, identify_comm
 from alphaapollo.config.keys import COMMANDS, format_value
 from alphaapollo.config.load import save_config
 from alphaapollo.config.renamed_keys import move_renamed_keys
-from alphaapollo.config.schema import Config, EvalConfig, EvolvingConfig, GenerationConfig, TuningConfig
+from alphaapollo.config.schema import Config, EvalConfig, InferenceConfig, TuningConfig
 from alphaapollo.config.schema.base import CHANGES_DATA
 from alphaapollo.runs.checkpoint_folder import (
     NAME,
@@ -39,7 +39,7 @@ from alphaapollo.utils.disk import read_yaml
 from alphaapollo.utils.json_types import JsonObject
 
 TrainingConfig = Config | TuningConfig
-ResumableConfig = TrainingConfig | GenerationConfig | EvolvingConfig
+ResumableConfig = TrainingConfig | InferenceConfig
 ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
 NEW_RUN_HINT = (
     "Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch (the previous run is "
@@ -152,7 +152,7 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
     return replace(start, inputs=replace(inputs, data_start=data_start))
 
 
-def find_inference_start(config: GenerationConfig | EvolvingConfig, results_name: str) -> StartPoint:
+def find_inference_start(config: InferenceConfig, results_name: str) -> StartPoint:
     """Return the start point of an evaluation or evolution, which resume if the run has the file `results_name`.
     Raises ValueError if the configuration has changed in a key that identifies the run."""
     folder = config.trainer.folder
@@ -170,7 +170,7 @@ def read_earlier_config(config: ResumableConfig) -> JsonObject:
     folder = run = config.trainer.folder
     if config.trainer.resume_mode == "disable":
         return {}
-    if not isinstance(config, GenerationConfig | EvolvingConfig):
+    if not isinstance(config, InferenceConfig):
         if not (candidates := _list_resumable_checkpoints(config)):
             return {}
         run = folder if _has_results(folder) else candidates[0].resolve().parents[1]

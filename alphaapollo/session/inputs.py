@@ -15,9 +15,9 @@ from alphaapollo.config.schema import (
     CustomRewardFunction,
     Data,
     Env,
-    EvolvingConfig,
     GenerationConfig,
     GenerationData,
+    InferenceConfig,
     Model,
     Reward,
     SftConfig,
@@ -46,7 +46,7 @@ from alphaapollo.runs.input_digests import digest_file
 from alphaapollo.types import JsonObject, Prompt
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
-RunConfig = Config | TuningConfig | GenerationConfig | EvolvingConfig
+RunConfig = Config | TuningConfig | InferenceConfig
 
 
 def detect_node_resources(config: Config | TuningConfig | GenerationConfig) -> Machine:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from alphaapollo.evolving.roles import ModelReply, RoleView, Verifier, VerifierReport, make_user_chat, register_role
+from alphaapollo.plugins.evolving.roles import (
+    ModelReply,
+    RoleView,
+    Verifier,
+    VerifierReport,
+    make_user_chat,
+    register_role,
+)
 from alphaapollo.types import Message
 from alphaapollo.utils.seeds import derive_seed
 from examples.evolving.task import check_prompt

@@ -115,7 +115,7 @@ class CommandServer(socketserver.UnixStreamServer):
     def complete(self, module: str, words: list[str]) -> list[str]:
         """Replace `...` by the keys that it stands for, and add the sizes of a full run or DRY_RUN."""
         if module == "alphaapollo.cli.main" and (subcommand := SUBCOMMANDS.get((words or [""])[0])):
-            module = f"alphaapollo.{subcommand.main.partition(':')[0]}"
+            module = subcommand.main.partition(":")[0]
         if module not in self.needed or "--cfg" in words or "--help" in words:
             return words
         given = tuple(f"{word.partition('=')[0]}." for word in words if not word.endswith("..."))

@@ -29,7 +29,7 @@ for module in (
     "alphaapollo.trainer.main_ppo",
     "alphaapollo.trainer.lifecycle",
     "alphaapollo.trainer.main_generation",
-    "alphaapollo.trainer.replay.run",
+    "alphaapollo.trainer.replay.record",
     "alphaapollo.evaluation.generation",
     "alphaapollo.trainer.main_sft",
     "alphaapollo.finetuning.sft",
@@ -40,8 +40,8 @@ for module in (
     "alphaapollo.workers.preference",
     "alphaapollo.trainer.main_rm",
     "alphaapollo.evolving.main",
-    "alphaapollo.evolving.run",
-    "alphaapollo.evolving.model_clients",
+    "alphaapollo.plugins.evolving.run",
+    "alphaapollo.plugins.evolving.model_clients",
 ):
     importlib.import_module(module)
 gc.freeze()

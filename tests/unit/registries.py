@@ -6,7 +6,7 @@ import pytest
 
 from alphaapollo.algorithms.advantages.base import _estimators
 from alphaapollo.environments.base import _ENVIRONMENTS
-from alphaapollo.evolving.roles import ROLES
+from alphaapollo.plugins.evolving.roles import ROLES
 from alphaapollo.tools.base import tools
 
 

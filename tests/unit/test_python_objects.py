@@ -10,7 +10,7 @@ import pytest
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, get_estimator
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.evolving.roles import ROLES, ModelReply, Verifier, VerifierReport
+from alphaapollo.plugins.evolving.roles import ROLES, ModelReply, Verifier, VerifierReport
 from alphaapollo.processes.python_command import make_subprocess_environ
 from alphaapollo.tools.base import tools
 from alphaapollo.types import Prompt

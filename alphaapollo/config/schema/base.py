@@ -157,3 +157,5 @@ class Section(BaseModel):
     """{key or section that the command does not read: reason}; set in the configuration class of a command."""
     resume_rules: ClassVar[Mapping[str, ResumeRule]] = {}
     """{key or section: rule that replaces the ResumeRule markers of its fields}; "" = all other keys. Set likewise."""
+    program: ClassVar[str] = ""
+    """Module that `python -m` runs for a command that is not in trainer/. Set likewise."""

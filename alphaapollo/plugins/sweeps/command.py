@@ -19,12 +19,14 @@ from itertools import count, product
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from alphaapollo.cli.main import SUBCOMMANDS
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS, format_override, replace_value
-from alphaapollo.config.load import list_values_to_sweep, load_config_and_user_settings
+from alphaapollo.config.load import load_config_and_user_settings, parse_override
 from alphaapollo.config.schema.trainer import RunFolder
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.plugins.sweeps.queue import RunQueue, SweptRun, count_gpus, find_gpus, uses_cluster
@@ -79,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
 def make_runs(name: str, words: Sequence[str]) -> list[SweptRun]:
     """Return the run of each combination of values. Raises ConfigError if a word or a configuration is wrong."""
     command = SUBCOMMANDS[name]
-    schema, module = COMMANDS[command.command], f"alphaapollo.{command.main.partition(':')[0]}"
+    schema, module = COMMANDS[command.command], command.main.partition(":")[0]
     choices = [[word] if word.startswith("-") else list_values_to_sweep(word, schema) for word in words]
     swept = {at: values[0].partition("=")[0].lstrip("+") for at, values in enumerate(choices) if len(values) > 1}
     if folders := {PROJECT, NAME, "trainer.output_dir"} & {*swept.values()}:
@@ -106,6 +108,16 @@ def make_runs(name: str, words: Sequence[str]) -> list[SweptRun]:
         arguments += [format_override(key, value) for key, value in names.items()]
         runs.append(SweptRun(module, arguments, setting, config))
     return runs
+
+
+def list_values_to_sweep(word: str, schema: type[BaseModel]) -> list[str]:
+    """Return a word `KEY=VALUE` for each of the values of `KEY=VALUE,VALUE`, or of Hydra's choice() or range()."""
+    override = parse_override(word, schema)
+    if not override.is_sweep_override():
+        return [word]
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"{word}: interval() and glob() list no values. Write them, or use range(start,stop,step).")
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
 def make_runs_of_only_command(words: Sequence[str]) -> list[SweptRun]:

@@ -1,4 +1,4 @@
-"""Record the iterations of trainer.record_steps, to replay (replay/run.py) or verify them (verification/)."""
+"""Record the iterations of trainer.record_steps, for packages that check an update or compute it again."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from alphaapollo.models.update_record import choose_sample
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder, parse_step
 from alphaapollo.runs.group_files import write_values
-from alphaapollo.runs.update_checks import summarize, write_checks
-from alphaapollo.trainer.run_state import LearnerState, LearnFunction, TrainingRun
-from alphaapollo.trainer.step.update_result import UpdateResult
-from alphaapollo.types import TrajectoryGroup
-from alphaapollo.utils.disk import explain_write_errors, replace_file
-from alphaapollo.verification.recording import (
+from alphaapollo.runs.update_checks import Check, summarize, write_checks
+from alphaapollo.trainer.replay.recording import (
     INPUTS,
     OUTCOME,
     PUBLISHED,
     Outcome,
     RecordedInputs,
     RecordedSteps,
-    read_complete_recording,
     write_outcome,
 )
-from alphaapollo.verification.stages import Verification
+from alphaapollo.trainer.run_state import LearnerState, LearnFunction, TrainingRun
+from alphaapollo.trainer.step.update_result import UpdateResult
+from alphaapollo.types import TrajectoryGroup
+from alphaapollo.utils.disk import explain_write_errors, replace_file
+from alphaapollo.utils.plugins import find_plugins, is_available
 
 COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "selected_tokens")  # as computed
 LIBRARIES = ("torch", "transformers", "numpy")
@@ -61,10 +60,10 @@ class Recorder:
         with timer("record"):
             folder = await record_update_inputs(run, iteration, groups)
         if iteration in self.steps:
-            hint = (
-                f"To check it: alphaapollo verify {folder}. To repeat it: python -m alphaapollo.trainer.replay {folder}"
-            )
-            run.console.notify(f"The inputs of iteration {iteration} are saved to {folder}. {hint}")
+            hint = f" To check it: alphaapollo verify {folder}." * is_available("commands", "verify")
+            if is_available("commands", "replay"):
+                hint += f" To repeat it: python -m alphaapollo.trainer.replay {folder}"
+            run.console.notify(f"The inputs of iteration {iteration} are saved to {folder}.{hint}")
         policy, critic, sample_tokens = run.workers.policy, run.workers.critic, SAMPLE_TOKENS * verifies
         await policy.begin_record(str(folder / OUTCOME / "policy"), sample_tokens)
         if critic:
@@ -99,16 +98,17 @@ class Recorder:
 
     async def _verify(self, run: TrainingRun, folder: Path) -> None:
         """Verify a recording, write and say the result, and remove a recording that record_steps does not ask for."""
-        started = time.perf_counter()
+        started, checks = time.perf_counter(), list[Check]()
         try:
-            checks = await asyncio.to_thread(lambda: [*Verification(read_complete_recording(folder)).run()])
+            for plugin in find_plugins("recorded_updates").values():
+                checks += await asyncio.to_thread(plugin.load(), folder)
         except Exception as error:  # noqa: BLE001  e.g. a model that transformers cannot run in float64
             run.console.warn(f"the first update was not verified: {type(error).__name__}: {error}")
             return
         write_checks(run.config.trainer.folder, checks)
         passed = all(check.passed for check in checks)
         say = run.console.notify if passed else run.console.warn
-        kept = "" if passed else f" See alphaapollo verify {folder}."
+        kept = f" See alphaapollo verify {folder}." * (not passed and is_available("commands", "verify"))
         seconds = time.perf_counter() - started
         say(f"verified the update of iteration 1 in {seconds:.0f} s: {summarize(checks)} (docs/verify.md).{kept}")
         if passed and 1 not in self.steps:

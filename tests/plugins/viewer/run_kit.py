@@ -14,10 +14,10 @@ import yaml
 from alphaapollo.data.findings import DataFinding
 from alphaapollo.evaluation.generation import FinishedResults, open_results_writer
 from alphaapollo.evaluation.report import write_report
-from alphaapollo.evolving.pool import Candidate, Grade, Judgement, Pool, Position, Verdict
-from alphaapollo.evolving.report import compute_round_metrics, write_results
 from alphaapollo.metrics.samples import convert_to_sample_result
 from alphaapollo.observability.terminal import Terminal
+from alphaapollo.plugins.evolving.pool import Candidate, Grade, Judgement, Pool, Position, Verdict
+from alphaapollo.plugins.evolving.report import compute_round_metrics, write_results
 from alphaapollo.plugins.viewer.index import RunIndex
 from alphaapollo.rollout.suites import SuiteResult, SuiteScore
 from alphaapollo.runs.metrics_file import JsonlTracker

@@ -12,8 +12,9 @@ from alphaapollo import api
 from alphaapollo.api import format_settings
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig
-from alphaapollo.evolving.roles import Aggregator, Verifier
+from alphaapollo.config.schema import Config, GenerationConfig
+from alphaapollo.plugins.evolving.roles import Aggregator, Verifier
+from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.results import Evaluation, TrainedRun
 
 

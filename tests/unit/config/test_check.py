@@ -12,8 +12,9 @@ from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import Config, EvolvingConfig, RunFolder, SftConfig, Teacher
+from alphaapollo.config.schema import Config, RunFolder, SftConfig, Teacher
 from alphaapollo.controller.placement import Machine, make_placement
+from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from tests.unit.config.combinations import CORRECTION, ERRORS, INEFFECTIVE, REQUIRED, TEACHERS, WARNINGS, WORKS
 from tests.unit.config.overrides import from_overrides
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import EvolvingConfig, SftConfig
-from alphaapollo.evolving.roles import ModelReply, RoleView, VerifierReport
+from alphaapollo.config.schema import SftConfig
+from alphaapollo.plugins.evolving.roles import ModelReply, RoleView, VerifierReport
+from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from examples.curriculum.make_task import long_sums, sums
 from examples.evolving import task as evolving
 from examples.evolving.roles import Checker, Coin

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Model
+from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.load import load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.trainer.replay.run import Float64Mode
 from tests.unit.models.test_policy_model import some_rows
 
 CPU = torch.device("cpu")

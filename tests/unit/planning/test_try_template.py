@@ -3,13 +3,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from alphaapollo.config.schema import EvolvingConfig, SftConfig
+from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.rendering import Renderer, check_chat_is_shown
 from alphaapollo.data.vocabulary import load_tokenizer
-from alphaapollo.evolving.run import EvolutionPreparation
 from alphaapollo.observability.console import Console
 from alphaapollo.planning import template as module
 from alphaapollo.planning.template import fix_template_date, try_chats
+from alphaapollo.plugins.evolving.run import EvolutionPreparation
+from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.types import Message, Prompt
 from tests.unit.tiny import save_tokenizer
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from alphaapollo.evolving.roles import VERDICT, is_last_choice, strip_markup
 from alphaapollo.metrics.majority_vote import extract_answer
+from alphaapollo.plugins.evolving.roles import VERDICT, is_last_choice, strip_markup
 from alphaapollo.rewards.answers import find_answer_tag
 from alphaapollo.rewards.components import COMPONENTS, load_components
 from alphaapollo.rewards.judges import JUDGES, read_criteria, read_score, read_winner

@@ -11,14 +11,14 @@ import pytest
 from alphaapollo import __version__
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig, ExportConfig, GenerationConfig
-from alphaapollo.evolving.export import export_training_rows
-from alphaapollo.evolving.pool import Pool
+from alphaapollo.plugins.evolving.export import export_training_rows
+from alphaapollo.plugins.evolving.pool import Pool
 from alphaapollo.runs.checkpoint_folder import FORMAT, check_format, find_damage, write_format
 from alphaapollo.runs.newest_model import find_newest_model, make_generation_config_values
 from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
 from alphaapollo.trainer.main_export import main as export
 from alphaapollo.trainer.main_export import prepare_export
-from alphaapollo.verification.recording import read_recording
+from alphaapollo.trainer.replay.recording import read_recording
 from tests.old_runs.make import ARCHIVES, unpack
 from tests.unit.run_folders import make_config, train
 

@@ -10,7 +10,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from alphaapollo.config.schema import Config, DpoConfig, EvolvingConfig, GenerationConfig, RmConfig, SftConfig
+from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, RmConfig, SftConfig
+from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.runs import input_digests
 from alphaapollo.runs.checkpoint_folder import read_inputs
 from alphaapollo.runs.input_digests import compute_input_digests, digest_file

@@ -13,7 +13,8 @@ from alphaapollo.config.check import list_model_paths
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import merge_maps
 from alphaapollo.config.load import save_config
-from alphaapollo.config.schema import Config, EvolvingConfig, GenerationConfig, SftConfig
+from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
+from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.runs.checkpoint_folder import write_progress
 from alphaapollo.runs.newest_model import (
     RunModel,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.evaluation.generation import GenerationPreparation
-from alphaapollo.evolving.run import EvolutionPreparation
 from alphaapollo.finetuning.run import FinetuningPreparation
 from alphaapollo.own_loop.setup import LoopPreparation
+from alphaapollo.plugins.evolving.run import EvolutionPreparation
 from alphaapollo.session.inference import ChatPreparation, ServePreparation
 from alphaapollo.session.prepare import Preparation
 from alphaapollo.trainer.setup.preparation import RlPreparation

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from alphaapollo.batching.batch import Columns
+from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.lora import is_adapter_parameter
-from alphaapollo.trainer.replay.run import Float64Mode
 from alphaapollo.workers import trust_region
 from alphaapollo.workers.policy import PolicyWorker
 from tests.unit.tiny import run_ranks

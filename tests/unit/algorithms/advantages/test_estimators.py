@@ -1,4 +1,4 @@
-"""Registered estimators: contexts, named rewards, errors, inputs. tests/unit/verification has their values."""
+"""Registered estimators: contexts, named rewards, errors, inputs. tests/plugins/verify has their values."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Registered policy losses: metrics, selected tokens and limits. tests/unit/verification has their values."""
+"""Registered policy losses: metrics, selected tokens and limits. tests/plugins/verify has their values."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Self-evolution at inference time; no weight is updated. See docs/evolving.md."""
