@@ -92,7 +92,6 @@ SUBCOMMANDS = {  # in the order of --help
         "export a checkpoint as a verified Hugging Face folder or GGUF file", "alphaapollo.cli.main:export"
     ),
     "serve": Subcommand("vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve:main"),
-    "chat": Subcommand("chat with a run's model, with its environment and tools", "alphaapollo.cli.chat:main"),
     "explain": Subcommand(
         "explain a key, also of these projects", "alphaapollo.config.__main__:main", first_argument="explain"
     ),

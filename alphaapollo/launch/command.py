@@ -52,9 +52,6 @@ MAIN_METRICS = (  # of each group, the first metric that the run has logged is s
 )
 
 
-CORE_COMMANDS = ("chat", "export")  # of those that list_next_commands names; the others are commands of plug-ins
-
-
 def make_command(schema: type[CommandConfig], config_name: str, module_name: str) -> MainFunction:
     """Return the `main` of a command, with the defaults of the YAML file `config_name`. It returns the exit code: 0
     done, 1 failed, 2 refused before the start, 130 interrupted.
@@ -241,7 +238,7 @@ def list_next_commands(folder: Path, can_chat: bool) -> list[str]:
     shown = [
         f"  {format_command(*words)}   # {comment}"
         for words, comment, applies in commands
-        if applies and (words[0] in CORE_COMMANDS or is_available("commands", words[0]))
+        if applies and (words[0] == "export" or is_available("commands", words[0]))
     ]
     return ["next commands:", *shown] if shown else []
 

@@ -68,9 +68,7 @@ def test_subcommand_calls_its_main(
         ("sft model.pth=x", ["Did you mean 'model.path'"]),
         ("explain", []),
         ("serve .", ["has no model and no complete checkpoint yet", "Resume this run"]),
-        ("chat .", ["has no model and no complete checkpoint yet", "Resume this run"]),
         ("serve no_run --port PORT rollout.name=hf", ["rollout.name=hf: this command uses vLLM"]),
-        ("chat", ["required: RUN"]),
     ],
 )
 def test_command_that_cannot_run_is_an_error(
