@@ -68,9 +68,12 @@ def add_plugin_sections(parent: str, make_marker: Callable[[str], object]) -> Ca
     marker of a field is made from its name."""
 
     def decorate(section: type[Section]) -> type[Section]:
-        plugins = {name.partition("."): one for name, one in find_own_plugins("sections").items() if not one.is_missing}
-        classes = {name: plugin.load() for (of, _, name), plugin in plugins.items() if of == parent}
-        fields: dict[str, Any] = {name: (Annotated[one, make_marker(name)], one()) for name, one in classes.items()}
+        fields = dict[str, Any]()
+        for key, plugin in find_own_plugins("sections").items():
+            of, _, name = key.partition(".")
+            if of == parent and not plugin.is_missing:
+                schema = plugin.load()
+                fields[name] = (Annotated[schema, make_marker(name)], schema())
         return create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
 
     return decorate

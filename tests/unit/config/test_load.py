@@ -55,11 +55,10 @@ def test_every_key_is_overridden_with_or_without_a_plus():
 
 def test_names_in_maps_are_set_one_by_one():
     words = ["reward.components.format=0.1", "reward.components={language: 0.2}", "+reward.components.task=0.9"]
-    words += ["env.tool_settings.local_rag.index=a/b", "env.reasoning_gym.settings.chain_sum.max_terms=3"]
+    words += ["env.tool_settings.local_rag.index=a/b"]
     config = load_config(Config, "ppo", [*words, "env.mcp_servers.files.command=[a,b]", "~reward.components.task"])
     assert config.reward.components == {"format": 0.1, "language": 0.2}
     assert config.env.tool_settings == {"local_rag": {"index": "a/b"}}
-    assert config.env.reasoning_gym.settings == {"chain_sum": {"max_terms": 3}}
     assert config.env.mcp_servers["files"].command == ["a", "b"]
 
 
