@@ -26,6 +26,7 @@ TOKENS = {
     "operator": re.compile(r"\n|;;&?|;&|&&|\|\||\|&|[;&|)]|\((?!\()"),
 }
 PAIRS = {"$((": "))", "$(": ")", "<(": ")", ">(": ")", "((": "))", "${": "}", '"': '"', "`": "`"}
+QUOTED = re.compile(r"'[^']*'|\$'(?:\\.|[^'\\])*'", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])")
 PARAMETER = re.compile(r"(\w+|[@*])(?:\[([@*]|\d+)\])?(?:(:?[-=?+])(.*))?", re.DOTALL)
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -59,7 +60,7 @@ class Command(NamedTuple):
 
     line: int
     words: list[str]
-    condition: str  # e.g. "inside `if` (line 3)"; empty if it always runs
+    condition: str  # e.g. "inside `if` (line 3)"; empty if it runs unless an earlier command fails
 
 
 def remove_shell_marks(text: str) -> str:
@@ -89,8 +90,10 @@ def _find_end(text: str, start: int, inside: str = "") -> int:
         raise ValueError(f"{inside} is missing")
     if text[start] == "\\":
         return start + 2
-    if text[start] == "'" and inside != '"':
-        return text.find("'", start + 1) + 1 or _find_end(text, len(text), "'")
+    if inside != '"' and (quoted := QUOTED.match(text, start)):
+        return quoted.end()
+    if inside != '"' and text[start] == "'":
+        raise ValueError("' is missing")
     opening = next((opening for opening in PAIRS if text.startswith(opening, start)), "")
     if opening or (text[start] == "(" and inside in (")", "))")):
         start, closing = start + len(opening or "("), PAIRS.get(opening, ")")
@@ -180,7 +183,7 @@ class _ScriptReader:
                     texts, end = [body[1] if one["quote"] else self._expand(body[1], is_quoted=True)], body.end()
                 if words:
                     self._run(words, first, before, texts)
-                before = token if words or token != "\n" else before
+                before = token if words or token not in "\n(" else before
                 words, here = [], [] if token == "\n" else here
             self.line += text.count("\n", place, end)
             place = end
@@ -217,9 +220,9 @@ class _ScriptReader:
         elif name == "exit" and not condition:
             self.is_ended = True
         elif "{" in dict(self.blocks):
-            self.functions.append((texts, line, condition))
+            self.functions.append((texts, line, block))
         else:
-            self._run_program(texts, line, condition)
+            self._run_program(texts, line, condition if before != "&&" else block)
 
     def _run_assignment(self, word: list[str], condition: str) -> None:
         if match := ASSIGNMENT.fullmatch(word[0]):
@@ -279,6 +282,8 @@ class _ScriptReader:
             return part if keeps_backslash else part[1:].replace("\n", "")
         if part[0] == "'" and not is_quoted:
             return f"\1{part[1:-1]}"
+        if part.startswith("$'") and not is_quoted:
+            return "\1" + remove_shell_marks(part[2:-1].encode("latin-1", "backslashreplace").decode("unicode_escape"))
         if part[0] == '"' and len(part) > 1:
             is_list = re.fullmatch(r"\$@|\$\{(?:\w+\[)?@[^}]*\}", part[1:-1])
             return "\1" * (not is_list) + self._expand(part[1:-1], is_quoted=True)
@@ -319,8 +324,9 @@ class _ScriptReader:
         if value is None or (isinstance(value, str) and index is None):
             return value
         items = value if isinstance(value, list) else shlex.split(value) if name in self.given else [value]
-        place = int(index) if (index or "@").isdigit() else 0
-        return items if index in ("@", "*") else items[place] if place < len(items) else None
+        if index in ("@", "*"):
+            return items
+        return next(iter(items[int(index or 0) :]), None)
 
     def _read_substitution(self, text: str) -> str:
         """Return the output of a command as a value of the machine."""

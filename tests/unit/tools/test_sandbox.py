@@ -1,5 +1,5 @@
 """Results of snippets, sessions, runs at the same time, processes that die, and cleanup. The isolation is tested in
-test_sandbox_attacks.py and test_sandbox_bash.py."""
+test_sandbox_attacks.py."""
 
 from __future__ import annotations
 

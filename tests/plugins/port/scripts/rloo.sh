@@ -1,4 +1,5 @@
 batch=1024
+folder=/data/gsm8k
 function common() {
     echo "unused"
 }
@@ -7,15 +8,13 @@ train() {
         algorithm.adv_estimator=rloo_vectorized \
         algorithm.use_kl_in_reward=True \
         algorithm.kl_penalty=kl \
-        data.train_files="$1/train.parquet" \
-        data.val_files="$1/test.parquet" \
+        data.train_files="$folder/train.parquet" \
+        data.val_files="$folder/test.parquet" \
         data.train_batch_size=$batch \
         actor_rollout_ref.model.path=${MODEL_PATH:?give a model} \
         actor_rollout_ref.actor.ppo_mini_batch_size=$(($batch / 4)) \
         actor_rollout_ref.rollout.n=5 \
         actor_rollout_ref.rollout.val_kwargs.do_sample=False \
-        trainer.val_before_train=False "${@:2}"
+        trainer.val_before_train=False
 }
-for folder in /data/gsm8k; do
-    train $folder
-done
+train
