@@ -6,7 +6,7 @@ of plug-ins and packages, in this process or through remote.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -55,6 +55,8 @@ class Engine:
     # What commands and trainers read of the class.
 
     reads_images: ClassVar[bool] = True
+    reads_quantized: ClassVar[bool] = False  # whether it serves models with quantized weights
+    without_mixed_windows: ClassVar[Collection[str]] = ()  # families whose sliding window is not in all layers
     weight_sender: ClassVar[str] = ""  # TransferSender of GPUs, as module:class; empty: weights arrive as files only
     argument_files: ClassVar[str] = ""  # below sys.prefix, whose classes have the arguments of its engine_kwargs
     reserved_arguments: ClassVar[frozenset[str]] = frozenset()  # not in engine_kwargs: other keys set them

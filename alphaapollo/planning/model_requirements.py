@@ -24,7 +24,6 @@ from alphaapollo.config.schema.data import PromptData
 from alphaapollo.data.images import reads_images
 from alphaapollo.engines.factory import load_engine_class
 from alphaapollo.engines.protocol import CHANGES_SAMPLES
-from alphaapollo.engines.vllm import settings as vllm
 from alphaapollo.models.decoder import describe_stateful_layers
 from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.load import (
@@ -100,7 +99,8 @@ def find_unsupported_features(use: ModelUse) -> Iterator[str]:
 
 @model_requirement("weights", "{use} has quantized weights ({}), for vLLM only", "Use the original model")
 def full_weights(use: ModelUse, case: CheckContext) -> Any:
-    return not (use.engine and use.engine.name == "vllm" and not use.fsdp) and find_quantization(use.config)
+    is_served = use.engine is not None and not use.fsdp and load_engine_class(use.engine.name).reads_quantized
+    return not is_served and find_quantization(use.config)
 
 
 @model_requirement("{use.engine_section}.engine_kwargs.{0}", "{1}", "Remove it")
@@ -170,11 +170,8 @@ def context_length(use: ModelUse, case: CheckContext) -> Any:
     text = use.config.get_text_config()
     scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "dynamic")
     limits = {"a context length of {} tokens": None if scaled else getattr(text, "max_position_embeddings", None)}
-    if (
-        use.engine.name == "vllm"
-        and text.model_type in vllm.WITHOUT_MIXED_WINDOWS
-        and "full_attention" in text.layer_types
-    ):
+    families = load_engine_class(use.engine.name).without_mixed_windows
+    if text.model_type in families and "full_attention" in text.layer_types:
         limits["layers with a sliding window of {} tokens, which vLLM does not support"] = text.sliding_window
     return next((name.format(n) for name, n in limits.items() if n is not None and use.lengths.max_length > n), "")
 

@@ -76,7 +76,7 @@ class Transport:
     dtype: str  # dtype of the engine's weights: float32 | bfloat16
     shared_folder: str  # folder of the run under /dev/shm, with the same path on every node
     num_engine_ranks: int  # total number of GPUs (or CPU processes) of all engines
-    engine: str = "vllm"  # rollout.name
+    sender: str = ""  # weight_sender of the engine's class, for ipc and nccl
 
 
 def choose_transport(

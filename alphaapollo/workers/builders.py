@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import torch
 
 from alphaapollo.config.schema import Critic, Model, RewardModel, Teacher
-from alphaapollo.engines.factory import load_engine_class
 from alphaapollo.utils.user_module import load_user_module
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 from alphaapollo.weight_sync.transport import Transport, WeightSender, get_weights_folder
@@ -44,7 +43,7 @@ def make_weight_sender(transport: Transport, placement: RankPlacement, call_engi
         return sender(folder, dtype, is_writer=placement.engine_node is not None)
     master_address = str(urlsplit(placement.init_method).hostname)  # address of rank 0's node
     arguments = (call_engines, dtype, placement.rank, transport.kind, master_address, transport.num_engine_ranks)
-    make: Callable[..., WeightSender] = pkgutil.resolve_name(load_engine_class(transport.engine).weight_sender)
+    make: Callable[..., WeightSender] = pkgutil.resolve_name(transport.sender)
     return make(*arguments)
 
 

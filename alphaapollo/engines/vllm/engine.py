@@ -60,7 +60,8 @@ LOG_SECONDS = 10.0  # for a core with an error to write its log and exit
 class VllmEngine(Engine):
     """Engine with one vLLM replica. vLLM's processes exit with this process and write to `spec.log_path`."""
 
-    keeps_adapters = True
+    keeps_adapters = reads_quantized = True
+    without_mixed_windows = settings.WITHOUT_MIXED_WINDOWS
     weight_sender = "alphaapollo.weight_sync.vllm_transfer:VllmTransferSender"
     argument_files, reserved_arguments = settings.ARGUMENT_FILES, settings.RESERVED_ARGUMENTS
 
@@ -109,8 +110,7 @@ class VllmEngine(Engine):
         await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
 
     async def start(self) -> None:
-        """Start the engine core and load the model. Raises ValueError if vLLM cannot serve the model, EngineError if
-        the core does not start, EngineDied if a signal kills the core."""
+        """Start the engine core and load the model. Raises like Engine.start, or EngineDied if a signal kills it."""
         await self.preload_libraries()
         await asyncio.to_thread(self._start_core)
         self._watch_core()

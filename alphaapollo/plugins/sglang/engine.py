@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from alphaapollo.config.requirements import Requirement
 from alphaapollo.engines.remote import RemoteEngine
 from alphaapollo.engines.types import EngineSpec
-from alphaapollo.plugins.sglang.settings import ARGUMENT_FILES, RESERVED_ARGUMENTS, build_environment, find_python
+from alphaapollo.plugins.sglang.settings import ARGUMENT_FILES, RESERVED_ARGUMENTS, build_environment
 
 
 class RemoteSglangEngine(RemoteEngine):
@@ -18,11 +19,11 @@ class RemoteSglangEngine(RemoteEngine):
     argument_files, reserved_arguments = ARGUMENT_FILES, RESERVED_ARGUMENTS
 
     def __init__(self, spec: EngineSpec):
-        super().__init__(spec, find_python(), "alphaapollo.plugins.sglang.server", build_environment(spec))
+        super().__init__(spec, self.find_python(), "alphaapollo.plugins.sglang.server", build_environment(spec))
 
     @classmethod
     def find_python(cls) -> Path:
-        return find_python()
+        return Path(sys.prefix, "sglang", "bin", "python")
 
     @classmethod
     def list_requirements(cls) -> list[Requirement]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from alphaapollo.config.requirements import CheckContext, Requirement, requirement
 from alphaapollo.config.schema import Rollout
+from alphaapollo.engines.factory import load_engine_class
 from alphaapollo.models.load import find_tied_head, read_config
 from alphaapollo.models.moe_routing import ExpertSizes
 from alphaapollo.planning.model_requirements import ModelUse
-from alphaapollo.plugins.sglang.settings import find_python
 
 REQUIREMENTS: list[Requirement] = []
 rollout_requirement = partial(requirement, Rollout, table=REQUIREMENTS)
@@ -39,8 +39,8 @@ def adapters_in_flight(rollout: Rollout, context: CheckContext) -> Any:
 
 @model_requirement("there is no environment with SGLang: {}", "Run `make setup-sglang`")
 def environment_of_sglang(use: ModelUse, case: CheckContext) -> Any:
-    python = find_python()
-    return not python.is_file() and python
+    python = load_engine_class("sglang").find_python()
+    return python and not python.is_file() and python
 
 
 @model_requirement("{use} has experts and tied embeddings, whose output head SGLang does not load", USE_VLLM)

@@ -3,7 +3,6 @@ SGLang's outputs to completions."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,6 @@ _RESERVED = """
 ARGUMENT_FILES = "sglang/lib/*/site-packages/sglang/srt/arg_groups/fields/*.py"  # see vLLM's settings
 RESERVED_ARGUMENTS = frozenset(_RESERVED.split())
 """Arguments of SGLang that follow from other keys, or that are not supported."""
-
-
-def find_python() -> Path:
-    """Return the Python of SGLang's environment, which may not exist."""
-    return Path(sys.prefix, "sglang", "bin", "python")
 
 
 def build_environment(spec: EngineSpec) -> dict[str, str]:

@@ -77,14 +77,7 @@ class ProgramSuite(Suite):
             ) from error
 
     async def run(self, server: ModelServer, folder: Path) -> list[SuiteScore]:
-        log = folder.parent / LOG
-        if code := await self._run_command(server, folder, log):
-            raise ValueError(f"exit code {code}: {_find_error_line(log)}")
-        return list(self.read_scores(folder))
-
-    async def _run_command(self, server: ModelServer, folder: Path, log: Path) -> int:
-        """Run the command, and return its exit code. If the call is cancelled, its processes are killed."""
-        with log.open("wb") as output:
+        with (log := folder.parent / LOG).open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *(self.interpreter, "-m", *self.make_command(server, folder), *self.options),
                 env=make_environment() | {self.key_variable: server.api_key},
@@ -95,11 +88,14 @@ class ProgramSuite(Suite):
                 start_new_session=True,
             )
             try:
-                return await process.wait()
-            finally:
+                code = await process.wait()
+            finally:  # also if the call is cancelled
                 for kill, pid in [(os.kill, pid) for pid in list_descendants(process.pid)] + [(os.killpg, process.pid)]:
                     with suppress(ProcessLookupError):
                         kill(pid, signal.SIGKILL)
+        if code:
+            raise ValueError(f"exit code {code}: {_find_error_line(log)}")
+        return list(self.read_scores(folder))
 
 
 class LmEvalSuite(ProgramSuite):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from alphaapollo.plugins.sglang.settings import find_python
+from alphaapollo.plugins.sglang.engine import RemoteSglangEngine
 
-needs_sglang = pytest.mark.skipif(not find_python().is_file(), reason="needs the environment of make setup-sglang")
+needs_sglang = pytest.mark.skipif(
+    not RemoteSglangEngine.find_python().is_file(), reason="needs the environment of make setup-sglang"
+)

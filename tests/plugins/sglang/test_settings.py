@@ -18,6 +18,7 @@ from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.engines.types import EngineSpec, HttpSampling
 from alphaapollo.plugins.sglang import patches, settings
 from alphaapollo.plugins.sglang.cpu_kernels import hash_murmur3
+from alphaapollo.plugins.sglang.engine import RemoteSglangEngine
 from alphaapollo.plugins.sglang.transfer import describe_bucket, flatten_bucket
 from alphaapollo.types import Sampling, StopReason
 from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
@@ -84,7 +85,7 @@ def test_sglang_accepts_the_arguments_of_gpus() -> None:
     code = "import json, sys; from sglang.srt.server_args import ServerArgs\n"
     code += "for arguments in json.loads(sys.argv[1]): print(ServerArgs(**arguments).mem_fraction_static)"
     environment = {**os.environ, **settings.build_environment(spec())}  # without a GPU
-    words = [str(settings.find_python()), "-c", code, json.dumps(built)]
+    words = [str(RemoteSglangEngine.find_python()), "-c", code, json.dumps(built)]
     done = subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["0.5", "0.5"]
 

@@ -58,7 +58,7 @@ def notices(config: Config) -> str:
     return " ".join(check_config_and_get_notices(config, optional_paths={"data.train_files", PATH}))
 
 
-PATH = "actor_rollout_ref.model.path"
+PATH, ROLLOUT = "actor_rollout_ref.model.path", "actor_rollout_ref.rollout"
 
 
 def test_sections_are_checked_saved_and_explained(site: Path, tmp_path: Path) -> None:
@@ -126,6 +126,13 @@ def test_only_what_is_used_is_imported(site: Path, capsys: pytest.CaptureFixture
     assert load_grader("short_path", config.reward)(prompt, ">>>") == 0.75
     assert check_environment(load().env).is_graded(Env())
     assert "maze_lab.engine" not in sys.modules
+
+
+def test_rows_of_an_engine_are_checked(site: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        notices(load(f"{ROLLOUT}.top_p=0.5"))
+    shown = f"{ROLLOUT}.name=walk, {ROLLOUT}.top_p=0.5: a walk has no probabilities. Set top_p=1."
+    assert shown in refused.value.errors
 
 
 @pytest.mark.parametrize("group", ["commands", "engines", "environments", "rewards"])
