@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from alphaapollo.plugins.viewer.run_folders import read_config
+from alphaapollo.runs.resume import read_saved_config
 from tests.loop.conftest import ROOT, Task
 from tests.maze_lab.install import install_maze_lab
 from tests.processes import run_python
@@ -39,4 +39,4 @@ def test_all_parts_of_a_package(task: Task, tmp_path: Path) -> None:
     saved = yaml.safe_load((run / "config.yaml").read_text())
     assert saved["env"]["plugins"] == {"maze": {"size": 7, "turns": 2, "doors": "open", "doors_seed": 0}}
     assert saved["actor_rollout_ref"]["rollout"]["plugins"] == {"walk": {"stride": 3}}
-    assert read_config(run) == saved  # in this process, which cannot import the package
+    assert read_saved_config(run) == saved  # in this process, which cannot import the package

@@ -14,7 +14,6 @@ from alphaapollo.config.keys import COMMANDS, list_keys, list_sections
 from alphaapollo.config.load import load_config, save_config
 from alphaapollo.config.port.translate import port_script
 from alphaapollo.config.schema import Config
-from alphaapollo.plugins.viewer.run_folders import read_config
 from alphaapollo.runs.resume import read_saved_config
 
 TABLE = {"trainer.rng": "trainer.random", "trainer.random": "trainer.seed", "sampler": "actor_rollout_ref.rollout"}
@@ -43,9 +42,8 @@ def test_saved_configurations_are_read_under_the_new_names(tmp_path: Path) -> No
     values["sampler"] = values["actor_rollout_ref"].pop("rollout") | {"temperature": 0.5}
     values["trainer"]["rng"] = values["trainer"].pop("seed") + 3
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    for saved in (read_saved_config(tmp_path), read_config(tmp_path)):
-        config = Config.model_validate(saved)
-        assert (config.trainer.seed, config.actor_rollout_ref.rollout.temperature) == (3, 0.5)
+    config = Config.model_validate(read_saved_config(tmp_path))
+    assert (config.trainer.seed, config.actor_rollout_ref.rollout.temperature) == (3, 0.5)
 
 
 @pytest.mark.usefixtures("table")
@@ -67,7 +65,7 @@ def test_removed_keys_are_dropped_from_saved_configurations_only(tmp_path: Path)
     values = yaml.safe_load((tmp_path / "config.yaml").read_text())
     values["actor_rollout_ref"]["ref"]["log_probs_ahead"] = True
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    assert "log_probs_ahead" not in read_config(tmp_path)["actor_rollout_ref"]["ref"]
+    assert "log_probs_ahead" not in read_saved_config(tmp_path)["actor_rollout_ref"]["ref"]
     with pytest.raises(ConfigError, match=rf"{key} \(got true\): removed in"):
         load_config(Config, "ppo", [f"{key}=true"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,13 @@ from alphaapollo import __version__
 from alphaapollo.cli.samples import find_samples_file, print_samples
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig, ExportConfig, GenerationConfig
-from alphaapollo.plugins.evolving.export import export_training_rows
-from alphaapollo.plugins.evolving.pool import Pool
-from alphaapollo.plugins.viewer.index import RunIndex
-from alphaapollo.plugins.viewer.report import make_report
-from alphaapollo.plugins.viewer.run_folders import find_kind, read_run_state
 from alphaapollo.runs.checkpoint_folder import FORMAT, check_format, find_damage, write_format
 from alphaapollo.runs.newest_model import find_newest_model, make_generation_config_values
 from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
 from alphaapollo.trainer.main_export import main as export
 from alphaapollo.trainer.main_export import prepare_export
 from alphaapollo.trainer.replay.recording import read_recording
-from tests.old_runs.make import ARCHIVES, RUNS, unpack
+from tests.old_runs.make import ARCHIVES, unpack
 from tests.unit.run_folders import make_config, train
 
 
@@ -62,8 +56,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "generate": lambda folder: find_inference_start(make_config(folder.parents[1], GenerationConfig), "results.jsonl"),
     "eval": lambda folder: check_folder_belongs_to_command(make_config(folder.parents[1], EvalConfig)),
     "samples": lambda folder: find_samples_file(folder, None, False),
-    "report": lambda folder: make_report([folder]),
-    "pool": lambda folder: export_training_rows(folder, folder / "out", "truth", 1),
     "replay": read_recording,
 }
 
@@ -75,7 +67,6 @@ def test_every_reader_refuses_a_newer_format(tmp_path: Path, name: str) -> None:
     save_config(GenerationConfig(), folder / "config.yaml")
     with pytest.raises(ValueError, match=rf"{folder} has format {FORMAT + 1}, .* 9\.8\.7"):
         READERS[name](folder)
-    assert read_run_state(folder).name == "unreadable" and "9.8.7" in read_run_state(folder).reason
 
 
 def test_a_folder_without_a_number_is_read_and_not_changed(tmp_path: Path) -> None:
@@ -86,45 +77,23 @@ def test_a_folder_without_a_number_is_read_and_not_changed(tmp_path: Path) -> No
     assert [file.name for file in tmp_path.iterdir()] == ["format.json"]
 
 
-KINDS = {"rl": "RL", "sft": "SFT", "generation": "evaluation", "evolution": "evolution"}
-
-
 @pytest.fixture(params=ARCHIVES, ids=lambda path: path.name)
 def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     with unpack(request.param, tmp_path) as folder:
         yield folder
 
 
-def test_the_viewer_reads_the_runs(runs: Path, tmp_path: Path) -> None:
-    index = RunIndex(runs, tmp_path / "index.sqlite")
-    with closing(index.connect()) as database:
-        index.update(database)
-        count = (
-            "SELECT (SELECT count(*) FROM metrics), (SELECT count(*) FROM trajectories), (SELECT count(*) FROM pool)"
-        )
-        metrics, trajectories, records = database.execute(count).fetchone()
-        assert database.execute("SELECT sum(damaged) FROM files").fetchone()[0] == 0
-    assert metrics > 100 and trajectories == 8 + 4 + 4 and records == 4
-    for name in RUNS:
-        assert (find_kind(runs / name), read_run_state(runs / name).name) == (KINDS[name], "finished")
-        report = make_report([runs / name]).decode()
-        assert "damaged" not in report and "is missing" not in report
-
-
-def test_samples_checkpoints_recordings_and_pools_are_read(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_checkpoints_and_recordings_are_read(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("rl", "generation"):
         assert print_samples([str(runs / name)]) == 0
     assert capsys.readouterr().out.count("sample 1") >= 4
-    recording, pool = runs / "rl/recorded/step_000002", runs / "evolution"
+    recording = runs / "rl/recorded/step_000002"
     if (recording / "groups.msgpack").is_file():  # formats before 2
         with pytest.raises(ValueError, match=r"groups\.msgpack"):
             read_recording(recording)
-        with pytest.raises(ValueError, match="use the version that wrote it"):
-            Pool(pool)
     else:
         inputs, outcome = read_recording(recording)
         assert inputs.step == 2 and len(inputs.groups) == 2 and outcome is not None
-        assert len(Pool(pool).candidates) == 2
     newest = find_newest_model(runs / "rl")  # what chat, serve and eval read
     assert newest.source is not None and make_generation_config_values(newest)["rollout"]["name"] == "fake"
 
