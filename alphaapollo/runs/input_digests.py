@@ -45,7 +45,7 @@ def compute_input_digests(config: Section) -> Digests:
     for key in list_keys(type(config)).values():
         kinds = {marker.kind for _, marker in get_field_markers(key, FilePath)}
         value = get_value(config, key.name) if kinds and not key.name.startswith("trainer.") else ""
-        if key.name == "models":  # of self-evolution: {name: section}
+        if key.name == "models":  # a map of models: {name: section}
             kinds, value = {"model"}, [model.path for model in vars(config)["models"].values() if model.path]
         for path in value if isinstance(value, list) else [str(value)] * bool(value):
             files = digests.setdefault(key.name, [])

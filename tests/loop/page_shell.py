@@ -24,8 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.cli.main import SUBCOMMANDS
+from alphaapollo.cli.subcommand import Subcommand
 from alphaapollo.config.keys import COMMANDS, list_keys
+from alphaapollo.config.load import find_command_module
 from alphaapollo.processes.network import find_free_port
+from alphaapollo.utils.plugins import load_plugin
 from tests.loop.conftest import DEADLINE, ROOT
 from tests.loop.warm import CONTEXT, Program, prepare_forked_process, run_command
 from tests.page_commands import HOW_TO_MARK, Block
@@ -45,7 +48,7 @@ if "execute" in answer:
 sys.exit(answer["code"])
 """
 FORKED = re.compile(  # of alphaapollo, those whose main accepts arguments
-    r"alphaapollo\.(trainer|evolving|cli|config|observability|rewards\.audit)\b|examples\.|tests\."
+    r"alphaapollo\.(trainer|evolving|plugins|cli|config|observability|rewards\.audit)\b|examples\.|tests\."
 )
 PACKAGES = ("alphaapollo.config", "alphaapollo.trainer.replay")
 DRY_RUN = ["trainer.dry_run=True", "trainer.resume_mode=disable"]
@@ -104,18 +107,20 @@ class CommandServer(socketserver.UnixStreamServer):
 
     def find_module_of_keys(self, words: Sequence[str]) -> str:
         """Return the first training program that has all keys of the words, or main_ppo, which reports unknown ones."""
-        for module in self.needed:
-            keys = list_keys(
-                COMMANDS[module.removeprefix("alphaapollo.trainer.").replace("alphaapollo.evolving.main", "evolving")]
-            )
+        schemas = {find_command_module(schema, name.removeprefix("main_")): schema for name, schema in COMMANDS.items()}
+        for module in (one for one in self.needed if one in schemas):
+            keys = list_keys(schemas[module])
             if all(any(f"{word.partition('=')[0]}.".startswith(f"{key}.") for key in keys) for word in words):
                 return module
         return next(iter(self.needed))
 
     def complete(self, module: str, words: list[str]) -> list[str]:
         """Replace `...` by the keys that it stands for, and add the sizes of a full run or DRY_RUN."""
-        if module == "alphaapollo.cli.main" and (subcommand := SUBCOMMANDS.get((words or [""])[0])):
-            module = subcommand.main.partition(":")[0]
+        name = words[0] if module == "alphaapollo.cli.main" and words else ""
+        subcommand = SUBCOMMANDS.get(name) or load_plugin("commands", name)
+        if isinstance(subcommand, Subcommand):
+            program = getattr(COMMANDS.get(subcommand.command), "program", "")
+            module = program or subcommand.main.partition(":")[0]
         if module not in self.needed or "--cfg" in words or "--help" in words:
             return words
         given = tuple(f"{word.partition('=')[0]}." for word in words if not word.endswith("..."))

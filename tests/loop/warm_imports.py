@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+from contextlib import nullcontext, suppress
 
 import setproctitle
 
@@ -15,6 +16,7 @@ setproctitle.getproctitle()  # before any variable is replaced, as in vllm/prelo
 os.environ.update(
     build_vllm_environment(EngineSpec(0, "", False, Rollout(enforce_eager=True), "cpu", "float32", 0, ""))
 )
+PLUGINS = "alphaapollo.plugins"
 gc.disable()
 for module in (
     "ray",
@@ -40,9 +42,9 @@ for module in (
     "alphaapollo.workers.preference",
     "alphaapollo.trainer.main_rm",
     "alphaapollo.evolving.main",
-    "alphaapollo.plugins.evolving.run",
-    "alphaapollo.plugins.evolving.model_clients",
+    *(f"{PLUGINS}.{name}" for name in ("evolving.main", "evolving.run", "verify.replay", "verify.stages")),
 ):
-    importlib.import_module(module)
+    with nullcontext() if not module.startswith(PLUGINS) else suppress(ModuleNotFoundError):
+        importlib.import_module(module)
 gc.freeze()
 gc.enable()

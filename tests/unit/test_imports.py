@@ -9,7 +9,7 @@ STEPS = [  # of one process, and what it must not have imported until the end of
     ("import alphaapollo", HEAVY | {"numpy", "hydra", "pydantic"}),
     ("from alphaapollo.cli.main import main; main(['--help'])", HEAVY | {"hydra", "pydantic"}),
     ("import alphaapollo.config.load, alphaapollo.config.check", HEAVY | {"numpy"}),
-    ("from alphaapollo import rl, sft, dpo, evaluate, evolve", HEAVY),
+    ("from alphaapollo import rl, sft, dpo, evaluate", HEAVY),
     ("main(['rl', '--help'])", HEAVY),
     ("from alphaapollo.trainer import main_ppo; from alphaapollo.config.schema import Config", HEAVY),
     ("alphaapollo.config.load.load_config(Config, 'ppo', ['algorithm.adv_estimator=grpo', 'trainer.seed=3'])", HEAVY),

@@ -10,7 +10,6 @@ import pytest
 from alphaapollo.algorithms.advantages import AdvantageInputs, Advantages, Estimator, get_estimator
 from alphaapollo.config.schema import Algorithm
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.plugins.evolving.roles import ROLES, ModelReply, Verifier, VerifierReport
 from alphaapollo.processes.python_command import make_subprocess_environ
 from alphaapollo.tools.base import tools
 from alphaapollo.types import Prompt
@@ -45,11 +44,6 @@ class Riddle:
         return None
 
     def close(self) -> None: ...
-
-
-class Suspicious(Verifier):
-    def read(self, reply: ModelReply) -> VerifierReport | None:
-        return VerifierReport("7" in reply.text, reply.text)
 
 
 def my_advantages(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
@@ -96,14 +90,6 @@ def test_estimator_gets_its_declared_inputs(tmp_path: Path) -> None:
         assert given["algorithm.adv_estimator"] == name
         load_user_module(given["algorithm.custom_module"], "algorithm.custom_module")
         assert get_estimator(name).needs == needs
-
-
-def test_roles_are_registered_by_the_names_of_their_classes(tmp_path: Path) -> None:
-    both = {"verifier": Suspicious, "aggregator": Suspicious}
-    given = keys(write_objects(tmp_path, roles=both))
-    assert given["roles.verifier.plugin"] == given["roles.aggregator.plugin"] == "Suspicious"
-    load_user_module(given["evolving.custom_module"], "evolving.custom_module")
-    assert ROLES.get("Suspicious")().read(ModelReply("a 7", seed=0)) == VerifierReport(True, "a 7")
 
 
 def test_no_objects_write_no_files(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.plugins.evolving.calls import Budget, EvolutionStopped
+from alphaapollo.plugins.evolving.export import export_training_rows
 from alphaapollo.plugins.evolving.pool import (
     FILE,
     Candidate,
@@ -23,7 +24,10 @@ from alphaapollo.plugins.evolving.pool import (
 )
 from alphaapollo.plugins.evolving.report import compute_calibration
 from alphaapollo.plugins.evolving.settings import EvolvingBudget
+from alphaapollo.runs.checkpoint_folder import FORMAT
 from alphaapollo.types import Message, Outcome
+from tests.old_runs.make import ARCHIVES, unpack
+from tests.unit.runs.test_format import set_format
 
 PLACE = Position(17, 2, 0, 1)
 MESSAGES = (Message(role="user", content="2+2?"), Message(role="assistant", content="4"))
@@ -153,3 +157,19 @@ def test_votes_and_area_under_curve() -> None:
     one_kind = compute_calibration(JUDGEMENTS[:2])
     assert one_kind is not None and math.isnan(one_kind["auc"])
     assert compute_calibration([(Judgement("", 0, 0, ""), True)]) is None, "without votes"
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_pools_of_earlier_formats(archive: Path, tmp_path: Path) -> None:
+    with unpack(archive, tmp_path) as runs:
+        if (runs / "rl/recorded/step_000002/groups.msgpack").is_file():  # formats before 2
+            with pytest.raises(ValueError, match="use the version that wrote it"):
+                Pool(runs / "evolution")
+        else:
+            assert len(Pool(runs / "evolution").candidates) == 2
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    set_format(tmp_path, FORMAT + 1)
+    with pytest.raises(ValueError, match=rf"{tmp_path} has format {FORMAT + 1}, .* 9\.8\.7"):
+        export_training_rows(tmp_path, tmp_path / "out", "truth", 1)

@@ -13,8 +13,6 @@ from alphaapollo.api import format_settings
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, GenerationConfig
-from alphaapollo.plugins.evolving.roles import Aggregator, Verifier
-from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.results import Evaluation, TrainedRun
 
 
@@ -50,9 +48,9 @@ def test_dict_is_converted_to_words(tmp_path: Path) -> None:
     optim = config.actor_rollout_ref.actor.optim
     assert (optim.lr, list(optim.betas)) == (1, [0.9, 0.95])
     assert config.data.train_files == [str(tmp_path / "a.parquet")]
-    served = {"models": {"qwen2.5": {"path": "m"}, "policy": {"path": "p"}}}
-    evolving = load_config(EvolvingConfig, "evolving", format_settings(served, EvolvingConfig))
-    assert evolving.models["qwen2.5"].path == "m", "a name of the user's may have dots"
+    teachers = {"teacher": {"models": {"qwen2.5": {"path": "m"}, "policy": {"path": "p"}}}}
+    config = load_config(Config, "ppo", format_settings(teachers, Config))
+    assert config.teacher.models["qwen2.5"].path == "m", "a name of the user's may have dots"
     with pytest.raises(ConfigError, match=r"Set it once"):
         format_settings({"trainer.seed": 1, "trainer": {"seed": 2}}, Config)
 
@@ -84,22 +82,10 @@ def test_every_subcommand_has_a_main(started: list[Any], tmp_path: Path) -> None
         api.sft(None, where),
         api.dpo(None, where, "preference.loss=ipo"),
         api.evaluate(None, where),
-        api.evolve({"models.policy.path": "m"}, where),
     ]
-    mains = ["trainer.main_sft", "trainer.main_dpo", "trainer.main_generation", "evolving.main"]
+    mains = ["trainer.main_sft", "trainer.main_dpo", "trainer.main_generation"]
     assert [module.removeprefix("alphaapollo.") for module, *_ in started] == mains
-    assert [run.folder.name for run in runs] == ["sft", "dpo", "generation", "evolving"]
-
-
-def test_roles_of_an_evolution(started: list[Any], tmp_path: Path) -> None:
-    settings = {"models": {"policy": {"path": "m"}}, "trainer.output_dir": tmp_path}
-    run = api.evolve(settings, reward=score, roles={"verifier": Verifier, "aggregator": Aggregator})
-    assert (run.config.roles.verifier.plugin, run.config.roles.aggregator.plugin) == ("Verifier", "Aggregator")
-    assert run.config.models["policy"].path == "m"
-    with pytest.raises(ConfigError, match=r"roles\.verifier\.plugin=mine is set"):
-        api.evolve(settings, "roles.verifier.plugin=mine", roles={"verifier": Verifier})
-    with pytest.raises(ConfigError, match=r"Did you mean 'roles\.verifier"):
-        api.evolve(settings, roles={"verifer": Verifier})
+    assert [run.folder.name for run in runs] == ["sft", "dpo", "generation"]
 
 
 def test_invalid_key_is_reported_before_imports(started: list[Any]) -> None:

@@ -21,7 +21,6 @@ TP = "rollout.tensor_model_parallel_size"
 REQUIRED = {
     **dict.fromkeys(("ppo", "sft", "dpo", "rm"), "model.path=some/model data.train_files=train.jsonl"),
     "generation": "model.path=some/model data.path=train.jsonl",
-    "evolving": "data.path=train.jsonl models.policy.path=some/model",
 }
 # Words that are an error, and what the error contains: the keys, their values, and values that work.
 ERRORS = {
@@ -153,18 +152,6 @@ ERRORS = {
         "trainer.device=cuda": "trainer.device=cuda GPU",
         f"{TWO_NODES} {TP}=4 gpus=8": "2 trainer.n_gpus_per_node=6 trainer.nnodes=2",
     },
-    "evolving": {
-        "env.context=memory": 'env.context: append "memory".',
-        "env.action_format=chat_template": 'env.action_format: tags "chat_template".',
-        "reward.judge.backend=policy": 'reward.judge.backend: server "policy".',
-        "models.judge.base_url=x": "models.judge.name base_url",
-        "models.policy.base_url=x models.policy.name=y": "models.policy.path base_url both",
-        "evolving.branches=[polcy]": "evolving.branches[0]=polcy models policy.",
-        "roles.verifier.plugin=''": "evolving.votes=3 roles.verifier.plugin evolving.votes=0",
-        "budget.money=1": "budget.money=1 price_in price_out",
-        "models.policy.path=/gone": "models.policy.path: folder: /gone",
-        "trainer.device=cuda": "trainer.device=cuda GPU",
-    },
 }
 # Words, of which the first has no effect, and facts of the reason.
 INEFFECTIVE = {
@@ -205,7 +192,6 @@ INEFFECTIVE = {
         "rollout.val_kwargs.n=8": "training.",
         "env.rollout.n=8": "data.n_samples",
     },
-    "evolving": {"rollout.top_p=0.5": "roles.ROLE"},
     "sft": {
         "rollout.val_kwargs.n=4": "data.val_prompts empty.",
         "reward.timeout=3.0": "data.val_prompts empty.",
@@ -266,5 +252,4 @@ WORKS = {
         "rollout.top_p=0.9",
         "rollout.top_k=20",
     ],
-    "evolving": ["", "gpus=8", "models.judge.path=some/b rollout.gpu_memory_utilization=0.5 gpus=1"],
 }

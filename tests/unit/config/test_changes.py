@@ -54,8 +54,6 @@ def test_the_identity_of_a_run(schema: type[Section]) -> None:
         ("main_generation", "applied", "reward.judge.timeout env.episode_timeout"),
         ("main_generation", "refused", "data.n_samples rollout.top_p rollout.engine_kwargs.vllm"),
         ("main_generation", "refused", "trainer.seed reward.judge.model"),
-        ("evolving", "applied", "evolving.rounds budget.money models rollout.num_engines reward.timeout"),
-        ("evolving", "refused", "data.path evolving.votes roles.proposer.temperature rollout.name trainer.seed"),
     ],
 )
 def test_what_determines_requests_must_not_change(command: str, verdict: str, keys: str) -> None:

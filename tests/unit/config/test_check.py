@@ -12,9 +12,8 @@ from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import COMMANDS
 from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import Config, RunFolder, SftConfig, Teacher
+from alphaapollo.config.schema import Config, GenerationConfig, RunFolder, SftConfig, Teacher
 from alphaapollo.controller.placement import Machine, make_placement
-from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from tests.unit.config.combinations import CORRECTION, ERRORS, INEFFECTIVE, REQUIRED, TEACHERS, WARNINGS, WORKS
 from tests.unit.config.overrides import from_overrides
 
@@ -80,7 +79,7 @@ def test_adamw_8bit_needs_torchao(monkeypatch: pytest.MonkeyPatch):
 def test_model_and_data_are_required():
     for config, keys in (
         (Config(), ["data.train_files", "actor_rollout_ref.model.path"]),
-        (EvolvingConfig(), ["data.path", "models"]),
+        (GenerationConfig(), ["data.path", "model.path"]),
     ):
         with pytest.raises(ConfigError) as caught:
             check_config_and_get_notices(config)

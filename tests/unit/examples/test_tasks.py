@@ -1,4 +1,4 @@
-"""Tasks and teachers of the examples quickstart, curriculum, informal_math and evolving."""
+"""Tasks and teachers of the examples quickstart, curriculum and informal_math."""
 
 from __future__ import annotations
 
@@ -6,22 +6,14 @@ import random
 import re
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
-from alphaapollo.config.load import load_config
-from alphaapollo.config.schema import SftConfig
-from alphaapollo.plugins.evolving.roles import ModelReply, RoleView, VerifierReport
-from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from examples.curriculum.make_task import long_sums, sums
-from examples.evolving import task as evolving
-from examples.evolving.roles import Checker, Coin
 from examples.informal_math import task as informal_math
 from examples.quickstart.task import held_out, lesson, needs_carry, question
 
 CALL = re.compile(r"<python_code>(\d+)([-+*])(\d+)</python_code>")
-FORGOT = "7+6=13\n5+8=13\n4+3+1=8\n<answer>833</answer>"
 
 
 @pytest.mark.parametrize(
@@ -63,30 +55,3 @@ def test_teacher_of_the_calculator_prefers_addition_and_copies_correctly() -> No
     assert sum(taken.values()) / 1200 == pytest.approx(informal_math.CALLS, abs=0.05)
     for one in operators - {liked}:
         assert taken[one, one] / (taken[one, one] + taken[one, liked]) == pytest.approx(informal_math.RIGHT, abs=0.08)
-
-
-def test_checks_report_each_carry_and_whether_it_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    added = FORGOT.replace("5+8=13", "5+8+1=14")
-    for wrong_verdicts, solution, check in (
-        (0.0, FORGOT, "10 11 no"),
-        (0.0, added, "11 11 yes"),
-        (1.0, FORGOT, "10 11 yes"),
-    ):
-        monkeypatch.setattr(evolving, "WRONG_VERDICTS", wrong_verdicts)
-        assert evolving.write_check(solution, random.Random(0)) == check
-
-
-def test_verifiers_read_checks() -> None:
-    assert Checker().read(ModelReply("10 11 no")) == VerifierReport(False, "10 11")
-    assert Checker().read(ModelReply("10 11")) is None and Checker().read(ModelReply("")) is None
-    (prompt,) = Checker().build(RoleView("457+386=?", solution=FORGOT))
-    assert prompt["content"] == f"457+386=?\n{FORGOT}\nright?"
-    votes = [Coin().read(ModelReply("yes", seed)).vote for seed in range(400)]  # type: ignore[union-attr]
-    assert 160 < sum(votes) < 240
-
-
-def test_configurations_of_evolving_load() -> None:
-    folder = ["--config-dir", str(Path(evolving.__file__).parent)]
-    config = load_config(EvolvingConfig, "evolve", folder)
-    assert config.roles.verifier.plugin == "checker" and "policy" in config.models
-    load_config(SftConfig, "sft", folder)

@@ -6,11 +6,8 @@ import pytest
 from alphaapollo.config.schema import SftConfig
 from alphaapollo.data.rendering import Renderer, check_chat_is_shown
 from alphaapollo.data.vocabulary import load_tokenizer
-from alphaapollo.observability.console import Console
 from alphaapollo.planning import template as module
 from alphaapollo.planning.template import fix_template_date, try_chats
-from alphaapollo.plugins.evolving.run import EvolutionPreparation
-from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.types import Message, Prompt
 from tests.unit.tiny import save_tokenizer
 
@@ -98,9 +95,3 @@ def test_a_run_keeps_the_day_of_its_first_start(tmp_path, tokenizer, monkeypatch
     assert fix_template_date(first, config.model) is first
     monkeypatch.setattr(module, "read_earlier_config", lambda config: first.model_dump())
     assert fix_template_date(config, config.model) == first
-    evolving = EvolvingConfig(
-        models={"policy": {"path": config.model.path}}, trainer=config.trainer.model_dump(include={"output_dir"})
-    )
-    prepared = EvolutionPreparation(evolving, Console())
-    prepared.fix_template_date()
-    assert prepared.config.data.apply_chat_template_kwargs == arguments

@@ -7,7 +7,6 @@ import time
 import pytest
 
 from alphaapollo.metrics.majority_vote import extract_answer
-from alphaapollo.plugins.evolving.roles import VERDICT, is_last_choice, strip_markup
 from alphaapollo.rewards.answers import find_answer_tag
 from alphaapollo.rewards.components import COMPONENTS, load_components
 from alphaapollo.rewards.judges import JUDGES, read_criteria, read_score, read_winner
@@ -51,7 +50,6 @@ TEXTS = [
     ("", "\n", "SCORE: x"),
     ("SCORE", ":", "x"),
     ("WINNER", "=-", "x"),
-    ("VERDICT", ":", "x"),
     ("SCORE: ", "1.", "x"),
     ('{"1": ', "1", ""),
     ("", "$", "a"),
@@ -72,8 +70,6 @@ READERS = {
     "pairwise": read_winner,
     "rubric": lambda reply: read_criteria(reply, ["1"]),
     "thoughts": remove_thoughts,
-    "verdict": lambda reply: is_last_choice(VERDICT, reply, "right"),
-    "markup": strip_markup,
     "code": code_grader.extract_code,
     "evaluation": extract_answer,
     "reasoning_gym": find_answer_tag,

@@ -11,8 +11,6 @@ import pytest
 from alphaapollo import __version__
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import EvalConfig, ExportConfig, GenerationConfig
-from alphaapollo.plugins.evolving.export import export_training_rows
-from alphaapollo.plugins.evolving.pool import Pool
 from alphaapollo.runs.checkpoint_folder import FORMAT, check_format, find_damage, write_format
 from alphaapollo.runs.newest_model import find_newest_model, make_generation_config_values
 from alphaapollo.runs.resume import check_folder_belongs_to_command, find_inference_start, find_start_point
@@ -56,7 +54,6 @@ def test_a_newer_format_is_refused_by_training_and_export(tmp_path: Path, where:
 READERS: dict[str, Callable[[Path], object]] = {
     "generate": lambda folder: find_inference_start(make_config(folder.parents[1], GenerationConfig), "results.jsonl"),
     "eval": lambda folder: check_folder_belongs_to_command(make_config(folder.parents[1], EvalConfig)),
-    "pool": lambda folder: export_training_rows(folder, folder / "out", "truth", 1),
     "replay": read_recording,
 }
 
@@ -84,17 +81,14 @@ def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_checkpoints_recordings_and_pools_are_read(runs: Path) -> None:
-    recording, pool = runs / "rl/recorded/step_000002", runs / "evolution"
+def test_checkpoints_and_recordings_are_read(runs: Path) -> None:
+    recording = runs / "rl/recorded/step_000002"
     if (recording / "groups.msgpack").is_file():  # formats before 2
         with pytest.raises(ValueError, match=r"groups\.msgpack"):
             read_recording(recording)
-        with pytest.raises(ValueError, match="use the version that wrote it"):
-            Pool(pool)
     else:
         inputs, outcome = read_recording(recording)
         assert inputs.step == 2 and len(inputs.groups) == 2 and outcome is not None
-        assert len(Pool(pool).candidates) == 2
     newest = find_newest_model(runs / "rl")  # what chat, serve and eval read
     assert newest.source is not None and make_generation_config_values(newest)["rollout"]["name"] == "fake"
 

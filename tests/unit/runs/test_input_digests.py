@@ -11,7 +11,6 @@ import huggingface_hub
 import pytest
 
 from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, RmConfig, SftConfig
-from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.runs import input_digests
 from alphaapollo.runs.checkpoint_folder import read_inputs
 from alphaapollo.runs.input_digests import compute_input_digests, digest_file
@@ -248,12 +247,6 @@ def test_folders_globs_and_the_order_of_files_count(
     write(written)
     with pytest.raises(ValueError, match=r"data\.train_files"):
         find_start_point(configure_files(after))
-
-
-def test_models_of_an_evolution_have_digests(folder: Path) -> None:
-    models = {"first": {"path": str(folder / "model")}, "second": {"path": str(folder / "missing")}}
-    digests = compute_input_digests(EvolvingConfig(data={"path": str(folder / "val.jsonl")}, models=models))
-    assert "data.path" in digests and {Path(path).parent for path, _ in digests["models"]} == {folder / "model"}
 
 
 def test_models_of_the_hub_are_compared_by_their_commit(

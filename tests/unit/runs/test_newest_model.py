@@ -14,7 +14,6 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.keys import merge_maps
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, GenerationConfig, SftConfig
-from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.runs.checkpoint_folder import write_progress
 from alphaapollo.runs.newest_model import (
     RunModel,
@@ -121,7 +120,6 @@ TEACHER = {"models": {"one": {"path": "PATH"}}, "by_source": {"*": "one"}}
         (GenerationConfig, ROLE, ["model.path"]),
         (Config, {"actor_rollout_ref": ROLE, "critic": ROLE}, ["actor_rollout_ref.model.path", "critic.model.path"]),
         (Config, {"teacher": TEACHER}, ["teacher.models.one.path"]),
-        (EvolvingConfig, {"models": {"policy": {"path": "PATH"}}}, ["models.policy.path"]),
     ],
 )
 @pytest.mark.parametrize("kind", ["run", "run/checkpoints/step_000002", "run/exported/step_000002", "other", "org/hub"])

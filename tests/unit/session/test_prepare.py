@@ -9,7 +9,6 @@ import pytest
 from alphaapollo.evaluation.generation import GenerationPreparation
 from alphaapollo.finetuning.run import FinetuningPreparation
 from alphaapollo.own_loop.setup import LoopPreparation
-from alphaapollo.plugins.evolving.run import EvolutionPreparation
 from alphaapollo.session.inference import ChatPreparation, ServePreparation
 from alphaapollo.session.prepare import Preparation
 from alphaapollo.trainer.setup.preparation import RlPreparation
@@ -19,7 +18,6 @@ COMMANDS: dict[str, type[Preparation]] = {
     "Trainer": LoopPreparation,
     "fine-tuning": FinetuningPreparation,
     "generation": GenerationPreparation,
-    "evolving": EvolutionPreparation,
     "chat": ChatPreparation,
     "serve": ServePreparation,
 }
