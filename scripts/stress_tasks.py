@@ -23,8 +23,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from alphaapollo.environments.harbor import Trial, open_trial
-from alphaapollo.sandboxes.base import SandboxFailedError
+from alphaapollo.plugins.tasks.harbor import Trial, open_trial
+from alphaapollo.plugins.tasks.sandboxes.base import SandboxFailedError
 from examples.tasks.make_tasks import write_tasks
 
 MINUTE, KILL_SECONDS, WAIT_SECONDS = 60.0, 3.0, 15.0

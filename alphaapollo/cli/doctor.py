@@ -140,11 +140,11 @@ def check_network() -> Iterator[CheckResult]:
 
 def check_sandbox() -> Iterator[CheckResult]:
     """Check that the code sandbox starts, and which of its isolation layers are missing (docs/tools.md)."""
-    from alphaapollo.tools.sandbox import Sandbox, SandboxError, SandboxUnavailableError
+    from alphaapollo.tools.sandbox import SandboxError, SandboxUnavailableError, SnippetSandbox
 
     logging.getLogger("alphaapollo.tools.sandbox").setLevel(logging.ERROR)  # its warnings are reported below
     try:
-        with closing(Sandbox(max_concurrent=1)) as box:
+        with closing(SnippetSandbox(max_concurrent=1)) as box:
             yield CheckResult("sandbox", box.mode)
             for layer, reason in box.missing.items():
                 yield CheckResult("sandbox", f"without {layer}: {reason}", "warn", "docs/tools.md")

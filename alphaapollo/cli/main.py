@@ -91,18 +91,7 @@ SUBCOMMANDS = {  # in the order of --help
     "export": Subcommand(
         "export a checkpoint as a verified Hugging Face folder or GGUF file", "alphaapollo.cli.main:export"
     ),
-    "import-gguf": Subcommand(
-        "convert a GGUF file to a Hugging Face folder, to train its model", "alphaapollo.cli.main:import_gguf"
-    ),
     "serve": Subcommand("vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve:main"),
-    "samples": Subcommand(
-        "print a run's samples side by side, with their rewards", "alphaapollo.cli.samples:print_samples"
-    ),
-    "chat": Subcommand("chat with a run's model, with its environment and tools", "alphaapollo.cli.chat:main"),
-    "tasks": Subcommand("check task folders: solution 1, nothing 0, cheating 0", "alphaapollo.cli.tasks:main"),
-    "port": Subcommand(
-        "convert a script of verl, TRL, OpenRLHF or ms-swift", "alphaapollo.config.__main__:main", first_argument="port"
-    ),
     "explain": Subcommand(
         "explain a key, also of these projects", "alphaapollo.config.__main__:main", first_argument="explain"
     ),
@@ -192,11 +181,14 @@ def run_quickstart(argv: Sequence[str]) -> int:
     return os.execvpe(command[0], command, os.environ | {"PATH": path})
 
 
+@report_refusals
 def export(argv: Sequence[str]) -> int:
-    """`alphaapollo export RUN [OUT] [--gguf [TYPE]]`: run main_export with `checkpoint=RUN output=OUT`."""
+    """`alphaapollo export RUN [OUT] [--FORMAT [TYPE]]`: run main_export with `checkpoint=RUN output=OUT`."""
+    formats = find_plugins("export_formats")
+    options_of_formats = "".join(f"[--{name} [TYPE]] " for name in formats)
     parser = argparse.ArgumentParser(
         prog="alphaapollo export",
-        usage="alphaapollo export RUN [OUT] [--gguf [TYPE]] [KEY=VALUE ...]",
+        usage=f"alphaapollo export RUN [OUT] {options_of_formats}[KEY=VALUE ...]",
         description="Export a checkpoint as a folder for transformers and vLLM, with a model card, or as a GGUF file "
         "for llama.cpp, Ollama and LM Studio. Verifies that transformers computes the same outputs with it. Needs no "
         "GPU.",
@@ -207,34 +199,18 @@ def export(argv: Sequence[str]) -> int:
     parser.add_argument(
         "out", metavar="OUT", nargs="*", help="folder or .gguf file to write (default <RUN>/exported/<checkpoint>)"
     )
-    parser.add_argument(
-        "--gguf",
-        nargs="?",
-        const="q8_0",
-        choices=("q8_0", "f16", "bf16", "f32"),
-        help="write a GGUF file with weights of this type (default q8_0), also of a model's folder",
-    )
+    for name, plugin in formats.items():
+        known = None if plugin.is_missing else plugin.load()
+        types, text = (known.types, known.help) if known else (None, f"({plugin.owner} is missing)")
+        parser.add_argument(f"--{name}", dest=name, nargs="?", const=(types or " ")[0], choices=types, help=text)
     options = parser.parse_intermixed_args(argv)
     from alphaapollo.config.keys import format_override
 
-    words = [f"gguf={options.gguf}"] if options.gguf else []
+    words = [f"{name}={kind}" for name in formats if (kind := getattr(options, name)) and formats[name].load()]
     words += [options.run if options.run.startswith("checkpoint=") else format_override("checkpoint", options.run)]
     words += [word if "=" in word else format_override("output", word) for word in options.out]
     run: MainFunction = pkgutil.resolve_name("alphaapollo.trainer.main_export:main")
     return run(words)
-
-
-@report_refusals
-def import_gguf(argv: Sequence[str]) -> int:
-    """`alphaapollo import-gguf FILE OUT`: convert a GGUF file. Returns exit code 2 if it cannot be converted."""
-    description = "Convert a GGUF file to a Hugging Face folder with weights in float32. Needs the package gguf."
-    parser = argparse.ArgumentParser(prog="alphaapollo import-gguf", description=description)
-    parser.add_argument("file", metavar="FILE", type=expand_home, help="GGUF file of a language model")
-    parser.add_argument("out", metavar="OUT", type=expand_home, help="folder to write, for model.path=OUT")
-    options = parser.parse_args(argv)
-    convert = pkgutil.resolve_name("alphaapollo.models.gguf_import:import_gguf")
-    print(f"{convert(options.file, options.out):,} parameters written to {options.out}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,16 +14,17 @@ from alphaapollo.config.key_tables import KeyTable, find_key_status, find_option
 from alphaapollo.config.keys import (
     COMMANDS,
     find_map_key_of_entry,
+    find_plugin_key,
     format_value,
     list_keys,
     list_plugin_keys,
     list_sections,
 )
 from alphaapollo.config.load import check_override
-from alphaapollo.config.port.shell import MAX_SOURCE
-from alphaapollo.config.port.translate import describe_next_steps, describe_other_project, port_script
 from alphaapollo.config.renamed_keys import describe_rename
+from alphaapollo.config.schema.plugins import describe_missing_section
 from alphaapollo.config.verl import find_differences_from_verl
+from alphaapollo.utils.plugins import load_plugin
 
 
 def main(argv: list[str]) -> int:
@@ -32,19 +33,12 @@ def main(argv: list[str]) -> int:
             print(__doc__)
         case ["explain", *names] if names:
             print("\n".join(explain_key(name) for name in names))
-        case ["port", script, *words]:
-            source = ""
+        case ["port", _, *_]:
             try:
-                with open(script, encoding="utf-8") as file:
-                    source = file.read(MAX_SOURCE + 1)
-                ported = port_script(source, script, words)
-                print(ported, end="")
-                print(describe_next_steps(ported), end="", file=sys.stderr)
-            except (OSError, ValueError, RecursionError, MemoryError) as error:
-                is_deep = isinstance(error, RecursionError | MemoryError)
-                reason = f"{script}: nested too deeply. Shorten it." if is_deep else str(error)
-                other = source and describe_other_project(f"{source}\n{script}")
-                return report_error(ValueError(f"{script}: {other}." if other else reason), EXIT_CODE)
+                port = load_plugin("commands", "port")
+            except ValueError as error:
+                return report_error(error, EXIT_CODE)
+            return int(port(argv[1:]))
         case _:
             print(__doc__, file=sys.stderr)
             return EXIT_CODE
@@ -55,6 +49,8 @@ def explain_key(name: str) -> str:
     """Return one line about KEY or KEY=VALUE: accepted, renamed, dropped, not supported, refused, or unknown with
     similar keys."""
     name, equals, value = name.lstrip("+~-").partition("=")
+    for schema in COMMANDS.values():
+        name = find_plugin_key(name, schema)
     keys = {command: list_keys(schema) | list_plugin_keys(name, schema) for command, schema in COMMANDS.items()}
     found = {command: known[name] for command, known in keys.items() if name in known}
     if found:
@@ -78,7 +74,11 @@ def explain_key(name: str) -> str:
         if (map_key := find_map_key_of_entry(name, schema)) is not None:
             meaning = list_keys(schema)[map_key].meaning.removesuffix(".")
             return f"{name}: accepted (an entry of the map {map_key}: {meaning})"
-    if status := describe_rename(name) or find_key_status("verl", name, *COMMANDS.values()):
+    if (
+        status := describe_rename(name)
+        or describe_missing_section(name)
+        or find_key_status("verl", name, *COMMANDS.values())
+    ):
         return f"{name}: {status}"
     if status := find_option_status(name, *COMMANDS.values()):
         return f"{name}: {status}"

@@ -19,6 +19,7 @@ from alphaapollo.config.renamed_keys import describe_rename
 from alphaapollo.config.requirements import CheckContext, find_conflicts
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Section
+from alphaapollo.config.schema.plugins import describe_missing_section
 from alphaapollo.utils.json_types import JsonObject
 from alphaapollo.utils.registry import find_similar, format_suggestion, suggest_similar
 
@@ -48,6 +49,8 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
     shown = f"{name} (got {format_value(value)})"
     if rename := describe_rename(name):
         return f"{shown}: {rename}."
+    if missing := describe_missing_section(name):
+        return f"{shown}: {missing}"
     if status := find_key_status("verl", name, schema):
         return f"{shown}: a key of verl, {status}."
     others = [command for command, other in COMMANDS.items() if name in list_keys(other)]

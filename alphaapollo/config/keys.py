@@ -24,8 +24,8 @@ from alphaapollo.config.schema import (
     SftConfig,
 )
 from alphaapollo.config.schema.base import ActiveWhen, ResumeRule, Section
-from alphaapollo.config.schema.plugins import PluginSections, find_section_class
-from alphaapollo.utils.plugins import find_plugins, is_available, load_plugin
+from alphaapollo.config.schema.plugins import PluginSections, describe_missing_section, find_section_class
+from alphaapollo.utils.plugins import find_own_plugins, find_plugins, is_available, load_plugin
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 MarkerT = TypeVar("MarkerT")
@@ -123,13 +123,48 @@ def find_map_key_of_entry(entry_key: str, schema: type[BaseModel]) -> str | None
     return next((key for key in list_keys_of_map_type(schema) if entry_key.startswith(f"{key}.")), None)
 
 
+@cache
+def list_plugin_maps(schema: type[BaseModel]) -> dict[str, str]:
+    """Return {map of the sections of packages: what their names start with}: {"env.plugins": "env", ...}."""
+    keys = list_keys(schema).values()
+    return {key.name: marker.parent for key in keys for _, marker in get_field_markers(key, PluginSections)}
+
+
+def find_plugin_key(name: str, schema: type[BaseModel]) -> str:
+    """Return the key that a name stands for: env.plugins.maze.size for env.maze.size of a package, and
+    env.harbor.backend for env.plugins.harbor.backend. Other names are returned as they are."""
+    for map_key, parent in list_plugin_maps(schema).items():
+        outer = map_key.rpartition(".")[0]
+        if name.startswith(f"{outer}."):
+            key = name.removeprefix(f"{map_key}.").removeprefix(f"{outer}.")
+            section = key.partition(".")[0]
+            if f"{parent}.{section}" in find_own_plugins("sections"):
+                return f"{outer}.{key}"
+            is_free = section not in list_sections(schema)[outer]
+            return f"{map_key}.{key}" if is_free and f"{parent}.{section}" in find_plugins("sections") else name
+    return name
+
+
+def move_plugin_sections(values: dict[str, Any], schema: type[BaseModel]) -> None:
+    """Move the sections of plug-ins and packages in nested values to the keys that they stand for, in place. Those of
+    plug-ins that are missing are dropped, because nothing reads them."""
+    for outer in (outer for map_key in list_plugin_maps(schema) for outer in (map_key.rpartition(".")[0], map_key)):
+        section: Any = values
+        for part in outer.split("."):
+            section = section.get(part) if isinstance(section, dict) else None
+        for name in [*section] if isinstance(section, dict) else ():
+            if describe_missing_section(f"{outer}.{name}"):
+                del section[name]
+            elif (new := find_plugin_key(f"{outer}.{name}", schema)) != f"{outer}.{name}":
+                merge_maps(values, nest_value(new, section.pop(name)))
+
+
 def list_plugin_keys(name: str, schema: type[BaseModel]) -> dict[str, Key]:
     """Return the keys of the package's section that the key `name` belongs to, e.g. those of env.plugins.maze for
     env.plugins.maze.size; empty if it belongs to none."""
-    map_key = find_map_key_of_entry(name, schema)
-    for _, sections in get_field_markers(list_keys(schema)[map_key], PluginSections) if map_key else ():
+    for map_key, parent in list_plugin_maps(schema).items():
         section = name.removeprefix(f"{map_key}.").partition(".")[0]
-        if (found := find_section_class(sections.parent, section)) is not None:
+        if name.startswith(f"{map_key}.") and (found := find_section_class(parent, section)) is not None:
             return {key.name: key for key in _list_section_keys(found.model_construct(), f"{map_key}.{section}.")}
     return {}
 

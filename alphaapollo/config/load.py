@@ -31,6 +31,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.key_tables import find_option_status
 from alphaapollo.config.keys import (
     find_map_key_of_entry,
+    find_plugin_key,
     format_override,
     format_value,
     get_value,
@@ -38,6 +39,7 @@ from alphaapollo.config.keys import (
     list_keys,
     list_plugin_keys,
     merge_maps,
+    move_plugin_sections,
     nest_value,
     replace_value,
 )
@@ -239,6 +241,7 @@ def _apply_override(values: JsonObject, override: Override) -> None:
 
 def _takes_text(schema: type[BaseModel], name: str) -> bool:
     """Return whether a key, or an entry of a map, is a text or a list of texts."""
+    name = find_plugin_key(name, schema)
     keys, map_key = list_keys(schema), find_map_key_of_entry(name, schema)
     described = keys[map_key].type.partition(" to ")[2] if map_key else ""
     if key := keys.get(name) or list_plugin_keys(name, schema).get(name):
@@ -266,7 +269,9 @@ def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:
         raise ConfigError(f"{file}: {shown}. Write e.g. trainer: {{seed: 1}}.")
     if not isinstance((values or {}).get("defaults", []), list):
         raise ConfigError(f"{file}: defaults must be a list. Write e.g. defaults: [algorithm: dapo, _self_].")
-    return {str(key): value for key, value in (values or {}).items()}
+    found = {str(key): value for key, value in (values or {}).items()}
+    move_plugin_sections(found, schema)
+    return found
 
 
 def _mark_texts(node: yaml.Node | None, name: str, schema: type[BaseModel]) -> None:
@@ -381,6 +386,7 @@ def parse_override(word: str, schema: type[BaseModel]) -> Override:
             f"{word}: not of the form KEY=VALUE ({reason}). Quote values with special characters twice: "
             f"""'KEY="a value"'."""
         ) from None
+    override.key_or_group = find_plugin_key(override.key_or_group, schema)
     if not override.key_or_group:
         raise ConfigError(f"{word}: not of the form KEY=VALUE (there is no key before the =).")
     return override

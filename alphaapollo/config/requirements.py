@@ -1,7 +1,8 @@
 """What combinations of settings, and machines, cannot do: the rows of one table, and the function that walks it.
 
 A row is a function with the decorator `requirement`. Rows about advantage estimators and policy losses are in
-trainer/setup/combinations.py, rows about model families in planning/model_requirements.py.
+trainer/setup/combinations.py, rows about model families in planning/model_requirements.py, and rows about the engine of
+a plug-in or a package in its class (Engine.list_requirements).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from alphaapollo.config.schema.generation import GenerationConfig
 from alphaapollo.config.schema.model import USUAL_LORA_LR, USUAL_LR, Fsdp, Optimizer, Rollout
 from alphaapollo.config.schema.reward import CustomRewardFunction, Teacher
 from alphaapollo.config.schema.trainer import RunSettings, Trainer, Training
-from alphaapollo.utils.plugins import find_plugins
+from alphaapollo.utils.plugins import find_plugins, load_plugin
 
 ROLLOUT = "actor_rollout_ref.rollout"
 UNKNOWN_CORES = 1_000_000
@@ -95,6 +96,13 @@ def find_conflicts(
                 yield row.describe(subject, prefix, context, found)
 
 
+def list_engine_requirements(config: Section) -> list[Requirement]:
+    """Return the rows of the engine that a configuration selects, if it is that of a plug-in or an installed package.
+    Raises ValueError if it is missing."""
+    names = [section.name for _, section in walk_sections(config) if isinstance(section, Rollout)]
+    return [row for name in names if (engine := load_plugin("engines", name)) for row in engine.list_requirements()]
+
+
 def list_divisors(*numbers: int) -> str:
     """Return the common divisors of the numbers, e.g. "1, 2, 4"."""
     return ", ".join(str(n) for n in range(1, min(numbers) + 1) if not any(number % n for number in numbers))
@@ -123,16 +131,6 @@ def torchao_is_missing(optim: Optimizer, context: CheckContext) -> Any:
 @requirement(Training, "n_gpus_per_node", "a node has {} GPUs", "Set {} or less")
 def node_has_fewer_gpus(trainer: Training, context: CheckContext) -> Any:
     return context.device == "cuda" and 0 < context.num_gpus < trainer.n_gpus_per_node and context.num_gpus
-
-
-@requirement(Rollout, "name", "this project has not run SGLang on GPUs (docs/engines.md)", "Set vllm", is_error=False)
-def sglang_is_untested_on_gpus(rollout: Rollout, context: CheckContext) -> Any:
-    return context.device == "cuda" and rollout.name == "sglang"
-
-
-@requirement(Rollout, "name tensor_model_parallel_size", "SGLang's engines have one process on a CPU", "Set it to 1")
-def sglang_splits_engines_on_cpus(rollout: Rollout, context: CheckContext) -> Any:
-    return context.device == "cpu" and rollout.name == "sglang" and rollout.tensor_model_parallel_size > 1
 
 
 @requirement(Rollout, "tensor_model_parallel_size", "a node has {} cores", "Set {} or less")

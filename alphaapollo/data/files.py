@@ -1,8 +1,8 @@
 """Read the rows of an entry of data.train_files: a file, a glob, a folder, or a data set on the Hugging Face hub.
 
 Formats: parquet, arrow (of the library datasets), jsonl, json, csv and tsv, the text formats also compressed, and
-folders of tasks (data/harbor.py). The library datasets finds the splits of other folders, reads data sets that
-`save_to_disk` wrote, and downloads from the hub.
+folders that a plug-in reads (FolderReader). The library datasets finds the splits of other folders, reads data sets
+that `save_to_disk` wrote, and downloads from the hub.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from alphaapollo.data.harbor import find_tasks, list_task_files, read_task_rows
 from alphaapollo.data.tables import check_arrow_files, check_memory, read_arrow, read_csv, read_parquet
 from alphaapollo.utils.disk import find_special_file, parse_yaml, read_small_file, read_yaml
 from alphaapollo.utils.hub import DATA_FILE, DatasetEntry
+from alphaapollo.utils.plugins import find_plugins, load_plugin
 from alphaapollo.utils.text import show_first
 
 T = TypeVar("T")
@@ -45,12 +45,22 @@ class ResolvedFiles:
     hub_id: str = ""  # OWNER/NAME, for a data set on the hub
     part: str = ""  # rows of a split that are read, e.g. `train[:10%]`; empty: all
     notices: tuple[str, ...] = ()  # messages for the user
-    tasks: tuple[Path, ...] = ()  # folders of tasks, each of which is a row; `files` are the files in them
+    reader: str = ""  # name of the FolderReader of `entries`
+    entries: tuple[Path, ...] = ()  # folders, each of which is a row; `files` are the files in them
 
     @property
     def folder(self) -> Path:
         """Folder to which paths in the rows are relative."""
         return Path(os.path.commonpath([file.parent.absolute() for file in self.files] or [Path.cwd()]))
+
+
+@dataclass(frozen=True)
+class FolderReader:
+    """Kind of folder whose content is data, in the group `data_folders` (docs/plugins.md), e.g. folders of tasks."""
+
+    find_entries: Callable[[Path], Sequence[Path]]  # folders that are rows, below a folder or itself; empty: none
+    list_files: Callable[[Path], Sequence[Path]]  # files of an entry, which identify its content
+    read_rows: Callable[[Sequence[Path]], list[DataRow]]  # a row for each entry
 
 
 @dataclass(frozen=True)
@@ -99,19 +109,23 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
         raise ValueError(f"{text} is a pipe or a device, which can be read only once. Write its content to a file.")
     if not path.is_dir() and (matches := sorted(glob.glob(str(path), recursive=True))):
         found = [resolve_entry(one, splits) for one in matches]
-        tasks = tuple(task for one in found for task in one.tasks)
-        if tasks and not all(one.tasks for one in found):
-            raise ValueError(f"{text} matches folders of tasks and other data. Use one entry for each.")
-        return ResolvedFiles(text, tuple(file for one in found for file in one.files), tasks=tasks)
+        if len(readers := {one.reader for one in found}) > 1:
+            raise ValueError(f"{text} matches folders of {max(readers)} and other data. Use one entry for each.")
+        matched = tuple(file for one in found for file in one.files)
+        return ResolvedFiles(
+            text, matched, reader=readers.pop(), entries=tuple(x for one in found for x in one.entries)
+        )
     folder = Path(entry.path).expanduser()
     results = folder / "results.jsonl"
     if results.is_file() and (folder / "config.yaml").is_file():  # run of main_generation
         return ResolvedFiles(text, (results,))
-    if folder.is_dir() and (found_tasks := find_tasks(folder.absolute())):
+    for name, plugin in find_plugins("data_folders").items() if folder.is_dir() else ():
+        if plugin.is_missing or not (entries := (reader := plugin.load()).find_entries(folder.absolute())):
+            continue
         if entry != DatasetEntry(entry.path):
-            raise ValueError(f"{text}: a folder of tasks has no splits or configs. Use {entry.path}.")
-        files_of_tasks = tuple(file for task in found_tasks for file in list_task_files(task))
-        return ResolvedFiles(str(folder.absolute()), files_of_tasks, tasks=tuple(found_tasks))
+            raise ValueError(f"{text}: a folder of {name} has no splits or configs. Use {entry.path}.")
+        listed = tuple(file for one in entries for file in reader.list_files(one))
+        return ResolvedFiles(str(folder.absolute()), listed, reader=name, entries=tuple(entries))
     if folder.is_dir() and not entry.revision:
         source = _resolve_folder(folder.absolute(), entry, splits)
         files = map(os.path.abspath, source.files)
@@ -238,8 +252,9 @@ def read_rows(path: str | Path) -> DataRows:
     """Read all rows of an entry of data.train_files. Rows of the hub without a column `data_source` get the id of the
     data set as `data_source`. Raises ValueError if there are no rows, or one is unreadable."""
     source = resolve_entry(str(path))
-    if source.tasks:
-        return DataRows(read_task_rows(source.tasks), [*map(str, source.tasks)], source)
+    if source.reader:
+        rows = load_plugin("data_folders", source.reader).read_rows(source.entries)
+        return DataRows(rows, [*map(str, source.entries)], source)
     names = [str(path)] if source.dataset is not None or len(source.files) == 1 else map(str, source.files)
     rows, dataset = list[DataRow](), source.dataset
     tables = [*map(_read_file, source.files)] if dataset is None else [_read_dataset(dataset, source.entry)]

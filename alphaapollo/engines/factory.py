@@ -1,4 +1,4 @@
-"""Build the engine that `rollout.name` selects."""
+"""Find and build the engine that `rollout.name` selects."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from alphaapollo.utils.plugins import load_plugin
 
 ENGINES = {
     "vllm": "alphaapollo.engines.vllm.engine:VllmEngine",
-    "sglang": "alphaapollo.engines.sglang.settings:make_engine",
     "hf": "alphaapollo.engines.hf:HFEngine",
-    "fake": "alphaapollo.engines.fake:make_engine",
+    "fake": "alphaapollo.engines.fake:FakeEngine",
 }
-"""`rollout.name` -> class or function that builds the engine from its EngineSpec, as `module:name`. Only the chosen
-engine's library is imported."""
+"""`rollout.name` -> class of the engine, as `module:name`. No class imports the library of its engine."""
+
+
+def load_engine_class(name: str) -> type[Engine]:
+    """Return the class of the engine `rollout.name`: ours, or that of a plug-in or an installed package."""
+    found: type[Engine] | None
+    found = pkgutil.resolve_name(ENGINES[name]) if name in ENGINES else load_plugin("engines", name)
+    if found is None:
+        raise ValueError(f"rollout.name={name}: no installed package has this engine. Install it on every node.")
+    return found
 
 
 def make_engine(spec: EngineSpec) -> Engine:
-    """Build the engine that the config key rollout.name selects, or that of an installed package, without starting
-    it."""
-    name = spec.rollout.name
-    make = pkgutil.resolve_name(ENGINES[name]) if name in ENGINES else load_plugin("engines", name)
-    if make is None:
-        raise ValueError(f"rollout.name={name}: no installed package has this engine. Install it on every node.")
-    engine: Engine = make(spec)
-    return engine
+    """Build the engine that the config key rollout.name selects, without starting it."""
+    return load_engine_class(spec.rollout.name).build(spec)

@@ -18,14 +18,6 @@ AnswerScript = Callable[[list[int], Sampling], list[int]]
 LOGPROB = -1.0  # log-prob of every token
 
 
-def make_engine(spec: EngineSpec) -> FakeEngine:
-    """Build the fake engine of a run, which samples token ids of the model."""
-    config = Path(spec.model_path) / "config.json"
-    if not config.is_file():
-        raise ValueError(f"model.path={spec.model_path} has no config.json. Set it to a local model folder.")
-    return FakeEngine(vocab_size=int(json.loads(config.read_text())["vocab_size"]))
-
-
 @dataclass(eq=False)
 class FakeEngine(Engine):
     """Fake engine whose answers depend only on the context and the seed."""
@@ -39,6 +31,14 @@ class FakeEngine(Engine):
         self._version = 0
         self._unpaused = asyncio.Event()
         self._unpaused.set()
+
+    @classmethod
+    def build(cls, spec: EngineSpec) -> FakeEngine:
+        """Build the fake engine of a run, which samples token ids of the model."""
+        config = Path(spec.model_path) / "config.json"
+        if not config.is_file():
+            raise ValueError(f"model.path={spec.model_path} has no config.json. Set it to a local model folder.")
+        return cls(vocab_size=int(json.loads(config.read_text())["vocab_size"]))
 
     async def generate(
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()

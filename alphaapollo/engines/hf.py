@@ -44,6 +44,8 @@ class HFEngine(Engine):
     A weight sync replaces the model, and a KV cache exists only during a batch, so waking allocates nothing.
     """
 
+    reads_images = False
+
     def __init__(self, spec: EngineSpec):
         super().__init__(spec)
         self.version = 0

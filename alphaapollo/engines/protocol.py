@@ -1,14 +1,16 @@
 """Interface of an inference engine: token ids in, token ids out.
 
-Implementations: vllm/engine.py and sglang/server.py (used through remote.py) for production, hf.py as a slow reference,
-fake.py without a model for tests.
+Implementations: vllm/engine.py for production, hf.py as a slow reference, fake.py without a model for tests, and those
+of plug-ins and packages, in this process or through remote.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from alphaapollo.config.requirements import Requirement
 from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
 from alphaapollo.types import Adapter, Completion, ImageInput, Sampling
 from alphaapollo.weight_sync.transport import WeightReceipt
@@ -49,6 +51,30 @@ class Engine:
     is_stale = False  # its weights were freed, and new ones were not confirmed yet
     is_loading = False  # between start_weight_update and finish_weight_update
     is_restarted = False  # from a restart until new weights were confirmed
+
+    # What commands and trainers read of the class.
+
+    reads_images: ClassVar[bool] = True
+    reads_quantized: ClassVar[bool] = False  # whether it serves models with quantized weights
+    without_mixed_windows: ClassVar[Collection[str]] = ()  # families whose sliding window is not in all layers
+    weight_sender: ClassVar[str] = ""  # TransferSender of GPUs, as module:class; empty: weights arrive as files only
+    argument_files: ClassVar[str] = ""  # below sys.prefix, whose classes have the arguments of its engine_kwargs
+    reserved_arguments: ClassVar[frozenset[str]] = frozenset()  # not in engine_kwargs: other keys set them
+
+    @classmethod
+    def build(cls, spec: EngineSpec) -> Engine:
+        """Build the engine of a rollout worker, without starting it."""
+        return cls(spec)
+
+    @classmethod
+    def find_python(cls) -> Path | None:
+        """Return the Python of the engine's own environment, which may not exist. None: it runs in this one."""
+        return None
+
+    @classmethod
+    def list_requirements(cls) -> list[Requirement]:
+        """Return what the engine cannot do, as rows (config/requirements.py) about Rollout or ModelUse."""
+        return []
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
@@ -136,8 +162,8 @@ class Engine:
         """Continue sampling with the latest weights and a recomputed KV cache."""
         raise NotImplementedError
 
-    # Weights. The trainer writes them to a folder. To vLLM and SGLang on GPUs, it sends them in buckets instead
-    # (weight_sync/transfer.py): it calls init_weight_transfer_engine once, and for each weight sync
+    # Weights. The trainer writes them to a folder. To engines with a weight_sender on GPUs, it sends them in buckets
+    # instead (weight_sync/transfer.py): it calls init_weight_transfer_engine once, and for each weight sync
     # start_weight_update, update_weights for each bucket, and finish_weight_update.
 
     async def load_folder(self, folder: str) -> None:

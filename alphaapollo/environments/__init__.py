@@ -1,11 +1,7 @@
 """Environments by name. Importing this package registers the built-in environments."""
 
-from alphaapollo.environments import harbor as harbor
 from alphaapollo.environments import informal_math as informal_math
-from alphaapollo.environments import openenv as openenv
-from alphaapollo.environments import reasoning_gym as reasoning_gym
 from alphaapollo.environments import single_turn as single_turn
-from alphaapollo.environments import verifiers as verifiers
 from alphaapollo.environments.base import check_environment as check_environment
 from alphaapollo.environments.base import get_environment_spec as get_environment_spec
 from alphaapollo.environments.base import register_environment as register_environment

@@ -109,10 +109,10 @@ class Services:
 
     @property
     def settings(self) -> Any:
-        """Settings of the environment (env.settings, or its section in env.plugins), an object of the class that it
-        declares."""
+        """Settings of the environment (env.settings, or the section of its plug-in or package), an object of the class
+        that it declares."""
         name = self.config.env_name
-        return self.config.plugins.get(name) or get_environment_spec(name).read_settings(self.config)
+        return self.config.find_plugin_section(name) or get_environment_spec(name).read_settings(self.config)
 
 
 EnvironmentFactory = Callable[[Services], Environment]
@@ -154,7 +154,7 @@ class EnvironmentSpec:
 
 
 _ENVIRONMENTS: Registry[EnvironmentSpec] = Registry("environment")
-BUILT_IN = ("agent", "harbor", "informal_math", "openenv", "reasoning_gym", "single_turn", "verifiers")
+BUILT_IN = ("agent", "informal_math", "single_turn")
 FactoryT = TypeVar("FactoryT", bound=EnvironmentFactory)
 
 
@@ -169,13 +169,14 @@ def is_environment(name: str) -> bool:
 
 
 def get_environment_spec(name: str) -> EnvironmentSpec:
-    """Return the environment of a name: a registered one, or that of an installed package. Raises ValueError with the
-    known names if there is none."""
-    if name in find_plugins("environments", BUILT_IN) and name not in _ENVIRONMENTS:
+    """Return the environment of a name: a registered one, or that of a plug-in or an installed package. Raises
+    ValueError with the known names if there is none."""
+    plugins = find_plugins("environments", BUILT_IN)
+    if name in plugins and name not in _ENVIRONMENTS:
         factory = load_plugin("environments", name)  # may register itself, to set the fields of EnvironmentSpec
         if name not in _ENVIRONMENTS:
             register_environment(name)(factory)
-    return _ENVIRONMENTS.get(name)
+    return _ENVIRONMENTS.get(name, plugins)
 
 
 def check_environment(config: Env) -> EnvironmentSpec:

@@ -228,16 +228,19 @@ def list_next_commands(folder: Path, can_chat: bool) -> list[str]:
     run, has_model = str(folder), (folder / "model").is_dir()
     has_samples = any(folder.glob("rollouts/*.jsonl")) or (folder / "results.jsonl").exists()
     has_checkpoints = bool(list_checkpoints(folder))
-    has_report = is_available("commands", "report") and (folder / "metrics.jsonl").exists()
     commands = [
-        (["view", run], "curves and samples in the browser", is_available("commands", "view")),
-        (["report", run, "-o", "report.html"], "all in one file", has_report),
+        (["view", run], "curves and samples in the browser", True),
+        (["report", run, "-o", "report.html"], "all in one file", (folder / "metrics.jsonl").exists()),
         (["samples", run], "answers side by side", has_samples),
         (["chat", run], "chat with the model", can_chat and (has_model or has_checkpoints)),
         (["export", run], "for transformers and vLLM", has_checkpoints and not has_model),
     ]
-    shown = [f"  {format_command(*words)}   # {comment}" for words, comment, applies in commands if applies]
-    return ["next commands:", *shown]
+    shown = [
+        f"  {format_command(*words)}   # {comment}"
+        for words, comment, applies in commands
+        if applies and (words[0] == "export" or is_available("commands", words[0]))
+    ]
+    return ["next commands:", *shown] if shown else []
 
 
 def format_command(*words: str) -> str:

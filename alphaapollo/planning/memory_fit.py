@@ -214,7 +214,7 @@ def list_memory_saving_settings(
 
 def _list_engine_sizes(config: Config | TuningConfig, num_gpus: int) -> Iterator[Settings]:
     """Yield larger sizes of tensor-parallel engines that `num_gpus` GPUs of a node and the model's heads allow."""
-    if isinstance(config, Config) and (rollout := config.actor_rollout_ref.rollout).name in ("vllm", "sglang"):
+    if isinstance(config, Config) and (rollout := config.actor_rollout_ref.rollout).has_engine_process:
         heads = load_model_sizes(config.actor_rollout_ref.model).num_heads
         for size in range(rollout.tensor_model_parallel_size + 1, num_gpus + 1):
             if num_gpus % size == 0 and heads % size == 0 and rollout.lora == "merged":

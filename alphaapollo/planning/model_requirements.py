@@ -22,9 +22,8 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.data.images import reads_images
+from alphaapollo.engines.factory import load_engine_class
 from alphaapollo.engines.protocol import CHANGES_SAMPLES
-from alphaapollo.engines.sglang import settings as sglang
-from alphaapollo.engines.vllm import settings as vllm
 from alphaapollo.models.decoder import describe_stateful_layers
 from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.load import (
@@ -93,39 +92,33 @@ def check_models(uses: Iterable[ModelUse]) -> list[str]:
 
 
 def find_unsupported_features(use: ModelUse) -> Iterator[str]:
-    """Yield an error message for each row of MODELS that a model does not meet."""
-    return find_conflicts(CheckContext(use), table=MODELS)
+    """Yield an error message for each row of MODELS, and of its engine, that a model does not meet."""
+    rows = load_engine_class(use.engine.name).list_requirements() if use.engine else []
+    return find_conflicts(CheckContext(use), table=[*rows, *MODELS])
 
 
 @model_requirement("weights", "{use} has quantized weights ({}), for vLLM only", "Use the original model")
 def full_weights(use: ModelUse, case: CheckContext) -> Any:
-    return not (use.engine and use.engine.name == "vllm" and not use.fsdp) and find_quantization(use.config)
+    is_served = use.engine is not None and not use.fsdp and load_engine_class(use.engine.name).reads_quantized
+    return not is_served and find_quantization(use.config)
 
 
 @model_requirement("{use.engine_section}.engine_kwargs.{0}", "{1}", "Remove it")
 def arguments_of_engines(use: ModelUse, case: CheckContext) -> Any:
     if use.engine is None or not use.engine.has_engine_process:
         return None
-    name, engine = use.engine.name, sglang if use.engine.name == "sglang" else vllm
+    name, engine = use.engine.name, load_engine_class(use.engine.name)
     given = getattr(use.engine.engine_kwargs, name)
-    files = Path(sys.prefix).glob(engine.ARGUMENT_FILES) if given else ()  # importing them would take seconds
+    files = Path(sys.prefix).glob(engine.argument_files) if given else ()  # importing them would take seconds
     known = {field for file in files for field in re.findall(r"^    (\w+): ", file.read_text(), re.MULTILINE)}
     for key in given:
-        if key in engine.RESERVED_ARGUMENTS:
+        if key in engine.reserved_arguments:
             return f"{name}.{key}", "other keys set it"
         if any(fnmatch(key, pattern) for pattern in CHANGES_SAMPLES):
             return f"{name}.{key}", "with it, tokens are sampled from another distribution than the model's"
         if known and key not in known:
             return f"{name}.{key}", f"{name} has no such argument"
     return None
-
-
-@model_requirement(
-    "{use.engine_section}.name=sglang", "there is no environment with SGLang: {}", "Run `make setup-sglang`"
-)
-def environment_of_sglang(use: ModelUse, case: CheckContext) -> Any:
-    python = sglang.find_python()
-    return use.engine and use.engine.name == "sglang" and not python.is_file() and python
 
 
 @model_requirement("text generation", "{use} is a {}, not a causal language model", "Use the model before it")
@@ -152,31 +145,18 @@ def images_of_policy(use: ModelUse, case: CheckContext) -> Any:
     "{use.engine_section}.name={}", "{use} is a vision-language model", "Set {use.engine_section}.name=vllm"
 )
 def engine_with_vision(use: ModelUse, case: CheckContext) -> Any:
-    return use.engine and use.engine.name in ("hf", "sglang") and reads_images(use.config) and use.engine.name
-
-
-@model_requirement(
-    "{use.engine_section}.name=sglang",
-    "{use} has experts and tied embeddings, whose output head SGLang does not load",
-    "Set {use.engine_section}.name=vllm",
-)
-def tied_experts_of_sglang(use: ModelUse, case: CheckContext) -> Any:
-    has_experts = ExpertSizes.from_config(use.config) is not None
-    return use.engine and use.engine.name == "sglang" and has_experts and use.config.tie_word_embeddings
+    name = use.engine.name if use.engine and reads_images(use.config) else ""
+    return name and not load_engine_class(name).reads_images and name
 
 
 @model_requirement(
     "{use.engine_section}.name={use.engine.name}",
-    "{use} has an output head {}, which this engine does not load",
+    "{use} has an output head and no embedding in its files, which this engine does not load",
     "Save the model again with transformers, or set {use.engine_section}.name=hf",
 )
 def tied_heads_of_engines(use: ModelUse, case: CheckContext) -> Any:
-    if use.engine is None or not use.engine.has_engine_process:
-        return None
-    found = find_tied_head(read_config(use.model), use.model.path)
-    if found == "own" and use.engine.name == "sglang":
-        return "that differs from the embedding, although its config.json ties them"
-    return found == "alone" and "and no embedding in its files"
+    has_process = use.engine is not None and use.engine.has_engine_process
+    return has_process and find_tied_head(read_config(use.model), use.model.path) == "alone"
 
 
 @model_requirement(
@@ -190,11 +170,8 @@ def context_length(use: ModelUse, case: CheckContext) -> Any:
     text = use.config.get_text_config()
     scaled = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default") not in ("default", "dynamic")
     limits = {"a context length of {} tokens": None if scaled else getattr(text, "max_position_embeddings", None)}
-    if (
-        use.engine.name == "vllm"
-        and text.model_type in vllm.WITHOUT_MIXED_WINDOWS
-        and "full_attention" in text.layer_types
-    ):
+    families = load_engine_class(use.engine.name).without_mixed_windows
+    if text.model_type in families and "full_attention" in text.layer_types:
         limits["layers with a sliding window of {} tokens, which vLLM does not support"] = text.sliding_window
     return next((name.format(n) for name, n in limits.items() if n is not None and use.lengths.max_length > n), "")
 

@@ -16,13 +16,12 @@ from alphaapollo.rewards.components import COMPONENTS, TASK
 from alphaapollo.rewards.judges import JUDGES, check_judge_server, list_criteria
 from alphaapollo.rewards.plugins import load_plugin_reward
 from alphaapollo.types import Prompt
-from alphaapollo.utils.plugins import find_plugins
+from alphaapollo.utils.plugins import find_plugins, load_plugin
 from alphaapollo.utils.thoughts import remove_thoughts
 
 GRADERS = {  # name -> patterns of data sources, lower case; the first matching grader is used
     "gsm8k": "*gsm8k* *svamp*",
     "exact": "exact exact/*",
-    "reasoning_gym": "reasoning_gym reasoning_gym/*",
     **{name: f"{name} {name}/*" for name in JUDGES},
     "search_f1": "search_f1 search_f1/*",
     "search": "search search/* searchr1_* nq nq/* *nq_open* *trivia*qa* *popqa* *hotpot* *musique* *squad* *2wiki* "
@@ -32,22 +31,22 @@ GRADERS = {  # name -> patterns of data sources, lower case; the first matching 
     "*codeforces* *leetcode* *kodcode* *deepcoder* primeintellect",
     "math": "*math* *aime* *amc* *hmmt* *olympiad* *minerva* *numina* *deepscaler* *dapo*",
 }
-MODULES = {"reasoning_gym": "reasoning_gym", "code": "code.grader", "math": "math.grader"}
+MODULES = {"code": "code.grader", "math": "math.grader"}
 """Modules of the graders that are not in short_answers, which only grader processes import."""
 
 
 def find_grader(data_source: str) -> str | None:
-    """Return the name of the first grader with a pattern that matches the data source: a built-in one, or that of an
-    installed package, whose pattern is its name."""
+    """Return the name of the grader of a data source: that of a plug-in or an installed package of this name, else
+    the first built-in one with a pattern that matches."""
+    plugins = {name.lower(): name for name in find_plugins("rewards")}
+    if name := plugins.get(data_source.lower().partition("/")[0]):
+        return name
     matching = (
         name
         for name, patterns in GRADERS.items()
         if any(fnmatchcase(data_source.lower(), pattern) for pattern in patterns.split())
     )
-    if (name := next(matching, None)) is not None:
-        return name
-    of_package = data_source.partition("/")[0]
-    return of_package if of_package in find_plugins("rewards") else None
+    return next(matching, None)
 
 
 def get_grader(data_source: str) -> str:
@@ -56,7 +55,8 @@ def get_grader(data_source: str) -> str:
         return grader
     if data_source == "harbor":
         raise ValueError("task folders are graded by their tests. Set env.env_name=harbor, or agent (docs/tasks.md).")
-    known = "; ".join(f"{name}: {', '.join(patterns.split())}" for name, patterns in GRADERS.items())
+    patterns_of = {name: f"{name} {name}/*" for name in find_plugins("rewards")} | GRADERS
+    known = "; ".join(f"{name}: {', '.join(patterns.split())}" for name, patterns in patterns_of.items())
     got = f"data_source {data_source!r}" if data_source else "rows without a data_source"
     raise ValueError(
         f"no reward function for {got}. Use a data_source that matches a known pattern, or set "
@@ -77,10 +77,10 @@ def load_grader(data_source: str, reward: Reward | None = None) -> RewardFunctio
 
 def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
     """Import the function that makes an answer which the grader must score 1; it returns None if only tests exist."""
-    if get_grader(data_source) not in GRADERS:  # of a package
-        return lambda prompt: None
-    function: Callable[[Prompt], str | None] = _load_function(data_source, "answer")
-    return function
+    if (grader := get_grader(data_source)) in GRADERS:
+        function: Callable[[Prompt], str | None] = _load_function(data_source, "answer")
+        return function
+    return getattr(load_plugin("rewards", grader), "make_answer", lambda prompt: None)
 
 
 def _load_function(data_source: str, verb: str) -> Any:

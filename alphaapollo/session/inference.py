@@ -10,14 +10,23 @@ from alphaapollo.config.schema import GenerationConfig, Rollout
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.worker_groups import WorkerSpecs
+from alphaapollo.engines.types import EngineSpec
+from alphaapollo.models.load import load_config
 from alphaapollo.planning.model_requirements import ModelUse
 from alphaapollo.session.prepare import Preparation
 from alphaapollo.session.specs import make_inference_specs
 from alphaapollo.types import Sampling
 
+DEFAULT_CONTEXT = 4096  # context length in tokens, if the model supports it
 NO_RUN = "it has no run folder"
 NO_PROMPTS = "prompts come from the user"
 RUN_DECIDED = "the run that trained the model has decided it"
+
+
+def choose_context_length(config: GenerationConfig) -> int:
+    """Return the tokens of a conversation: DEFAULT_CONTEXT or those of the run, at most the model's positions."""
+    length = max(config.data.max_length, DEFAULT_CONTEXT)
+    return min(getattr(load_config(config.model).get_text_config(), "max_position_embeddings", length), length)
 
 
 class InferencePreparation(Preparation):
@@ -37,6 +46,20 @@ class InferencePreparation(Preparation):
     def make_specs(self, folder: Path) -> WorkerSpecs:
         """Describe the rollout workers. folder: for their logs."""
         return make_inference_specs(self.config, self.rollout, self.device, folder)
+
+    def make_engine_spec(self) -> EngineSpec:
+        """Return the settings of an engine on this machine. Raises ValueError if the model cannot be read."""
+        config = self.config
+        return EngineSpec(
+            index=0,
+            model_path=config.model.path,
+            trust_remote_code=config.model.trust_remote_code,
+            rollout=self.rollout,
+            device=self.device,
+            dtype=self.rollout.dtype,
+            max_model_len=choose_context_length(config),
+            log_path="",
+        )
 
     def make_sampling(self) -> Sampling:
         """Return the configured sampling parameters."""

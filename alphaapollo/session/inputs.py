@@ -32,7 +32,7 @@ from alphaapollo.data.prompts import apply_length_limit, list_text_notices, load
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.data.vocabulary import load_tokenizer
-from alphaapollo.engines.sglang.settings import find_python
+from alphaapollo.engines.factory import load_engine_class
 from alphaapollo.environments import check_environment
 from alphaapollo.environments.base import EnvironmentSpec
 from alphaapollo.environments.classes import load_environment_module
@@ -75,9 +75,9 @@ def find_local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[s
     """Return {configuration key: path} of the local files and folders that every node needs, because workers use them.
     Data files are left out, because only the driver reads them."""
     values = flatten_maps(config.model_dump(exclude={"data", "trainer"}))
-    engines = [key for key, value in values.items() if key.endswith("rollout.name") and value == "sglang"]
+    engines = {key: load_engine_class(value) for key, value in values.items() if key.endswith("rollout.name")}
     texts = ((key, one) for key, value in values.items() for one in (value if isinstance(value, list) else [value]))
-    return dict.fromkeys(engines, str(find_python())) | {
+    return {key: str(python) for key, engine in engines.items() if (python := engine.find_python())} | {
         key: one
         for key, one in texts
         if isinstance(one, str) and ("/" in one or one.endswith(".py")) and Path(one).exists()
@@ -207,7 +207,7 @@ def _load_prompts(
 
     sources = [resolve_entry(entry) for entry in files]
     digests = [digest_file(file) for source in sources for file in source.files]
-    digests += [str(task) for source in sources for task in source.tasks]  # rows name the folders of tasks
+    digests += [str(entry) for source in sources for entry in source.entries]  # rows name their folders
     prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key, keys), load)
     findings += found
     return prompts

@@ -12,6 +12,7 @@ from alphaapollo.config.schema import ActorRolloutRef, Config, CustomRewardFunct
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import Placement
 from alphaapollo.controller.worker_groups import WorkerSpecs
+from alphaapollo.engines.factory import load_engine_class
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.rewards import zero_reward
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
@@ -71,14 +72,14 @@ def make_worker_specs(
     chosen = {"model": plan.model, "rollout": plan.rollout, "actor": plan.actor}
     role = config.actor_rollout_ref.model_copy(update=chosen)
     has_processes = has_worker_processes(config.trainer, placement.num_engines)
-    receives_buckets = role.rollout.has_engine_process and has_processes
+    sender = load_engine_class(role.rollout.name).weight_sender
     serves_adapters = role.rollout.lora == "adapter"
     transport = Transport(
-        kind=choose_transport(placement.device, placement.colocate, receives_buckets, serves_adapters),
+        kind=choose_transport(placement.device, placement.colocate, bool(sender) and has_processes, serves_adapters),
         dtype=role.rollout.dtype,
         shared_folder=f"/dev/shm/alphaapollo-{run_id}",
         num_engine_ranks=placement.num_engines * placement.tensor_parallel,
-        engine=role.rollout.name,
+        sender=sender,
     )
     custom_reward = config.custom_reward_function
     if not has_reward_function:

@@ -17,16 +17,19 @@ from typing import TYPE_CHECKING
 
 from alphaapollo.config.build import build_config
 from alphaapollo.config.check import check_config_and_get_notices
-from alphaapollo.config.errors import exit_on_config_error, report_error
+from alphaapollo.config.errors import ConfigError, exit_on_config_error, report_error
 from alphaapollo.config.load import drop_unknown_keys, load_config, refuse_saved_code
 from alphaapollo.config.schema import Critic, ExportConfig, LoraForm, Model
+from alphaapollo.config.schema.generation import EXPORT_FORMATS
 from alphaapollo.processes.entry_point import entry_point, run_program
 from alphaapollo.runs.checkpoint_folder import PROGRESS, find_damage, list_checkpoints, read_progress
+from alphaapollo.runs.export_format import ExportFormat
 from alphaapollo.runs.model_card import format_model_card
 from alphaapollo.runs.newest_model import NO_MODEL_HINT, find_newest_model, has_complete_weights
 from alphaapollo.runs.resume import read_saved_config
 from alphaapollo.utils.hub import check_model_files, find_verl_shards, is_local_path, needs_conversion
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.plugins import find_plugins, load_plugin
 
 if TYPE_CHECKING:
     from alphaapollo.models.export import ModelKind
@@ -34,43 +37,60 @@ if TYPE_CHECKING:
 
 @entry_point
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a checkpoint as a Hugging Face folder or a GGUF file. Returns 0 if done, 1 if failed, 2 if the input is
-    invalid, 130 if interrupted."""
+    """Write a checkpoint as a Hugging Face folder, or as a file of a format of plug-ins. Returns 0 if done, 1 if
+    failed, 2 if the input is invalid, 130 if interrupted."""
     with exit_on_config_error():
-        config = load_config(ExportConfig, "export", sys.argv[1:] if argv is None else argv)
-        return export_as_gguf(config) if config.gguf else export_as_folder(config)
+        words = sys.argv[1:] if argv is None else argv
+        chosen = find_format_words(words)
+        config = load_config(ExportConfig, "export", [word for word in words if word.partition("=")[0] not in chosen])
+        chosen |= {name: kind for name in EXPORT_FORMATS if (kind := getattr(config, name))}
+        if len(chosen) > 1:
+            raise ConfigError(f"{' and '.join(chosen)} are two formats. Choose one.")
+        return export_as_file(config, *chosen.popitem()) if chosen else export_as_folder(config)
 
 
-def export_as_gguf(config: ExportConfig) -> int:
-    """Write a GGUF file of the newest model of a run, or of the model in a folder. Returns the exit code of `main`."""
-    from alphaapollo.models.gguf_export import check_config_is_supported, export_gguf
-    from alphaapollo.models.gguf_import import require_gguf_package
+def find_format_words(words: Sequence[str]) -> dict[str, str]:
+    """Return the words NAME=TYPE of formats that are no key of the configuration. Raises ConfigError if two packages
+    have the same format."""
+    try:
+        names = find_plugins("export_formats").keys() - ExportConfig.model_fields.keys()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return {name: kind for name, _, kind in (word.partition("=") for word in words) if name in names}
+
+
+def export_as_file(config: ExportConfig, name: str, kind: str) -> int:
+    """Write the newest model of a run, or the model in a folder, in the format `name` of a plug-in, with weights of the
+    type `kind`. Returns the exit code of `main`."""
     from alphaapollo.models.load import load_config as load_model_config
 
     try:
-        require_gguf_package()
+        chosen: ExportFormat = load_plugin("export_formats", name)
+        if kind not in chosen.types:
+            raise ValueError(f"{name}={kind}: expected one of {', '.join(chosen.types)}.")
+        check, write = chosen.load()
+        check(None)
         check_config_and_get_notices(config)
         if config.role == "critic" or config.export_lora == "adapter" or config.dtype != "auto":
-            raise ValueError(f"gguf={config.gguf} writes a policy, merged. Remove role, export_lora and dtype.")
+            raise ValueError(f"{name}={kind} writes a policy, merged. Remove role, export_lora and dtype.")
         newest = find_newest_model(Path(config.checkpoint))
-        name = f"{newest.run_folder.name}-{config.gguf}.gguf"
-        is_folder = config.output and not config.output.endswith(".gguf")
-        given = f"{config.output}/{name}" if is_folder else config.output
-        default = newest.model_folder.with_name(f"{newest.model_folder.name}-{config.gguf}.gguf")
+        is_folder = config.output and not config.output.endswith(f".{name}")
+        given = f"{config.output}/{newest.run_folder.name}-{kind}.{name}" if is_folder else config.output
+        default = newest.model_folder.with_name(f"{newest.model_folder.name}-{kind}.{name}")
         file = _find_output(config.model_copy(update={"output": given}), default)
         saved = read_saved_config(newest.run_folder) if (newest.run_folder / "config.yaml").is_file() else {}
         base = str(saved.get("actor_rollout_ref", saved).get("model", {}).get("path", ""))
         if newest.source and base and Path(base).is_dir():  # before the checkpoint is exported
-            check_config_is_supported(load_model_config(Model(path=base)))
+            check(load_model_config(Model(path=base)))
     except ValueError as error:
         return report_error(error, 2)
     if newest.source:
-        keys = {"checkpoint": str(newest.source), "output": str(newest.model_folder), "gguf": ""}
+        keys = {"checkpoint": str(newest.source), "output": str(newest.model_folder)}
         if code := export_as_folder(config.model_copy(update=keys)):
             return code
     try:
         hub_id = "" if is_local_path(base) else base
-        print(export_gguf(newest.model_folder, file, config.gguf, newest.run_folder.name, hub_id))
+        print(write(newest.model_folder, file, kind, newest.run_folder.name, hub_id))
     except (ValueError, OSError) as error:
         return report_error(error, 1)
     print(f"model written to {file}")

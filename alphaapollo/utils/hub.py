@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from alphaapollo.utils.disk import find_special_file, parse_json, read_small_file
+from alphaapollo.utils.plugins import is_available
 
 DATA_FILE = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|zst|lz4))?$", re.IGNORECASE)
 """End of the name of a data file: its format and, except for parquet and arrow, a compression."""
@@ -86,7 +87,10 @@ def needs_conversion(folder: str | Path) -> bool:
 
 def explain_gguf_file(path: str) -> str:
     """Return an error message if a model path is a GGUF file, else ""."""
-    return f"{path} is a GGUF file. Convert it: alphaapollo import-gguf {path} FOLDER" if path.endswith(".gguf") else ""
+    if not path.endswith(".gguf"):
+        return ""
+    convert = f"Convert it: alphaapollo import-gguf {path} FOLDER"
+    return f"{path} is a GGUF file. {convert if is_available('commands', 'import-gguf') else 'Set a model folder.'}"
 
 
 def explain_model_folder(path: str | Path) -> str:

@@ -33,11 +33,16 @@ class Plugin:
         """Whether the folder of the plug-in has been removed."""
         return self.folder is not None and not (self.folder / "__init__.py").is_file()
 
+    @property
+    def missing_error(self) -> str:
+        """Error message for the name of a plug-in that is missing."""
+        fix = "Install alphaapollo with its plug-ins."
+        return f"{self.name} belongs to {self.owner}, and {self.folder} is missing. {fix}"
+
     def load(self) -> Any:
         """Import the object. Raises ValueError with the owner if it is missing or the import fails."""
         if self.is_missing:
-            fix = "Install alphaapollo with its plug-ins."
-            raise ValueError(f"{self.name} belongs to {self.owner}, and {self.folder} is missing. {fix}")
+            raise ValueError(self.missing_error)
         try:
             return pkgutil.resolve_name(self.value)
         except (Exception, SystemExit) as error:  # the code of a package may raise anything
@@ -60,6 +65,11 @@ def _read_list() -> dict[str, dict[str, Plugin]]:
     return groups
 
 
+def find_own_plugins(group: str) -> dict[str, Plugin]:
+    """Return what plug-ins of this repository add to a group, by name, without reading entry points."""
+    return _read_list().get(group, {})
+
+
 @cache
 def _read_entry_points() -> Any:  # its type depends on Python's version
     """Read the entry points of all installed packages, which takes a few hundredths of a second."""
@@ -77,7 +87,7 @@ def _list_plugins(group: str) -> list[Plugin]:
         )
         for entry in _read_entry_points().select(group=f"alphaapollo.{group}")
     ]
-    return [*_read_list().get(group, {}).values(), *packages]
+    return [*find_own_plugins(group).values(), *packages]
 
 
 def find_plugins(group: str, built_in: Container[str] = ()) -> dict[str, Plugin]:

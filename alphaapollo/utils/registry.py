@@ -57,11 +57,12 @@ class Registry(Generic[T]):
 
         return add
 
-    def get(self, name: str) -> T:
-        """Return the object of this name. Raises ValueError with similar names if the name is unknown."""
+    def get(self, name: str, others: Iterable[str] = ()) -> T:
+        """Return the object of this name. Raises ValueError with similar names if the name is unknown. others: known
+        names that are not registered yet."""
         if name not in self._entries:
-            hint = suggest_similar(name, self._entries, count=3)
-            known = ", ".join(self.names())
+            names = sorted({*self._entries, *others})
+            hint, known = suggest_similar(name, names, count=3), ", ".join(names)
             raise ValueError(
                 f"unknown {self.kind} {name!r}.{hint} Known: {known}. Your own needs the key custom_module."
             )

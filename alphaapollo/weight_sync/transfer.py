@@ -1,5 +1,5 @@
-"""Trainer side of the GPU weight transfer, over CUDA IPC (shared GPUs) or NCCL (separate GPUs): what vllm_transfer.py
-and sglang_transfer.py share.
+"""Trainer side of the GPU weight transfer, over CUDA IPC (shared GPUs) or NCCL (separate GPUs): what the senders of all
+engines share, e.g. vllm_transfer.py.
 
     start_weight_update -> for each bucket of tensors: update_weights -> finish_weight_update
 

@@ -76,15 +76,15 @@ class Transport:
     dtype: str  # dtype of the engine's weights: float32 | bfloat16
     shared_folder: str  # folder of the run under /dev/shm, with the same path on every node
     num_engine_ranks: int  # total number of GPUs (or CPU processes) of all engines
-    engine: str = "vllm"  # rollout.name
+    sender: str = ""  # weight_sender of the engine's class, for ipc and nccl
 
 
 def choose_transport(
     device: str, is_colocated: bool, receives_buckets: bool, serves_adapters: bool = False
 ) -> TransportKind:
-    """Choose how the engines receive weights. receives_buckets: whether they are vLLM or SGLang engines of workers in
-    other processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters
-    (rollout.lora=adapter)."""
+    """Choose how the engines receive weights. receives_buckets: whether they have a weight sender, and workers in other
+    processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters (rollout.lora=adapter).
+    """
     if serves_adapters:
         return "adapter"
     if device == "cpu" or not receives_buckets:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,13 +43,8 @@ def make_weight_sender(transport: Transport, placement: RankPlacement, call_engi
         return sender(folder, dtype, is_writer=placement.engine_node is not None)
     master_address = str(urlsplit(placement.init_method).hostname)  # address of rank 0's node
     arguments = (call_engines, dtype, placement.rank, transport.kind, master_address, transport.num_engine_ranks)
-    if transport.engine == "sglang":
-        from alphaapollo.weight_sync.sglang_transfer import SglangTransferSender
-
-        return SglangTransferSender(*arguments)
-    from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
-
-    return VllmTransferSender(*arguments)
+    make: Callable[..., WeightSender] = pkgutil.resolve_name(transport.sender)
+    return make(*arguments)
 
 
 def make_teacher_model_sections(policy: Model, teacher: Teacher) -> dict[str, Model]:

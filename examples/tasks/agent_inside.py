@@ -3,7 +3,7 @@
 python -m alphaapollo.trainer.main_ppo env.env_name=agent env.agent.path=examples/tasks/agent_inside.py ...
 """
 
-from alphaapollo.environments.harbor import open_trial
+from alphaapollo.plugins.tasks.harbor import open_trial
 
 PROGRAM = b"""
 import json, os, re, subprocess, sys, urllib.request

@@ -7,7 +7,7 @@ import re
 
 from openai import AsyncOpenAI
 
-from alphaapollo.environments.harbor import open_trial
+from alphaapollo.plugins.tasks.harbor import open_trial
 
 SYSTEM = "Solve the task with bash. Write one command in ```bash ... ``` per turn, or DONE."
 TURNS = 4

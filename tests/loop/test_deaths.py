@@ -23,7 +23,7 @@ from alphaapollo.runs.command_history import read_history
 from scripts.chaos import faults
 from scripts.chaos.scenes import differences, unaccounted
 from tests.loop.conftest import FinishedRun, Runner, Task, child, processes_of
-from tests.loop.engine_kit import needs_sglang
+from tests.loop.engine_kit import ENGINES, PLUGIN_ENGINES
 from tests.loop.warm import Program
 
 POLICY_DIED, ROLLOUT_DIED = "the policy worker of rank 0", "the rollout worker of rank 0"
@@ -85,17 +85,17 @@ def list_listening_sockets(processes: Mapping[int, str]) -> list[tuple[str, Any]
     return listening
 
 
-@pytest.mark.parametrize("engine", ["vllm", pytest.param("sglang", marks=needs_sglang)])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_run_without_ray_is_not_reachable_from_other_machines(
     engine: str, ppo: Runner, leaves_nothing: Callable[[], None]
 ) -> None:
     program = start_run(ppo, LOCAL, f"actor_rollout_ref.rollout.name={engine}")
     processes = processes_of(ppo)
     listening = list_listening_sockets(processes)
-    assert engine == "vllm" or any("sglang::scheduler" in line for line, _ in listening), processes
+    assert engine == "vllm" or any(f"{engine}::scheduler" in line for line, _ in listening), processes
     assert not [(line, at) for line, at in listening if not ip_address(at.ip.removeprefix("::ffff:")).is_loopback]
-    if engine == "sglang":  # its processes exchange pickles over sockets in the file system
-        scheduler = next(psutil.Process(pid) for pid, line in processes.items() if "sglang::scheduler" in line)
+    if engine in PLUGIN_ENGINES:  # its processes exchange pickles over sockets in the file system
+        scheduler = next(psutil.Process(pid) for pid, line in processes.items() if f"{engine}::scheduler" in line)
         sockets = [one.laddr for each in (scheduler, scheduler.parent()) for one in each.net_connections("unix")]
         paths = [Path(path) for path in sockets if path and Path(path).is_socket()]
         assert paths and not [path for path in paths if path.stat().st_mode & 0o077], (paths, sockets)
@@ -180,8 +180,6 @@ def kill_engine():
         file.unlink()
         os.kill(pid, signal.SIGKILL)
 """
-SCHEDULER = {"vllm": "EngineCore", "sglang": "sglang::scheduler"}
-"""Words of the command line of the process that runs the model."""
 
 
 def kill_engine_while_grading(ppo: Runner) -> Path:
@@ -201,7 +199,7 @@ def is_at(ppo: Runner, step: int) -> bool:
     "engine",
     [
         pytest.param("vllm", marks=pytest.mark.core),
-        pytest.param("sglang", marks=[needs_sglang, pytest.mark.nightly]),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in PLUGIN_ENGINES),
     ],
 )
 def test_an_engine_that_dies_is_replaced(
@@ -217,7 +215,7 @@ def test_an_engine_that_dies_is_replaced(
     whole = undisturbed(engine)
     for step, release in ((1, "one"), (3, "two"), (5, "three")):
         ppo.wait_for(partial(is_at, ppo, step))
-        pid = child(ppo, SCHEDULER[engine])
+        pid = child(ppo, "EngineCore" if engine == "vllm" else f"{engine}::scheduler")
         file.write_text(str(pid)) if release == "three" else os.kill(pid, signal.SIGKILL)
         (ppo.out / release).touch()
     done = ppo.finish(program)
@@ -226,7 +224,7 @@ def test_an_engine_that_dies_is_replaced(
     assert [line["engines/replaced"] for line in done.metrics] == [0, 0, 1, 0, 1, 0, 1]
     found = differences(whole.folder, done.folder)
     # The last bits of SGLang's log-probs depend on the batch. Its tokens, and so the model, do not.
-    assert found == [] if engine != "sglang" else "the model" not in found
+    assert found == [] if engine == "vllm" else "the model" not in found
     leaves_nothing()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Iterator
 
 import pytest
 
-from alphaapollo.engines.types import HttpSampling
 from alphaapollo.types import Completion, Sampling, StopReason
 from tests.loop.engine_kit import (
     ENGINES,
@@ -17,7 +17,6 @@ from tests.loop.engine_kit import (
     logprobs_of,
     make_model,
     mean_abs_difference,
-    needs_sglang,
     start_engine,
 )
 
@@ -79,27 +78,9 @@ def test_score_equals_model_logprobs(session: Session) -> None:
     assert mean_abs_difference(session.run(session.engine.log_probs(PROBE)), logprobs_of(MODEL, PROBE)) < 1e-5
 
 
-@pytest.mark.parametrize("session", [pytest.param("sglang", marks=needs_sglang)], indirect=True)
-def test_answers_for_the_http_api_have_what_a_client_requests(session: Session) -> None:
-    sampling, answer_http = Sampling(6, seed=1), session.engine.answer_http
-    answer = session.run(answer_http(PROMPT, HttpSampling(sampling, num_top=2, scores_prompt=True), "http"))
-    (expected,) = session.generate((PROMPT, sampling))
-    assert [*answer.completion.token_ids] == expected.token_ids
-    for token, logprob, position in zip(expected.token_ids, expected.logprobs, answer.logprobs, strict=True):
-        assert position[token] == pytest.approx(logprob, abs=1e-5) and len(position) in (2, 3)
-    prompt = [position[token] for token, position in zip(PROMPT[1:], answer.prompt_logprobs, strict=True)]
-    assert mean_abs_difference(prompt, logprobs_of(MODEL, PROMPT)) < 1e-5
-    rewarded = HttpSampling(Sampling(24, temperature=0.0), {"frequency_penalty": -2.0})
-    repeated = session.run(answer_http(PROMPT, rewarded, "http")).completion.token_ids
-    (greedy,) = session.generate((PROMPT, rewarded.sampling))
-    assert len({*repeated}) < len({*greedy.token_ids}) / 2
-    with pytest.raises(ValueError, match="min_p"):
-        session.run(answer_http(PROMPT, HttpSampling(sampling, {"min_p": 0.1}), "http"))
-
-
 def test_samples_share_prompt_prefill(session: Session) -> None:
     prompt = [random.Random(0).randrange(272) for _ in range(110)]
-    first = session.generate((prompt, Sampling(4, seed=0))) if session.name == "sglang" else []  # else one step has all
+    first = session.generate((prompt, Sampling(4, seed=0))) if session.name != "vllm" else []  # else one step has all
     answers = first + session.generate(*((prompt, Sampling(4, seed=seed)) for seed in range(len(first), 16)))
     hits = [answer.num_cached_tokens for answer in answers]
     shared = 96 if session.name == "vllm" else 109  # whole blocks of 32, or tokens
@@ -160,7 +141,7 @@ def test_cancelled_requests_end(session: Session) -> None:
 def test_engine_log_is_in_its_file(session: Session, capfd: pytest.CaptureFixture[str]) -> None:
     session.generate((PROMPT, Sampling(2)))
     with open(session.engine.spec.log_path) as log:
-        assert {"vllm": "Initializing a V1 LLM engine", "sglang": "Load weight end"}[session.name] in log.read()
+        assert re.search("Initializing a V1 LLM engine|Load weight end", log.read())  # of vLLM, of SGLang
     assert capfd.readouterr() == ("", "")
 
 

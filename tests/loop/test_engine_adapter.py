@@ -16,12 +16,12 @@ from alphaapollo.types import BASE_MODEL, Adapter, Completion, Sampling
 from alphaapollo.weight_sync.digest import format_digest
 from alphaapollo.weight_sync.shared_memory import write_adapter_files
 from tests.loop.engine_kit import (
+    PLUGIN_ENGINES,
     PROBE,
     Session,
     logprobs_of,
     make_model,
     mean_abs_difference,
-    needs_sglang,
     start_engine,
 )
 
@@ -44,7 +44,7 @@ def draw(model: Any, seed: int) -> None:
     [
         ("Qwen3", "all-linear", 4, "vllm"),
         ("Llama", ["q_proj", "v_proj", "down_proj"], 12, "vllm"),
-        pytest.param("Llama", ["q_proj", "v_proj", "down_proj"], 12, "sglang", marks=needs_sglang),
+        *(("Llama", ["q_proj", "v_proj", "down_proj"], 12, name) for name in PLUGIN_ENGINES),
     ],
 )
 def test_adapters_are_loaded_and_used(kind: str, targets: Any, rank: int, tmp_path: Path, name: str) -> None:

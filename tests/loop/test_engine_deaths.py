@@ -63,7 +63,7 @@ def test_kill_of_the_parent_leaves_no_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ENGINES)
 def test_kill_of_the_core_is_an_error_that_names_the_engine(tmp_path: Path, name: str) -> None:
     with start_engine(make_model("Qwen3", 0), tmp_path, name=name) as session:
-        engine, title = session.engine, {"vllm": "EngineCore", "sglang": "sglang::scheduler"}[name]
+        engine, title = session.engine, "EngineCore" if name == "vllm" else f"{name}::scheduler"
         (core,) = [pid for pid in engine.list_pids() if title in " ".join(psutil.Process(pid).cmdline())]
 
         async def die() -> list[BaseException]:

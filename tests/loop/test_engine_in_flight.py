@@ -11,13 +11,11 @@ import pytest
 from alphaapollo.types import Completion, Sampling
 from tests.loop.engine_kit import ENGINES, PROBE, Session, logprobs_of, make_model, start_engine
 
-LENGTHS = {"vllm": 200, "sglang": 1200}  # SGLang reports its progress every 50 tokens
-
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_token_has_the_version_that_sampled_it(tmp_path: Path, name: str) -> None:
     """Two answers over three versions. The cache is recomputed, so each token is what its weights alone give."""
-    length = LENGTHS[name]
+    length = choose_length(name)
     models = [make_model("Qwen3", seed, eos_token_id=None) for seed in (0, 1, 2)]
     with start_engine(models[0], tmp_path, name=name, max_model_len=length + 56) as session:
         for first in range(1, 30, 3):  # on a busy machine, the engine may finish requests before it is paused
@@ -39,10 +37,15 @@ def test_every_token_has_the_version_that_sampled_it(tmp_path: Path, name: str) 
         assert answer.logprobs == pytest.approx(own, abs=1e-4)
 
 
+def choose_length(name: str) -> int:
+    """Tokens of an answer: SGLang reports its progress every 50 tokens."""
+    return 200 if name == "vllm" else 1200
+
+
 async def completions_in_flight(session: Session, models: list[Any], first: int) -> list[Completion]:
     """Answers of two requests during which the engine receives two updates, after version `first`."""
-    engine, length = session.engine, LENGTHS[session.name]
-    before = engine.get_progress_counter() if session.name == "sglang" else 0
+    engine, length = session.engine, choose_length(session.name)
+    before = engine.get_progress_counter() if session.name != "vllm" else 0
     calls = [
         asyncio.ensure_future(engine.generate(PROBE, Sampling(length, seed=seed), f"r{seed}")) for seed in range(2)
     ]

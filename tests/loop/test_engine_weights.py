@@ -15,11 +15,8 @@ import torch
 
 from alphaapollo.engines.types import EngineError
 from alphaapollo.types import Sampling
-from alphaapollo.weight_sync import shared_memory, transfer
-from alphaapollo.weight_sync.sglang_transfer import SglangTransferSender
 from alphaapollo.weight_sync.transport import WeightUpdate
-from tests.loop.engine_kit import ENGINES, PROBE, Session, checkpoint, make_model, needs_sglang, start_engine
-from tests.loop.weight_transfer import Client
+from tests.loop.engine_kit import ENGINES, PLUGIN_ENGINES, PROBE, Session, checkpoint, make_model, start_engine
 
 ONE_KEY_HEAD = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}
 
@@ -31,8 +28,8 @@ ONE_KEY_HEAD = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias":
         ("Llama", {"vocab_size": 300, "tie_word_embeddings": False}, {}),  # the engine pads 300 to 320
         ("Qwen3Moe", {"tie_word_embeddings": True, "moe_intermediate_size": 48}, {}),  # padded to 64 for its kernel
         ("Llama", ONE_KEY_HEAD, {"tensor_model_parallel_size": 2}),  # only one of two ranks adds the biases
-        pytest.param("Llama", {"vocab_size": 300, "attention_bias": True}, {"name": "sglang"}, marks=needs_sglang),
-        pytest.param("Qwen3Moe", {"tie_word_embeddings": False}, {"name": "sglang"}, marks=needs_sglang),
+        *(("Llama", {"vocab_size": 300, "attention_bias": True}, {"name": name}) for name in PLUGIN_ENGINES),
+        *(("Qwen3Moe", {"tie_word_embeddings": False}, {"name": name}) for name in PLUGIN_ENGINES),
     ],
 )
 def test_published_weights_are_loaded_and_used(
@@ -125,28 +122,3 @@ def test_bfloat16(tmp_path: Path) -> None:
     with start_engine(OLD, tmp_path, dtype="bfloat16") as session, session.sent(NEW, 1, torch.bfloat16) as update:
         session.publish_verified(update)
         assert session.gap(NEW) < 0.1 < session.gap(OLD)
-
-
-@pytest.mark.parametrize("tied", [pytest.param("sglang", marks=needs_sglang)], indirect=True)
-def test_broadcast_to_sglang(tied: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several buckets through a process group with the engine: gloo here, NCCL on GPUs."""
-    monkeypatch.setattr(transfer, "prefetch_buckets", lambda buckets: buckets)
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
-    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 2**18)
-
-    async def publish(sender: SglangTransferSender, model: Any, version: int) -> WeightUpdate:
-        update = await asyncio.to_thread(sender.send, checkpoint(model).items(), version)
-        assert update is not None
-        receipt = await tied.engine.confirm_weights(version)
-        assert (receipt.version, receipt.digest) == (update.version, update.digest)
-        return update
-
-    async def publish_both() -> None:
-        client = Client(tied.engine, asyncio.get_running_loop())
-        sender = SglangTransferSender(client, torch.float32, 0, "nccl", "127.0.0.1", num_engine_ranks=1)
-        assert (await publish(sender, NEW, 11)).digest != (await publish(sender, OLD, 12)).digest
-        assert client.num_buckets > 4
-
-    tied.run(publish_both())
-    assert tied.gap(OLD) < 1e-5 < tied.gap(NEW)

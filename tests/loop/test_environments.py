@@ -11,7 +11,6 @@ from pathlib import Path
 from tests.loop.conftest import GUESSING_GAME, ROOT, FinishedRun
 from tests.loop.stack import Case, StackRunner, parametrize
 from tests.processes import open_server
-from tests.unit.environments.test_openenv import FAKE_SERVER
 from tests.unit.tool_templates import tokenizer_of
 
 
@@ -99,14 +98,8 @@ def test_environment(stack: StackRunner, case: Case) -> None:
     case.run(stack)
 
 
-def test_an_environment_and_a_tool_behind_urls(stack: StackRunner) -> None:
-    """OpenEnv, and MCP over HTTP."""
-    (stack.out / "openenv.py").write_text(FAKE_SERVER)
-    with open_server(sys.executable, stack.out / "openenv.py") as url:
-        words = ("env.env_name=openenv", f"env.openenv.url={url}", "env.openenv.observation_field=text")
-        sizes = ("env.max_steps=2", "data.max_response_length=96", "data.val_files=", "trainer.total_training_steps=1")
-        played = stack.run(*words, *sizes)
-    assert all(record["prompt"][0]["content"].startswith("start ") for record in played.rollouts(1))
+def test_a_tool_behind_a_url(stack: StackRunner) -> None:
+    """MCP over HTTP."""
     prepare_native_tools(stack.out)
     with open_server(sys.executable, ROOT / "tests/unit/tools/mcp_server.py") as url:
         words = [word.replace("FOLDER", str(stack.out)) for word in (*MATHS, *NATIVE_TOOLS)]

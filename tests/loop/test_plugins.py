@@ -26,7 +26,12 @@ def test_all_parts_of_a_package(task: Task, tmp_path: Path) -> None:
         *(f"data.train_files={data}", "data.train_batch_size=2", "data.max_prompt_length=32"),
         *("data.max_response_length=64", "env.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
         *("algorithm=grpo", "trainer.controller=local", f"trainer.output_dir={tmp_path / 'out'}"),
-        *("trainer.total_training_steps=1", "trainer.save_freq=1", "trainer.export_hf=False"),
+        *(
+            "trainer.total_training_steps=1",
+            "trainer.save_freq=1",
+            "trainer.export_hf=False",
+            "trainer.logger=[maze-scores]",
+        ),
         *("reward.components={short_path:1}", "reward.required=[]"),
     ]
     path = os.pathsep.join([str(site), str(ROOT)])
@@ -34,6 +39,7 @@ def test_all_parts_of_a_package(task: Task, tmp_path: Path) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
     run = tmp_path / "out/alphaapollo/default"
+    assert (run / "maze.csv").read_text() == "0,None\n1,0.5\n"  # a validation, then the iteration
     metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert metrics["critic/score/mean"] == 0.5  # the base, as the reward of the data source and as a component
     saved = yaml.safe_load((run / "config.yaml").read_text())

@@ -23,7 +23,6 @@ from alphaapollo.config.schema import SftData
 from alphaapollo.data.examples import load_examples
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.vocabulary import load_tokenizer
-from alphaapollo.models.gguf_import import import_gguf
 from alphaapollo.rollout.suites import read_suite_results
 from alphaapollo.runs.training_examples import read_examples
 from examples.gallery.runs import read_metrics
@@ -182,7 +181,7 @@ def test_an_exported_model_goes_through_a_gguf_file_bit_for_bit(
 ) -> None:
     weights = load_file(methods.out / "sft/model/model.safetensors")
     assert main(["export", str(methods.out / "sft"), str(tmp_path), "--gguf", "f32"]) == 0
-    import_gguf(tmp_path / "sft-f32.gguf", tmp_path / "model")
+    assert main(["import-gguf", str(tmp_path / "sft-f32.gguf"), str(tmp_path / "model")]) == 0
     converted = load_file(tmp_path / "model/model.safetensors")
     assert converted.keys() == weights.keys() and all(
         torch.equal(converted[key], weights[key].float()) for key in weights

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 LAYERS = [
     ["_version", "types", "utils", "processes"],
     ["config", "weight_sync"],
-    ["algorithms", "data", "sandboxes", "tools"],
+    ["algorithms", "data", "tools"],
     ["runs", "user_objects"],
     ["observability"],
     ["rewards", "batching"],
@@ -41,15 +41,15 @@ PLUGIN_IMPORTS_ALLOWED = {("sweeps", "viewer")}
 OWNERS = {
     "ray": ["controller.*"],
     "vllm": ["engines.vllm.*", "weight_sync.vllm_*"],
-    "sglang": ["engines.sglang.*"],
+    "sglang": ["plugins.sglang.*"],
     "hydra": ["config.load", "trainer.main_*"],
     "peft": ["models.lora", "plugins.verify.reference.*"],
-    "transformers": ["models.*", "data.*", "engines.hf", "plugins.verify.reference.*"],
-    "torch.distributed": ["models.*", "workers.*", "weight_sync.sglang_transfer", "weight_sync.store"],
-    **{tracker: ["observability.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
-    "torch.utils.tensorboard": ["observability.*"],
+    "transformers": ["models.*", "data.*", "engines.hf", "plugins.verify.reference.*", "plugins.gguf.*"],
+    "torch.distributed": ["models.*", "workers.*", "weight_sync.store", "plugins.sglang.transfer"],
+    **{tracker: ["plugins.trackers.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
+    "torch.utils.tensorboard": ["plugins.trackers.*"],
 }
-NO_TORCH = {*LAYERS[0], "config", "data", "batching", "sandboxes", "tools", "rewards", "metrics", "environments"}
+NO_TORCH = {*LAYERS[0], "config", "data", "batching", "tools", "rewards", "metrics", "environments"}
 INSIDE_FUNCTIONS_ONLY = ["transformers", "peft"]  # importing a module of the project stays cheap
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     CHANGES_CODE,
-    CHANGES_DATA,
     CHANGES_ENVIRONMENT,
     CODE,
     NAMES_CODE,
@@ -20,57 +19,21 @@ from alphaapollo.config.schema.base import (
     Scalar,
     Section,
 )
-from alphaapollo.config.schema.plugins import PluginSections, Sections
+from alphaapollo.config.schema.plugins import PluginSections, Sections, add_plugin_sections
+from alphaapollo.utils.plugins import find_own_plugins
 
 WHEN_MULTI_TURN = ActiveUnless("env_name", "single_turn", "agent")
-PROMPT_ENVIRONMENTS = ("informal_math", "reasoning_gym", "openenv")
 WHEN_MEMORY = ActiveWhen("context", "memory")
 
 
 def _make_environment_condition(env_name: str) -> ActiveWhen:
-    """Return a marker for settings that have an effect only in the built-in environment `env_name`."""
+    """Return a marker for settings that have an effect only in the environment `env_name`."""
     return ActiveWhen("active_env_section", env_name, None, shown_key="env_name")
 
 
 class EnvRollout(Section):
     n: Annotated[int, Field(gt=0, le=10_000)] = 1
     """Group size: trajectories per prompt."""
-
-
-class ReasoningGym(Section):
-    tasks: Annotated[list[str], CHANGES_DATA] = []
-    """Names of reasoning-gym tasks, one of which is drawn per row; [all] = all of them."""
-    level: NonNegativeInt | None = None
-    """Difficulty level in reasoning-gym's curriculum of each task; null = the task's default settings."""
-    settings: dict[str, dict[str, Scalar | list[Scalar]]] = {}
-    """Settings by task, e.g. {chain_sum: {max_terms: 3}}; they override the settings of the level."""
-
-
-class Verifiers(Section):
-    name: Annotated[str, CHANGES_ENVIRONMENT] = ""
-    """Name of an installed taskset of verifiers, e.g. gsm8k-v1."""
-    args: dict[str, Scalar | list[Scalar]] = {}
-    """Settings of the taskset."""
-    python: str = ""
-    """Python program of the installation that has verifiers 0.4; empty = the program of this run."""
-
-
-class OpenEnv(Section):
-    url: Annotated[str, NAMES_CODE] = ""
-    """URL of the environment server, e.g. http://localhost:8000."""
-    action_field: str = "message"
-    """Field of the action that receives the model's answer; an answer that is a JSON object is the complete action."""
-    observation_field: str = ""
-    """Field of the observation that the model sees; empty = the complete observation as JSON."""
-
-
-class Harbor(Section):
-    backend: str = "rootless"
-    """Sandbox of a task: rootless, bubblewrap, docker, podman, or that of an installed package."""
-    rootfs: Annotated[str, FilePath("folder"), NAMES_CODE] = ""
-    """Folder of an unpacked image, whose programs replace this machine's; rootless and bubblewrap."""
-    max_sandboxes: PositiveInt = 64
-    """Concurrent sandboxes per rollout worker; further episodes wait."""
 
 
 class InformalMath(Section):
@@ -128,6 +91,7 @@ class McpServer(Section):
     """Tools that are offered to the model; empty = all."""
 
 
+@add_plugin_sections("env", _make_environment_condition)
 class Env(Section):
     env_name: Annotated[
         str,
@@ -139,7 +103,7 @@ class Env(Section):
     """Environment, by its registered name, or by the name of a class in env.custom_module."""
     seed: int = 0
     """Seed of the environments' own randomness."""
-    prompt: Annotated[str, ActiveWhen("active_env_section", *PROMPT_ENVIRONMENTS, None, shown_key="env_name")] = ""
+    prompt: Annotated[str, ActiveWhen("reads_prompt", shown_key="env_name")] = ""
     """Your own prompt instead of the built-in one. Placeholders: informal_math and reasoning_gym `{question}`; openenv
     and classes of other frameworks `{observation}`."""
     custom_module: Annotated[str, CHANGES_CODE, CODE] = ""
@@ -178,10 +142,6 @@ class Env(Section):
     tool_settings: dict[str, dict[str, Scalar]] = {}
     """Settings of tools by name, e.g. {local_rag: {index: data/index}}."""
     informal_math: Annotated[InformalMath, _make_environment_condition("informal_math")] = InformalMath()
-    reasoning_gym: Annotated[ReasoningGym, _make_environment_condition("reasoning_gym")] = ReasoningGym()
-    verifiers: Annotated[Verifiers, NAMES_CODE, _make_environment_condition("verifiers")] = Verifiers()
-    harbor: Annotated[Harbor, _make_environment_condition("harbor")] = Harbor()
-    openenv: Annotated[OpenEnv, _make_environment_condition("openenv")] = OpenEnv()
     plugins: Annotated[Sections, PluginSections("env", "env_name", "single_turn"), Field(validate_default=True)] = {}
     """Settings of environments of installed packages by name, e.g. {maze: {size: 5}} (docs/plugins.md)."""
     agent: Annotated[Agent, _make_environment_condition("agent")] = Agent()
@@ -190,6 +150,16 @@ class Env(Section):
     def active_env_section(self) -> str | None:
         """Section that the environment reads, e.g. `informal_math`. None: env.custom_module may read any."""
         return None if self.custom_module else self.env_name
+
+    @property
+    def reads_prompt(self) -> bool:
+        section = self.find_plugin_section(self.env_name)
+        return bool(self.custom_module) or self.env_name == "informal_math" or getattr(section, "reads_prompt", False)
+
+    def find_plugin_section(self, name: str) -> Any:
+        """Return the section of the environment `name` of a plug-in or an installed package; None if it has none."""
+        is_field = f"env.{name}" in find_own_plugins("sections")
+        return getattr(self, name, None) if is_field else self.plugins.get(name)
 
     @property
     def parses_native_calls(self) -> bool:

@@ -119,6 +119,9 @@ class EvalConfig(Section):
     trainer: RunFolder = RunFolder(experiment_name="eval")
 
 
+EXPORT_FORMATS = {"gguf"}  # keys of ExportConfig that are names of the group export_formats
+
+
 class ExportConfig(Section):
     checkpoint: Annotated[str, FilePath("folder", required=True)] = ""
     """Checkpoint folder, or a run folder for its newest checkpoint or, without checkpoints, its model (required)."""

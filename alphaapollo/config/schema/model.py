@@ -206,7 +206,7 @@ class EngineKwargs(Section):
     """Further arguments of SGLang's engine (ServerArgs) by name, e.g. {schedule_policy: fcfs}."""
 
 
-ENGINES = ("vllm", "sglang", "hf", "fake")
+ENGINES = ("vllm", "hf", "fake")
 
 
 def check_engine_name(name: str) -> str:
@@ -300,7 +300,7 @@ class Rollout(Section):
     @property
     def has_engine_process(self) -> bool:
         """Whether the engine has processes of its own, with a KV cache."""
-        return self.name in ("vllm", "sglang")
+        return self.name in EngineKwargs.model_fields
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

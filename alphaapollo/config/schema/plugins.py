@@ -3,15 +3,15 @@ settings of the environment `maze` of a package."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler, PlainValidator, SerializeAsAny, ValidationInfo
+from pydantic import GetCoreSchemaHandler, PlainValidator, SerializeAsAny, ValidationInfo, create_model
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema.base import Section
-from alphaapollo.utils.plugins import find_plugins, load_plugin
+from alphaapollo.utils.plugins import find_own_plugins, find_plugins
 
 Sections = dict[str, SerializeAsAny[Section]]
 GROUPS: dict[str, str] = {"env": "environments", "reward": "rewards", "rollout": "engines"}
@@ -63,10 +63,35 @@ class PluginSections:
         return section
 
 
+def add_plugin_sections(parent: str, make_marker: Callable[[str], object]) -> Callable[[type[Section]], type[Section]]:
+    """Return a class decorator that adds the sections of this repository's plug-ins as fields, e.g. env.harbor. The
+    marker of a field is made from its name."""
+
+    def decorate(section: type[Section]) -> type[Section]:
+        fields = dict[str, Any]()
+        for key, plugin in find_own_plugins("sections").items():
+            of, _, name = key.partition(".")
+            if of == parent and not plugin.is_missing:
+                schema = plugin.load()
+                fields[name] = (Annotated[schema, make_marker(name)], schema())
+        return create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
+
+    return decorate
+
+
+def describe_missing_section(key: str) -> str:
+    """Return an error message if a key belongs to a section of a plug-in that is missing, else ""."""
+    for name, plugin in find_own_plugins("sections").items():
+        if plugin.is_missing and f".{name}." in f".{key}.":
+            return plugin.missing_error
+    return ""
+
+
 def find_section_class(parent: str, name: str) -> type[Section] | None:
-    """Import the class of a section; None if no package has it. Raises ConfigError if it cannot be used."""
+    """Import the class of a package's section; None if no package has it. Raises ConfigError if it cannot be used."""
     try:
-        schema = load_plugin("sections", f"{parent}.{name}")
+        plugin = find_plugins("sections").get(f"{parent}.{name}")
+        schema = plugin.load() if plugin and not plugin.folder else None
         has_owner = schema is None or name in find_plugins(GROUPS[parent])
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None

@@ -23,6 +23,7 @@ from alphaapollo.engines.process import (
 )
 from alphaapollo.engines.protocol import WEIGHTS, Engine, MemoryPart
 from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
+from alphaapollo.engines.vllm import settings
 from alphaapollo.engines.vllm.process import EngineContext, start_engine_fork_server
 from alphaapollo.engines.vllm.settings import (
     build_completion,
@@ -59,7 +60,10 @@ LOG_SECONDS = 10.0  # for a core with an error to write its log and exit
 class VllmEngine(Engine):
     """Engine with one vLLM replica. vLLM's processes exit with this process and write to `spec.log_path`."""
 
-    keeps_adapters = True
+    keeps_adapters = reads_quantized = True
+    without_mixed_windows = settings.WITHOUT_MIXED_WINDOWS
+    weight_sender = "alphaapollo.weight_sync.vllm_transfer:VllmTransferSender"
+    argument_files, reserved_arguments = settings.ARGUMENT_FILES, settings.RESERVED_ARGUMENTS
 
     def __init__(self, spec: EngineSpec):
         super().__init__(spec)
@@ -86,8 +90,7 @@ class VllmEngine(Engine):
         if self.spec.device == "cpu" and self._context is None:
             before = dict(os.environ)
             os.environ.update(self._environment)
-            needed = build_cpu_environment(self.spec.rollout, self.spec.model_path)
-            self._context = start_engine_fork_server(needed)
+            self._context = start_engine_fork_server(build_cpu_environment(self.spec.rollout, self.spec.model_path))
             os.environ.clear()
             os.environ.update(before)
 
@@ -107,8 +110,7 @@ class VllmEngine(Engine):
         await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
 
     async def start(self) -> None:
-        """Start the engine core and load the model. Raises ValueError if vLLM cannot serve the model, EngineError if
-        the core does not start, EngineDied if a signal kills the core."""
+        """Start the engine core and load the model. Raises like Engine.start, or EngineDied if a signal kills it."""
         await self.preload_libraries()
         await asyncio.to_thread(self._start_core)
         self._watch_core()

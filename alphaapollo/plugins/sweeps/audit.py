@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from alphaapollo.cli.samples import LoggedSample, find_samples_file, read_groups
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.observability.terminal import Terminal, shorten_text
 from alphaapollo.plugins.sweeps.answer_table import AnswerGroup, AuditedAnswer
 from alphaapollo.plugins.sweeps.exploits import find_exploits
+from alphaapollo.plugins.viewer.print_samples import LoggedSample, find_samples_file, read_groups
 from alphaapollo.plugins.viewer.texts import list_message_texts
 from alphaapollo.types import JsonObject
 from alphaapollo.utils.hub import expand_home

@@ -1,6 +1,6 @@
 """Rootless sandbox for Python snippets. docs/tools.md describes what snippets can and cannot do.
 
-Sandbox (this module) -> zygote: an interpreter that has imported numpy, scipy and sympy, inside bubblewrap
+SnippetSandbox (this module) -> zygote: an interpreter that has imported numpy, scipy and sympy, inside bubblewrap
                      -> one forked child per snippet, isolated by resource limits, Landlock and seccomp
 """
 
@@ -76,7 +76,7 @@ class _Session:
     is_ended: threading.Event = field(default_factory=threading.Event)
 
 
-class Sandbox:
+class SnippetSandbox:
     """Sandbox that runs Python snippets in isolated processes. Can be used from any thread and event loop.
 
     Args:
@@ -232,15 +232,17 @@ def _are_isolation_layers_effective(zygote: ZygoteProcess, layers: Collection[st
     return "seccomp" not in layers or not (allowed["read"] or allowed["list"] or allowed["write"])
 
 
-_default: dict[int, Sandbox] = {}  # pid -> sandbox, because a forked process cannot use the sandbox of its parent
+_default: dict[
+    int, SnippetSandbox
+] = {}  # pid -> sandbox, because a forked process cannot use the sandbox of its parent
 _default_lock = threading.Lock()
 
 
-def get_default_sandbox() -> Sandbox:
+def get_default_sandbox() -> SnippetSandbox:
     """Return the shared sandbox of this process, which `run_python` and the tools use."""
     with _default_lock:
         if os.getpid() not in _default:
-            _default[os.getpid()] = Sandbox(allow_unsafe=os.environ.get(UNSAFE_VARIABLE) == "1")
+            _default[os.getpid()] = SnippetSandbox(allow_unsafe=os.environ.get(UNSAFE_VARIABLE) == "1")
             atexit.register(_default[os.getpid()].close)
         return _default[os.getpid()]
 

@@ -78,18 +78,12 @@ CHECKED: _Table = {  # allowed for some arguments, see _make_argument_rules
     "prlimit64": (302, 261), "ioctl": (16, 29), "fcntl": (72, 25), "prctl": (157, 167),
     "getsockopt": (55, 209),
 }
-SHELL: _Table = {  # execveat starts bash, which does not use this call itself
-    "execveat": (322, 281), "fork": (57, None), "vfork": (58, None), "set_tid_address": (218, 96),
-}
-METADATA = {"stat", "lstat", "statx", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "statfs"}
 _CLONE3 = 435  # fails with ENOSYS, so glibc uses clone, whose flags the filter can check
 
 _THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000
 _FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030]  # duplicate, flags, locks; not owner, lease or notification
 _IOCTL = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]  # terminal attributes, size; bytes ready, blocking, cloexec
 _GETSOCKOPT = [3, 4, 7, 8, 30, 38, 39]  # type, error, buffers, listening, protocol, domain; not peer credentials
-_WRITE_FLAGS = 0x400643  # flags to write, create, truncate, append, and for temporary files
-_AT_EMPTY_PATH = 0x1000  # flag to read the metadata of a descriptor
 _PRCTL = [3, 15, 16, 0x53564D41]  # read DUMPABLE; names of threads and memory areas
 # fmt: on
 
@@ -141,24 +135,11 @@ def count_address_space_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def drop_privileges(user: int = NOBODY_UID) -> None:
-    """Change from root to the unprivileged user with this id, or to NOBODY_UID in a container without this id."""
+def drop_privileges() -> None:
+    """Change from root to an unprivileged user."""
     os.setgroups([])
     os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
-    with contextlib.suppress(OSError):
-        os.setresuid(user, user, user)
-        return
     os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
-
-
-def count_user_threads() -> int:
-    """Return the number of threads of all processes of this user, to which RLIMIT_NPROC applies."""
-    count = 0
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # ended
-            if os.stat(f"/proc/{process}").st_uid == os.getuid():
-                count += len(os.listdir(f"/proc/{process}/task"))
-    return count
 
 
 def set_rlimits(limits: dict[int, int]) -> None:
@@ -206,19 +187,6 @@ def apply_snippet_filter(allow_files: bool) -> None:
     _apply_filter([*PLAIN, *(FILES if allow_files else ())], _make_argument_rules())
 
 
-def apply_shell_filter() -> None:
-    """Apply the seccomp filter for bash to this process. Compared with apply_snippet_filter(False), it also allows
-    forking and opening files for reading, but no metadata of files by path. Start bash with `execveat`, its only exec
-    call."""
-    rules = _make_argument_rules() | {
-        "clone": [(_ARGUMENT[0], _NEW_NAMESPACES, [0])],
-        "open": [(_ARGUMENT[1], _WRITE_FLAGS, [0])],
-        "openat": [(_ARGUMENT[2], _WRITE_FLAGS, [0])],
-        "newfstatat": [(_ARGUMENT[3], _AT_EMPTY_PATH, [_AT_EMPTY_PATH])],
-    }
-    _apply_filter([*(PLAIN.keys() - METADATA), *SHELL], rules)
-
-
 def _make_argument_rules() -> dict[str, list[_Condition]]:
     """Return {system call: conditions on its arguments under which it is allowed}."""
 
@@ -242,7 +210,7 @@ def _make_argument_rules() -> dict[str, list[_Condition]]:
 
 def _apply_filter(allowed: list[str], rules: dict[str, list[_Condition]]) -> None:
     """Apply a BPF program that allows the system calls in `allowed`, and those in `rules` under their conditions."""
-    architecture, table = platform.machine(), PLAIN | FILES | CHECKED | SHELL
+    architecture, table = platform.machine(), PLAIN | FILES | CHECKED
     column = list(_AUDIT_ARCH).index(architecture)
     program: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),

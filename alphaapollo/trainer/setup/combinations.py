@@ -156,16 +156,6 @@ def stale_samples(config: Config, case: CheckContext) -> Any:
     return not is_corrected and _list_stale_settings(config)
 
 
-@error(
-    "actor_rollout_ref.rollout.name actor_rollout_ref.rollout.lora trainer.max_staleness",
-    "SGLang replaces an adapter only while no request runs",
-    "Set rollout.name=vllm, or rollout.lora=merged",
-)
-def adapters_in_flight(config: Config, case: CheckContext) -> Any:
-    rollout = config.actor_rollout_ref.rollout
-    return rollout.lora == "adapter" and rollout.name == "sglang" and config.engine_staleness
-
-
 @error(f"teacher.divergence {CORRECTION}.bypass {LOSS}", "{} needs the policy's log-probs", "Set divergence=reverse")
 def stale_samples_of_teacher(config: Config, case: CheckContext) -> Any:
     uses_engine = case.loss.anchor == "rollout" or config.algorithm.rollout_correction.bypass

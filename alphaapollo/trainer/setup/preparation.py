@@ -17,7 +17,7 @@ from alphaapollo.planning.plan_table import (
     summarize_memory,
 )
 from alphaapollo.planning.trials import describe_sources, try_environment
-from alphaapollo.rollout.suites import Suite, check_suites
+from alphaapollo.rollout.suites import Suite, make_suites
 from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.session.inputs import check_rewards, read_prompts
 from alphaapollo.session.policy import PolicyPreparation
@@ -90,8 +90,7 @@ class RlPreparation(PolicyPreparation):
         config, trainer = self.config, self.config.trainer
         self.notices += check_setting_combinations(config)
         check_has_validation_data(trainer, config.validates)
-        self.val_suites = [Suite(text, trainer.suite_python, trainer.suite_timeout) for text in trainer.val_suites]
-        check_suites(self.val_suites)
+        self.val_suites = make_suites(trainer.val_suites, trainer.suite_python, trainer.suite_timeout)
 
     def read_data(self) -> None:
         config, data, trainer = self.config, self.config.data, self.config.trainer

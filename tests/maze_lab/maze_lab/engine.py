@@ -3,13 +3,28 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from alphaapollo.config.requirements import CheckContext, Requirement, requirement
+from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.types import EngineSpec
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
 
+REQUIREMENTS: list[Requirement] = []
+
+
+@requirement(Rollout, "name top_p", "a walk has no probabilities", "Set top_p=1", table=REQUIREMENTS)
+def truncates_a_walk(rollout: Rollout, context: CheckContext) -> bool:
+    return rollout.top_p < 1
+
 
 class WalkEngine(Engine):
     """Engine without a model, whose token ids go up by `stride`."""
+
+    reads_images = False
+
+    @classmethod
+    def list_requirements(cls) -> list[Requirement]:
+        return REQUIREMENTS
 
     def __init__(self, spec: EngineSpec):
         super().__init__(spec)

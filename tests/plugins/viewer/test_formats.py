@@ -13,6 +13,7 @@ from alphaapollo.config import renamed_keys
 from alphaapollo.config.load import save_config
 from alphaapollo.config.schema import Config, GenerationConfig
 from alphaapollo.plugins.viewer.index import RunIndex
+from alphaapollo.plugins.viewer.print_samples import find_samples_file, print_samples
 from alphaapollo.plugins.viewer.report import make_report
 from alphaapollo.plugins.viewer.run_folders import find_kind, read_config, read_run_state
 from alphaapollo.runs.checkpoint_folder import FORMAT
@@ -22,7 +23,7 @@ KINDS = {"rl": "RL", "sft": "SFT", "generation": "evaluation", "evolution": "evo
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
-def test_the_viewer_reads_the_runs(archive: Path, tmp_path: Path) -> None:
+def test_the_viewer_reads_the_runs(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with unpack(archive, tmp_path) as runs:
         index = RunIndex(runs, tmp_path / "index.sqlite")
         with closing(index.connect()) as database:
@@ -35,6 +36,9 @@ def test_the_viewer_reads_the_runs(archive: Path, tmp_path: Path) -> None:
             assert (find_kind(runs / name), read_run_state(runs / name).name) == (KINDS[name], "finished")
             report = make_report([runs / name]).decode()
             assert "damaged" not in report and "is missing" not in report
+        for name in ("rl", "generation"):
+            assert print_samples([str(runs / name)]) == 0
+        assert capsys.readouterr().out.count("sample 1") >= 4
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -42,6 +46,8 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "format.json").write_text(json.dumps({"format": FORMAT + 1, "version": "9.8.7"}))
     with pytest.raises(ValueError, match=rf"{tmp_path} has format {FORMAT + 1}, .* 9\.8\.7"):
         make_report([tmp_path])
+    with pytest.raises(ValueError, match=rf"{tmp_path} has format {FORMAT + 1}"):
+        find_samples_file(tmp_path, None, False)
     assert read_run_state(tmp_path).name == "unreadable" and "9.8.7" in read_run_state(tmp_path).reason
 
 

@@ -118,7 +118,6 @@ ERRORS = {
         # the machine
         "trainer.device=cuda": "trainer.device=cuda GPU",
         f"rollout.name=hf {TP}=2": "tensor_model_parallel_size=2 name=vllm",
-        f"rollout.name=sglang {TP}=2": "name=sglang tensor_model_parallel_size=2 1",
         "rollout.name=hf env.env_name=agent env.agent.command=x": "env_name=agent name=vllm",
         f"{TP}=9": "tensor_model_parallel_size=9 8 cores",
         "trainer.n_gpus_per_node=8 gpus=4": "trainer.n_gpus_per_node=8 4 GPUs",
@@ -176,7 +175,7 @@ INEFFECTIVE = {
         "algorithm.length_budget.coef=0.1": "algorithm.length_budget.mode null.",
         f"env.history_length=3 {AGENT}": "env.context append.",
         "env.max_steps=3": "env.env_name single_turn.",
-        "env.openenv.url=x": "env.env_name single_turn.",
+        "env.agent.max_requests=7": "env.env_name single_turn.",
         "env.tool_parser=hermes": "env.action_format tags.",
         "env.prompt=x": "env.env_name single_turn.",
         f"env.informal_math.python_code_timeout=3.0 {AGENT} env.informal_math.enable_python_code=false": (
@@ -188,7 +187,7 @@ INEFFECTIVE = {
         "ref.fsdp_config.param_offload=true model.lora_rank=16 gpus=1": "LoRA",
     },
     "generation": {
-        "env.openenv.url=x": "env.env_name single_turn.",
+        "env.agent.max_requests=7": "env.env_name single_turn.",
         "model.lora_rank=8": "training.",
         "rollout.val_kwargs.n=8": "training.",
         "env.rollout.n=8": "data.n_samples",
@@ -219,7 +218,7 @@ WORKS = {
         "actor.fsdp_config.param_offload=true gpus=1",
         "actor.fsdp_config.offload_policy=true gpus=1",
         'rollout.engine_kwargs.vllm={"a":1}',
-        "env.openenv.url=x env.env_name=own env.custom_module=own.py",  # may read every section
+        "env.agent.max_requests=7 env.env_name=own env.custom_module=own.py",  # may read every section
         # keys that request nothing
         "actor.kl_loss_coef=0",
         f"{ON_KL} actor.kl_loss_coef=0",  # only measures the KL

@@ -10,6 +10,7 @@ from alphaapollo.config.changes import find_changes, find_resume_rule, identify_
 from alphaapollo.config.keys import COMMANDS, list_keys
 from alphaapollo.config.schema import Config, DpoConfig, EvalConfig, GenerationConfig, RmConfig, SftConfig
 from alphaapollo.config.schema.base import Section, Verdict
+from alphaapollo.utils.plugins import find_own_plugins
 from tests.unit.config.overrides import from_overrides
 
 LORA = ("lora_rank", "lora_alpha", "target_modules")
@@ -23,8 +24,7 @@ REFUSED: dict[type[Section], set[str]] = {
         *("algorithm.adv_estimator", "algorithm.custom_module", "actor_rollout_ref.actor.policy_loss.loss_mode"),
         *("actor_rollout_ref.actor.optim.name", "critic.optim.name"),
         *("data.train_files", "data.prompt_key", "data.system_prompt", "data.ground_truth_key"),
-        "env.reasoning_gym.tasks",
-        *("env.env_name", "env.custom_module", "env.verifiers.name", "env.agent.path", "env.agent.command"),
+        *("env.env_name", "env.custom_module", "env.agent.path", "env.agent.command"),
     },
     SftConfig: FINETUNING | {f"data.{name}_key" for name in ("messages", "prompt", "response")} | {"data.train_turns"},
     DpoConfig: PAIRS | {"data.response_key", "data.label_key", "preference.loss", "preference.custom_module"},
@@ -33,8 +33,9 @@ REFUSED: dict[type[Section], set[str]] = {
 
 
 def keys_with(schema: type[Section], verdict: Verdict) -> set[str]:
-    config = schema()
-    return {name for name, key in list_keys(schema).items() if find_resume_rule(config, key).verdict == verdict}
+    config, sections = schema(), tuple(f"{name}." for name in find_own_plugins("sections"))
+    keys = {name: key for name, key in list_keys(schema).items() if not name.startswith(sections)}
+    return {name for name, key in keys.items() if find_resume_rule(config, key).verdict == verdict}
 
 
 @pytest.mark.parametrize("schema", REFUSED, ids=lambda schema: schema.__name__)

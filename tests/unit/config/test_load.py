@@ -55,11 +55,10 @@ def test_every_key_is_overridden_with_or_without_a_plus():
 
 def test_names_in_maps_are_set_one_by_one():
     words = ["reward.components.format=0.1", "reward.components={language: 0.2}", "+reward.components.task=0.9"]
-    words += ["env.tool_settings.local_rag.index=a/b", "env.reasoning_gym.settings.chain_sum.max_terms=3"]
+    words += ["env.tool_settings.local_rag.index=a/b"]
     config = load_config(Config, "ppo", [*words, "env.mcp_servers.files.command=[a,b]", "~reward.components.task"])
     assert config.reward.components == {"format": 0.1, "language": 0.2}
     assert config.env.tool_settings == {"local_rag": {"index": "a/b"}}
-    assert config.env.reasoning_gym.settings == {"chain_sum": {"max_terms": 3}}
     assert config.env.mcp_servers["files"].command == ["a", "b"]
 
 
@@ -154,8 +153,8 @@ def test_keys_of_verl_are_answered():
         ("algorithm.use_kl_in_reward=1", ["algorithm.use_kl_in_reward:", "true | false", "1."]),
         ("algorithm.use_kl_in_reward=yes", ["algorithm.use_kl_in_reward:", "true | false", '"yes".']),
         ("data.train_batch_size=0", ["data.train_batch_size:", "> 0", "0."]),
-        ("trainer.logger=wandb", ["trainer.logger:", "list of console | tensorboard", '"wandb".']),
-        ("trainer.logger=[wandb,mail]", ["trainer.logger:", "list of console | tensorboard", '"mail"']),
+        ("trainer.logger=wandb", ["trainer.logger:", "list of text", '"wandb".']),
+        ("trainer.logger=[wandb,wandbb]", ["trainer.logger=[", "unknown tracker wandbb", "'wandb'", "tensorboard"]),
         ("trainer.device=CPU", ["trainer.device:", "auto | cpu | cuda", '"CPU"', "'cpu'"]),
         ("trainer.resume_from_path=null", ["trainer.resume_from_path:", "text", "null."]),
         ("algorithm.kl_ctrl=3", ["algorithm.kl_ctrl:", "type, kl_coef", "3."]),

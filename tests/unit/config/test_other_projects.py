@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from alphaapollo.config.__main__ import explain_key
 from alphaapollo.config.key_tables import PROJECTS, exists, find_answer, find_key_status, load_project
 from alphaapollo.config.keys import COMMANDS, list_keys, list_sections
 from alphaapollo.config.load import load_config_and_user_settings
-from alphaapollo.config.port.rules import RULES
-from alphaapollo.config.port.sources import find_program
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import find_differences_from_verl, find_values_meant_for_verl
 
@@ -110,38 +107,6 @@ def test_no_key_is_listed_twice(file: str):
 )
 def test_longest_pattern_answers_a_key_of_verl(key: str, verdict: str):
     assert str(find_key_status("verl", key, Config)).startswith(verdict)
-
-
-@pytest.mark.parametrize(
-    ("project", "program", "command", "options"),  # of scripts and releases of these projects
-    [
-        ("trl", "sft_vlm_gemma3", "main_sft", "attn_implementation dataset_train_split dtype lora_target_modules"),
-        ("trl", "mpo_vlm", "main_dpo", "dataset_num_proc loss_weights per_device_eval_batch_size use_peft"),
-        ("trl", "reward_modeling", "main_rm", "eval_strategy lora_task_type max_length num_train_epochs"),
-        ("trl", "grpo_agent", "main_ppo", "log_completions max_completion_length use_vllm vllm_mode report_to"),
-        ("trl", "gspo", "main_ppo", "epsilon_high importance_sampling_level steps_per_generation loss_type"),
-        ("openrlhf", "train_ppo_ray", "main_ppo", "actor.adam.lr critic.adam.lr vllm.num_engines algo.kl.init_coef"),
-        ("openrlhf", "train_dpo", "main_dpo", "ds.zero_stage adam.lr data.max_len train.batch_size"),
-        ("swift", "megatron sft", "main_sft", "micro_batch_size global_batch_size expert_model_parallel_size"),
-        ("swift", "megatron rlhf dpo", "main_dpo", "tensor_model_parallel_size lr_warmup_fraction rpo_alpha"),
-        ("swift", "swift pt", "main_sft", "streaming packing save_steps attn_impl deepspeed"),
-        ("swift", "swift rlhf kto", "main_dpo", "desirable_weight undesirable_weight loss_scale"),
-        ("swift", "swift rlhf grpo", "main_ppo", "reward_funcs vllm_gpu_memory_utilization sleep_level report_to"),
-    ],
-)
-def test_options_of_real_programs_are_answered(project: str, program: str, command: str, options: str):
-    found = find_program(project, program, "", {})
-    assert found.is_known and found.command.partition(" ")[0] == command
-    answered = {option for option in options.split() if find_answer(project, option, COMMANDS[command])}
-    assert set(options.split()) == answered | (set(options.split()) & RULES[project].keys())
-
-
-@pytest.mark.parametrize("project", ["trl", "swift"])
-def test_every_argument_of_transformers_is_answered(project: str):
-    transformers = pytest.importorskip("transformers", minversion="5.0")
-    names = [field.name for field in fields(transformers.TrainingArguments) if not field.name.startswith("_")]
-    unknown = [name for name in names if not find_answer(project, name, COMMANDS["main_sft"])]
-    assert set(unknown) <= RULES[project].keys()
 
 
 def test_programs_name_presets_and_commands():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +19,15 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.load import SavedConfig, dump_yaml, load_config, read_user_yaml
 from alphaapollo.config.schema import Config, Env, Rollout
 from alphaapollo.config.schema.model import ENGINES
+from alphaapollo.data.files import read_rows
 from alphaapollo.engines import factory
 from alphaapollo.environments import base
 from alphaapollo.environments.base import BUILT_IN, check_environment, get_environment_spec
 from alphaapollo.rewards.registry import check_prompts_are_gradable, load_grader
+from alphaapollo.trainer.main_export import main as main_export
 from alphaapollo.types import Prompt
 from alphaapollo.utils import plugins
+from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.maze_lab.install import SOURCE, add_dist_info, install_maze_lab
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +60,7 @@ def notices(config: Config) -> str:
     return " ".join(check_config_and_get_notices(config, optional_paths={"data.train_files", PATH}))
 
 
-PATH = "actor_rollout_ref.model.path"
+PATH, ROLLOUT = "actor_rollout_ref.model.path", "actor_rollout_ref.rollout"
 
 
 def test_sections_are_checked_saved_and_explained(site: Path, tmp_path: Path) -> None:
@@ -91,6 +95,32 @@ def test_a_command_has_keys_and_the_python_api_a_name(site: Path, capsys: pytest
     assert alphaapollo.score_path(Prompt(0, "short_path", "?", "4"), ">", SimpleNamespace(base=0.0)) == 0.25
 
 
+def test_sections_need_no_plugins(site: Path, tmp_path: Path) -> None:
+    """env.maze is env.plugins.maze; the last one of both counts."""
+    (tmp_path / "maze.yaml").write_text("env: {env_name: maze, maze: {size: 3, turns: 4}}\n")
+    file = ["--config", str(tmp_path / "maze.yaml")]
+    for words in (["env.plugins.maze.size=7"], ["env.plugins.maze={size:2}", "env.maze.size=7"]):
+        config = load_config(Config, "ppo", [*file, *words])
+        assert (config.env.plugins["maze"].size, config.env.plugins["maze"].turns) == (7, 4)
+    assert load("reward.short_path.base=0.5").reward.plugins["short_path"].base == 0.5
+    assert explain_key("env.maze.size") == explain_key("env.plugins.maze.size")
+    with pytest.raises(ConfigError, match=r"env\.plugins\.maze\.size: expected integer > 0, got 0"):
+        load("env.maze.size=0")
+    with pytest.raises(ConfigError, match=r"env\.labyrinth\.size .got 1.: unknown key"):
+        load("env.labyrinth.size=1")
+
+
+def test_folders_of_a_package_are_data(site: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "maze.txt").write_text("....")
+    rows = read_rows(tmp_path)
+    assert [row["ground_truth"] for row in rows] == ["4", "4"] and rows.locations == [str(tmp_path / x) for x in "ab"]
+    assert rows.source.files == (tmp_path / "a/maze.txt", tmp_path / "b/maze.txt")
+    with pytest.raises(ValueError, match="a folder of mazes has no splits"):
+        read_rows(f"{tmp_path}#train")
+
+
 def test_only_what_is_used_is_imported(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load_config(Config, "ppo", ["env.env_name=informal_math", "actor_rollout_ref.rollout.name=hf"])
     assert cli.main(["--help"]) == 0
@@ -108,6 +138,13 @@ def test_only_what_is_used_is_imported(site: Path, capsys: pytest.CaptureFixture
     assert load_grader("short_path", config.reward)(prompt, ">>>") == 0.75
     assert check_environment(load().env).is_graded(Env())
     assert "maze_lab.engine" not in sys.modules
+
+
+def test_rows_of_an_engine_are_checked(site: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        notices(load(f"{ROLLOUT}.top_p=0.5"))
+    shown = f"{ROLLOUT}.name=walk, {ROLLOUT}.top_p=0.5: a walk has no probabilities. Set top_p=1."
+    assert shown in refused.value.errors
 
 
 @pytest.mark.parametrize("group", ["commands", "engines", "environments", "rewards"])
@@ -134,6 +171,18 @@ def _error_of_a_command(name: str) -> str:
     return lines[0]
 
 
+def test_an_export_format(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_tokenizer(tmp_path / "model")
+    make_model(tmp_path / "model", seed=0)
+    assert cli.main(["export", str(tmp_path / "model"), str(tmp_path / "a.weights"), "--weights"]) == 0
+    assert "weights of model are in the list" in capsys.readouterr().out
+    assert "model.norm.weight\n" in f"{(tmp_path / 'a.weights').read_text()}\n"
+    for words, fact in ((["weights=text"], "names, shapes"), (["weights=names", "gguf=f16"], "Choose one")):
+        with contextlib.suppress(SystemExit):
+            assert main_export([f"checkpoint={tmp_path / 'model'}", *words]) == cli.REFUSED
+        assert fact in capsys.readouterr().err
+
+
 def test_a_package_that_cannot_be_imported_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (site / "bad_lab.py").write_text(BAD_TEXT)
     groups = {f"alphaapollo.{group}": {"bad": "bad_lab:f"} for group in ("commands", "environments")}
@@ -142,6 +191,22 @@ def test_a_package_that_cannot_be_imported_is_named(site: Path, capsys: pytest.C
         check_environment(Env(env_name="bad"))
     assert "package bad-lab 2" in str(refused.value) and "no licence" in str(refused.value)
     assert cli.main(["bad"]) == cli.REFUSED and "package bad-lab 2" in capsys.readouterr().err
+
+
+def test_a_missing_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "saved.yaml").write_text("env: {harbour: {backend: docker}}\n")
+    gone = plugins.Plugin("env.harbour", "x:y", "the plug-in harbour", folder=tmp_path / "gone")
+    environment = plugins.Plugin("harbour", "x:y", "the plug-in harbour", folder=tmp_path / "gone")
+    monkeypatch.setitem(plugins._read_list()["sections"], "env.harbour", gone)
+    monkeypatch.setitem(plugins._read_list()["environments"], "harbour", environment)
+    plugins._list_plugins.cache_clear()
+    with pytest.raises(ConfigError, match=r"env\.harbour\.backend .*belongs to the plug-in harbour"):
+        load_config(Config, "ppo", ["env.harbour.backend=docker"])
+    assert "belongs to the plug-in harbour" in explain_key("env.harbour.backend")
+    assert read_user_yaml(str(tmp_path / "saved.yaml"), Config) == {"env": {}}
+    with pytest.raises(ValueError, match="harbour belongs to the plug-in harbour"):
+        get_environment_spec("harbour")
+    plugins._list_plugins.cache_clear()
 
 
 def test_the_page_shows_the_package() -> None:

@@ -16,15 +16,14 @@ from alphaapollo.utils.user_module import load_user_module
 from examples.grid_world import teacher as grid_teacher
 from examples.grid_world.teacher import MOVES
 from examples.guessing_game import teacher as guessing_teacher
-from examples.reasoning_gym import teacher as puzzle_teacher
 from tests.unit.environments.episode_helpers import make
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-MAIN = {"guessing_game": "grpo", "grid_world": "gigpo", "reasoning_gym": "grpo"}
+MAIN = {"guessing_game": "grpo", "grid_world": "gigpo"}
 
 
 def config(name: str, experiment: str = "") -> Config:
-    words = ["--config-dir", str(EXAMPLES / name), "--config-name", experiment or MAIN[name]]
+    words = ["--config-dir", str(EXAMPLES / name), "--config-name", experiment or MAIN.get(name, "grpo")]
     loaded = load_config(Config, "ppo", words)
     if loaded.env.custom_module:
         load_user_module(str(EXAMPLES.parent / loaded.env.custom_module), "env.custom_module")
@@ -33,8 +32,6 @@ def config(name: str, experiment: str = "") -> Config:
 
 @pytest.mark.parametrize("name", MAIN)
 def test_configs_are_valid(name: str):
-    if name == "reasoning_gym":
-        pytest.importorskip("reasoning_gym")
     assert not check_environment(config(name).env).graded
     sft = load_config(SftConfig, "sft", ["--config-dir", str(EXAMPLES / name), "--config-name", "sft"])
     assert sft.trainer.project_name == config(name).trainer.project_name == name
@@ -120,18 +117,3 @@ def test_grid_world_teacher_confuses_left_and_right():
     assert nearer["along", False] == 0 and nearer["along", True] > 1000
     share = nearer["aside", True] / (nearer["aside", True] + nearer["aside", False])
     assert share == pytest.approx(grid_teacher.KNOWS, abs=0.04)
-
-
-def test_reasoning_gym_teacher_matches_the_environment():
-    pytest.importorskip("reasoning_gym")
-    settings = config("reasoning_gym").env.reasoning_gym
-    assert settings.settings == puzzle_teacher.TASKS and settings.tasks == list(puzzle_teacher.TASKS)
-    puzzles = list(puzzle_teacher.puzzles(seed=0, count=50))
-    assert {puzzle["question"][:5] for puzzle in puzzles} == {"State", "Solve"}
-    rng = random.Random(0)
-    said = Counter(puzzle_teacher.answer((4, 7), "-", rng) for _ in range(4000))
-    right, wrong = "<think>4 - 7 is 4-7</think><answer>-3</answer>", "<think>4 - 7 is 4+7</think><answer>11</answer>"
-    assert said.keys() == {right, wrong} and said[right] / 4000 == pytest.approx(puzzle_teacher.RIGHT, abs=0.03)
-    for meant, result in (("+", 11), ("*", 28)):
-        always = {puzzle_teacher.answer((4, 7), meant, rng) for _ in range(50)}
-        assert always == {f"<think>4 {meant} 7 is 4{meant}7</think><answer>{result}</answer>"}

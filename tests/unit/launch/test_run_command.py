@@ -120,6 +120,7 @@ def test_a_death_after_a_signal_is_an_interrupt() -> None:
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(command, "is_available", lambda group, name: True)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -135,6 +136,12 @@ def test_the_command_can_be_typed_without_an_activated_environment(monkeypatch: 
     monkeypatch.setattr(command.shutil, "which", lambda name: None)
     monkeypatch.setattr(command.sys, "executable", str(Path.cwd() / ".venv/bin/python"))
     assert format_command("view", "outputs/$x") == ".venv/bin/python -m alphaapollo view 'outputs/$x'"
+
+
+def test_commands_of_missing_plugins_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "is_available", lambda group, name: False)
+    (tmp_path / "metrics.jsonl").touch()
+    assert command.list_next_commands(tmp_path, can_chat=False) == []
 
 
 SCORES = [

@@ -85,14 +85,12 @@ def test_tensors_outside_the_layers_are_named(folder: Path):
     assert "v_head.summary.weight" in notice
 
 
-@pytest.mark.parametrize(
-    ("engine", "factor", "is_refused"), [("sglang", 1.0, False), ("sglang", 1.5, True), ("vllm", 1.5, False)]
-)
-def test_engines_load_the_head_or_refuse_the_folder(folder: Path, engine: Any, factor: float, is_refused: bool):
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_engines_load_the_head_or_refuse_the_folder(folder: Path, factor: float):
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
-    use = ModelUse("model.path", Model(path=str(folder)), engine=Rollout(name=engine))
+    use = ModelUse("model.path", Model(path=str(folder)), engine=Rollout())
     change_tensors(lambda all: all | {head: factor * all[embedding]})(folder)
-    assert any(" head " in message for message in find_unsupported_features(use)) is is_refused
+    assert not any(" head " in message for message in find_unsupported_features(use))
     assert load_config(use.model).tie_word_embeddings is (factor == 1)
     change_tensors(lambda all: {name: one for name, one in all.items() if name != embedding})(folder)
     assert any("no embedding" in message for message in find_unsupported_features(use))

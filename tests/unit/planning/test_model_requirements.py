@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import Data, EngineKwargs, Fsdp, Model, Rollout
-from alphaapollo.engines.sglang import settings as sglang
-from alphaapollo.engines.vllm import settings as vllm
 from alphaapollo.planning.model_requirements import ModelUse, check_models, find_unsupported_features
 from tests.unit.tiny import build_model
 
@@ -34,7 +31,6 @@ def list_errors(path: Path, model: dict[str, Any] | None = None, **settings: Any
             *("qwen3", {}, {"engine": Rollout(tensor_model_parallel_size=2, expert_parallel_size=2)}),
             "expert_parallel_size=2: qwen3 Set rollout.expert_parallel_size=1.",
         ),
-        ("qwen3", {}, {"engine": Rollout(name="sglang"), "lengths": LONG}, "max_prompt_length=101 = 129 128 Lower"),
         ("qwen3", {}, {"ulysses_size": 3, "ulysses_section": "a."}, "a.ulysses_sequence_parallel_size=3 4 heads =1."),
         ("qwen3", {}, {"ulysses_size": 8}, "ulysses_sequence_parallel_size=8 4 heads =4."),
         ("qwen3", {"router_aux_loss_coef": 0.1}, {"fsdp": Fsdp()}, "model.router_aux_loss_coef=0.1: qwen3 Remove"),
@@ -55,12 +51,7 @@ def list_errors(path: Path, model: dict[str, Any] | None = None, **settings: Any
     ],
 )
 def test_an_unsupported_setting_is_named(
-    model_folder: Any,
-    sglang_environment: Path,
-    family: str,
-    model: dict[str, Any],
-    settings: dict[str, Any],
-    facts: str,
+    model_folder: Any, family: str, model: dict[str, Any], settings: dict[str, Any], facts: str
 ) -> None:
     (error,) = list_errors(model_folder(family), model, **settings)
     assert f"model.path={model_folder(family)} ({family}) " in error and error.endswith(".")
@@ -128,60 +119,15 @@ def test_arguments_of_the_installed_engine_are_known(model_folder: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "reason"),
+    ("key", "reason"),
     [
-        ("vllm", "max-model-len", "max_model_len: other keys set it"),
-        ("sglang", "context_length", "context_length: other keys set it"),
-        ("vllm", "speculative_config", "speculative_config: with it, tokens are sampled from another distribution"),
-        ("vllm", "quantization", "quantization: with it, tokens are sampled from another distribution"),
-        *(
-            ("sglang", name, f"{name}: with it, tokens are sampled from another distribution")
-            for name in ("watermark_key", "enable_watermark", "preferred_sampling_params", "dllm_algorithm")
-        ),
-        ("sglang", "speculative_algorithm", "speculative_algorithm: with it, tokens are sampled from another"),
-        ("vllm", "disable-mm-cache", "disable_mm_cache: vllm has no such argument"),
-        ("sglang", "schedule", "schedule: sglang has no such argument"),
+        ("max-model-len", "max_model_len: other keys set it"),
+        ("speculative_config", "speculative_config: with it, tokens are sampled from another distribution"),
+        ("quantization", "quantization: with it, tokens are sampled from another distribution"),
+        ("disable-mm-cache", "disable_mm_cache: vllm has no such argument"),
     ],
 )
-def test_refused_arguments_of_engines(
-    model_folder: Any, sglang_environment: Path, name: str, key: str, reason: str
-) -> None:
-    def list_errors_with(*keys: str) -> list[str]:
-        engine = Rollout(name=name, engine_kwargs=EngineKwargs(**{name: dict.fromkeys(keys, 1)}))
-        return list_errors(model_folder("qwen3"), engine=engine)
-
-    files = {"vllm": vllm, "sglang": sglang}[name].ARGUMENT_FILES
-    fields = sglang_environment.parents[2] / files.replace("*", "x")
-    fields.parent.mkdir(parents=True)
-    fields.write_text("class Schedule:\n    schedule_policy: str = 'fcfs'\n")
-    fine = "schedule-policy"
-    (error,) = list_errors_with(fine, key)
-    assert error.startswith(f"rollout.engine_kwargs.{name}.{reason}") and list_errors_with(fine) == []
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_tied_experts_of_sglang(model_folder: Any, sglang_environment: Path, tmp_path: Path, tied: bool) -> None:
-    """SGLang would sample with an output head that is not loaded."""
-    config = json.loads((model_folder("qwen3_moe") / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
-    errors = list_errors(tmp_path, engine=Rollout(name="sglang"))
-    assert [error.startswith("rollout.name=sglang: ") and "tied" in error for error in errors] == [True] * tied
-    assert list_errors(tmp_path, engine=Rollout()) == []
-
-
-def test_missing_environment_of_sglang_is_one_error(model_folder: Any, sglang_environment: Path) -> None:
-    use = {"engine": Rollout(name="sglang")}
-    assert list_errors(model_folder("qwen3"), **use) == []
-    sglang_environment.unlink()
-    (error,) = list_errors(model_folder("qwen3"), **use)
-    assert error.startswith("rollout.name=sglang: ") and error.endswith("Run `make setup-sglang`.")
-
-
-@pytest.fixture
-def sglang_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The Python of an environment with SGLang."""
-    python = tmp_path / "sglang/bin/python"
-    python.parent.mkdir(parents=True)
-    python.touch()
-    monkeypatch.setattr("sys.prefix", str(tmp_path))
-    return python
+def test_refused_arguments_of_vllm(model_folder: Any, key: str, reason: str) -> None:
+    engine = Rollout(engine_kwargs=EngineKwargs(vllm={"compilation-config": {}, key: 1}))
+    (error,) = list_errors(model_folder("qwen3"), engine=engine)
+    assert error.startswith(f"rollout.engine_kwargs.vllm.{reason}")

@@ -16,6 +16,7 @@ from alphaapollo.rewards.grader_processes.client import check_reward_function
 from alphaapollo.rewards.judges import JUDGES, compute_rubric_score
 from alphaapollo.rewards.registry import GRADERS
 from alphaapollo.types import Episode, EpisodeTurn, Outcome, Prompt, Score
+from alphaapollo.utils.plugins import find_own_plugins
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 if not PAGE.exists():
@@ -41,7 +42,8 @@ def test_the_tables_are_complete():
     assert [row[0].strip("| `") for row in rows("outcome")] == [str(outcome) for outcome in Outcome]
     assert [row[0].strip("| `") for row in rows("component")] == [*COMPONENTS.names(), *JUDGES]
     table = [(row[0].strip("| `"), tuple(row[1].replace("`", "").split(", "))) for row in rows("function")]
-    assert table == [(name, tuple(patterns.split())) for name, patterns in GRADERS.items()]
+    patterns = {name: f"{name} {name}/*" for name in find_own_plugins("rewards")} | GRADERS
+    assert table == [(name, tuple(each.split())) for name, each in patterns.items()]
 
 
 def test_the_page_of_reward_functions_names_all_arguments():

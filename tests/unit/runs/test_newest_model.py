@@ -171,8 +171,7 @@ SERVERS = {"files": {"command": ["sh", "-c", "touch 'a b'"]}}
     [
         ({"env": {"custom_module": "evil.py"}}, "env.custom_module='evil.py'"),
         ({"env": {"env_name": "agent", "agent": {"command": "touch x"}}}, "env.agent.command='touch x'"),
-        ({"env": {"mcp_servers": SERVERS, "openenv": {"url": "http://x"}}}, "env.openenv.url='http://x'"),
-        ({"env": {"verifiers": {"python": "./python"}}}, "env.verifiers.python='./python'"),
+        ({"env": {"mcp_servers": SERVERS, "custom_module": "x.py"}}, "env.custom_module='x.py'"),
         ({"actor_rollout_ref": {"model": {"trust_remote_code": True}}}, "model.trust_remote_code=true"),
         (
             {"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"logits_processors": ["evil:Class"]}}}}},

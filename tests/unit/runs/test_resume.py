@@ -97,7 +97,6 @@ IDENTITY = {  # some of the keys: tests/unit/config/test_changes.py lists all
     "algorithm.adv_estimator": "other",
     "actor_rollout_ref.actor.policy_loss.loss_mode": "other",
     "env.env_name": "other",
-    "env.reasoning_gym.tasks": ["other"],
 }
 
 

@@ -129,7 +129,7 @@ def test_the_version_to_sample_with(tmp_path: Path) -> None:
     assert find(adapters, tmp_path / "gone", engines) == engines.loaded[-1]  # a failed folder is tried again
 
 
-@pytest.mark.parametrize("engine", [{"lora": "merged"}, {"name": "sglang"}, {"name": "hf"}])
+@pytest.mark.parametrize("engine", [{"lora": "merged"}, {"name": "hf"}])
 def test_other_engines_serve_only_the_trainers_weights(tmp_path: Path, engine: dict[str, str]) -> None:
     adapters = make_adapters(tmp_path, **engine)
     add(adapters, "a")

@@ -11,7 +11,7 @@ import pytest
 from alphaapollo.config.schema import Config, Data, Env, GenerationConfig, Model, Rollout
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.vocabulary import load_tokenizer
-from alphaapollo.engines.sglang.settings import find_python
+from alphaapollo.engines.hf import HFEngine
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.session.inputs import (
     collect_environment_notices,
@@ -40,8 +40,9 @@ def test_paths_that_workers_read_and_that_exist_here(tmp_path: Path, monkeypatch
     )
     paths = {"actor_rollout_ref.model.path": str(tmp_path / "model"), "custom_reward_function.path": "reward.py"}
     assert find_local_paths(config) == paths
-    role = config.actor_rollout_ref.model_copy(update={"rollout": Rollout(name="sglang")})
-    python = {"actor_rollout_ref.rollout.name": str(find_python())}  # may be missing here
+    monkeypatch.setattr(HFEngine, "find_python", lambda: Path("own/bin/python"))
+    role = config.actor_rollout_ref.model_copy(update={"rollout": Rollout(name="hf")})
+    python = {"actor_rollout_ref.rollout.name": "own/bin/python"}
     assert find_local_paths(config.model_copy(update={"actor_rollout_ref": role})) == paths | python
 
 

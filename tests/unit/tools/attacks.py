@@ -19,7 +19,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from alphaapollo.tools.sandbox import Sandbox, SandboxResult, SandboxStatus
+from alphaapollo.tools.sandbox import SandboxResult, SandboxStatus, SnippetSandbox
 
 TIMEOUT = 15.0
 SECRET = "hunter2-secret"
@@ -217,7 +217,7 @@ ATTACKS: dict[str, Attack] = {
 NEEDS_ITS_LAYER = {"many_files"}  # 300 MB on a real disk
 
 
-def attack_all(sandbox: Sandbox) -> dict[str, SandboxResult]:
+def attack_all(sandbox: SnippetSandbox) -> dict[str, SandboxResult]:
     """Run every attack, four at a time, with files and sockets outside as targets."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as tcp, socket.socket(socket.AF_UNIX) as unix:
         os.chmod(folder, 0o755)
@@ -250,7 +250,7 @@ def attack_all(sandbox: Sandbox) -> dict[str, SandboxResult]:
 
 
 def main() -> None:
-    with Sandbox(without=json.loads(sys.argv[1]), max_concurrent=4) as sandbox:
+    with SnippetSandbox(without=json.loads(sys.argv[1]), max_concurrent=4) as sandbox:
         outcomes = {name: asdict(outcome) for name, outcome in attack_all(sandbox).items()}
         print(json.dumps({"mode": sandbox.mode, "missing": sandbox.missing, "uid": os.getuid(), "outcomes": outcomes}))
 

@@ -2,10 +2,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from alphaapollo.tools.sandbox import Sandbox
+from alphaapollo.tools.sandbox import SnippetSandbox
 
 
 @pytest.fixture(scope="session")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(max_concurrent=4) as sandbox:
+def sandbox() -> Iterator[SnippetSandbox]:
+    with SnippetSandbox(max_concurrent=4) as sandbox:
         yield sandbox

@@ -10,12 +10,12 @@ from alphaapollo.config.schema.env import ToolLimits
 from alphaapollo.tools import python_code
 from alphaapollo.tools.base import Session, ToolFailedError, ToolResult, ToolStatus, make_tools
 from alphaapollo.tools.python_code import PythonCode, format_result
-from alphaapollo.tools.sandbox import Sandbox, SandboxResult, SandboxStatus, SandboxUnavailableError
+from alphaapollo.tools.sandbox import SandboxResult, SandboxStatus, SandboxUnavailableError, SnippetSandbox
 from alphaapollo.tools.toolbox import ToolBox
 
 
 @pytest.fixture(autouse=True)
-def use_sandbox(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_sandbox(sandbox: SnippetSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_code, "get_default_sandbox", lambda: sandbox)
 
 
@@ -35,7 +35,7 @@ def test_output_and_last_value() -> None:
     assert (result.text, result.status, result.score) == ("a\n42", ToolStatus.OK, None)
 
 
-def test_keep_state(sandbox: Sandbox) -> None:
+def test_keep_state(sandbox: SnippetSandbox) -> None:
     results = call(PythonCode(), "x = 1", "x")
     assert results[1].status is ToolStatus.ERROR and "NameError: name 'x' is not defined" in results[1].text
     results = call(PythonCode(keep_state=True), "x = 1", "x + 1")
@@ -65,11 +65,11 @@ def test_format_result(status: SandboxStatus, out: str, err: str, reason: str, t
 
 
 def test_unavailable_sandbox_is_a_tool_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(sandbox: Sandbox) -> None:
+    def start(sandbox: SnippetSandbox) -> None:
         raise SandboxUnavailableError("no seccomp filter")
 
-    monkeypatch.setattr(python_code, "get_default_sandbox", Sandbox)
-    monkeypatch.setattr(Sandbox, "_start_most_isolated_zygote", start)
+    monkeypatch.setattr(python_code, "get_default_sandbox", SnippetSandbox)
+    monkeypatch.setattr(SnippetSandbox, "_start_most_isolated_zygote", start)
     with pytest.raises(ToolFailedError, match="no seccomp filter"):
         call(PythonCode(), "1")
 

@@ -1,5 +1,5 @@
 """Results of snippets, sessions, runs at the same time, processes that die, and cleanup. The isolation is tested in
-test_sandbox_attacks.py and test_sandbox_bash.py."""
+test_sandbox_attacks.py."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.tools.sandbox import (
-    Sandbox,
     SandboxError,
     SandboxStatus,
+    SnippetSandbox,
     run_python,
     run_python_async,
 )
@@ -28,7 +28,7 @@ from tests.processes import is_running, wait_until
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_output_and_mode(sandbox: Sandbox) -> None:
+def test_output_and_mode(sandbox: SnippetSandbox) -> None:
     result = sandbox.run("import sys\nprint(6 * 7)\nprint('oops', file=sys.stderr)")
     assert (result.status, result.stdout, result.stderr, result.reason) == ("ok", "42\n", "oops\n", "")
     assert result.mode == sandbox.mode and result.mode.startswith("prefork+")
@@ -50,7 +50,7 @@ def test_output_and_mode(sandbox: Sandbox) -> None:
         ("", ""),
     ],
 )
-def test_echo_of_the_last_expression(sandbox: Sandbox, code: str, printed: str) -> None:
+def test_echo_of_the_last_expression(sandbox: SnippetSandbox, code: str, printed: str) -> None:
     result = sandbox.run(code, echo=True)
     assert (result.status, result.stdout) == ("ok", printed), result
     assert sandbox.run(code).stdout == (printed if "print" in code else "")
@@ -73,24 +73,24 @@ def test_echo_of_the_last_expression(sandbox: Sandbox, code: str, printed: str) 
         ("x = '\ud800'", "error", "exit code 1", None),
     ],
 )
-def test_status_and_reason(sandbox: Sandbox, code: str, status: str, reason: str, last_line: str | None) -> None:
+def test_status_and_reason(sandbox: SnippetSandbox, code: str, status: str, reason: str, last_line: str | None) -> None:
     result = sandbox.run(code, timeout=0.5 if "while" in code else 10)
     assert (result.status, result.reason) == (status, reason), result
     if last_line is not None:
         assert (result.stderr.strip().splitlines() or [""])[-1] == last_line
 
 
-def test_traceback_contains_only_the_snippet(sandbox: Sandbox) -> None:
+def test_traceback_contains_only_the_snippet(sandbox: SnippetSandbox) -> None:
     stderr = sandbox.run("def f(x):\n    return 1 / x\n\nf(0)").stderr
     assert "return 1 / x" in stderr and 'File "<snippet>", line 4' in stderr
     assert "alphaapollo" not in stderr
 
 
-def test_output_before_a_timeout_is_kept(sandbox: Sandbox) -> None:
+def test_output_before_a_timeout_is_kept(sandbox: SnippetSandbox) -> None:
     assert sandbox.run("print('so far')\nwhile True: pass", timeout=0.5).stdout == "so far\n"
 
 
-def test_stdin_and_unicode(sandbox: Sandbox) -> None:
+def test_stdin_and_unicode(sandbox: SnippetSandbox) -> None:
     assert sandbox.run("print(input()[::-1], len(input()))", stdin="αβγ\n€\n").stdout == "γβα 1\n"
     large = "7\n" * 500_000
     assert sandbox.run("import sys\nprint(sum(map(int, sys.stdin)))", stdin=large).stdout == "3500000\n"
@@ -105,31 +105,31 @@ def test_stdin_and_unicode(sandbox: Sandbox) -> None:
     ],
     ids=["at once", "in pieces"],
 )
-def test_long_output_is_cut_in_the_middle(sandbox: Sandbox, code: str) -> None:
+def test_long_output_is_cut_in_the_middle(sandbox: SnippetSandbox, code: str) -> None:
     assert sandbox.run(code, max_output=100).stdout == "a" * 50 + "\n... [9901 bytes cut] ...\n" + "b" * 49 + "\n"
     assert sandbox.run("print('abc')", max_output=4).stdout == "abc\n"
 
 
-def test_long_code_is_refused(sandbox: Sandbox) -> None:
+def test_long_code_is_refused(sandbox: SnippetSandbox) -> None:
     result = sandbox.run("#" * (MAX_CODE_BYTES + 1))
     assert (result.status, result.seconds) == ("refused", 0.0)
     assert result.reason == "1048577 bytes of code, the limit is 1048576"
     assert sandbox.run("#" * MAX_CODE_BYTES).status == "ok"
 
 
-def test_random_draws_are_reproducible(sandbox: Sandbox) -> None:
+def test_random_draws_are_reproducible(sandbox: SnippetSandbox) -> None:
     code = "import random, numpy\nprint(random.random(), numpy.random.rand(), list({'a', 'b', 'c'}))"
     assert sandbox.run(code).stdout == sandbox.run(code).stdout != ""
 
 
-def test_files_exist_only_during_the_run(sandbox: Sandbox) -> None:
+def test_files_exist_only_during_the_run(sandbox: SnippetSandbox) -> None:
     code = "import os, tempfile\nwith tempfile.NamedTemporaryFile('w+') as f: print(f.write('x'))\n"
     code += "open('kept', 'w').write('y')\nos.makedirs('a/b')\nprint(sorted(os.listdir('.')))"
     for _ in range(2):
         assert sandbox.run(code).stdout == "1\n['a', 'kept']\n"
 
 
-def test_common_library_features_work(sandbox: Sandbox) -> None:
+def test_common_library_features_work(sandbox: SnippetSandbox) -> None:
     code = """
 import asyncio, dataclasses, threading, typing, pickle, sqlite3, atexit, zoneinfo, lib2to3
 @dataclasses.dataclass
@@ -152,7 +152,7 @@ print(__name__)
     assert result.stdout.split("\n") == ["thread", "asyncio", "2", "__main__", "at exit", ""], result
 
 
-def num_children(sandbox: Sandbox) -> int:
+def num_children(sandbox: SnippetSandbox) -> int:
     """Processes of snippets and sessions, if bubblewrap is not used."""
     assert sandbox._zygote is not None
     pid = sandbox._zygote.process.pid
@@ -169,7 +169,7 @@ def test_mixed_load_leaks_no_descriptors() -> None:
             return sandbox.run("while True: pass", timeout=0.05).status == "timeout"
         return sandbox.run(f"print({number})").stdout == f"{number}\n"
 
-    with Sandbox(max_concurrent=8) as sandbox:
+    with SnippetSandbox(max_concurrent=8) as sandbox:
         before = len(os.listdir("/proc/self/fd"))
         with ThreadPoolExecutor(16) as threads:
             assert all(threads.map(run, range(200)))
@@ -179,7 +179,7 @@ def test_mixed_load_leaks_no_descriptors() -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_slow_run_does_not_block_others(sandbox: Sandbox) -> None:
+def test_slow_run_does_not_block_others(sandbox: SnippetSandbox) -> None:
     async def main() -> None:
         slow = asyncio.create_task(sandbox.run_async("import time; time.sleep(60)", timeout=60))
         await asyncio.sleep(0)
@@ -190,7 +190,7 @@ def test_slow_run_does_not_block_others(sandbox: Sandbox) -> None:
     asyncio.run(main())
 
 
-def test_session_keeps_its_variables(sandbox: Sandbox) -> None:
+def test_session_keeps_its_variables(sandbox: SnippetSandbox) -> None:
     assert sandbox.run("x = [1]", session="a").status == "ok"
     assert sandbox.run("x.append(2)\nx", session="a", echo=True).stdout == "[1, 2]\n"
     assert "NameError" in sandbox.run("x", session="b").stderr
@@ -203,7 +203,7 @@ def test_session_keeps_its_variables(sandbox: Sandbox) -> None:
         sandbox.end_session(session)
 
 
-def test_restarted_session_is_reported(sandbox: Sandbox) -> None:
+def test_restarted_session_is_reported(sandbox: SnippetSandbox) -> None:
     sandbox.run("x = 1", session="c")
     assert sandbox.run("while True: pass", session="c", timeout=0.5).status == "timeout"
     after = sandbox.run("x", session="c")
@@ -214,7 +214,7 @@ def test_restarted_session_is_reported(sandbox: Sandbox) -> None:
     sandbox.end_session("c")
 
 
-def test_false_end_of_a_session_affects_only_itself(sandbox: Sandbox) -> None:
+def test_false_end_of_a_session_affects_only_itself(sandbox: SnippetSandbox) -> None:
     """The snippet reports its end early; its later output belongs to its session's next snippet."""
     early = sandbox.run("import os, time\nos.write(3, b'D\\0')\ntime.sleep(30)\nprint('late')", session="d")
     assert (early.status, early.stdout) == ("ok", "")
@@ -223,7 +223,7 @@ def test_false_end_of_a_session_affects_only_itself(sandbox: Sandbox) -> None:
         sandbox.end_session(session)
 
 
-def test_dead_zygote_is_replaced(sandbox: Sandbox) -> None:
+def test_dead_zygote_is_replaced(sandbox: SnippetSandbox) -> None:
     zygote = sandbox.start()._zygote
     assert zygote is not None and zygote._pidfd is not None
     sandbox.run("x = 1", session="h")
@@ -234,7 +234,7 @@ def test_dead_zygote_is_replaced(sandbox: Sandbox) -> None:
 
 
 def test_close_fails_unfinished_runs() -> None:
-    with ThreadPoolExecutor(1) as thread, Sandbox(without=["bubblewrap"]) as sandbox:
+    with ThreadPoolExecutor(1) as thread, SnippetSandbox(without=["bubblewrap"]) as sandbox:
         assert sandbox._zygote is not None
         folder = Path(sandbox._zygote.folder)
         future = thread.submit(sandbox.run, "import time; time.sleep(60)", timeout=90)
@@ -253,8 +253,8 @@ def test_default_sandbox() -> None:
 
 def test_killed_program_leaves_no_processes() -> None:
     program = (
-        "from alphaapollo.tools.sandbox import Sandbox\nimport os, threading\n"
-        "sandbox = Sandbox(without=['bubblewrap']).start()\n"
+        "from alphaapollo.tools.sandbox import SnippetSandbox\nimport os, threading\n"
+        "sandbox = SnippetSandbox(without=['bubblewrap']).start()\n"
         "threading.Thread(target=sandbox.run, args=('import time; time.sleep(60)',), kwargs={'timeout': 90}).start()\n"
         "import time; from pathlib import Path; pid = sandbox._zygote.process.pid\n"
         "while not Path(f'/proc/{pid}/task/{pid}/children').read_text(): time.sleep(0.01)\n"
@@ -275,9 +275,9 @@ def test_killed_program_leaves_no_processes() -> None:
 
 
 def test_code_is_refused_without_seccomp(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match="ALPHAAPOLLO_UNSAFE_SANDBOX=1"), Sandbox(without=["seccomp"]):
+    with pytest.raises(ValueError, match="ALPHAAPOLLO_UNSAFE_SANDBOX=1"), SnippetSandbox(without=["seccomp"]):
         pass
-    with Sandbox(without=["seccomp"], allow_unsafe=True) as unsafe:
+    with SnippetSandbox(without=["seccomp"], allow_unsafe=True) as unsafe:
         result = unsafe.run("print(1)")
     assert result.stdout == "1\n" and "seccomp" not in result.mode
     assert "use the network" in caplog.text  # the effect of the missing layer
@@ -285,7 +285,7 @@ def test_code_is_refused_without_seccomp(caplog: pytest.LogCaptureFixture) -> No
 
 def test_unknown_layer() -> None:
     with pytest.raises(ValueError, match="firewall"):
-        Sandbox(without=["firewall"])
+        SnippetSandbox(without=["firewall"])
 
 
 def test_wait_status() -> None:
@@ -312,7 +312,7 @@ def test_remove_tree(tmp_path: Path) -> None:
     assert not deep.exists() and (ROOT / "pyproject.toml").exists()
 
 
-def test_cancelled_run_is_killed(sandbox: Sandbox) -> None:
+def test_cancelled_run_is_killed(sandbox: SnippetSandbox) -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.tools.sandbox import Sandbox, SandboxResult
+from alphaapollo.tools.sandbox import SandboxResult, SnippetSandbox
 from tests.unit.tools.attacks import ATTACKS, PRELUDE
 
 HERE = Path(__file__).parent
@@ -84,7 +84,7 @@ def test_mode_lists_the_layers_and_nothing_outside_has_changed(user: str, name: 
 
 def test_attacks_succeed_without_layers() -> None:
     """Without seccomp the attacks succeed, so the tests above can fail."""
-    with Sandbox(without=["seccomp", "bubblewrap", "landlock"], allow_unsafe=True) as sandbox:
+    with SnippetSandbox(without=["seccomp", "bubblewrap", "landlock"], allow_unsafe=True) as sandbox:
         assert "seccomp" not in sandbox.mode
         prelude = PRELUDE % ("/etc/hostname", "/nowhere", 1, os.getpid())
         for name in ("read_secret", "exec_memory_file", "clone3", "udp", "signal_owner", "system_v_memory", "bpf"):
@@ -99,7 +99,7 @@ def test_unusable_bubblewrap_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with Sandbox() as sandbox:
+    with SnippetSandbox() as sandbox:
         assert "bubblewrap" not in sandbox.mode
         assert "No permissions to create new namespace" in sandbox.missing["bubblewrap"]
         assert sandbox.run("print(1)").stdout == "1\n"

@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from alphaapollo.tools.sandbox import Sandbox, child
+from alphaapollo.tools.sandbox import SnippetSandbox, child
 from alphaapollo.tools.sandbox.zygote import SUSPENDED_BYTES, Zygote, has_more_files, remove_tree
 from tests.processes import wait_until
 
 
-def test_session_does_not_compute_between_snippets(sandbox: Sandbox) -> None:
+def test_session_does_not_compute_between_snippets(sandbox: SnippetSandbox) -> None:
     """The snippet reports its end to avoid its time limit."""
     count = "x = 0\ndef count():\n    global x\n    while True: x += 1\n"
     thread = "import threading\nthreading.Thread(target=count, daemon=True).start()\n"
@@ -30,7 +30,7 @@ def test_session_does_not_compute_between_snippets(sandbox: Sandbox) -> None:
         assert wait_until(lambda: not stopped_children(sandbox))
 
 
-def stopped_children(sandbox: Sandbox) -> list[str]:
+def stopped_children(sandbox: SnippetSandbox) -> list[str]:
     """Processes of this machine that were stopped in the sandbox."""
     assert sandbox._zygote is not None
     found = []
@@ -41,7 +41,7 @@ def stopped_children(sandbox: Sandbox) -> list[str]:
     return found
 
 
-def test_session_continues_its_threads(sandbox: Sandbox) -> None:
+def test_session_continues_its_threads(sandbox: SnippetSandbox) -> None:
     code = "import threading, time\ndone = threading.Event()\nthreading.Timer(0.2, done.set).start()"
     assert sandbox.run(code, session="g").status == "ok"
     after = sandbox.run("print(done.wait(10))", session="g")
@@ -49,7 +49,7 @@ def test_session_continues_its_threads(sandbox: Sandbox) -> None:
     sandbox.end_session("g")
 
 
-def test_unresponsive_session_does_not_affect_other_runs(sandbox: Sandbox) -> None:
+def test_unresponsive_session_does_not_affect_other_runs(sandbox: SnippetSandbox) -> None:
     stubborn = "import os, time\nwhile True:\n    os.write(3, b'D\\0')\n    time.sleep(0.001)"
     zygote = sandbox._zygote
     sandbox.run(stubborn, session="g", timeout=2)
@@ -60,14 +60,14 @@ def test_unresponsive_session_does_not_affect_other_runs(sandbox: Sandbox) -> No
     sandbox.end_session("g")
 
 
-def test_process_name_with_invalid_utf8(sandbox: Sandbox) -> None:
+def test_process_name_with_invalid_utf8(sandbox: SnippetSandbox) -> None:
     named = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'\\xff) R 1', 0, 0, 0)\ntime.sleep(1)\nprint('named')"
     zygote = sandbox._zygote
     assert sandbox.run(named).stdout == "named\n"
     assert sandbox._zygote is zygote is not None and not zygote.has_ended
 
 
-def test_threads_below_the_limit_work(sandbox: Sandbox) -> None:
+def test_threads_below_the_limit_work(sandbox: SnippetSandbox) -> None:
     code = """
 import threading
 threading.stack_size(1 << 18)
@@ -80,7 +80,7 @@ end.set()
     assert sandbox.run(code).stdout == "201\n"
 
 
-def test_alarm_handler_prints_only_its_own_output(sandbox: Sandbox) -> None:
+def test_alarm_handler_prints_only_its_own_output(sandbox: SnippetSandbox) -> None:
     code = "import signal\nsignal.signal(signal.SIGALRM, lambda *_: print('alarm'))\nsignal.setitimer(0, 0.01)\n"
     result = sandbox.run(code + "signal.pause()")
     assert (result.stdout, result.stderr) == ("alarm\n", "")
@@ -136,19 +136,19 @@ def test_a_folder_that_is_too_deep_to_be_counted_is_too_much(tmp_path: Path, mon
     remove_tree(str(tmp_path))
 
 
-def test_a_snippet_cannot_make_many_files(sandbox: Sandbox) -> None:
+def test_a_snippet_cannot_make_many_files(sandbox: SnippetSandbox) -> None:
     result = sandbox.run(MANY_FILES, timeout=30)
     assert result.status == "error" and "10000 files" in result.reason, result
     assert sandbox.run("open('one', 'w').close()").status == "ok"
 
 
-def test_folders_of_snippets_have_random_names(sandbox: Sandbox) -> None:
+def test_folders_of_snippets_have_random_names(sandbox: SnippetSandbox) -> None:
     names = [sandbox.run("import os; print(os.path.basename(os.getcwd()))").stdout.strip() for _ in range(2)]
     assert len({*names}) == 2 and all(len(name) == 32 for name in names)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) > 4, reason="needs too much memory on a machine with more CPUs")
-def test_suspended_sessions_share_a_limit_of_memory(sandbox: Sandbox) -> None:
+def test_suspended_sessions_share_a_limit_of_memory(sandbox: SnippetSandbox) -> None:
     names = [f"s{number}" for number in range(SUSPENDED_BYTES // (400 << 20) + 2)]
     for name in names:
         assert sandbox.run("x = bytearray(400 << 20)", session=name).status == "ok"

@@ -27,7 +27,7 @@ class Api:
 
     def __init__(self, folder: Path):
         own = {"model_path": str(folder), "chat_tokenizer": str(folder), "log_path": str(folder / "log")}
-        spec = make_spec(name="sglang", max_model_len=512, **own)
+        spec = make_spec(name="hf", max_model_len=512, **own)
         self.requests: list[HttpSampling] = []
         self.front_end = OtherEngine(spec, self.answer)
         self.app = self.front_end.build_http_app(HttpApiSettings())

@@ -11,10 +11,8 @@ from alphaapollo.algorithms.advantages import Estimator, estimator_names, get_es
 from alphaapollo.algorithms.policy_losses import PolicyLoss, get_policy_loss, policy_loss_names
 from alphaapollo.config.build import build_config
 from alphaapollo.config.keys import format_value
-from alphaapollo.config.schema import Config, Env, GenerationConfig
+from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.session.inputs import collect_environment_notices
 from alphaapollo.session.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.setup.preparation import RlPreparation
@@ -141,8 +139,6 @@ def test_keys_that_are_not_read_have_no_effect(estimator: str, loss: str, values
         ("grpo", "ppo", STALE[0] | TIS | {LEVEL: "sequence"}),
         *(("grpo", "ppo", stale | more) for stale in STALE for more in (TIS, {"trainer.max_staleness": 0})),
         *(("grpo", "ppo", stale | TIS | SERVED) for stale in STALE),
-        ("grpo", "ppo", SERVED | {f"{ROLLOUT}.name": "sglang"}),
-        ("grpo", "ppo", STALE[0] | TIS | SERVED | {f"{ROLLOUT}.name": "sglang", f"{ROLLOUT}.lora": "merged"}),
         *(("dr_grpo", loss, values) for loss in ANCHORED for values in (*STALE, MASK, SAMPLED_TEACHER)),
         *(("grpo", loss, TIS | {LEVEL: level}) for loss in SEQUENCE_LOSSES for level in ("sequence", "geometric")),
     ],
@@ -168,10 +164,6 @@ def test_valid_combinations_have_no_notices(estimator: str, loss: str, values: d
         ("gae", "ppo", SELECTED, ("algorithm.filtration.baseline=all", f"{ESTIMATOR}=gae", "baseline=selected")),
         *(("grpo", "ppo", stale, ("trainer.max_staleness=1 ", f"Set {METHOD}=tis")) for stale in STALE),
         *(("grpo", "ppo", stale | {BYPASS: True}, ("bypass=false",)) for stale in STALE),
-        *(
-            ("grpo", "ppo", stale | TIS | SERVED | {f"{ROLLOUT}.name": "sglang"}, ("name=sglang", "name=vllm", "=1"))
-            for stale in STALE
-        ),
         *(("dr_grpo", loss, TIS, (f"{METHOD}=tis", f"{LOSS}={loss}", f"Set {METHOD}=null.")) for loss in ANCHORED),
         *(("grpo", loss, TIS, (f"{LOSS}={loss}", f"{LEVEL}=token ", f"Set {LOSS}=ppo")) for loss in SEQUENCE_LOSSES),
         # a teacher is compared with the trained policy, which the engine is not if groups are reused
@@ -275,34 +267,10 @@ def test_old_log_probs_of_a_plan(tmp_path: Path, values: dict[str, Any], expecte
     assert prepare(tmp_path, values).plan.uses_rollout_logprobs == expected
 
 
-def test_keys_that_an_environment_does_not_use_are_noted(tmp_path: Path):
-    scored = {"reward.components": {"format": 0.1}, "reward.required": ["format"]}
-    scored |= {"custom_reward_function.path": __file__, "env.max_steps": 5, "env.tool_limits.timeout": 5}
-    game = {"env.env_name": "openenv", "env.openenv.url": "http://localhost:1", "env.max_steps": 5}
-    assert prepare(tmp_path, game).notices == []
-    lines = prepare(tmp_path, game | scored).notices
-    assert all("has no effect: env.env_name is openenv" in line for line in lines)
-    assert [line.split(" ")[0] for line in lines] == [
-        f"custom_reward_function.path={__file__}",
-        "reward.components={format:0.1}",
-        "reward.required=[format]",
-        "env.tool_limits.timeout=5.0",
-    ]
-    maths = scored | {"env.env_name": "informal_math", "env.tool_limits.timeout": 20}
-    assert prepare(tmp_path, maths).notices == []
-
-
-@pytest.mark.parametrize(
-    ("name", "max_steps", "used"),
-    [
-        *(("single_turn", 1, True), ("informal_math", 4, True), ("reasoning_gym", 1, True)),
-        *(("verifiers", 1, False), ("openenv", 1, False)),
-    ],
-)
-def test_reward_keys_that_an_environment_uses(name: str, max_steps: int, used: bool):
-    given = GenerationConfig(env=Env(env_name=name, max_steps=max_steps), reward={"components": {"format": 0.1}})
-    lines = collect_environment_notices(given, get_environment_spec(name))
-    assert [line.split(" ")[0] for line in lines] == ([] if used else ["reward.components={format:0.1}"])
+def test_reward_keys_that_an_environment_uses(tmp_path: Path):
+    scored = {"reward.components": {"format": 0.1}, "reward.required": ["format"], "env.max_steps": 5}
+    maths = {"custom_reward_function.path": __file__, "env.env_name": "informal_math", "env.tool_limits.timeout": 20}
+    assert prepare(tmp_path, scored | maths).notices == []
 
 
 def test_a_trust_region_covers_rows_without_advantage():

@@ -1,0 +1,1 @@
+"""Environments of other packages: verifiers, OpenEnv and reasoning-gym."""

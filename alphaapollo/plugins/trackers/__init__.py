@@ -1,0 +1,1 @@
+"""The packages that trainer.logger can send metrics and samples to."""

@@ -1,0 +1,22 @@
+"""File formats of exported models, which plug-ins and packages add to the group export_formats (docs/plugins.md)."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """Format NAME of `alphaapollo export RUN [OUT] --NAME [TYPE]`: one file *.NAME with a policy, merged."""
+
+    types: tuple[str, ...]  # of the weights in a file; the first one is the default
+    help: str  # of the option --NAME
+    check: str  # module:function, called with None, and with the PretrainedConfig of a model: ValueError if unsupported
+    write: str  # module:function, called with model folder, file, type, run's name and base model's hub id or ""
+
+    def load(self) -> tuple[Callable[[Any], None], Callable[..., str]]:
+        """Import check and write, which returns what it verified, as a sentence."""
+        return pkgutil.resolve_name(self.check), pkgutil.resolve_name(self.write)
