@@ -33,7 +33,7 @@ def __getattr__(name: str) -> object:
     try:
         added = None if name.startswith("_") else load_plugin("api", name)
     except ValueError as error:
-        raise ImportError(str(error)) from error
+        raise ImportError(str(error)) from None
     if added is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return added

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 
 from pydantic import BaseModel
 
-from alphaapollo.config.key_tables import load_project
+from alphaapollo.config.key_tables import KeyTable, load_project
 from alphaapollo.config.keys import COMMANDS, format_value, list_keys
 from alphaapollo.config.schema import Config
 
@@ -15,7 +15,8 @@ MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 def find_differences_from_verl(schema: type[BaseModel]) -> dict[str, str]:
     """Return the accepted keys with another meaning or default in verl: {key: difference}."""
-    table = next(one for command, one in load_project("verl").tables.items() if COMMANDS[command] is schema)
+    tables = load_project("verl").tables.items()
+    table = next((one for command, one in tables if COMMANDS[command] is schema), KeyTable())
     defaults = {key: f"verl's default is {format_value(value)}" for key, value in table.default.items()}
     return {
         key: "; ".join(text for text in (table.meaning.get(key), defaults.get(key)) if text)

@@ -24,3 +24,8 @@ class PathSettings(Section):
 class WalkSettings(Section):
     stride: PositiveInt = 1
     """Difference between a token id and the one before it."""
+
+
+class DrawConfig(Section):
+    program = "maze_lab.command"
+    maze: MazeSettings = MazeSettings()

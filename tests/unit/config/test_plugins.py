@@ -6,9 +6,11 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import alphaapollo
 from alphaapollo.cli import main as cli
 from alphaapollo.config.__main__ import explain_key
 from alphaapollo.config.changes import find_changes
@@ -81,6 +83,16 @@ def test_sections_are_checked_saved_and_explained(site: Path, tmp_path: Path) ->
     assert size.startswith("env.plugins.maze.size: expected integer > 0, got 0")
     assert other.startswith("reward.plugins.other: no installed package has the section reward.other")
     assert "maze" in notices(load("env.env_name=single_turn", "env.plugins.maze.size=2"))
+
+
+def test_a_command_has_keys_and_the_python_api_a_name(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["maze-draw"]) == cli.main(["maze-draw", "maze.size=7"]) == 0
+    assert capsys.readouterr().out == "...\n.......\n"
+    assert cli.main(["maze-draw", "--help"]) == cli.main(["explain", "maze.size"]) == 0
+    assert "Default 5." in (shown := capsys.readouterr().out) and "accepted (default 5 in maze-draw" in shown
+    with pytest.raises(ConfigError, match=r"maze\.sze .*Did you mean 'maze\.size'"):
+        cli.main(["maze-draw", "maze.sze=7"])
+    assert alphaapollo.score_path(Prompt(0, "short_path", "?", "4"), ">", SimpleNamespace(base=0.0)) == 0.25
 
 
 def test_sections_need_no_plugins(site: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from alphaapollo import api
+import alphaapollo
 from alphaapollo.plugins.evolving.pool import Pool
 from alphaapollo.plugins.evolving.roles import ModelReply, Proposer, RoleView, Verifier, VerifierReport, make_user_chat
 from alphaapollo.types import Message, Prompt
@@ -270,7 +270,7 @@ def test_python_objects(evolving: EvolvingRunner, monkeypatch: pytest.MonkeyPatc
     settings = {key: value for key, value in evolving.sizes("run").items() if key not in given}
     rounds: list[tuple[int, float]] = []
 
-    run = api.evolve(
+    run = alphaapollo.evolve(
         settings | {"rollout.name": "fake", "roles.summariser.plugin": ""},
         reward=likes_digits,
         roles={"proposer": Short, "verifier": AcceptingVerifier},

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from alphaapollo.runs.checkpoint_folder import write_manifest
 from alphaapollo.runs.group_files import write_values
+from alphaapollo.runs.update_checks import read_checks
+from alphaapollo.trainer.replay import record
 from alphaapollo.trainer.replay.recording import (
     INPUTS,
     Outcome,
@@ -21,7 +26,9 @@ from alphaapollo.trainer.replay.recording import (
     write_outcome,
 )
 from alphaapollo.types import ImageInput, Row, StopReason, TrajectoryGroup, Turn
+from alphaapollo.utils.plugins import find_plugins
 from tests.builders import make_completion
+from tests.unit.config.test_plugins import site as site
 from tests.unit.trainer.samples import group, trajectory
 
 INPUTS_OF_RUN = RecordedInputs(3, 10, 0.1, True, 16384, {"dtype": "float32"}, {"torch": "2"}, [])
@@ -96,6 +103,23 @@ def test_a_modified_file_is_named(tmp_path: Path, name: str) -> None:
     (folder / name).write_bytes((folder / name).read_bytes()[:-2] + b"xx")
     with pytest.raises(ValueError, match=f"{Path(name).name} has changed"):
         read_recording(folder)
+
+
+def test_a_package_checks_the_first_update(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = {"turns": find_plugins("recorded_updates")["turns"]}
+    monkeypatch.setattr(record, "find_plugins", lambda group: checks)
+    said: list[str] = []
+    trainer = SimpleNamespace(folder=tmp_path, verify_first_iteration=True, record_steps=None)
+    console = SimpleNamespace(notify=said.append, warn=lambda text: said.append(f"warning: {text}"))
+    recorder: Any = record.Recorder(trainer, None)  # type: ignore[arg-type]
+    run = SimpleNamespace(config=SimpleNamespace(trainer=trainer), console=console)
+    for turns, text in ((1, "1 of 1 quantities agree"), (3, "warning: ")):
+        recorded_group = full_group()
+        recorded_group.trajectories[0].turns *= turns
+        folder = recorded(tmp_path / f"turns_{turns}", [recorded_group])
+        asyncio.run(recorder._verify(run, folder))
+        assert text in said[-1]
+        assert read_checks(tmp_path)[0].passed is not folder.exists()
 
 
 def test_images_of_a_group_are_stored_once(tmp_path: Path) -> None:
