@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from alphaapollo.config.requirements import Requirement
 from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
+from alphaapollo.engines.weight_sync.transport import WeightReceipt
 from alphaapollo.types import Adapter, Completion, ImageInput, Sampling
-from alphaapollo.weight_sync.transport import WeightReceipt
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from alphaapollo.weight_sync.transport import UpdateInfo
+    from alphaapollo.engines.weight_sync.transport import UpdateInfo
 
 
 CHANGES_SAMPLES = (
