@@ -54,7 +54,7 @@ class Engine:
 
     # What commands and trainers read of the class.
 
-    reads_images: ClassVar[bool] = True
+    reads_images: ClassVar[bool] = True  # whether its prompts may have images
     reads_quantized: ClassVar[bool] = False  # whether it serves models with quantized weights
     without_mixed_windows: ClassVar[Collection[str]] = ()  # families whose sliding window is not in all layers
     weight_sender: ClassVar[str] = ""  # TransferSender of GPUs, as module:class; empty: weights arrive as files only
