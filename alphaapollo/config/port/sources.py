@@ -11,8 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from alphaapollo.config.key_tables import load_project
-from alphaapollo.config.keys import format_value
-from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.keys import flatten_maps, format_value
 from alphaapollo.config.port.python_calls import list_config_calls
 from alphaapollo.config.port.shell import MACHINE_VALUE, MAX_SOURCE, Command, list_script_commands, remove_shell_marks
 from alphaapollo.utils.disk import parse_yaml
