@@ -245,6 +245,16 @@ def merge_maps(values: dict[str, Any], others: Mapping[str, Any]) -> None:
             values[name] = copy.deepcopy(value)
 
 
+def flatten_maps(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested maps to one map with dotted keys: `{"trainer": {"seed": 1}}` to `{"trainer.seed": 1}`."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= (
+            flatten_maps(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+        )
+    return found
+
+
 def walk_sections(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, BaseModel]]:
     """Yield (prefix of its keys, section) for a configuration and all its sections, also those in maps."""
     yield prefix, section

@@ -32,6 +32,7 @@ from alphaapollo.config.key_tables import find_option_status
 from alphaapollo.config.keys import (
     find_map_key_of_entry,
     find_plugin_key,
+    flatten_maps,
     format_override,
     format_value,
     get_value,
@@ -350,16 +351,6 @@ def _parse_options(
         hint = f"It is {status}. Keys are set without dashes: KEY=VALUE" if status else OPTIONS
         raise ConfigError(f"unknown option {unknown[0]}. {hint}.")
     return options
-
-
-def flatten_maps(values: JsonObject, prefix: str = "") -> JsonObject:
-    """Flatten nested maps to one map with dotted keys: `{"trainer": {"seed": 1}}` to `{"trainer.seed": 1}`."""
-    found: JsonObject = {}
-    for name, value in values.items():
-        found |= (
-            flatten_maps(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
-        )
-    return found
 
 
 def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Override]:

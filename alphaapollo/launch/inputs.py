@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from alphaapollo.config.check import describe_ineffective_keys
-from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.keys import flatten_maps
 from alphaapollo.config.resolve import resolve_controller
 from alphaapollo.config.schema import (
     Config,

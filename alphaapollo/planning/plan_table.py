@@ -8,8 +8,7 @@ from typing import Literal
 from rich.markup import escape
 from rich.table import Column, Table
 
-from alphaapollo.config.keys import format_value
-from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.keys import flatten_maps, format_value
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.planned_device import get_planned_gpu_memory
 from alphaapollo.config.schema.trainer import Training

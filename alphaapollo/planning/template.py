@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from datetime import date
 from typing import TypeVar
 
-from alphaapollo.config.keys import replace_value
-from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.keys import flatten_maps, replace_value
 from alphaapollo.config.schema import Config, InferenceConfig, Model, TuningConfig
 from alphaapollo.data.rendering import DATE, Renderer, check_chat_is_shown
 from alphaapollo.data.vocabulary import find_model_file

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from alphaapollo.config.keys import replace_value
-from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.keys import flatten_maps, replace_value
 from alphaapollo.config.resolve import count_engine_threads, count_engines, resolve_device
 from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.controller.placement import Machine, choose_threads_per_rank

@@ -12,8 +12,7 @@ from pathlib import Path
 import yaml
 
 from alphaapollo.config.changes import identify_command
-from alphaapollo.config.keys import COMMANDS, format_value, list_keys
-from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.keys import COMMANDS, flatten_maps, format_value, list_keys
 from alphaapollo.runs.metrics_file import read_metrics
 from alphaapollo.utils.hub import is_local_path
 from alphaapollo.utils.json_types import JsonObject

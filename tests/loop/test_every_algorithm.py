@@ -12,7 +12,8 @@ import yaml
 
 from alphaapollo.algorithms.advantages import estimator_names
 from alphaapollo.algorithms.policy_losses import policy_loss_names
-from alphaapollo.config.load import find_shipped_config_folder, flatten_maps
+from alphaapollo.config.keys import flatten_maps
+from alphaapollo.config.load import find_shipped_config_folder
 from examples.quickstart.make_task import make_model, make_tokenizer
 from tests.loop.conftest import Task
 from tests.loop.replays import check_verified

@@ -85,7 +85,7 @@ def is_known(name: str) -> bool:
     if parts[1] in MAZE_LAB:
         return True
     keys = {".".join(parts[:count]) for count in range(2, len(parts) + 1)}  # below a dict's key, any name may follow
-    if keys & (known_keys() - sections_of_all()) or name in sections_of_all() or name in NOT_OUR_KEYS:
+    if keys & (known_keys() - sections_of_all()) or name in sections_of_all() or keys & NOT_OUR_KEYS:
         return True
     return parts[1] in FILE_TYPES or any((ROOT / "alphaapollo" / parts[0]).glob(f"{parts[1]}*"))
 

@@ -11,8 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from alphaapollo.config.key_tables import load_project
-from alphaapollo.config.keys import format_value
-from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.keys import flatten_maps, format_value
 from alphaapollo.plugins.port.python_calls import list_config_calls
 from alphaapollo.plugins.port.shell import (
     MACHINE_VALUE,

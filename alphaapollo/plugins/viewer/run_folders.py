@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 from safetensors import SafetensorError, safe_open
 
-from alphaapollo.config.load import flatten_maps
+from alphaapollo.config.keys import flatten_maps
 from alphaapollo.config.renamed_keys import move_renamed_keys
 from alphaapollo.observability.metric_texts import format_duration
 from alphaapollo.processes.folder_lock import read_lock_owner
