@@ -11,7 +11,7 @@ from alphaapollo._version import __version__ as __version__
 API = {
     **dict.fromkeys(("dpo", "evaluate", "rl", "sft"), "api"),
     "Trainer": "own_loop.trainer",
-    "make_row": "session.rows",
+    "make_row": "own_loop.rows",
 }
 """Name -> module from which it is imported on first use, beside the names of plug-ins; __init__.pyi has the types."""
 

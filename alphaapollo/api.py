@@ -9,26 +9,21 @@ line. A run is a child process that ends with this process (run_process.py).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel
-
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import format_override, format_value, get_value, list_keys_of_map_type
+from alphaapollo.config.keys import Settings, format_settings, format_value, get_value
 from alphaapollo.config.load import find_command_module, load_config
 from alphaapollo.config.schema import Config, DpoConfig, GenerationConfig, InferenceConfig, SftConfig
 from alphaapollo.results import Evaluation, TrainedRun
 from alphaapollo.run_process import OnIteration, run_in_child_process
 from alphaapollo.user_objects import write_objects
-from alphaapollo.utils.json_types import to_json_value
 
 if TYPE_CHECKING:
     from alphaapollo.algorithms.advantages import Estimator
 
-Settings = Mapping[str, object] | str | Path | None
 ConfigT = TypeVar("ConfigT", bound=Config | SftConfig | DpoConfig | InferenceConfig)
 
 
@@ -117,22 +112,3 @@ def run_command(
     module = find_command_module(schema, config_name)
     run_in_child_process(module, [*words, *object_words], folder, on_iteration, show)
     return folder, with_objects
-
-
-def format_settings(settings: Mapping[str, object], schema: type[BaseModel]) -> list[str]:
-    """Format settings such as `{"algorithm": "dapo", "env": {"seed": 1}}` as words of the command line. Names that the
-    user chooses, e.g. in `models`, may contain dots. Raises ConfigError for a key that is set twice."""
-    maps, words = list_keys_of_map_type(schema), dict[str, str]()
-
-    def add(key: str, value: object) -> None:
-        if isinstance(value, dict) and key not in maps:
-            for name, inner in value.items():
-                add(f"{key}.{name}".lstrip("."), inner)
-        elif key in words:
-            raise ConfigError(f"{key} is set twice. Set it once.")
-        else:
-            is_preset = isinstance(value, str) and "." not in key
-            words[key] = f"{key}={value}" if is_preset else format_override(key, value)
-
-    add("", json.loads(json.dumps(dict(settings), default=to_json_value)))  # Path and NumPy to plain values
-    return [*words.values()]

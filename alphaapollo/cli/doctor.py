@@ -72,7 +72,7 @@ def check_gpus() -> Iterator[CheckResult]:
         return
     import torch
 
-    from alphaapollo.weight_sync.transfer import EXPANDABLE, read_allocator_settings
+    from alphaapollo.engines.weight_sync.transfer import EXPANDABLE, read_allocator_settings
 
     found = f"{len(lines)} x {lines[0]}; torch {torch.__version__}"
     if torch.version.cuda is None:

@@ -23,7 +23,7 @@ from alphaapollo.runs.newest_model import RunModel, load_run_model
 from alphaapollo.utils.plugins import find_plugins, load_plugin
 
 if TYPE_CHECKING:
-    from alphaapollo.session.inference import ServePreparation
+    from alphaapollo.launch.inference import ServePreparation
 
 POLL_SECONDS = 0.2
 EXIT_SECONDS = 3.0  # for the server to exit after the last request
@@ -99,7 +99,7 @@ def open_server(
 def prepare_model_for_vllm(run: str, keys: Sequence[str]) -> tuple[RunModel, ServePreparation]:
     """Find a run's newest model, and prepare its settings with further keys. Raises ValueError for a key of other
     engines."""
-    from alphaapollo.session.inference import ServePreparation  # imports torch
+    from alphaapollo.launch.inference import ServePreparation  # imports torch
 
     if other := [key for key in keys if key.startswith("rollout.name=") and key != "rollout.name=vllm"]:
         raise ValueError(

@@ -20,13 +20,7 @@ from alphaapollo.config.keys import (
     get_value,
     list_all_keys,
 )
-from alphaapollo.config.requirements import (
-    REQUIREMENTS,
-    UNKNOWN_CORES,
-    CheckContext,
-    find_conflicts,
-    list_engine_requirements,
-)
+from alphaapollo.config.requirements import UNKNOWN_CORES, CheckContext, find_conflicts, list_requirements
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import ActiveWhen, Device, FilePath, RegisteredName, Requires, Section
@@ -59,9 +53,8 @@ def check_config_and_get_notices(
     trainer = getattr(config, "trainer", None)
     device = resolve_device(trainer.device, num_gpus) if isinstance(trainer, RunSettings) else None
     context = CheckContext(config, device, num_gpus, num_cores)
-    table = [*REQUIREMENTS, *list_engine_requirements(config)]
-    errors = find_conflicts(context, table=table)
-    if found := [*find_path_errors(config, optional_paths), *extra_errors, *errors]:
+    table, paths = list_requirements(config), find_path_errors(config, optional_paths)
+    if found := [*paths, *extra_errors, *find_conflicts(context, table=table)]:
         raise ConfigError(found)
     lines = describe_ineffective_keys(config, [*find_inactive_keys(config, device), *extra_ineffective_keys])
     lines += find_conflicts(context, is_error=False, table=table)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
 from inspect import get_annotations
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -25,9 +27,12 @@ from alphaapollo.config.schema import (
 )
 from alphaapollo.config.schema.base import ActiveWhen, ResumeRule, Section
 from alphaapollo.config.schema.plugins import PluginSections, describe_missing_section, find_section_class
+from alphaapollo.utils.json_types import to_json_value
 from alphaapollo.utils.plugins import find_own_plugins, find_plugins, is_available, load_plugin
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
+Settings = Mapping[str, object] | str | Path | None
+"""Settings that a user passes in Python: keys and values, or the path of a YAML file."""
 MarkerT = TypeVar("MarkerT")
 SchemaClass = type[BaseModel]
 
@@ -315,3 +320,22 @@ def rename_verl_group_size_key(config_values: Mapping[str, object]) -> None:
             del engines["n"]
             if ours == 1:
                 group["n"] = theirs
+
+
+def format_settings(settings: Mapping[str, object], schema: type[BaseModel]) -> list[str]:
+    """Format settings such as `{"algorithm": "dapo", "env": {"seed": 1}}` as words of the command line. Names that the
+    user chooses, e.g. in `models`, may contain dots. Raises ConfigError for a key that is set twice."""
+    maps, words = list_keys_of_map_type(schema), dict[str, str]()
+
+    def add(key: str, value: object) -> None:
+        if isinstance(value, dict) and key not in maps:
+            for name, inner in value.items():
+                add(f"{key}.{name}".lstrip("."), inner)
+        elif key in words:
+            raise ConfigError(f"{key} is set twice. Set it once.")
+        else:
+            is_preset = isinstance(value, str) and "." not in key
+            words[key] = f"{key}={value}" if is_preset else format_override(key, value)
+
+    add("", json.loads(json.dumps(dict(settings), default=to_json_value)))  # Path and NumPy to plain values
+    return [*words.values()]

@@ -96,11 +96,12 @@ def find_conflicts(
                 yield row.describe(subject, prefix, context, found)
 
 
-def list_engine_requirements(config: Section) -> list[Requirement]:
-    """Return the rows of the engine that a configuration selects, if it is that of a plug-in or an installed package.
-    Raises ValueError if it is missing."""
+def list_requirements(config: Section) -> list[Requirement]:
+    """Return REQUIREMENTS, and the rows of the engine that a configuration selects, if it is that of a plug-in or an
+    installed package. Raises ValueError if it is missing."""
     names = [section.name for _, section in walk_sections(config) if isinstance(section, Rollout)]
-    return [row for name in names if (engine := load_plugin("engines", name)) for row in engine.list_requirements()]
+    engines = filter(None, (load_plugin("engines", name) for name in names))
+    return [*REQUIREMENTS, *(row for engine in engines for row in engine.list_requirements())]
 
 
 def list_divisors(*numbers: int) -> str:

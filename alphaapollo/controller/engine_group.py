@@ -14,10 +14,10 @@ from alphaapollo.controller.handles import WorkerGroup
 from alphaapollo.controller.load_balancer import LoadBalancer
 from alphaapollo.controller.ranks import Ranks
 from alphaapollo.engines.types import EngineDied, HttpAnswer, HttpSampling
+from alphaapollo.engines.weight_sync.transport import WeightReceipt
+from alphaapollo.engines.weight_sync.verification import Probe
 from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import Adapter, Completion, GroupRequest, Sampling, TrajectoryGroup
-from alphaapollo.weight_sync.transport import WeightReceipt
-from alphaapollo.weight_sync.verification import Probe
 
 if TYPE_CHECKING:
     from alphaapollo.rollout.suites import Suite, SuiteResult

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from alphaapollo.engines.types import EngineDied, EngineError
-from alphaapollo.weight_sync.verification import WeightSyncError
+from alphaapollo.engines.weight_sync.verification import WeightSyncError
 
 OUT_OF_MEMORY_HINT = (
     "To reduce memory, cheapest first: lower ppo_max_token_len_per_gpu, set model.enable_gradient_checkpointing=true, "

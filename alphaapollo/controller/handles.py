@@ -17,11 +17,11 @@ from alphaapollo.algorithms.mismatch import MismatchSums
 from alphaapollo.batching.batch import Columns, FinetuningStepResult, MiniBatch, RankBatch
 from alphaapollo.config.schema import LoraForm
 from alphaapollo.controller.ranks import Ranks, await_if_awaitable
+from alphaapollo.engines.weight_sync.digest import format_digest
+from alphaapollo.engines.weight_sync.transport import WeightUpdate
+from alphaapollo.engines.weight_sync.verification import Probe, merge_weight_updates
 from alphaapollo.observability.timing import start_profile, take_profile
 from alphaapollo.utils.heartbeat import Span
-from alphaapollo.weight_sync.digest import format_digest
-from alphaapollo.weight_sync.transport import WeightUpdate
-from alphaapollo.weight_sync.verification import Probe, merge_weight_updates
 
 if TYPE_CHECKING:
     from alphaapollo.models.train_state import AdamSettings

@@ -37,7 +37,7 @@ async def launch_workers(
     from alphaapollo.controller.ray_cluster import start_local_cluster
     from alphaapollo.controller.ray_launcher import launch_ray_workers
 
-    joined = bool(os.environ.get("RAY_ADDRESS"))  # session/inputs.py has joined this cluster
+    joined = bool(os.environ.get("RAY_ADDRESS"))  # launch/inputs.py has joined this cluster
     if not joined:
         if specs.placement.device == "cpu":
             os.environ.update(ONE_ARENA)  # for Ray's processes, whose workers compute in threads

@@ -31,7 +31,7 @@ from alphaapollo.controller.worker_groups import WorkerSpecs
 from alphaapollo.processes.watchdog import RUN, kill_run_processes, remove_paths
 
 if TYPE_CHECKING:
-    from alphaapollo.weight_sync.changes import SentFiles, WeightReader
+    from alphaapollo.engines.weight_sync.changes import SentFiles, WeightReader
 
 GPU_ROLES = ("policy", "trainer")  # roles whose actors own the training GPUs
 GRANT_SECONDS = 60.0  # maximum wait for a placement group

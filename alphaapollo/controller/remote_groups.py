@@ -17,10 +17,10 @@ from alphaapollo.controller.errors import RunStalled, WorkerDied, WorkerFailed
 from alphaapollo.controller.remote_ranks import RemoteRanks, WorkerLocation
 from alphaapollo.controller.stall_monitor import StallMonitor, StartLimits
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
-from alphaapollo.weight_sync.transport import assign_weight_writers
+from alphaapollo.engines.weight_sync.transport import assign_weight_writers
 
 if TYPE_CHECKING:
-    from alphaapollo.weight_sync.changes import WeightReader
+    from alphaapollo.engines.weight_sync.changes import WeightReader
 
 CLOSE_SECONDS = 5.0
 R = TypeVar("R", bound=RemoteRanks[Any])

@@ -21,10 +21,10 @@ from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.protocol import WEIGHTS, Engine, MemoryPart
 from alphaapollo.engines.types import EngineError, EngineSpec
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_digest
+from alphaapollo.engines.weight_sync.shared_memory import read_safetensors
+from alphaapollo.engines.weight_sync.transport import WeightReceipt
 from alphaapollo.types import Completion, ImageInput, Sampling
-from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.shared_memory import read_safetensors
-from alphaapollo.weight_sync.transport import WeightReceipt
 
 
 @dataclass

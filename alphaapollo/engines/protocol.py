@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from alphaapollo.config.requirements import Requirement
 from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
+from alphaapollo.engines.weight_sync.transport import WeightReceipt
 from alphaapollo.types import Adapter, Completion, ImageInput, Sampling
-from alphaapollo.weight_sync.transport import WeightReceipt
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from alphaapollo.weight_sync.transport import UpdateInfo
+    from alphaapollo.engines.weight_sync.transport import UpdateInfo
 
 
 CHANGES_SAMPLES = (
@@ -54,7 +54,7 @@ class Engine:
 
     # What commands and trainers read of the class.
 
-    reads_images: ClassVar[bool] = True
+    reads_images: ClassVar[bool] = True  # whether its prompts may have images
     reads_quantized: ClassVar[bool] = False  # whether it serves models with quantized weights
     without_mixed_windows: ClassVar[Collection[str]] = ()  # families whose sliding window is not in all layers
     weight_sender: ClassVar[str] = ""  # TransferSender of GPUs, as module:class; empty: weights arrive as files only

@@ -26,10 +26,10 @@ from typing import Any, BinaryIO
 from alphaapollo.engines.process import build_process_environment, make_death_error, make_start_error
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec, HttpAnswer, HttpSampling
+from alphaapollo.engines.weight_sync.transport import WeightReceipt
 from alphaapollo.processes.host import MAX_REPLY, ProcessDiedError, ProcessHost
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling
-from alphaapollo.weight_sync.transport import WeightReceipt
 
 CANCEL = "cancel"
 CLOSE_SECONDS = 20.0  # for the server to end its processes

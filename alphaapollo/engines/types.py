@@ -12,7 +12,7 @@ from alphaapollo.data.vocabulary import find_excluded_ids
 from alphaapollo.types import Completion, Sampling
 
 if TYPE_CHECKING:
-    from alphaapollo.weight_sync.transport import TransportKind
+    from alphaapollo.engines.weight_sync.transport import TransportKind
 
 MODEL_NAME = "policy"  # name of the policy in requests to the HTTP API
 

@@ -24,6 +24,8 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.finetuning.dpo import DpoTask, RewardModelTask
 from alphaapollo.finetuning.sft import SftTask
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningProgress, FinetuningRun, FinetuningTask, train
+from alphaapollo.launch.inputs import load_renderer
+from alphaapollo.launch.prepare import Preparation
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.planning.memory_fit import fit_to_memory_if_measurable, get_max_tokens
@@ -38,8 +40,6 @@ from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.runs.input_digests import Digests
 from alphaapollo.runs.run_plan import RunPlan
 from alphaapollo.runs.training_examples import NUM_LOGGED, write_examples
-from alphaapollo.session.inputs import load_renderer
-from alphaapollo.session.prepare import Preparation
 from alphaapollo.session.progress import TrainingGoal, check_has_validation_data
 from alphaapollo.session.start import open_session
 from alphaapollo.utils.heartbeat import HEARTBEAT

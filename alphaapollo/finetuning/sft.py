@@ -28,13 +28,13 @@ from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.stream import choose_rows
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.finetuning.task import FinetuningPlan, FinetuningRun, FinetuningTask
+from alphaapollo.launch import inputs
 from alphaapollo.planning.memory_plan import MemoryRequest
 from alphaapollo.planning.model_requirements import ModelUse, check_models
 from alphaapollo.planning.trials import try_environment_resets
 from alphaapollo.rollout.worker import RolloutWorker, RolloutWorkerConfig
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.runs.training_examples import LoggedExample, make_example_row
-from alphaapollo.session import inputs
 from alphaapollo.session.validation import validate
 from alphaapollo.types import Completion, ImageInput, Prompt, Row, Sampling, SamplingRequest
 from alphaapollo.workers.finetuning_worker import SftWorker

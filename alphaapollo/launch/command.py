@@ -26,6 +26,7 @@ from alphaapollo.config.schema import Config, InferenceConfig, RmConfig, TuningC
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.controller.errors import REPORTED_ERRORS, WorkerLost
 from alphaapollo.launch.early_imports import import_engine_early
+from alphaapollo.launch.inputs import detect_node_resources
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.curve import Points, read_curves
 from alphaapollo.observability.metric_texts import format_duration
@@ -36,7 +37,6 @@ from alphaapollo.runs.checkpoint_folder import CheckpointFolder, is_lower_better
 from alphaapollo.runs.command_history import record_in_history
 from alphaapollo.runs.newest_model import resolve_model_paths
 from alphaapollo.runs.resume import find_start_point, format_completed_run_message, resume_hint
-from alphaapollo.session.inputs import detect_node_resources
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.imports import pause_gc
 from alphaapollo.utils.plugins import is_available

@@ -37,8 +37,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from alphaapollo.models.cpu_linear import use_onednn
 from alphaapollo.models.cpu_norm import use_short_norms
 from alphaapollo.models.expert_parallel import distribute_experts, find_experts, prefetch_layers
+from alphaapollo.models.store import make_store
 from alphaapollo.processes.network import find_interface
-from alphaapollo.weight_sync.store import make_store
 
 MIN_UNIT = 2**19  # parameters; gathering a smaller layer on its own costs more time than it saves memory
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

@@ -8,21 +8,20 @@ from dataclasses import replace
 from typing import ClassVar
 
 from alphaapollo.algorithms.advantages.base import NO_ESTIMATOR
-from alphaapollo.api import Settings, format_settings
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import list_keys, list_sections, replace_value
+from alphaapollo.config.keys import Settings, format_settings, list_keys, list_sections, replace_value
 from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.requirements import CheckContext, find_conflicts
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerSpecs
+from alphaapollo.launch.policy import PolicyPreparation
+from alphaapollo.launch.specs import make_worker_specs
 from alphaapollo.observability.console import Console
+from alphaapollo.own_loop.rows import RowReader
 from alphaapollo.planning.plan_table import summarize_memory
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.runs.newest_model import resolve_model_paths
 from alphaapollo.runs.run_plan import RunPlan
-from alphaapollo.session.policy import PolicyPreparation
-from alphaapollo.session.rows import RowReader
-from alphaapollo.session.specs import make_worker_specs
 from alphaapollo.trainer.setup.combinations import COMBINATIONS, trust_region_of_distributions
 
 CALLER = "the caller brings prompts, rows and rewards"

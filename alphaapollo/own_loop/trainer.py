@@ -14,17 +14,17 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from alphaapollo.api import Settings
+from alphaapollo.config.keys import Settings
 from alphaapollo.launch.command import clean_up_processes, open_console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.own_loop.setup import load_loop_config, prepare_loop
+from alphaapollo.own_loop.verbs import Verbs
 from alphaapollo.processes.allocator import share_main_arena
 from alphaapollo.processes.entry_point import check_started_once, hide_main_script, run_in_temp_folder
 from alphaapollo.processes.folder_lock import lock_folder
 from alphaapollo.runs.command_history import record_in_history
 from alphaapollo.session.publish import make_probe
 from alphaapollo.session.start import open_policy_session
-from alphaapollo.session.verbs import Verbs
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 

@@ -18,6 +18,7 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, PolicyOptimizerName
+from alphaapollo.engines.weight_sync.shared_memory import BUCKET_BYTES
 from alphaapollo.models.attention import find_unsupported_features
 from alphaapollo.models.cpu_attention import MAX_KEYS
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_modules, get_attention_head_size
@@ -27,7 +28,6 @@ from alphaapollo.models.load import load_config, load_without_weights
 from alphaapollo.models.lora import resolve_target_modules
 from alphaapollo.models.moe_routing import ExpertSizes
 from alphaapollo.models.sharding import MIN_UNIT
-from alphaapollo.weight_sync.shared_memory import BUCKET_BYTES
 
 GIB = 2**30
 FLOAT32 = 4

@@ -31,6 +31,8 @@ from alphaapollo.data.vocabulary import find_stop_ids, load_tokenizer
 from alphaapollo.engines.factory import make_engine
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.types import MODEL_NAME, EngineError, EngineSpec, HttpAnswer, HttpSampling
+from alphaapollo.engines.weight_sync.changes import WeightCopy, WeightReader
+from alphaapollo.engines.weight_sync.transport import TransportKind, WeightReceipt, get_weights_folder
 from alphaapollo.environments.base import Environment, EnvironmentFactory, Services, get_environment_spec
 from alphaapollo.environments.classes import load_environment_module
 from alphaapollo.environments.environment_tools import open_toolbox
@@ -50,8 +52,6 @@ from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, T
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.imports import pause_gc
 from alphaapollo.utils.thoughts import insert_marks
-from alphaapollo.weight_sync.changes import WeightCopy, WeightReader
-from alphaapollo.weight_sync.transport import TransportKind, WeightReceipt, get_weights_folder
 
 THREADS = 64  # size of the default executor, which runs tools and the sandbox
 START_SECONDS = 600.0  # for an engine that starts again, before it counts as stalled

@@ -13,10 +13,8 @@ from alphaapollo.controller.handles import PolicyGroup
 from alphaapollo.controller.worker_groups import WorkerGroups
 from alphaapollo.data.images import make_example_image
 from alphaapollo.data.rendering import Renderer
-from alphaapollo.session.plan import Plan
-from alphaapollo.types import Adapter, Completion, ImageInput, Message
-from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.verification import (
+from alphaapollo.engines.weight_sync.transport import WeightReceipt, WeightUpdate
+from alphaapollo.engines.weight_sync.verification import (
     PROBE_TOLERANCE_BFLOAT16,
     PROBE_TOLERANCE_FLOAT32,
     SAMPLE_TOLERANCE_BFLOAT16,
@@ -26,6 +24,8 @@ from alphaapollo.weight_sync.verification import (
     check_weight_receipts,
     tighten_tolerance,
 )
+from alphaapollo.launch.plan import Plan
+from alphaapollo.types import Adapter, Completion, ImageInput, Message
 
 PROBE_TOKENS = 64
 MAX_REPLACEMENTS = 3  # of engines that died, before the run restarts

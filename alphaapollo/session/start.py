@@ -11,20 +11,20 @@ from alphaapollo.controller.handles import TrainingWorkerGroup
 from alphaapollo.controller.launcher import launch_workers
 from alphaapollo.controller.stall_monitor import StallMonitor
 from alphaapollo.controller.worker_groups import WorkerGroups, WorkerSpecs
+from alphaapollo.engines.weight_sync.verification import Probe
+from alphaapollo.launch.inputs import explain_missing_cluster, find_local_paths
+from alphaapollo.launch.policy import PolicyPreparation
+from alphaapollo.launch.prepare import Preparation
 from alphaapollo.observability.timing import Timer
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.resume import resume_hint
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
-from alphaapollo.session.inputs import explain_missing_cluster, find_local_paths
-from alphaapollo.session.policy import PolicyPreparation
-from alphaapollo.session.prepare import Preparation
 from alphaapollo.session.publish import make_publisher
 from alphaapollo.session.training import PolicySession, TrainingSession
 from alphaapollo.utils.disk import close_all
 from alphaapollo.utils.heartbeat import HEARTBEAT
-from alphaapollo.weight_sync.verification import Probe
 
 
 @asynccontextmanager

@@ -9,14 +9,14 @@ from typing import Protocol
 
 from alphaapollo.config.schema import ValSampling
 from alphaapollo.controller.engine_group import EngineGroup
-from alphaapollo.metrics.samples import (
+from alphaapollo.observability.console import Console
+from alphaapollo.observability.sample_metrics import (
     SampleResult,
     compute_mean_metrics,
     convert_to_sample_result,
     count_max_samples_per_problem,
     merge_repeated_prompts,
 )
-from alphaapollo.observability.console import Console
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup
 
 

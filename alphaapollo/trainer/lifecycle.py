@@ -15,13 +15,13 @@ from pathlib import Path
 from alphaapollo.batching.shared_prompts import decide_shared_prompts
 from alphaapollo.config.load import UserSettings
 from alphaapollo.config.schema import Config
+from alphaapollo.launch.plan import SHARING
+from alphaapollo.launch.specs import make_worker_specs
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.processes.allocator import keep_freed_memory
 from alphaapollo.processes.watchdog import new_run_id
-from alphaapollo.session.plan import SHARING
 from alphaapollo.session.progress import Progress
-from alphaapollo.session.specs import make_worker_specs
 from alphaapollo.session.start import open_policy_session
 from alphaapollo.session.training import PolicySession
 from alphaapollo.trainer.loop import train, train_async, validate_and_log

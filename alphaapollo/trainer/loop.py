@@ -21,7 +21,11 @@ import time
 from dataclasses import replace
 
 from alphaapollo.config.schema import ReferenceReset
-from alphaapollo.metrics.rollouts import compute_rollout_metrics, compute_speed_metrics, find_failure_reason
+from alphaapollo.observability.rollout_metrics import (
+    compute_rollout_metrics,
+    compute_speed_metrics,
+    find_failure_reason,
+)
 from alphaapollo.observability.timing import Timer, measure_resident_gib
 from alphaapollo.rollout.suites import FOLDER
 from alphaapollo.session.progress import Progress

@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_prepared = False
     try:
         with Console().open(str(config.trainer.folder)) as console:
-            from alphaapollo.evaluation.scoring import grade_and_write_report, prepare_problems
+            from alphaapollo.trainer.evaluation.scoring import grade_and_write_report, prepare_problems
 
             problems = prepare_problems(config, console)
             is_prepared = True

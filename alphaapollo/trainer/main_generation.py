@@ -4,7 +4,7 @@ from alphaapollo.config.schema import GenerationConfig
 from alphaapollo.launch.command import make_command
 from alphaapollo.processes.entry_point import run_program
 
-main = make_command(GenerationConfig, "generation", "alphaapollo.evaluation.generation")
+main = make_command(GenerationConfig, "generation", "alphaapollo.trainer.evaluation.generation")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.worker_groups import WorkerGroups
+from alphaapollo.launch.plan import Plan
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.timing import Timer
 from alphaapollo.rollout.suites import Suite
-from alphaapollo.session.plan import Plan
 from alphaapollo.session.progress import Progress, TrainingGoal
 from alphaapollo.session.training import PolicySession
 from alphaapollo.trainer.profile import StepProfiler

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from alphaapollo.engines.weight_sync.digest import format_digest
+from alphaapollo.engines.weight_sync.shared_memory import write_adapter_files
 from alphaapollo.models.lora import ADAPTER, gather_scaled_adapter, get_lora_layers, is_adapter_parameter
 from alphaapollo.models.sharding import local_tensor
 from alphaapollo.utils.seeds import derive_seed
-from alphaapollo.weight_sync.digest import format_digest
-from alphaapollo.weight_sync.shared_memory import write_adapter_files
 from alphaapollo.workers.policy_objective import TrainedRows
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import torch
 
 from alphaapollo.config.schema import Critic, Model, RewardModel, Teacher
+from alphaapollo.engines.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
+from alphaapollo.engines.weight_sync.transport import Transport, WeightSender, get_weights_folder
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
-from alphaapollo.weight_sync.transport import Transport, WeightSender, get_weights_folder
 from alphaapollo.workers.policy import PolicyWorker, PolicyWorkerConfig
 from alphaapollo.workers.process_group import RankPlacement
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from alphaapollo.batching.batch import MiniBatch, RankBatch, Rows
 from alphaapollo.config.schema import Fsdp, LoraForm, Model
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest
 from alphaapollo.models.checkpoint import CheckpointWriter
 from alphaapollo.models.export import export_model
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
@@ -22,7 +23,6 @@ from alphaapollo.models.sharding import FsdpRoot, reshard
 from alphaapollo.models.train_state import OptimizerStep, TrainState
 from alphaapollo.models.update_record import UpdateRecord
 from alphaapollo.observability.timing import measure_process_memory
-from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.workers.process_group import WITHOUT_REPLICAS, RankPlacement, initialize_rank, shut_down_rank
 
 MAX_SUFFIX = "_max"

@@ -24,6 +24,8 @@ from alphaapollo.algorithms.mismatch import MismatchSums, sum_mismatch
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.batching.batch import Columns, MiniBatch
 from alphaapollo.config.schema import NO_TEACHER, Actor, LoraForm, Model, Reference, RolloutCorrection, Teacher
+from alphaapollo.engines.weight_sync.shared_memory import SharedAdapterSender
+from alphaapollo.engines.weight_sync.transport import WeightSender, WeightUpdate
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.flops import MfuMeter
 from alphaapollo.models.lm_head import DivergenceTarget
@@ -34,8 +36,6 @@ from alphaapollo.models.sharding import reshard
 from alphaapollo.models.train_state import OptimizerStep, TrainState
 from alphaapollo.models.update_record import choose_sample
 from alphaapollo.types import ImageInput
-from alphaapollo.weight_sync.shared_memory import SharedAdapterSender
-from alphaapollo.weight_sync.transport import WeightSender, WeightUpdate
 from alphaapollo.workers.adapter_slots import AdapterForm, AdapterSlots
 from alphaapollo.workers.model_worker import (
     MetricSums,

@@ -19,12 +19,12 @@ from alphaapollo.batching.batch import RankBatch
 from alphaapollo.batching.packing import PreferenceBatch
 from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import DpoConfig, RmConfig
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest
 from alphaapollo.models.lora import is_adapter_parameter, load_trainable_reward_model
 from alphaapollo.models.micro_batch import MicroBatch, MicroBatchBuilder
 from alphaapollo.models.policy import PolicyModel, ScoreModel
 from alphaapollo.models.sharding import local_tensor, reshard, shard_model
 from alphaapollo.utils.user_module import load_user_module
-from alphaapollo.weight_sync.digest import compute_joint_digest
 from alphaapollo.workers.finetuning_worker import FinetuningWorker
 from alphaapollo.workers.shared_prompt_check import FINETUNING_KEY, SharedPromptCheck
 

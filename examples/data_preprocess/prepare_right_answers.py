@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaapollo.data.files import DataRow
-from alphaapollo.metrics.samples import read_sample_result
+from alphaapollo.observability.sample_metrics import read_sample_result
 from alphaapollo.types import EpisodeEnd, Message
 from examples.data_preprocess.columns import Dropped, is_unicode
 from examples.data_preprocess.common import SFT_SCHEMA, Count, finish, output_folder, run

@@ -30,6 +30,8 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.schema import Config, Data, Env  # noqa: E402
 from alphaapollo.controller.engine_group import EngineGroup  # noqa: E402
 from alphaapollo.controller.ranks import LocalRanks  # noqa: E402
+from alphaapollo.engines.weight_sync.transport import WeightUpdate  # noqa: E402
+from alphaapollo.engines.weight_sync.verification import Probe  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
@@ -47,8 +49,6 @@ from alphaapollo.trainer import loop  # noqa: E402
 from alphaapollo.trainer.step.curriculum import PromptSampler  # noqa: E402
 from alphaapollo.trainer.step.update_result import UpdateResult  # noqa: E402
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup  # noqa: E402
-from alphaapollo.weight_sync.transport import WeightUpdate  # noqa: E402
-from alphaapollo.weight_sync.verification import Probe  # noqa: E402
 from scripts.bench._task import machine  # noqa: E402
 from scripts.bench.driver import LetterRenderer, score  # noqa: E402
 from scripts.simulation.timed_engine import TimedFakeEngine  # noqa: E402

@@ -25,7 +25,7 @@ from alphaapollo.batching.batch import Columns  # noqa: E402
 from alphaapollo.config.schema import Algorithm, Config, Data, Env  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
-from alphaapollo.metrics.rollouts import compute_rollout_metrics  # noqa: E402
+from alphaapollo.observability.rollout_metrics import compute_rollout_metrics  # noqa: E402
 from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import (  # noqa: E402
     EpisodeLimits,

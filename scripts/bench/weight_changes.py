@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from alphaapollo.weight_sync.changes import FileChanges, SentFiles, WeightCopy  # noqa: E402
-from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest  # noqa: E402
-from alphaapollo.weight_sync.shared_memory import SharedMemorySender, read_safetensors  # noqa: E402
+from alphaapollo.engines.weight_sync.changes import FileChanges, SentFiles, WeightCopy  # noqa: E402
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_digest  # noqa: E402
+from alphaapollo.engines.weight_sync.shared_memory import SharedMemorySender, read_safetensors  # noqa: E402
 from scripts.bench._task import SIZES, machine, make_model  # noqa: E402
 from scripts.bench.update import FOLDER, OPTIMIZER, make_batch, make_worker  # noqa: E402
 

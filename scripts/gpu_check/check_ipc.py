@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
+from alphaapollo.engines.weight_sync import shared_memory
+from alphaapollo.engines.weight_sync.digest import MODULUS, compute_joint_digest
 from alphaapollo.models.export import gather_parameters
-from alphaapollo.weight_sync import shared_memory
-from alphaapollo.weight_sync.digest import MODULUS, compute_joint_digest
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.gpu_check.kit import Kit
 

@@ -15,13 +15,14 @@ from alphaapollo.config.schema import Config
 from alphaapollo.controller.engine_group import EngineGroup
 from alphaapollo.controller.handles import PolicyGroup
 from alphaapollo.controller.placement import Machine
+from alphaapollo.engines.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, Probe
+from alphaapollo.launch.plan import resolve_plan
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.rollout_log import RolloutLog
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
-from alphaapollo.session.plan import resolve_plan
 from alphaapollo.session.progress import Progress, TrainingGoal
 from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.session.training import PolicySession
@@ -32,7 +33,6 @@ from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.types import Prompt
-from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, Probe
 from scripts.simulation.clock import Clock, Loop, PhaseTimer
 from scripts.simulation.workers import FakePolicy, FakeRollout, Latencies, Network, SimulatedRanks
 

@@ -25,6 +25,7 @@ from alphaapollo.batching.batch import Columns, MiniBatch, RankBatch
 from alphaapollo.controller.ranks import await_if_awaitable
 from alphaapollo.controller.ray_ranks import RayRanks
 from alphaapollo.controller.remote_ranks import RemoteRanks
+from alphaapollo.engines.weight_sync.transport import WeightReceipt, WeightUpdate
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,
@@ -37,7 +38,6 @@ from alphaapollo.types import (
     TrajectoryGroup,
     Turn,
 )
-from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
 from scripts.simulation.clock import Clock
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest
 from alphaapollo.models.vision_attention import attend_images
-from alphaapollo.weight_sync.digest import compute_joint_digest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

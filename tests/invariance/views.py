@@ -17,7 +17,7 @@ from alphaapollo.batching.batch import Columns, MiniBatch
 from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.schema import Config
-from alphaapollo.session.plan import can_skip_rows_without_advantage
+from alphaapollo.launch.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.step import build_batch as builder
 from alphaapollo.trainer.step.build_batch import build_batch
 from alphaapollo.trainer.step.credit import assign_credit

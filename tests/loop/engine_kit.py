@@ -17,9 +17,9 @@ import torch
 from alphaapollo.config.schema import Rollout
 from alphaapollo.engines.factory import load_engine_class, make_engine
 from alphaapollo.engines.types import EngineSpec
+from alphaapollo.engines.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
+from alphaapollo.engines.weight_sync.transport import WeightReceipt, WeightUpdate
 from alphaapollo.utils.plugins import find_plugins, is_available
-from alphaapollo.weight_sync.shared_memory import SharedAdapterSender, SharedMemorySender
-from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
 from examples.quickstart.make_task import SHAPE
 from tests.loop.conftest import DEADLINE
 from tests.vision.models import save_model

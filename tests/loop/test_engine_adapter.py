@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from alphaapollo.config.schema import Lora
+from alphaapollo.engines.weight_sync.digest import format_digest
+from alphaapollo.engines.weight_sync.shared_memory import write_adapter_files
 from alphaapollo.models.lora import add_adapters, gather_scaled_adapter, get_lora_layers
 from alphaapollo.types import BASE_MODEL, Adapter, Completion, Sampling
-from alphaapollo.weight_sync.digest import format_digest
-from alphaapollo.weight_sync.shared_memory import write_adapter_files
 from tests.loop.engine_kit import (
     PLUGIN_ENGINES,
     PROBE,

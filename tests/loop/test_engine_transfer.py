@@ -20,11 +20,11 @@ from alphaapollo.engines.types import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.images import ImagePromptBuilder
 from alphaapollo.engines.vllm.settings import build_engine_arguments
-from alphaapollo.weight_sync import shared_memory
-from alphaapollo.weight_sync import transfer as weight_transfer
-from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.weight_sync.transfer import SingleUpdateClient
-from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
+from alphaapollo.engines.weight_sync import shared_memory
+from alphaapollo.engines.weight_sync import transfer as weight_transfer
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_digest
+from alphaapollo.engines.weight_sync.transfer import SingleUpdateClient
+from alphaapollo.engines.weight_sync.vllm_transfer import VllmTransferSender
 from tests.loop.weight_transfer import TransferCase, transfer
 
 TENSORS = {"a": torch.randn(8, 8), "b": torch.randn(5), "c": torch.randn(16, 4)}

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from alphaapollo.engines.types import EngineError
+from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.types import Sampling
-from alphaapollo.weight_sync.transport import WeightUpdate
 from tests.loop.engine_kit import ENGINES, PLUGIN_ENGINES, PROBE, Session, checkpoint, make_model, start_engine
 
 ONE_KEY_HEAD = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}

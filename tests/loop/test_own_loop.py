@@ -23,12 +23,12 @@ import numpy as np
 import pytest
 
 from alphaapollo import Trainer, make_row
+from alphaapollo.engines.weight_sync.verification import WeightSyncError
 from alphaapollo.observability import console
 from alphaapollo.runs.command_history import read_history
 from alphaapollo.runs.run_status import read_run_status
 from alphaapollo.types import Prompt, Row
 from alphaapollo.utils.plugins import is_available
-from alphaapollo.weight_sync.verification import WeightSyncError
 from examples.own_loop import distill, dpo, grpo, learning_rates, own_loss, sft
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, Task, child, wait_until_nothing_is_left
 from tests.loop.own_loop_kit import Echo, check_curve, check_final_model, check_measured, count_digits

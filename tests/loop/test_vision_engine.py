@@ -20,11 +20,11 @@ from alphaapollo.config.schema import Lora
 from alphaapollo.data.images import find_placeholder_ids, load_image_processor
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.vocabulary import load_tokenizer
+from alphaapollo.engines.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, WeightSyncError, check_probe_log_probs
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.lora import add_adapters, gather_scaled_adapter, get_lora_layers
 from alphaapollo.session.publish import make_probe
 from alphaapollo.types import Completion, ImageInput, Message, Sampling
-from alphaapollo.weight_sync.verification import PROBE_TOLERANCE_FLOAT32, WeightSyncError, check_probe_log_probs
 from tests.loop.engine_kit import Session, start_engine
 from tests.vision.models import VARIANTS, make
 

@@ -32,7 +32,7 @@ for module in (
     "alphaapollo.trainer.lifecycle",
     "alphaapollo.trainer.main_generation",
     "alphaapollo.trainer.replay.record",
-    "alphaapollo.evaluation.generation",
+    "alphaapollo.trainer.evaluation.generation",
     "alphaapollo.trainer.main_sft",
     "alphaapollo.finetuning.sft",
     "alphaapollo.finetuning.run",

@@ -20,12 +20,12 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.types import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
+from alphaapollo.engines.weight_sync import shared_memory
+from alphaapollo.engines.weight_sync.shared_memory import SharedMemorySender
+from alphaapollo.engines.weight_sync.transport import TransportKind, WeightUpdate
+from alphaapollo.engines.weight_sync.vllm_transfer import VllmTransferSender
 from alphaapollo.models.sharding import join_process_group
 from alphaapollo.types import Sampling
-from alphaapollo.weight_sync import shared_memory
-from alphaapollo.weight_sync.shared_memory import SharedMemorySender
-from alphaapollo.weight_sync.transport import TransportKind, WeightUpdate
-from alphaapollo.weight_sync.vllm_transfer import VllmTransferSender
 from tests.loop.engine_kit import PROBE, checkpoint, logprobs_of, make_model, mean_abs_difference
 
 NUM_TOKENS = 8  # sampled after each weight sync

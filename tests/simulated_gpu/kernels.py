@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from alphaapollo.weight_sync import digest, digest_kernel
+from alphaapollo.engines.weight_sync import digest, digest_kernel
 
 HASH = (digest._MULTIPLIERS, digest._SHIFTS)
 

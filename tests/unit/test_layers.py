@@ -15,23 +15,19 @@ PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"
 # Lowest first. A package imports packages of lower layers, and itself.
 LAYERS = [
     ["_version", "types", "utils", "processes"],
-    ["config", "weight_sync"],
+    ["config"],
     ["algorithms", "data", "tools"],
     ["runs", "user_objects"],
-    ["observability"],
     ["rewards", "batching"],
-    ["metrics"],
+    ["observability"],
     ["models", "environments", "engines"],
     ["rollout", "workers"],
     ["controller"],
     ["planning"],
-    ["session"],
     ["launch", "run_process"],
-    ["evaluation"],
-    ["finetuning", "evolving"],
-    ["trainer", "cli", "results", "__main__"],
-    ["api"],
-    ["own_loop"],
+    ["session"],
+    ["finetuning", "trainer", "cli", "results", "evolving", "__main__"],
+    ["api", "own_loop"],
     ["plugins"],
 ]
 SAME_LAYER_ALLOWED = {("types", "utils"), ("processes", "utils")}
@@ -40,16 +36,16 @@ PLUGIN_IMPORTS_ALLOWED = {("sweeps", "viewer")}
 # Library -> the modules that may import it, as patterns of names under alphaapollo.
 OWNERS = {
     "ray": ["controller.*"],
-    "vllm": ["engines.vllm.*", "weight_sync.vllm_*"],
+    "vllm": ["engines.vllm.*", "engines.weight_sync.vllm_*"],
     "sglang": ["plugins.sglang.*"],
     "hydra": ["config.load", "trainer.main_*"],
     "peft": ["models.lora", "plugins.verify.reference.*"],
     "transformers": ["models.*", "data.*", "engines.hf", "plugins.verify.reference.*", "plugins.gguf.*"],
-    "torch.distributed": ["models.*", "workers.*", "weight_sync.store", "plugins.sglang.transfer"],
+    "torch.distributed": ["models.*", "workers.*", "plugins.sglang.transfer"],
     **{tracker: ["plugins.trackers.*"] for tracker in ("wandb", "mlflow", "trackio", "swanlab", "tensorboard")},
     "torch.utils.tensorboard": ["plugins.trackers.*"],
 }
-NO_TORCH = {*LAYERS[0], "config", "data", "batching", "tools", "rewards", "metrics", "environments"}
+NO_TORCH = {*LAYERS[0], "config", "data", "batching", "tools", "rewards", "environments"}
 INSIDE_FUNCTIONS_ONLY = ["transformers", "peft"]  # importing a module of the project stays cheap
 
 

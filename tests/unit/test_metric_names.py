@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.metric_names import documented, undocumented
-from tests.unit.metrics.test_rollouts import credit, measured
+from tests.unit.observability.test_rollout_metrics import credit, measured
 from tests.unit.trainer.samples import group, trajectory
 
 PACKAGE = Path(__file__).resolve().parents[2] / "alphaapollo"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.batching.batch import Rows
-from alphaapollo.metrics.samples import convert_to_sample_result, read_sample_result
+from alphaapollo.observability.sample_metrics import convert_to_sample_result, read_sample_result
 from alphaapollo.rollout.episode import mark_limit
 from alphaapollo.runs.rollout_log import format_trajectory_lines, make_trajectory_record
 from alphaapollo.trainer.step.collect import has_metric_variance

@@ -39,10 +39,10 @@ from alphaapollo.engines.vllm.settings import (
     read_flat_logprobs,
     register_triton_interpreter,
 )
+from alphaapollo.engines.weight_sync.transport import UpdateInfo, WeightReceipt
+from alphaapollo.engines.weight_sync.vllm_import import import_vllm
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import BASE_MODEL, Adapter, Completion, ImageInput, Sampling
-from alphaapollo.weight_sync.transport import UpdateInfo, WeightReceipt
-from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput, TokensInput
@@ -62,7 +62,7 @@ class VllmEngine(Engine):
 
     keeps_adapters = reads_quantized = True
     without_mixed_windows = settings.WITHOUT_MIXED_WINDOWS
-    weight_sender = "alphaapollo.weight_sync.vllm_transfer:VllmTransferSender"
+    weight_sender = "alphaapollo.engines.weight_sync.vllm_transfer:VllmTransferSender"
     argument_files, reserved_arguments = settings.ARGUMENT_FILES, settings.RESERVED_ARGUMENTS
 
     def __init__(self, spec: EngineSpec):
@@ -334,7 +334,7 @@ class VllmEngine(Engine):
         await self.load_bucket({"folder": folder})
 
     async def apply_weights(self, version: int) -> WeightReceipt:
-        from alphaapollo.weight_sync.digest import format_digest  # imports torch, so not at the top
+        from alphaapollo.engines.weight_sync.digest import format_digest  # imports torch, so not at the top
 
         if self.serves_adapter:  # caches are separate for each version
             self.version = version
@@ -349,7 +349,7 @@ class VllmEngine(Engine):
         return WeightReceipt(version, format_digest(sum(parts)))
 
     async def load_adapter(self, adapter: Adapter) -> str:
-        from alphaapollo.weight_sync.digest import format_digest
+        from alphaapollo.engines.weight_sync.digest import format_digest
 
         self._loads = dict([*self._loads.items()][-1024:]) | {adapter.version: next(self._load_numbers)}
         (digest,) = await self._call_workers("alphaapollo_load_adapter", adapter.folder, adapter.version)

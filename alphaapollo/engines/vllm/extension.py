@@ -18,8 +18,8 @@ from alphaapollo.engines.vllm.excluded_tokens import exclude_from_logits
 from alphaapollo.engines.vllm.images import clear_deepstack_features
 from alphaapollo.engines.vllm.patches import PACKED_DIGEST, patch_vllm
 from alphaapollo.engines.vllm.settings import SHARED_MEMORY, make_lora_request
+from alphaapollo.engines.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers
 from alphaapollo.types import Adapter
-from alphaapollo.weight_sync.vllm_digest import compute_adapter_digest, compute_model_digest, find_tied_layers
 
 
 class WorkerExtension:
@@ -78,7 +78,7 @@ def _set_up_worker_process() -> None:
     set_up_engine_process()
     patch_vllm()
     WeightTransferEngineFactory.register_engine(
-        SHARED_MEMORY, "alphaapollo.weight_sync.vllm_shared_memory", "SharedMemoryWeightTransferEngine"
+        SHARED_MEMORY, "alphaapollo.engines.weight_sync.vllm_shared_memory", "SharedMemoryWeightTransferEngine"
     )
 
 

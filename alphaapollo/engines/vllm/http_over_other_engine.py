@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from alphaapollo.engines.process import log_library_to_file
 from alphaapollo.engines.types import EngineSpec, HttpAnswer, HttpApiSettings, HttpSampling
 from alphaapollo.engines.vllm.settings import MAX_LOGPROBS, build_vllm_environment
+from alphaapollo.engines.weight_sync.vllm_import import import_vllm
 from alphaapollo.types import ImageInput, Sampling, StopReason
 from alphaapollo.utils.text import cut_at_stop
-from alphaapollo.weight_sync.vllm_import import import_vllm
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from alphaapollo.engines.vllm.settings import is_triton_interpreted
-from alphaapollo.weight_sync.digest import compute_joint_digest, select_rank_parts
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest, select_rank_parts
 
 PACKED_DIGEST = "alphaapollo_packed_digest"
 

@@ -40,7 +40,7 @@ from alphaapollo.types import IMAGE_MARK, EpisodeEnd, GroupRequest, Message, Pro
 from alphaapollo.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from alphaapollo.session.inference import ChatPreparation
+    from alphaapollo.launch.inference import ChatPreparation
 
 USAGE = "Each line is a message; /quit or Ctrl-D exits, Ctrl-C stops an answer."
 AnswerFunction = Callable[[list[Message]], str | None]
@@ -87,7 +87,7 @@ def chat_with_run(config: GenerationConfig, greeting: str) -> None:
 
     The event loop does not run between messages, so that input() works normally.
     """
-    from alphaapollo.session.inference import ChatPreparation, choose_context_length  # imports torch
+    from alphaapollo.launch.inference import ChatPreparation, choose_context_length  # imports torch
 
     longest = max(choose_context_length(config) - config.data.max_response_length, config.data.max_prompt_length)
     console = Console()

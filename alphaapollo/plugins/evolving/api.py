@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from alphaapollo.api import Settings, run_command
+from alphaapollo.api import run_command
+from alphaapollo.config.keys import Settings
 from alphaapollo.plugins.evolving.roles import Role
 from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from alphaapollo.results import RunResult

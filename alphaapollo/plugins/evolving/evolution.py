@@ -26,7 +26,7 @@ from alphaapollo.engines.types import EngineError
 from alphaapollo.environments.base import Environment, ScoreFn
 from alphaapollo.environments.informal_math import get_problem
 from alphaapollo.environments.memory import MemoryType, Step, select_steps
-from alphaapollo.metrics.majority_vote import extract_answer
+from alphaapollo.observability.majority_vote import extract_answer
 from alphaapollo.plugins.evolving.calls import EvolutionStopped, RoleCaller, Transcript
 from alphaapollo.plugins.evolving.model_clients import EngineClient, ModelCallError
 from alphaapollo.plugins.evolving.pool import (

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from alphaapollo.metrics.majority_vote import majority_accuracy
-from alphaapollo.metrics.samples import Estimate, estimate_means
+from alphaapollo.observability.majority_vote import majority_accuracy
+from alphaapollo.observability.sample_metrics import Estimate, estimate_means
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.plugins.evolving.pool import Candidate, Judgement, Pool, Usage, clean_texts
 from alphaapollo.types import JsonObject, Prompt

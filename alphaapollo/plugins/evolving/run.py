@@ -24,6 +24,7 @@ from alphaapollo.data.images import collect_images
 from alphaapollo.data.prompts import apply_length_limit, load_prompts
 from alphaapollo.environments.base import Services, get_environment_spec
 from alphaapollo.environments.environment_tools import open_toolbox
+from alphaapollo.launch.prepare import Preparation
 from alphaapollo.models.load import list_template_notices
 from alphaapollo.observability.console import Console
 from alphaapollo.planning.template import fix_template_date
@@ -48,7 +49,6 @@ from alphaapollo.runs.metrics_file import JsonlTracker
 from alphaapollo.runs.resume import find_inference_start
 from alphaapollo.runs.rollout_log import compute_prompt_digest
 from alphaapollo.runs.run_plan import RunPlan
-from alphaapollo.session.prepare import Preparation
 from alphaapollo.session.start import begin_run_folder
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.heartbeat import HEARTBEAT

@@ -7,7 +7,6 @@ known is between \\5 and \\6. While a word is expanded, \\0 separates words, and
 from __future__ import annotations
 
 import ast
-import operator
 import os
 import re
 import shlex
@@ -34,19 +33,18 @@ BLOCKS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select":
 KEYWORDS = ("then", "do", "else", "elif", "!", "time", "function")
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 SETTING = {  # commands that set variables: pattern of the names
-    "((": r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)",
-    "let": r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)",
+    **dict.fromkeys(("((", "let"), r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)"),
     "printf": r" -v (\w+)",
     **dict.fromkeys(("for", "select"), r"(?:for |select |\(\()(\w+)"),
     **dict.fromkeys(("read", "mapfile", "readarray", "unset", "getopts"), r" ([A-Za-z_]\w*)"),
 }
 MACHINE = ("HOME", "PWD", "PATH", "HOSTNAME", "RANDOM", "SECONDS")
-OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Mod: operator.mod,
-    ast.Div: operator.floordiv,
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "Add": int.__add__,
+    "Sub": int.__sub__,
+    "Mult": int.__mul__,
+    "Div": lambda a, b: int(a / b),
+    "Mod": lambda a, b: a - b * int(a / b),  # towards 0, as in C
 }
 SCRIPT_FOLDER = re.compile(
     r"(?:\b(?:cd|dirname|realpath|readlink -f|pwd|BASH_SOURCE\[0\])|\$0|--|&&|/\.\.|[\s\"${}()])+"
@@ -77,7 +75,7 @@ def list_script_commands(source: str, path: str, variables: dict[str, str]) -> l
         raise ValueError(f"{path} is larger than {MAX_SCRIPT >> 10} KiB. Port only the training script.")
     reader = _ScriptReader(path, variables)
     try:
-        reader.read(remove_shell_marks(source).replace("\r\n", "\n") + "\n")
+        reader.read(remove_shell_marks(source).replace("\r\n", "\n") + "\n\n")
     except ValueError as error:
         raise ValueError(f"{path}: line {reader.line}: {error}. Correct the script.") from None
     return reader.commands
@@ -114,7 +112,7 @@ def _find_token(text: str, place: int) -> tuple[str, re.Match[str] | None, int]:
             break
     else:
         kind, match = "word", None
-    while text[place] not in " \t\n;&|()<>" or text.startswith(("<(", ">(", "(("), place):
+    while text[place : place + 1] not in " \t\n;&|()<>" or text.startswith(("<(", ">(", "(("), place):
         place = _find_end(text, place)
     return kind, match, place
 
@@ -135,8 +133,8 @@ def _compute(node: ast.AST) -> int:
     match node:
         case ast.Constant(value=int(number)):
             return number
-        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in OPERATIONS:
-            return OPERATIONS[type(operation)](_compute(left), _compute(right))
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation).__name__ in OPERATIONS:
+            return OPERATIONS[type(operation).__name__](_compute(left), _compute(right))
     raise ValueError("other arithmetic")
 
 
@@ -348,5 +346,5 @@ class _ScriptReader:
         )
         try:
             return str(_compute(ast.parse(text.strip(), mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError):
+        except (SyntaxError, ValueError, ArithmeticError):
             return _mark(f"$(({text}))")

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from alphaapollo.data.images import EXCLUDED_LOGIT
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_digest, select_rank_parts
+from alphaapollo.engines.weight_sync.shared_memory import read_safetensors
+from alphaapollo.models.store import make_store
 from alphaapollo.plugins.sglang.transfer import open_handle, split_bucket
-from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest, select_rank_parts
-from alphaapollo.weight_sync.shared_memory import read_safetensors
-from alphaapollo.weight_sync.store import make_store
 
 DIGEST = "alphaapollo_digest"  # action of SGLang's check_weights
 _adapter_digests: list[int] = []  # of the loaded LoRA adapters, in order

@@ -29,6 +29,7 @@ from alphaapollo.engines.process import make_start_error, set_up_engine_process
 from alphaapollo.engines.protocol import Engine, MemoryPart
 from alphaapollo.engines.remote import receive_spec, serve
 from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer, HttpSampling
+from alphaapollo.engines.weight_sync.transport import UpdateInfo, WeightReceipt
 from alphaapollo.plugins.sglang import cpu_kernels
 from alphaapollo.plugins.sglang.settings import (
     BUCKET_LOADER,
@@ -45,7 +46,6 @@ from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.processes.watchdog import remove_paths
 from alphaapollo.types import Adapter, Completion, ImageInput, Sampling
 from alphaapollo.utils.imports import pause_gc
-from alphaapollo.weight_sync.transport import UpdateInfo, WeightReceipt
 
 OPERATORS: list[object] = []  # libraries of torch operators, which exist as long as they are referenced
 
@@ -216,8 +216,8 @@ class SglangEngine(Engine):
             await self._manager.continue_generation(self._io.ContinueGenerationReqInput())
 
     async def apply_weights(self, version: int) -> WeightReceipt:
+        from alphaapollo.engines.weight_sync.digest import format_digest
         from alphaapollo.plugins.sglang.patches import DIGEST
-        from alphaapollo.weight_sync.digest import format_digest
 
         success, message, ranks, _ = await self._manager.check_weights(self._io.CheckWeightsReqInput(action=DIGEST))
         self._check((success, message))

@@ -13,10 +13,10 @@ import torch
 import torch.distributed
 from torch.multiprocessing.reductions import reduce_tensor
 
+from alphaapollo.engines.weight_sync.shared_memory import Bucket
+from alphaapollo.engines.weight_sync.transfer import TRANSFER_SECONDS, TransferSender
+from alphaapollo.models.store import make_store
 from alphaapollo.processes.network import reserve_port
-from alphaapollo.weight_sync.shared_memory import Bucket
-from alphaapollo.weight_sync.store import make_store
-from alphaapollo.weight_sync.transfer import TRANSFER_SECONDS, TransferSender
 
 GROUP = "alphaapollo_weights"
 DEVICE_ARGUMENT = 6  # index of the device among the arguments of torch's rebuild_cuda_tensor

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array, issparse
 
-from alphaapollo.metrics.samples import SampleResult
+from alphaapollo.observability.sample_metrics import SampleResult
 from alphaapollo.types import EpisodeEnd
 
 MAX_SOURCES = 20  # data sources that are compared separately

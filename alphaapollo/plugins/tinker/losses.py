@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from alphaapollo.own_loop.rows import make_row
 from alphaapollo.plugins.tinker.wire import Datum, RequestError
-from alphaapollo.session.rows import make_row
 from alphaapollo.types import Row
 from alphaapollo.workers.loss_functions import LossFunction
 

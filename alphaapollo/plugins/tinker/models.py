@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from alphaapollo.own_loop.rows import GradientResult
 from alphaapollo.own_loop.trainer import AsyncVerbs
 from alphaapollo.plugins.tinker.budget import Budget
 from alphaapollo.plugins.tinker.calls import Call, CallQueue, Futures
@@ -24,7 +25,6 @@ from alphaapollo.plugins.tinker.losses import evaluate_loss, make_loss, make_row
 from alphaapollo.plugins.tinker.store import SNAPSHOTS, Checkpoint, CheckpointStore, ModelRecord, get_partial
 from alphaapollo.plugins.tinker.wire import MAX_TARGETS, RequestError, read_forward_backward, write_forward_backward
 from alphaapollo.runs.metrics_file import JsonlTracker
-from alphaapollo.session.rows import GradientResult
 from alphaapollo.types import Row
 
 ALPHA = 32.0  # LoRA alpha of all models; the client sends none

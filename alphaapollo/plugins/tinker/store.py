@@ -1,7 +1,7 @@
 """Folders of models and their checkpoints on disk. They outlive the server.
 
 <root>/<model id>/   model.json  metrics.jsonl      a run for the viewer
-    weights/NAME/           adapter with optimizer, of save_state (session/adapters.py)
+    weights/NAME/           adapter with optimizer, of save_state (own_loop/adapters.py)
     sampler_weights/NAME/   adapter in peft's format, of save_weights_for_sampler
     snapshots/N/            the same, of a sampling client; the last ones only
 """

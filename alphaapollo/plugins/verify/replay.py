@@ -21,6 +21,8 @@ from alphaapollo.config.schema import Config
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import detect_machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
+from alphaapollo.launch.plan import Plan, resolve_plan
+from alphaapollo.launch.specs import make_worker_specs
 from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.load import load_config as load_model_config
 from alphaapollo.observability.console import Console
@@ -28,9 +30,7 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
 from alphaapollo.planning.model_requirements import choose_kernels
 from alphaapollo.runs.resume import read_saved_config
-from alphaapollo.session.plan import Plan, resolve_plan
 from alphaapollo.session.progress import Progress
-from alphaapollo.session.specs import make_worker_specs
 from alphaapollo.trainer.replay.record import collect_outcome, describe_machine
 from alphaapollo.trainer.replay.recording import Outcome, RecordedInputs, Value, read_recording
 from alphaapollo.trainer.run_state import LearnerState

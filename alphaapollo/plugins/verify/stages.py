@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from alphaapollo.algorithms.surprise import NUM_SUMS, compute_z, sum_surprises
-from alphaapollo.metrics.sampling import MAX_TOKENS, compare_samples, draw_rows, list_free_rows
+from alphaapollo.observability.sampling_metrics import MAX_TOKENS, compare_samples, draw_rows, list_free_rows
 from alphaapollo.plugins.verify.reference import advantages, losses, models, optimizers
 from alphaapollo.plugins.verify.reference.samples import NotCovered, Sample
 from alphaapollo.plugins.verify.steps import OptimizerChain, compare_tensors, move_average, set_weights, take_gradients

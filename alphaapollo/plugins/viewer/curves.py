@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student_t
 
-from alphaapollo.metrics.samples import CORRECT_ACCURACY, Estimate, estimate_means
+from alphaapollo.observability.sample_metrics import CORRECT_ACCURACY, Estimate, estimate_means
 from alphaapollo.plugins.viewer.index import KIND_NAMES
 from alphaapollo.runs.checkpoint_folder import is_lower_better
 from alphaapollo.utils.json_types import JsonObject

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from alphaapollo.metrics.estimates import pass_at_k
-from alphaapollo.metrics.samples import estimate_means
+from alphaapollo.observability.estimates import pass_at_k
+from alphaapollo.observability.sample_metrics import estimate_means
 from alphaapollo.plugins.viewer import run_folders
 from alphaapollo.plugins.viewer.curves import list_steps, tabulate
 from alphaapollo.plugins.viewer.index import KIND_NAMES

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from alphaapollo.cli.subcommand import report_refusals
-from alphaapollo.metrics.samples import SampleResult, read_sample_result
+from alphaapollo.observability.sample_metrics import SampleResult, read_sample_result
 from alphaapollo.observability.terminal import Terminal, get_last_message, shorten_text
 from alphaapollo.runs.checkpoint_folder import check_format
 from alphaapollo.utils.disk import open_regular, parse_json

@@ -27,9 +27,9 @@ from markupsafe import Markup
 from scipy.stats import ttest_ind
 
 from alphaapollo.config.changes import identify_command
-from alphaapollo.metrics.samples import Estimate, Summary
 from alphaapollo.observability.curve import plot_curves_as_figure
 from alphaapollo.observability.metric_texts import format_duration, format_time_summary
+from alphaapollo.observability.sample_metrics import Estimate, Summary
 from alphaapollo.observability.terminal import get_last_message, shorten_text
 from alphaapollo.plugins.viewer import run_folders
 from alphaapollo.plugins.viewer.curves import (

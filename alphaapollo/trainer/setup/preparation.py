@@ -10,6 +10,9 @@ from alphaapollo.config.keys import format_value, get_value, list_keys
 from alphaapollo.config.schema import Config
 from alphaapollo.data.mixture import describe_mixture
 from alphaapollo.data.stream import choose_rows
+from alphaapollo.engines.weight_sync.verification import Probe
+from alphaapollo.launch.inputs import check_rewards, read_prompts
+from alphaapollo.launch.policy import PolicyPreparation
 from alphaapollo.planning.plan_table import (
     describe_checkpoint_schedule,
     describe_memory_peak,
@@ -19,8 +22,6 @@ from alphaapollo.planning.plan_table import (
 from alphaapollo.planning.trials import describe_sources, try_environment
 from alphaapollo.rollout.suites import Suite, make_suites
 from alphaapollo.runs.run_plan import RunPlan
-from alphaapollo.session.inputs import check_rewards, read_prompts
-from alphaapollo.session.policy import PolicyPreparation
 from alphaapollo.session.progress import (
     CurriculumState,
     Progress,
@@ -40,7 +41,6 @@ from alphaapollo.trainer.step.reward_model_tokenizer import (
 )
 from alphaapollo.trainer.step.shaped_rewards import check_prompts_have_length_budgets
 from alphaapollo.types import Prompt
-from alphaapollo.weight_sync.verification import Probe
 
 
 class RlPreparation(PolicyPreparation):

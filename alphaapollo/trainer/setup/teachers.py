@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from alphaapollo.config.schema import Config, TeacherModel
 from alphaapollo.data.rendering import Renderer
+from alphaapollo.launch.policy import OTHER_TOKENIZER
 from alphaapollo.rollout.self_teacher import check_demonstrations
-from alphaapollo.session.policy import OTHER_TOKENIZER
 from alphaapollo.session.teachers import TeacherClient
 from alphaapollo.types import Prompt
 

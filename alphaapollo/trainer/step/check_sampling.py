@@ -8,7 +8,7 @@ import numpy as np
 
 from alphaapollo.algorithms.surprise import NUM_SUMS, compute_z, sum_surprises
 from alphaapollo.batching.packing import build_batch_layout
-from alphaapollo.metrics.sampling import compare_samples, draw_rows, list_free_rows
+from alphaapollo.observability.sampling_metrics import compare_samples, draw_rows, list_free_rows
 from alphaapollo.trainer.run_state import TrainingRun
 from alphaapollo.types import TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed

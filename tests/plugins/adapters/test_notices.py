@@ -6,7 +6,7 @@ import pytest
 
 from alphaapollo.config.schema import Env, GenerationConfig
 from alphaapollo.environments.base import get_environment_spec
-from alphaapollo.session.inputs import collect_environment_notices
+from alphaapollo.launch.inputs import collect_environment_notices
 from tests.unit.trainer.setup.test_combinations import prepare
 
 

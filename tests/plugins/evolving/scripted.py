@@ -16,7 +16,7 @@ from alphaapollo.plugins.evolving import run as evolving_run
 from alphaapollo.plugins.evolving.pool import Pool
 from alphaapollo.plugins.evolving.settings import EvolvingConfig
 from tests.builders import write_rows
-from tests.unit.evaluation.small_run import SmallRun
+from tests.unit.trainer.evaluation.small_run import SmallRun
 
 Script = Callable[[list[dict[str, str]], dict[str, Any]], Any]
 """(messages, request) -> reply text, HTTP status, or response body."""

@@ -9,7 +9,7 @@ import pytest
 
 from alphaapollo.plugins.evolving import run as evolving_run
 from tests.plugins.evolving.scripted import Command, Server, role_of
-from tests.unit.evaluation.small_run import save_chat_model
+from tests.unit.trainer.evaluation.small_run import save_chat_model
 
 
 @pytest.fixture(scope="module")

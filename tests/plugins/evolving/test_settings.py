@@ -20,7 +20,7 @@ from alphaapollo.runs.input_digests import compute_input_digests
 from alphaapollo.runs.newest_model import resolve_model_paths
 from tests.unit.config.overrides import from_overrides
 from tests.unit.config.test_changes import keys_with
-from tests.unit.session.test_prepare import test_each_step_is_done_or_left_out_with_a_reason as check_steps
+from tests.unit.launch.test_prepare import test_each_step_is_done_or_left_out_with_a_reason as check_steps
 
 REQUIRED = "data.path=train.jsonl models.policy.path=some/model"
 ERRORS = {  # words that are an error, and what the error contains: the keys, their values, and values that work

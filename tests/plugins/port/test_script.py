@@ -75,6 +75,7 @@ def test_words_are_those_of_bash():
         ("f() { run $1 $X; }\nX=5\nf a", "?$1 is an argument of a function? 5"),
         ("function f {\n X=5\n}\nrun $X", "?X is set inside `{` (line 1)?"),
         ("set -euo pipefail\nrun a; exit\nrun b", "a"),
+        ("run $(((1 - 8) / 2)) $(((1 - 8) % 2)) $((1 / 0)) a\\\n", "-3 -1 <$((1 / 0))> a"),
     ],
 )
 def test_values_that_are_not_known(source: str, found: str):

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, Data, EngineKwargs, Model, Rollout
+from alphaapollo.launch.inputs import find_local_paths
 from alphaapollo.planning.model_requirements import ModelUse, find_unsupported_features
 from alphaapollo.plugins.sglang.settings import ARGUMENT_FILES
-from alphaapollo.session.inputs import find_local_paths
 from tests.unit.config.overrides import from_overrides
 
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -16,12 +16,12 @@ import torch
 from alphaapollo.config.schema import EngineKwargs
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.engines.types import EngineSpec, HttpSampling
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.plugins.sglang import patches, settings
 from alphaapollo.plugins.sglang.cpu_kernels import hash_murmur3
 from alphaapollo.plugins.sglang.engine import RemoteSglangEngine
 from alphaapollo.plugins.sglang.transfer import describe_bucket, flatten_bucket
 from alphaapollo.types import Sampling, StopReason
-from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 from tests.plugins.sglang.environment import needs_sglang
 from tests.unit.engines.specs import check_items, make_spec
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from alphaapollo.engines.weight_sync import shared_memory, transfer
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.plugins.sglang import transfer as sglang_transfer
 from alphaapollo.plugins.sglang.transfer import SglangTransferSender
-from alphaapollo.weight_sync import shared_memory, transfer
-from alphaapollo.weight_sync.digest import compute_joint_digest, format_digest
 
 
 def test_a_sender_over_cuda_ipc(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import pytest
 from alphaapollo.config.schema import Config
 from alphaapollo.data.files import HELD_OUT, read_rows, read_rows_leniently, resolve_entry
 from alphaapollo.data.prompts import load_prompts
+from alphaapollo.launch.inputs import read_prompts
 from alphaapollo.plugins.tasks.folders import find_tasks, read_task
 from alphaapollo.rewards.registry import get_grader
 from alphaapollo.runs.input_digests import compute_input_digests
-from alphaapollo.session.inputs import read_prompts
 from tests.builders import write_rows
 
 TOML = """

@@ -12,11 +12,11 @@ from typing import Any, cast
 import httpx
 import numpy as np
 
+from alphaapollo.own_loop.rows import GradientResult
 from alphaapollo.plugins.tinker.app import build_app
 from alphaapollo.plugins.tinker.server import ServedModel, Server
 from alphaapollo.plugins.tinker.store import CheckpointStore
 from alphaapollo.plugins.tinker.wire import PROTO
-from alphaapollo.session.rows import GradientResult
 
 SECONDS = 60  # deadline
 KEYS = ("tml-one", "tml-two")

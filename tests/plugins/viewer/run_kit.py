@@ -12,9 +12,7 @@ import numpy as np
 import yaml
 
 from alphaapollo.data.findings import DataFinding
-from alphaapollo.evaluation.generation import FinishedResults, open_results_writer
-from alphaapollo.evaluation.report import write_report
-from alphaapollo.metrics.samples import convert_to_sample_result
+from alphaapollo.observability.sample_metrics import convert_to_sample_result
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.plugins.evolving.pool import Candidate, Grade, Judgement, Pool, Position, Verdict
 from alphaapollo.plugins.evolving.report import compute_round_metrics, write_results
@@ -25,6 +23,8 @@ from alphaapollo.runs.rollout_log import RolloutLog, TrainedRow
 from alphaapollo.runs.run_plan import PlannedMemory, RunPlan, write_run_plan
 from alphaapollo.runs.training_examples import LoggedExample, make_example_row, write_examples
 from alphaapollo.runs.update_checks import Check, write_checks
+from alphaapollo.trainer.evaluation.generation import FinishedResults, open_results_writer
+from alphaapollo.trainer.evaluation.report import write_report
 from alphaapollo.types import Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
 from tests import builders
 from tests.builders import make_completion, make_turn

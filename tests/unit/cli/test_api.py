@@ -9,8 +9,8 @@ import pytest
 
 import alphaapollo
 from alphaapollo import api
-from alphaapollo.api import format_settings
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.config.keys import format_settings
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, GenerationConfig
 from alphaapollo.results import Evaluation, TrainedRun

@@ -14,10 +14,10 @@ import pytest
 from alphaapollo.cli import serve
 from alphaapollo.cli.main import main
 from alphaapollo.config.schema import GenerationConfig
+from alphaapollo.launch.inference import DEFAULT_CONTEXT, ServePreparation
 from alphaapollo.observability.console import Console
 from alphaapollo.processes.network import find_free_port
 from alphaapollo.runs import newest_model
-from alphaapollo.session.inference import DEFAULT_CONTEXT, ServePreparation
 from tests.unit.tiny import save_model
 
 

@@ -9,15 +9,15 @@ import pytest
 from alphaapollo.controller.engine_group import EngineGroup
 from alphaapollo.controller.handles import CriticGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
-from alphaapollo.session.publish import WeightPublisher
-from alphaapollo.types import Completion, GroupRequest, Prompt, Sampling, StopReason, TrajectoryGroup
-from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.verification import (
+from alphaapollo.engines.weight_sync.transport import WeightReceipt, WeightUpdate
+from alphaapollo.engines.weight_sync.verification import (
     PROBE_TOLERANCE_BFLOAT16,
     PROBE_TOLERANCE_FLOAT32,
     Probe,
     WeightSyncError,
 )
+from alphaapollo.session.publish import WeightPublisher
+from alphaapollo.types import Completion, GroupRequest, Prompt, Sampling, StopReason, TrajectoryGroup
 
 
 @dataclass

@@ -10,9 +10,9 @@ from alphaapollo.engines.process import set_up_engine_process
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.remote import receive_spec, serve
 from alphaapollo.engines.types import EngineDied, EngineError
+from alphaapollo.engines.weight_sync.transport import WeightReceipt
 from alphaapollo.processes.host import reserve_stdin_and_stdout
 from alphaapollo.types import Completion, ImageInput, Sampling, StopReason
-from alphaapollo.weight_sync.transport import WeightReceipt
 
 FAILURES = {1: ValueError("wrong"), 2: EngineError("broken"), 3: EngineDied("dead"), 4: KeyError("unexpected")}
 

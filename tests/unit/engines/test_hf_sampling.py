@@ -9,9 +9,9 @@ import torch
 
 from alphaapollo.algorithms.sampling import sample_token
 from alphaapollo.engines.hf import HFEngine
+from alphaapollo.engines.weight_sync.shared_memory import SharedMemorySender
+from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.types import Completion, Sampling
-from alphaapollo.weight_sync.shared_memory import SharedMemorySender
-from alphaapollo.weight_sync.transport import WeightUpdate
 from tests.unit.engines.specs import make_spec
 from tests.unit.tiny import build_model, save_model
 

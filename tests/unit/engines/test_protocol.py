@@ -11,8 +11,8 @@ import pytest
 
 from alphaapollo.engines.protocol import Engine, MemoryPart
 from alphaapollo.engines.types import EngineError
+from alphaapollo.engines.weight_sync.transport import TransferMethod, WeightReceipt
 from alphaapollo.types import Adapter
-from alphaapollo.weight_sync.transport import TransferMethod, WeightReceipt
 from tests.unit.engines.specs import make_spec
 
 

@@ -19,8 +19,8 @@ from alphaapollo.data.prompts import load_prompts
 from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Services
 from alphaapollo.environments.environment_tools import make_toolbox
+from alphaapollo.launch import prepare
 from alphaapollo.rewards.registry import load_grader
-from alphaapollo.session import prepare
 from alphaapollo.trainer.main_generation import main as generate
 from alphaapollo.trainer.main_ppo import main as train
 from alphaapollo.types import Prompt, Score

@@ -12,8 +12,8 @@ from alphaapollo.controller.placement import detect_machine
 from alphaapollo.engines.vllm.settings import build_cpu_environment
 from alphaapollo.launch import early_imports
 from alphaapollo.launch.early_imports import predict_engine_environment
+from alphaapollo.launch.plan import resolve_plan
 from alphaapollo.planning.threads import choose_cpu_threads
-from alphaapollo.session.plan import resolve_plan
 
 
 @pytest.fixture(autouse=True)

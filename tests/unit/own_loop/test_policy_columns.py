@@ -11,10 +11,10 @@ import pytest
 
 from alphaapollo.algorithms.policy_losses import get_policy_loss
 from alphaapollo.config.schema import Config
+from alphaapollo.own_loop.policy_columns import check_loss, compute_row_weights, make_columns
+from alphaapollo.own_loop.rows import RowReader, distribute, make_row
 from alphaapollo.own_loop.setup import check_settings
 from alphaapollo.planning.memory_fit import replace_values
-from alphaapollo.session.policy_columns import check_loss, compute_row_weights, make_columns
-from alphaapollo.session.rows import RowReader, distribute, make_row
 from alphaapollo.types import LONGER_PROMPT, Row
 from tests.unit.tiny import plan_ranks
 

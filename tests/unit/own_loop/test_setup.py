@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alphaapollo.batching.sampled_rows import check_engine_log_probs, check_first_ratio
 from alphaapollo.config.errors import ConfigError
+from alphaapollo.engines.weight_sync.verification import WeightSyncError
 from alphaapollo.observability.console import Console
+from alphaapollo.own_loop.rows import RowReader, make_row
+from alphaapollo.own_loop.sampled_rows import check_engine_log_probs, check_first_ratio
 from alphaapollo.own_loop.setup import expand_key, load_loop_config, prepare_loop
-from alphaapollo.session.rows import RowReader, make_row
 from alphaapollo.types import Row
-from alphaapollo.weight_sync.verification import WeightSyncError
 
 SAMPLED = Row([1, 2, 3, 4], [0, 0, 1, 1], [0.0, 0.0, -2.0, -3.0], [3], temperature=0.9)
 

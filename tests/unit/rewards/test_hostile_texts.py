@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from alphaapollo.metrics.majority_vote import extract_answer
+from alphaapollo.observability.majority_vote import extract_answer
 from alphaapollo.rewards.answers import find_answer_tag
 from alphaapollo.rewards.components import COMPONENTS, load_components
 from alphaapollo.rewards.judges import JUDGES, read_criteria, read_score, read_winner

@@ -21,7 +21,7 @@ import pytest
 from alphaapollo.config.schema import Env, Judge, Reward
 from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation, StepResult, register_environment
-from alphaapollo.metrics.rollouts import compute_rollout_metrics
+from alphaapollo.observability.rollout_metrics import compute_rollout_metrics
 from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.tools.base import tools
 from alphaapollo.tools.function_tool import tool

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.data.prompts import load_prompts
-from alphaapollo.evaluation.generation import FinishedResults, open_results_writer, read_finished_results
-from alphaapollo.metrics.samples import convert_to_sample_result, merge_repeated_prompts
+from alphaapollo.observability.sample_metrics import convert_to_sample_result, merge_repeated_prompts
 from alphaapollo.observability.terminal import get_last_message
 from alphaapollo.runs.rollout_log import (
     RolloutLog,
@@ -21,6 +20,7 @@ from alphaapollo.runs.rollout_log import (
     name_image,
     save_image,
 )
+from alphaapollo.trainer.evaluation.generation import FinishedResults, open_results_writer, read_finished_results
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_completion, make_trajectory, make_turn, write_rows
 from tests.unit.rollout.test_images import SMALL, WIDE

@@ -16,11 +16,11 @@ from alphaapollo.controller.handles import PolicyGroup
 from alphaapollo.controller.ranks import LocalRanks
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.engines.types import EngineDied
+from alphaapollo.engines.weight_sync.transport import WeightReceipt, WeightUpdate
+from alphaapollo.engines.weight_sync.verification import Probe
 from alphaapollo.rollout.worker import RolloutWorker
 from alphaapollo.session.publish import MAX_REPLACEMENTS, WeightPublisher
 from alphaapollo.types import Adapter, Completion, GroupRequest, ImageInput, Prompt, Sampling
-from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.verification import Probe
 from tests.unit.controller.test_handles import TwoRanks
 from tests.unit.rollout.worker_kit import make_worker, write_model
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from alphaapollo.engines.weight_sync.verification import Probe
 from alphaapollo.session.publish import make_probe
 from alphaapollo.types import ImageInput
-from alphaapollo.weight_sync.verification import Probe
 
 PAD = 9
 

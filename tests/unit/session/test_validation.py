@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from alphaapollo.config.schema import ValSampling
-from alphaapollo.metrics.samples import SampleResult, summarize
 from alphaapollo.observability.console import Console
+from alphaapollo.observability.sample_metrics import SampleResult, summarize
 from alphaapollo.session.validation import compute_group_metrics, compute_val_metrics, validate
 from alphaapollo.types import GroupRequest, Outcome, Prompt, Score, Trajectory, TrajectoryGroup
 from tests.builders import make_trajectory, make_turn

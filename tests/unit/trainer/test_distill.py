@@ -15,12 +15,12 @@ from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, Teacher
 from alphaapollo.controller.placement import Machine
 from alphaapollo.controller.worker_groups import LocalWorkerGroups
+from alphaapollo.launch.plan import resolve_plan
+from alphaapollo.launch.specs import make_worker_specs
 from alphaapollo.observability.console import Console
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.timing import Timer
-from alphaapollo.session.plan import resolve_plan
 from alphaapollo.session.progress import Progress
-from alphaapollo.session.specs import make_worker_specs
 from alphaapollo.trainer.run_state import LearnerState
 from alphaapollo.trainer.step.learn import learn
 from tests.unit.session.teacher_server import Answer, serve

@@ -17,6 +17,8 @@ from alphaapollo.config.schema import Config, Data
 from alphaapollo.controller.engine_group import EngineGroup
 from alphaapollo.controller.handles import CriticGroup, PolicyGroup, RewardModelGroup
 from alphaapollo.controller.ranks import LocalRanks
+from alphaapollo.engines.weight_sync.transport import WeightReceipt, WeightUpdate
+from alphaapollo.engines.weight_sync.verification import Probe
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
@@ -28,8 +30,6 @@ from alphaapollo.trainer.step.curriculum import PromptSampler
 from alphaapollo.trainer.step.learn import learn
 from alphaapollo.trainer.step.reward_model_scorer import RewardModelScorer
 from alphaapollo.types import Completion, Prompt, StopReason
-from alphaapollo.weight_sync.transport import WeightReceipt, WeightUpdate
-from alphaapollo.weight_sync.verification import Probe
 from tests.unit.trainer.fakes import make_plan, make_run_state
 from tests.unit.trainer.samples import group, trajectory
 

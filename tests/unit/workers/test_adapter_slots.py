@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from alphaapollo.batching.batch import BatchLayout, Columns
+from alphaapollo.engines.weight_sync.shared_memory import SharedAdapterSender
 from alphaapollo.models.lora import get_lora_layers
 from alphaapollo.models.sharding import full_tensor
 from alphaapollo.models.train_state import AdamSettings
-from alphaapollo.weight_sync.shared_memory import SharedAdapterSender
 from alphaapollo.workers.adapter_slots import OWN, AdapterForm
 from tests.unit.tiny import run_ranks
 from tests.unit.workers import training

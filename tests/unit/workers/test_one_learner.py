@@ -16,8 +16,8 @@ from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Actor, Config, RolloutCorrection, Teacher
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.models.sharding import local_tensor
-from alphaapollo.session.policy_columns import make_columns
-from alphaapollo.session.rows import RowReader, distribute, split_by_row
+from alphaapollo.own_loop.policy_columns import make_columns
+from alphaapollo.own_loop.rows import RowReader, distribute, split_by_row
 from alphaapollo.types import LONGER_PROMPT, Row
 from tests.unit.tiny import VOCABULARY, plan_ranks, some_rows
 from tests.unit.workers import training

@@ -16,8 +16,8 @@ from alphaapollo.batching.batch import Columns
 from alphaapollo.config.schema import Config
 from alphaapollo.models.float64_mode import Float64Mode
 from alphaapollo.models.lora import is_adapter_parameter
-from alphaapollo.session.policy_columns import make_columns
-from alphaapollo.session.rows import RowReader, distribute, make_row, split_by_row
+from alphaapollo.own_loop.policy_columns import make_columns
+from alphaapollo.own_loop.rows import RowReader, distribute, make_row, split_by_row
 from alphaapollo.types import Row
 from alphaapollo.workers.loss_functions import cross_entropy
 from tests.unit.tiny import VOCABULARY, plan_ranks, run_ranks

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from alphaapollo.engines.weight_sync.digest import compute_joint_digest
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.models.sharding import local_tensor
-from alphaapollo.weight_sync.digest import compute_joint_digest
 from tests.architectures.models import ARCHITECTURES, VOCABULARY
 from tests.unit.tiny import run_ranks, save_tokenizer
 from tests.unit.workers import training

@@ -18,7 +18,7 @@ from alphaapollo.batching.packing import filter_mini_batches
 from alphaapollo.batching.shared_prompts import SharedPrompts
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.session.plan import can_skip_rows_without_advantage
+from alphaapollo.launch.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.lifecycle import can_use_shared_prompts
 from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from tests.matrices import join, split

@@ -33,13 +33,13 @@ from alphaapollo.config.schema import (
 )
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.reward import TEACHER_SHARES
+from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.models import sharding
 from alphaapollo.models.lora import is_adapter_parameter
 from alphaapollo.models.moe_routing import ROUTED_EXPERTS
 from alphaapollo.models.sharding import full_tensor, local_tensor
 from alphaapollo.models.train_state import OptimizerStep
 from alphaapollo.types import LONGER_PROMPT, Row
-from alphaapollo.weight_sync.transport import WeightUpdate
 from alphaapollo.workers.builders import make_teacher_model_sections
 from alphaapollo.workers.critic import CriticWorker, RewardModelWorker
 from alphaapollo.workers.finetuning_worker import SftWorker

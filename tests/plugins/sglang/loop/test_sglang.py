@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from alphaapollo.engines.types import HttpSampling
+from alphaapollo.engines.weight_sync import shared_memory, transfer
+from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.plugins.sglang.transfer import SglangTransferSender
 from alphaapollo.types import Sampling
-from alphaapollo.weight_sync import shared_memory, transfer
-from alphaapollo.weight_sync.transport import WeightUpdate
 from tests.loop.engine_kit import Session, checkpoint, logprobs_of, make_model, mean_abs_difference, start_engine
 from tests.loop.stack import Case, StackRunner
 from tests.loop.test_agents import PROGRAM, TURNS, check_exact_tokens, write_agent

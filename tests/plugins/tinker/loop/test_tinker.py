@@ -25,7 +25,7 @@ from tests.loop.conftest import ROOT, Runner, Task, wait_until_nothing_is_left
 from tests.plugins.tinker.loop.tinker_kit import KEYS, TinkerServer, start_server
 
 tinker = pytest.importorskip("tinker")
-from tests.loop import tinker_calls as calls  # noqa: E402  needs the client
+from tests.plugins.tinker.loop import tinker_calls as calls  # noqa: E402  needs the client
 from tests.plugins.tinker.loop.tinker_calls import PROMPT, TARGETS, TEXTS, connect, get, make_datum, train  # noqa: E402
 
 types = tinker.types

@@ -7,7 +7,7 @@ import pytest
 
 from alphaapollo.engines import agent_sessions
 from alphaapollo.engines.agent_sessions import AgentSession, Answer, Request, SessionLimits
-from alphaapollo.metrics.samples import convert_to_sample_result, read_sample_result
+from alphaapollo.observability.sample_metrics import convert_to_sample_result, read_sample_result
 from alphaapollo.rollout.agents.runner import build_turns_and_rows, find_branches
 from alphaapollo.rollout.context import check_rows_match_turns
 from alphaapollo.runs.rollout_log import make_trajectory_record

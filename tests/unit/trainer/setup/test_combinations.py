@@ -13,7 +13,7 @@ from alphaapollo.config.build import build_config
 from alphaapollo.config.keys import format_value
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
-from alphaapollo.session.plan import can_skip_rows_without_advantage
+from alphaapollo.launch.plan import can_skip_rows_without_advantage
 from alphaapollo.trainer.setup.combinations import check_setting_combinations
 from alphaapollo.trainer.setup.preparation import RlPreparation
 from tests.unit.session.steps import prepare_plan

@@ -14,8 +14,8 @@ from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, Model, Teacher
 from alphaapollo.data.rendering import Renderer
 from alphaapollo.data.vocabulary import load_tokenizer
+from alphaapollo.launch.policy import check_teacher_vocabulary, list_model_uses
 from alphaapollo.planning.model_requirements import check_models
-from alphaapollo.session.policy import check_teacher_vocabulary, list_model_uses
 from alphaapollo.session.teachers import TeacherServerError
 from alphaapollo.trainer.setup.teachers import check_teachers
 from alphaapollo.types import Prompt

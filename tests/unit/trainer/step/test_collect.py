@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from alphaapollo.metrics.samples import convert_to_sample_result, read_sample_result
+from alphaapollo.observability.sample_metrics import convert_to_sample_result, read_sample_result
 from alphaapollo.runs.rollout_log import make_trajectory_record
 from alphaapollo.trainer.step.collect import get_metric_value, has_metric_variance
 from alphaapollo.types import EpisodeEnd, Outcome, Prompt, Score

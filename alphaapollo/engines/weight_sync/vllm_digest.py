@@ -1,0 +1,49 @@
+"""Digest of the weights and adapters that a vLLM worker computes with, for comparison with the trainer's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from alphaapollo.engines.weight_sync.digest import MODULUS, compute_joint_digest, select_rank_parts, sum_hashes
+
+
+def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -> int:
+    """Compute this tensor-parallel rank's part of the digest of the weights that a vLLM model computes with.
+
+    packed_digest_attribute: layer attribute with a future of the weight's digest, computed before vLLM packed the
+    weight. If a layer also keeps the unpacked weight (tied embeddings), the result changes if their digests differ.
+    """
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    tp_rank = get_tensor_model_parallel_rank()
+    packed = 0  # difference that packed copies make
+    live: dict[int, torch.Tensor] = {}  # summed hashes by parameter id; layers may share a parameter
+    for layer in model.modules():
+        for name, parameter in layer.named_parameters(recurse=False):
+            if id(parameter) not in live:
+                parts = select_rank_parts(layer, name, parameter, tp_rank)
+                live[id(parameter)] = sum_hashes(parts if parameter.numel() else ()).to(parameter.device)
+            if name == "weight" and hasattr(layer, packed_digest_attribute):
+                packed += getattr(layer, packed_digest_attribute).result() - int(live[id(parameter)])
+    return (packed + int(torch.stack([*live.values()]).sum())) % MODULUS
+
+
+def compute_adapter_digest(model: torch.nn.Module, slot: int) -> int:
+    """Compute the digest of the LoRA adapter in a slot of a vLLM model without tensor parallelism. Its padding is zero
+    and does not change the digest."""
+    total = 0
+    for layer in model.modules():
+        for name in ("lora_a_stacked", "lora_b_stacked"):
+            stacked = getattr(layer, name, ())
+            parts = (stacked,) if isinstance(stacked, torch.Tensor) else stacked
+            total += compute_joint_digest(part[slot] for part in parts)
+    return total % MODULUS
+
+
+def find_tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the layers that share their weight with another layer, e.g. the output head with the embedding."""
+    layers = [layer for layer in model.modules() if isinstance(layer._parameters.get("weight"), torch.Tensor)]
+    shares = Counter(id(layer.weight) for layer in layers)
+    return [layer for layer in layers if shares[id(layer.weight)] > 1]
