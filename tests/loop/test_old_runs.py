@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.runs.checkpoint_folder import FORMAT
+from alphaapollo.utils.plugins import is_available
 from tests.loop.stack import STACK
 from tests.old_runs.make import ARCHIVES, RUNS, unpack
 
@@ -38,7 +39,7 @@ def repeat_command(folder: Path, **changes: str) -> str:
 def test_runs_resume_and_a_recording_is_replayed(runs: Path) -> None:
     recording = runs / "rl/recorded/step_000002"
     is_read = not (recording / "groups.msgpack").is_file()  # since format 2, recordings and pools have other files
-    if is_read:
+    if is_read and is_available("commands", "replay"):
         run("alphaapollo.trainer.replay.__main__", recording)  # exit code 0: the results are equal
     for name in ("rl", "sft"):
         printed = repeat_command(runs / name, **{"trainer.total_training_steps": "3"})
@@ -48,6 +49,6 @@ def test_runs_resume_and_a_recording_is_replayed(runs: Path) -> None:
         for folder in (runs / name, runs / name / "checkpoints/step_000003"):
             assert json.loads((folder / "format.json").read_text())["format"] == FORMAT
     assert "finished 2 prompts" in " ".join(repeat_command(runs / "generation").split())
-    if is_read:
+    if is_read and is_available("commands", "evolve"):
         assert "2 candidates" in repeat_command(runs / "evolution")
     assert {path.name for path in runs.iterdir() if path.is_dir()} == {*RUNS}, "no run is moved aside"

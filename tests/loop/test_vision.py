@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ import pytest
 from examples.colours.make_task import make_data
 from examples.colours.model import make_model, make_processor
 from examples.colours.task import COLOURS
-from tests.loop.conftest import DEADLINE, ROOT, FinishedRun, Runner, Task
-from tests.loop.replays import check_verified
+from tests.loop.conftest import ROOT, FinishedRun, Runner, Task
+from tests.loop.replays import check_verified, equal_lines, recording, replay
 from tests.loop.test_main_dpo import tune
 from tests.loop.test_main_generation import GenerationRunner
 from tests.loop.test_main_sft import SftRunner
-from tests.loop.warm import Program
 from tests.unit.data.images import make_test_image
 from tests.vision.models import make
 
@@ -151,7 +149,7 @@ def write_two_turns(folder: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.core
-def test_two_turns_with_a_trained_tower_resume_bit_for_bit(ppo: Runner, tmp_path: Path) -> None:
+def test_two_turns_with_a_trained_tower_resume_bit_for_bit(ppo: Runner) -> None:
     """The last iteration is recorded and replayed."""
     keys = (*write_two_turns(ppo.out), TRAINS_TOWER, "actor_rollout_ref.actor.use_kl_loss=true")
     whole = ppo.run(*keys, "trainer.record_steps=[2]", name="whole")
@@ -166,10 +164,7 @@ def test_two_turns_with_a_trained_tower_resume_bit_for_bit(ppo: Runner, tmp_path
     files = [name for message in shown for name in message["images"]]
     assert shown[1]["content"] == "<image>And now?" and len(files) >= 2
     assert all((whole.folder / "rollouts" / name).is_file() for name in files)
-    words = [str(whole.folder / "recorded/step_000002")]
-    module = "alphaapollo.trainer.replay.__main__"
-    replay = Program(module, words, tmp_path / "replay.txt", dict(os.environ), ROOT, warm=True)
-    assert replay.wait(DEADLINE) == 0 and "bit for bit equal" in replay.printed, replay.printed[-4000:]
+    assert equal_lines(replay(ppo, recording(whole, 2)))
 
 
 def test_new_prompts_in_each_turn_and_weights_that_change_in_between(ppo: Runner) -> None:
