@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.rewards.audit import compute_statistics, main, read_labelled_answers
+from alphaapollo.plugins.grader_audit.command import compute_statistics, main, read_labelled_answers
 from alphaapollo.rewards.base import make_failed_score
 from alphaapollo.types import Score
 from tests.builders import write_rows

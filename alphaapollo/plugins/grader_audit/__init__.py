@@ -1,0 +1,1 @@
+"""How often graders and judges agree with labelled answers: `alphaapollo audit-graders`."""
