@@ -16,11 +16,10 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "examples").rglob("README.md")),
-]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+if not (ROOT / "alphaapollo/plugins").is_dir():
+    DOCS = []  # pages describe the core with its plug-ins
+PAGES = [*DOCS, *sorted((ROOT / "examples").rglob("README.md"))] if DOCS else []
 SHELL = ("", "bash", "sh", "shell", "console")
 SAVED = ("python", "yaml")  # blocks that a command on the page may name as a file
 MARKING = re.compile(r"<!--\s*not run\b:?\s*(.*?)\s*-->", re.DOTALL)

@@ -16,10 +16,10 @@ from alphaapollo.algorithms.policy_losses import get_policy_loss, policy_loss_na
 from alphaapollo.config.keys import COMMANDS, VERL_GROUP_SIZE, format_value, list_keys, list_sections
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config
+from tests.page_commands import DOCS
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGORITHMS = ROOT / "docs" / "algorithms"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RECIPES = sorted(path.stem for path in (ROOT / "configs" / "algorithm").glob("*.yaml"))
 
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
@@ -137,7 +137,7 @@ def wrong_values(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_presets_files_and_keys_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert broken_links(page) == []

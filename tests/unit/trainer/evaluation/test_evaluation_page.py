@@ -10,7 +10,7 @@ from alphaapollo.observability.sample_metrics import compute_metrics_per_problem
 from alphaapollo.trainer.evaluation.report import FIELDS
 from alphaapollo.trainer.evaluation.scoring import RESPONSES
 
-PAGE = Path(__file__).parents[3] / "docs" / "evaluation.md"
+PAGE = Path(__file__).parents[4] / "docs" / "evaluation.md"
 if not PAGE.exists():
     pytest.skip("an installed package has no docs folder", allow_module_level=True)
 TEXT = PAGE.read_text(encoding="utf-8")
