@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import logging
 import os
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.config.resolve import has_bfloat16_instructions
 from alphaapollo.processes.entry_point import find_temp_base
 from alphaapollo.processes.network import find_connection_error, reserve_port, take_reserved_socket_fd
@@ -157,7 +157,7 @@ CHECKS = (check_versions, check_user, check_gpus, check_space, check_network, ch
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all checks and print their results with suggested fixes. Returns exit code 1 if a check fails."""
-    argparse.ArgumentParser(prog="alphaapollo doctor", description=__doc__).parse_args(argv)
+    make_parser("doctor").parse_args(argv)
     levels = list[Level]()
     for result in (result for check in CHECKS for result in check()):
         levels.append(result.level)

@@ -8,7 +8,7 @@ import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from alphaapollo._version import __version__
 from alphaapollo.cli.subcommand import REFUSED, Subcommand, format_subcommand_help, report_refusals
@@ -91,7 +91,7 @@ SUBCOMMANDS = {  # in the order of --help
     "export": Subcommand(
         "export a checkpoint as a verified Hugging Face folder or GGUF file", "alphaapollo.cli.main:export"
     ),
-    "serve": Subcommand("vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve:main"),
+    "serve": Subcommand("run vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve:main"),
     "explain": Subcommand(
         "explain a key, also of these projects", "alphaapollo.config.__main__:main", first_argument="explain"
     ),
@@ -159,13 +159,18 @@ def describe_command(plugin: Plugin) -> str:
     return plugin.summary or getattr(loaded, "summary", plugin.owner)
 
 
+def make_parser(name: str, **settings: Any) -> argparse.ArgumentParser:
+    """Return a parser of a subcommand's arguments, with its summary. settings: of argparse.ArgumentParser."""
+    command = SUBCOMMANDS.get(name)
+    summary = command.summary if command else find_plugins("commands")[name].summary
+    description = f"{summary[:1].upper()}{summary[1:]}."
+    return argparse.ArgumentParser(prog=f"alphaapollo {name}", description=description, **settings)
+
+
 @report_refusals
 def run_quickstart(argv: Sequence[str]) -> int:
     """Replace this process with the script of the example, as `make quickstart` does after the installation."""
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo quickstart",
-        description="Build a task and a tiny model, warm it up with SFT and train it with RL until it visibly learns.",
-    )
+    parser = make_parser("quickstart")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     parser.add_argument(
         "--out", type=expand_home, default="outputs/quickstart", help="folder to write (default outputs/quickstart)"
@@ -186,12 +191,9 @@ def export(argv: Sequence[str]) -> int:
     """`alphaapollo export RUN [OUT] [--FORMAT [TYPE]]`: run main_export with `checkpoint=RUN output=OUT`."""
     formats = find_plugins("export_formats")
     options_of_formats = "".join(f"[--{name} [TYPE]] " for name in formats)
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo export",
+    parser = make_parser(
+        "export",
         usage=f"alphaapollo export RUN [OUT] {options_of_formats}[KEY=VALUE ...]",
-        description="Export a checkpoint as a folder for transformers and vLLM, with a model card, or as a GGUF file "
-        "for llama.cpp, Ollama and LM Studio. Verifies that transformers computes the same outputs with it. Needs no "
-        "GPU.",
         epilog="keys: role=policy|critic, dtype=float32|bfloat16, export_lora=merged|adapter, model_path=FOLDER, "
         "the current location of the run's initial model (docs/checkpoints.md)",
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.engines.vllm.settings import build_exclusion_flags, build_server_command, build_server_environment
 from alphaapollo.observability.console import Console
@@ -110,14 +111,12 @@ def prepare_model_for_vllm(run: str, keys: Sequence[str]) -> tuple[RunModel, Ser
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo serve",
+    parser = make_parser(
+        "serve",
         usage="alphaapollo serve RUN [--host HOST] [--port PORT] [--name NAME] [KEY=VALUE ...] [vLLM options]",
-        description="Start vLLM's OpenAI server with a run's newest model, on GPUs or on the CPU. A newer checkpoint "
-        "is exported first. Other options are passed to vLLM, e.g. --max-model-len 8192.",
-        epilog="keys are main_generation's: rollout.kv_cache_gib (CPU), rollout.gpu_memory_utilization, "
-        "rollout.tensor_model_parallel_size, rollout.cpu_threads, trainer.device. Set the environment variable "
-        "VLLM_API_KEY to require an API key.",
+        epilog="Other options are passed to vLLM, e.g. --max-model-len 8192. Keys are main_generation's: "
+        "rollout.kv_cache_gib (CPU), rollout.gpu_memory_utilization, rollout.tensor_model_parallel_size, "
+        "rollout.cpu_threads, trainer.device. Set the environment variable VLLM_API_KEY to require an API key.",
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="a run's folder, one of its checkpoints, or a model's folder")

@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.keys import replace_value
 from alphaapollo.config.resolve import resolve_controller
@@ -243,11 +244,9 @@ async def print_request(terminal: Terminal, request: Request, answer: Callable[[
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo chat",
+    parser = make_parser(
+        "chat",
         usage="alphaapollo chat RUN [KEY=VALUE ...]",
-        description="Chat with a run's newest model through the engine, environment and tools of the run; tool calls "
-        "and results are printed as they happen.",
         epilog=f"{USAGE} Keys are main_generation's, e.g. rollout.temperature=0.2 "
         "data.max_response_length=1024 env.env_name=single_turn.",
         allow_abbrev=False,

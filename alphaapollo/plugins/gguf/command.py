@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.utils.hub import expand_home
 
@@ -12,8 +12,7 @@ from alphaapollo.utils.hub import expand_home
 @report_refusals
 def main(argv: Sequence[str]) -> int:
     """Convert a GGUF file. Returns exit code 2 if it cannot be converted."""
-    description = "Convert a GGUF file to a Hugging Face folder with weights in float32. Needs the package gguf."
-    parser = argparse.ArgumentParser(prog="alphaapollo import-gguf", description=description)
+    parser = make_parser("import-gguf")
     parser.add_argument("file", metavar="FILE", type=expand_home, help="GGUF file of a language model")
     parser.add_argument("out", metavar="OUT", type=expand_home, help="folder to write, for model.path=OUT")
     options = parser.parse_args(argv)

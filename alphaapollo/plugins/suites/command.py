@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.serve import open_server, prepare_model_for_vllm
 from alphaapollo.config.errors import report_error
 from alphaapollo.engines.vllm.settings import build_server_command, build_server_environment
@@ -53,11 +54,7 @@ def find_results_folder(newest: RunModel) -> Path:
 
 
 def _parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo eval",
-        description="Run tasks of lm-eval and inspect-ai on a run's newest model, which vLLM serves meanwhile "
-        "(docs/evaluation.md#evaluation-suites).",
-    )
+    parser = make_parser("eval", epilog="docs/evaluation.md#evaluation-suites")
     parser.add_argument("run", metavar="RUN", help="a run's folder, one of its checkpoints, or a model's folder")
     parser.add_argument("keys", metavar="KEY=VALUE", nargs="*", help="keys of main_generation")
     suite_help = "lm-eval:TASK or inspect:FILE.py@TASK, and options of its own command: 'lm-eval:gsm8k --limit 100'"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.observability.terminal import Terminal, shorten_text
 from alphaapollo.plugins.sweeps.answer_table import AnswerGroup, AuditedAnswer
@@ -25,12 +25,7 @@ MAX_CHARS = 160
 @report_refusals
 def main(argv: Sequence[str]) -> int:
     """Print the findings. Returns exit code 2 if the run has no rollouts of training."""
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo audit",
-        description="Find what a policy exploits: compare the answers of the first and the last iterations, and those "
-        "of each group, and print what spreads or explains the reward, with answers that show it.",
-        allow_abbrev=False,
-    )
+    parser = make_parser("audit", allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", type=expand_home, help="a run's folder, also of a run that has not ended")
     help_text = "compare the first N iterations with the last N, at most half of the run (default: docs/debugging.md)"
     parser.add_argument("--last", type=int, metavar="N", help=help_text)

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from alphaapollo.cli.main import SUBCOMMANDS
+from alphaapollo.cli.main import SUBCOMMANDS, make_parser
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.config.check import check_config_and_get_notices
 from alphaapollo.config.errors import ConfigError
@@ -40,14 +40,14 @@ SWEPT = ("rl", "sft", "dpo", "rm", "distill")
 PROJECT, NAME = "trainer.project_name", "trainer.experiment_name"
 MAX_NAME = 120  # characters
 USAGE = f"alphaapollo sweep {'|'.join(SWEPT)}|CONFIG [--config FILE] KEY=VALUE,VALUE ... [OPTION ...]"
-DESCRIPTION = """Train with all combinations of several values, e.g. 'optim.lr=1e-5,3e-5' 'trainer.seed=0,1', and write
-sweep.csv and sweep.png. The same command resumes. CONFIG is a YAML file, e.g. config.yaml of a run."""
+EPILOG = """Values are e.g. 'optim.lr=1e-5,3e-5' 'trainer.seed=0,1'. Writes sweep.csv and sweep.png. The same command
+resumes. CONFIG is a YAML file, e.g. config.yaml of a run."""
 
 
 @report_refusals
 def main(argv: Sequence[str]) -> int:
     """Train the runs of a sweep and compare them. Returns exit code 1 if a run failed, 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
+    parser = make_parser("sweep", usage=USAGE, epilog=EPILOG, allow_abbrev=False)
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--config", metavar="FILE", help="your own YAML file, as of the command")
     parser.add_argument("--parallel", type=int, metavar="N", help="most runs at a time (default: what fits the GPUs)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.plugins.tasks.folders import MAX_BYTES, find_tasks
@@ -60,7 +60,7 @@ class Checked:
 @report_refusals
 def main(argv: Sequence[str]) -> int:
     """Check tasks. Returns exit code 1 if one of them cannot be used."""
-    parser = argparse.ArgumentParser(prog="alphaapollo tasks", description="Task folders of Harbor.")
+    parser = make_parser("tasks")
     check = parser.add_subparsers(required=True, metavar="check").add_parser(
         "check",
         description="Run each task with its solution (reward 1), with an agent that does nothing (reward 0), and with "

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.config.errors import report_error
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.errors import REPORTED_ERRORS
@@ -170,10 +171,9 @@ def _describe_model(trainer: Trainer, options: argparse.Namespace) -> ServedMode
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo tinker",
+    parser = make_parser(
+        "tinker",
         usage="alphaapollo tinker MODEL [options] [KEY=VALUE ...]",
-        description="Serve a base model to clients of the package `tinker`: each trains its own LoRA adapters.",
         epilog="Keys are those of alphaapollo.Trainer, e.g. lora_rank (the largest rank of a client), model.dtype, "
         "rollout.dtype, rollout.max_loras. Set the environment variable TINKER_API_KEY to require one of several keys.",
     )

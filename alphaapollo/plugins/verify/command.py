@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.config.load import SavedConfig, drop_unknown_keys, load_config, refuse_saved_code
 from alphaapollo.config.schema import Config
@@ -27,11 +27,7 @@ MODEL_KEYS = ("actor_rollout_ref.model.", "critic.model.", "teacher.")
 @report_refusals
 def main(argv: Sequence[str]) -> int:
     """Verify an update. Returns exit code 1 if a quantity differs from the reference."""
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo verify",
-        description="Compute an update of a run again with an independent reference in float64, and compare the "
-        "advantages, log-probs, loss, gradients, weights, and the weights of the engines.",
-    )
+    parser = make_parser("verify")
     parser.add_argument("run", metavar="RUN", type=expand_home, help="a run's folder, or one of its recordings")
     help_text = "a recorded iteration (default: the last one; a run without recordings records its next iteration)"
     parser.add_argument("--iteration", type=int, metavar="N", help=help_text)

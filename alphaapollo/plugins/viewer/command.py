@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import tempfile
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.observability.terminal import Terminal
 from alphaapollo.processes.network import list_trusted_hosts
@@ -23,9 +23,7 @@ NOTES_FOLDER = "~/.local/share"  # unless XDG_DATA_HOME is set
 @report_refusals
 def view(argv: Sequence[str]) -> int:
     """Serve the viewer until Ctrl-C. Returns exit code 2 if the folder or the port cannot be used."""
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo view", description="Show runs in the browser, live while they go on.", allow_abbrev=False
-    )
+    parser = make_parser("view", allow_abbrev=False)
     parser.add_argument(
         "outputs", nargs="?", type=expand_home, default="outputs", help="folder with runs, or a run (default: outputs)"
     )
@@ -66,8 +64,7 @@ def find_notes_file() -> Path | None:
 @report_refusals
 def report(argv: Sequence[str]) -> int:
     """Write the report. Returns exit code 2 if a folder is no run, or if the file cannot be written."""
-    description = "Write a report of a run, or a comparison of several, into one file."
-    parser = argparse.ArgumentParser(prog="alphaapollo report", description=description, allow_abbrev=False)
+    parser = make_parser("report", allow_abbrev=False)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=expand_home, help="folder of a run, also a running one")
     parser.add_argument("-o", "--output", type=expand_home, default="report.html", help="HTML file to write")
     options = parser.parse_args(argv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from alphaapollo.cli.main import make_parser
 from alphaapollo.cli.subcommand import report_refusals
 from alphaapollo.observability.sample_metrics import SampleResult, read_sample_result
 from alphaapollo.observability.terminal import Terminal, get_last_message, shorten_text
@@ -32,11 +32,7 @@ LoggedSample = tuple[SampleResult, JsonObject]  # and its line in the file
 @report_refusals
 def print_samples(argv: Sequence[str]) -> int:
     """Print the groups of a step. Returns exit code 2 if the run has no samples of this step."""
-    parser = argparse.ArgumentParser(
-        prog="alphaapollo samples",
-        description="Print the samples of a run: each prompt with its answers side by side, the highest reward first.",
-        allow_abbrev=False,
-    )
+    parser = make_parser("samples", allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", type=expand_home, help="a run's folder, also of a run that has not ended")
     parser.add_argument("--step", type=int, help="iteration (default: the last one)")
     parser.add_argument("--val", action="store_true", help="samples of the validation, not of training")
