@@ -11,7 +11,6 @@ from alphaapollo.config.schema import Env, InformalMath, McpServer
 from alphaapollo.environments.actions import ANSWER
 from alphaapollo.environments.base import get_environment_spec
 from alphaapollo.tools import python_code as python_code
-from alphaapollo.tools import retrieval as retrieval
 from alphaapollo.tools.base import Tool, make_tools
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.utils.json_types import JsonObject

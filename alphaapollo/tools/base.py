@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from pydantic import ConfigDict, ValidationError, create_model
 
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.plugins import find_plugins
 from alphaapollo.utils.registry import Registry
 
 
@@ -89,11 +90,13 @@ tools: Registry[Callable[..., Tool]] = Registry("tool")
 
 
 def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, object]]) -> list[Tool]:
-    """Create the registered tools with these names. `settings`: {tool name: {setting: value}}, from env.tool_settings.
-    Raises ValueError if a name is unknown, or if a setting is unknown, missing or of the wrong type."""
-    made = []
+    """Create the registered tools, and those of plug-ins and packages, with these names. `settings`: {tool name:
+    {setting: value}}, from env.tool_settings. Raises ValueError if a name is unknown or belongs to a missing plug-in,
+    or if a setting is unknown, missing or of the wrong type."""
+    plugins, made = find_plugins("tools", ("python_code",)), []
     for name in names:
-        factory = tools.get(name)
+        is_added = name in plugins and name not in tools
+        factory = plugins[name].load() if is_added else tools.get(name, plugins)
         made.append(factory(**_validate_settings(name, factory, settings.get(name, {}))))
     return made
 

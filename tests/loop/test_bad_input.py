@@ -49,7 +49,6 @@ def test_dry_run_prints_the_plan_and_starts_nothing(ppo: Runner) -> None:
     assert not done.folder.exists()
 
 
-RAG = ("env.env_name=informal_math", "env.max_steps=2", "env.informal_math.enable_local_rag=True")
 ACTOR = "actor_rollout_ref.actor"
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
 
@@ -73,7 +72,6 @@ ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size"
         ([f"{ACTOR}.optim.lr=1e30"], [f"{ACTOR}.optim.lr", "1e+30", "1.0"]),
         (["trainer.n_gpus_per_node=3", f"{ULYSSES}=3"], [f"{ULYSSES}=1"]),
         (["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.target_modules=[query]"], ["'query'"]),
-        ([*RAG, "env.tool_settings={local_rag: {index: /no/such/index}}"], ["/no/such/index", "retrieval build"]),
         (["data.train_files=FOLDER/empty.parquet"], ["empty.parquet", "row 1"]),
         (["actor_rollout_ref.model.path=FOLDER/model"], ["FOLDER/model", "tokenizer"]),
         (["reward_model.enable=True", "reward_model.model.path=MODEL"], ["MODEL", "not a reward model"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from alphaapollo.engines import factory
 from alphaapollo.environments import base
 from alphaapollo.environments.base import BUILT_IN, check_environment, get_environment_spec
 from alphaapollo.rewards.registry import check_prompts_are_gradable, load_grader
+from alphaapollo.tools.base import Session, make_tools
 from alphaapollo.trainer.main_export import main as main_export
 from alphaapollo.types import Prompt
 from alphaapollo.utils import plugins
@@ -171,6 +173,15 @@ def _error_of_a_command(name: str) -> str:
     return lines[0]
 
 
+def test_a_tool_has_settings(site: Path) -> None:
+    (measure,) = make_tools(["measure"], {"measure": {"unit": "steps"}})
+    assert asyncio.run(measure.call({"path": ">> >"}, Session())).text == "3 steps"
+    with pytest.raises(ValueError, match=r"env\.tool_settings\.measure\.units=x.* unit"):
+        make_tools(["measure"], {"measure": {"units": "x"}})
+    with pytest.raises(ValueError, match="Did you mean 'measure'"):
+        make_tools(["mesure"], {})
+
+
 def test_an_export_format(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_tokenizer(tmp_path / "model")
     make_model(tmp_path / "model", seed=0)
@@ -199,6 +210,7 @@ def test_a_missing_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     environment = plugins.Plugin("harbour", "x:y", "the plug-in harbour", folder=tmp_path / "gone")
     monkeypatch.setitem(plugins._read_list()["sections"], "env.harbour", gone)
     monkeypatch.setitem(plugins._read_list()["environments"], "harbour", environment)
+    monkeypatch.setitem(plugins._read_list()["tools"], "harbour", environment)
     plugins._list_plugins.cache_clear()
     with pytest.raises(ConfigError, match=r"env\.harbour\.backend .*belongs to the plug-in harbour"):
         load_config(Config, "ppo", ["env.harbour.backend=docker"])
@@ -206,6 +218,8 @@ def test_a_missing_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert read_user_yaml(str(tmp_path / "saved.yaml"), Config) == {"env": {}}
     with pytest.raises(ValueError, match="harbour belongs to the plug-in harbour"):
         get_environment_spec("harbour")
+    with pytest.raises(ValueError, match="harbour belongs to the plug-in harbour"):
+        make_tools(["harbour"], {})
     plugins._list_plugins.cache_clear()
 
 

@@ -15,7 +15,6 @@ from alphaapollo.environments.environment_tools import make_toolbox
 from alphaapollo.environments.informal_math import get_problem, make_example_value, make_tag_instruction
 from alphaapollo.tools.base import ToolFailedError
 from alphaapollo.tools.function_tool import FunctionTool
-from alphaapollo.tools.retrieval import build_index
 from alphaapollo.tools.sandbox import get_default_sandbox
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Message, Outcome, Prompt, Score
@@ -91,18 +90,6 @@ def test_unreadable_turn_is_invalid(action, says):
     _, (result,) = play(action, tools=python())
     assert not result.valid and not result.done and result.kept_chars is None
     assert says in response(result)["text"]
-
-
-def test_example_call_is_valid(tmp_path):
-    (tmp_path / "docs" / "sympy").mkdir(parents=True)
-    (tmp_path / "docs" / "sympy" / "a.md").write_text("dsolve solves equations")
-    build_index(tmp_path / "docs", tmp_path / "index")
-    maths = {"enable_python_code": False, "enable_local_rag": True}
-    tools = python(informal_math=maths, tool_settings={"local_rag": {"index": str(tmp_path / "index")}})
-    call = '<local_rag>{"repo_name": "sympy", "query": "...", "top_k": 3}</local_rag>'
-    assert call in make_tag_instruction(tools)
-    _, (result,) = play(call.replace("...", "dsolve"), tools=tools)
-    assert response(result)["status"] == "ok"
 
 
 class Point(BaseModel):
@@ -199,7 +186,6 @@ SIXTY = r"60 s .*env\.tool_limits\.timeout=30"
         ({"tool_settings": {"python_code": {"timeout": "abc"}}}, r"python_code\.timeout=abc: .*number"),
         ({"tool_settings": {"python_code": {"memory_mb": -1}}}, r"python_code\.memory_mb=-1: .* 0"),
         ({"tool_settings": {"python_code": {"memory": 1}}}, r"python_code\.memory=1.* timeout, memory_mb"),
-        ({"informal_math": {"enable_local_rag": True}}, r"env\.tool_settings\.local_rag\.index"),
         (
             {"informal_math": {"python_code_timeout": 3}, "tool_settings": {"python_code": {"timeout": 4}}},
             r"timeout=4 .*python_code_timeout=3",

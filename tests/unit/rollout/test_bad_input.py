@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +24,6 @@ from alphaapollo.observability.rollout_metrics import compute_rollout_metrics
 from alphaapollo.runs.rollout_log import format_trajectory_lines
 from alphaapollo.tools.base import tools
 from alphaapollo.tools.function_tool import tool
-from alphaapollo.tools.retrieval import build_index
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling
 from tests.mock_judge import MockJudge
 from tests.unit.rollout.worker_kit import TextEngine, generate, make_worker
@@ -160,21 +158,6 @@ def test_hostile_programs_fail_their_tests(folder):
 
 def without_python(**settings: Any) -> Env:
     return Env(env_name="informal_math", max_steps=2, **{"informal_math": {"enable_python_code": False}} | settings)
-
-
-def test_deleted_index_is_an_environment_failure(folder, tmp_path):
-    (tmp_path / "docs" / "notes").mkdir(parents=True)
-    (tmp_path / "docs" / "notes" / "a.md").write_text("Bananas are yellow.")
-    index = str(tmp_path / "index")
-    build_index(str(tmp_path / "docs"), index)
-    maths = {"enable_python_code": False, "enable_local_rag": True}
-    env = without_python(informal_math=maths, tool_settings={"local_rag": {"index": index}})
-
-    def say() -> str:
-        shutil.rmtree(index, ignore_errors=True)
-        return '<local_rag>{"repo_name": "notes", "query": "yellow"}</local_rag>'
-
-    check_masked(play(folder, say, env), "environment_failed", "notes")
 
 
 def test_a_mcp_server_that_dies_is_an_environment_failure(folder):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from alphaapollo.config.schema.env import ToolLimits
+from alphaapollo.plugins.search import index as search
 from alphaapollo.tools import retrieval
 from alphaapollo.tools.base import Session, ToolResult, ToolStatus, make_tools
 from alphaapollo.tools.toolbox import ToolBox
@@ -32,7 +33,7 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "corpus" / name).write_text(text, encoding="utf-8")
     (folder / "corpus" / "sympy" / "latin.txt").write_bytes(b"\xff\xfe\xe4")
-    report = retrieval.build_index(folder / "corpus", folder / "index")
+    report = search.build_index(folder / "corpus", folder / "index")
     assert report == {"geometry": (1, 0), "sympy": (3, 2)}
     return folder / "index"
 
@@ -49,13 +50,13 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_best_passage(index_folder: Path, repo_name: str, query: str, path: str) -> None:
-    hits = retrieval.LocalRag(index_folder).query(repo_name, query, 3)
+    hits = search.LocalRag(index_folder).query(repo_name, query, 3)
     assert hits[0][0].path == path
     assert [score for _, score in hits] == sorted((score for _, score in hits), reverse=True)
 
 
 def test_repositories_are_separate_and_queries_may_have_no_hits(index_folder: Path) -> None:
-    index = retrieval.LocalRag(index_folder)
+    index = search.LocalRag(index_folder)
     assert index.repo_names == ["geometry", "sympy"]
     assert index.query("geometry", "eigenvalues", 3) == []
     for query in ("", "the of and", "zzz", "!?"):
@@ -65,7 +66,7 @@ def test_repositories_are_separate_and_queries_may_have_no_hits(index_folder: Pa
 
 
 def call(index: Path, arguments: str) -> ToolResult:
-    return asyncio.run(ToolBox([retrieval.LocalRag(str(index))], ToolLimits()).call("local_rag", arguments, Session()))
+    return asyncio.run(ToolBox([search.LocalRag(str(index))], ToolLimits()).call("local_rag", arguments, Session()))
 
 
 def test_tool_call(index_folder: Path) -> None:
@@ -130,7 +131,7 @@ def test_invalid_arguments_of_build(tmp_path: Path, docs: str, out: str, fact: s
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("x")
     with pytest.raises(ValueError, match=fact):
-        retrieval.build_index(tmp_path / docs, tmp_path / out)
+        search.build_index(tmp_path / docs, tmp_path / out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pdf", "text"]
 
 
@@ -140,18 +141,18 @@ def test_lines_of_a_jsonl_file_are_passages(tmp_path: Path) -> None:
     (folder / "a.jsonl").write_text(
         '{"id": "0", "contents": "Apples\\nred"}\n{"id": "1", "contents": "Bananas\\nyellow"}\n'
     )
-    assert retrieval.build_index(folder, tmp_path / "index") == {"corpus": (2, 0)}
+    assert search.build_index(folder, tmp_path / "index") == {"corpus": (2, 0)}
     result = call(tmp_path / "index", '{"query": "yellow"}')  # the only repository needs no name
     assert (result.status, result.text) == (ToolStatus.OK, "[a.jsonl:2]\nBananas\nyellow")
     (folder / "a.jsonl").write_text('{"contents": "Apples"}\n{"text": "Bananas"}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl:2: not a passage\. Write"):
-        retrieval.build_index(folder, tmp_path / "index")
+        search.build_index(folder, tmp_path / "index")
 
 
 def test_split_passages() -> None:
-    assert list(retrieval.split_passages("a", "")) == list(retrieval.split_passages("a", "\n \n")) == []
-    assert list(retrieval.split_passages("a", "\n\none\ntwo\n")) == [retrieval.Passage("a", 3, "one\ntwo")]
+    assert list(search.split_passages("a", "")) == list(search.split_passages("a", "\n \n")) == []
+    assert list(search.split_passages("a", "\n\none\ntwo\n")) == [search.Passage("a", 3, "one\ntwo")]
     block = "x" * 99 + "\n"
-    parts = list(retrieval.split_passages("a", block * 10 + "\n" + block * 10 + "\n" + block * 40))
+    parts = list(search.split_passages("a", block * 10 + "\n" + block * 10 + "\n" + block * 40))
     assert [part.line for part in parts] == [1, 12, 23, 38, 53]
-    assert all(len(part.text) <= retrieval.PASSAGE_CHARACTERS for part in parts)
+    assert all(len(part.text) <= search.PASSAGE_CHARACTERS for part in parts)
