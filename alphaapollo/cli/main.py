@@ -162,7 +162,7 @@ def describe_command(plugin: Plugin) -> str:
 def make_parser(name: str, **settings: Any) -> argparse.ArgumentParser:
     """Return a parser of a subcommand's arguments, with its summary. settings: of argparse.ArgumentParser."""
     command = SUBCOMMANDS.get(name)
-    summary = command.summary if command else find_plugins("commands")[name].summary
+    summary = command.summary if command else describe_command(find_plugins("commands")[name])
     description = f"{summary[:1].upper()}{summary[1:]}."
     return argparse.ArgumentParser(prog=f"alphaapollo {name}", description=description, **settings)
 

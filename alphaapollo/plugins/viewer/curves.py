@@ -38,14 +38,7 @@ BANDS = {  # metric -> kind of samples, and the one of FIGURES that it is the me
     "critic/score/mean": ("step", "reward"),
     "response_length/mean": ("step", "response_length"),
 }
-VALIDATIONS = {  # metric -> the same metric in validations
-    "reward/accuracy": "val/accuracy",
-    "critic/score/mean": "val/reward",
-    "response_length/mean": "val/response_length",
-    "train/loss": "val/loss",
-    "train/accuracy": "val/accuracy",
-    "train/margin": "val/margin",
-}
+VALIDATIONS = {"critic/score/mean": "val/reward", "response_length/mean": "val/response_length"}  # with other names
 SHARES = "accuracy|@|agreement|fraction|clipfrac|clip_ratio|clipped|failed|truncated|invalid|dropped|masked|padding"
 SHARE = re.compile(f"{SHARES}|^(groups|outcome|end|tool|curriculum)/")  # metrics whose intervals end at 0 and 1
 MAX_POINTS = 1000  # points of a drawn curve
@@ -97,8 +90,9 @@ def limit_band(curve: Curve, metric: str) -> Curve:
 
 
 def find_validation(metric: str) -> str:
-    """Return the name of a training metric in validations; empty if there is none."""
-    return VALIDATIONS.get(metric) or f"val{metric.removeprefix('reward')}" * metric.startswith(f"reward{COMPONENT}")
+    """Return the name that a training metric has in validations; empty for other metrics."""
+    group, _, name = metric.partition("/")
+    return VALIDATIONS.get(metric) or f"val/{name}" * (group in ("reward", "train"))
 
 
 def list_metrics(database: sqlite3.Connection, run: int) -> list[str]:
