@@ -132,16 +132,19 @@ def _has_no_answer(prompt: Prompt) -> bool:
     return bool(has_none) and find_grader(prompt.data_source) in MATH_GRADERS
 
 
-def _needs_no_truth(grader: str) -> bool:
-    """Whether a grader is a judge or of a package, which may grade without a ground truth."""
-    return grader in JUDGES or grader not in GRADERS
+def _needs_truth(grader: str) -> bool:
+    """Whether a grader cannot grade without a ground truth: all built-in ones but judges, and functions of packages
+    that say so."""
+    if grader in GRADERS:
+        return grader not in JUDGES
+    return bool(getattr(load_plugin("rewards", grader), "needs_ground_truth", False))
 
 
 def is_gradable(prompt: Prompt) -> bool:
     """Return whether the prompt has a grader, and a ground truth if this grader needs one."""
     grader = find_grader(prompt.data_source)
     has_truth = prompt.ground_truth is not None and not _has_no_answer(prompt)
-    return grader is not None and (_needs_no_truth(grader) or has_truth)
+    return grader is not None and (has_truth or not _needs_truth(grader))
 
 
 def assign_judges(prompt: Prompt, reward: Reward, is_custom: bool) -> dict[str, str]:
@@ -175,7 +178,7 @@ def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:
     prompts = list(prompts)
     find_plugins("rewards", {TASK, *GRADERS, *COMPONENTS.names()})  # raises ValueError if they share a name
     graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
-    lacking = [one for one in prompts if one.ground_truth is None and not _needs_no_truth(graders[one.data_source])]
+    lacking = [one for one in prompts if one.ground_truth is None and _needs_truth(graders[one.data_source])]
     if lacking:
         raise ValueError(
             f"{len(lacking)} of {len(prompts)} prompts have no ground truth; the first of them is row {lacking[0].id}. "

@@ -74,6 +74,7 @@ def grade(prompt: Prompt, trajectory: Episode) -> Score:
 
 
 grade.make_answer = answer_reasoning_gym  # type: ignore[attr-defined]  # docs/plugins.md
+grade.needs_ground_truth = True  # type: ignore[attr-defined]
 
 
 def _get_puzzle(prompt: Prompt) -> JsonObject:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from alphaapollo.rewards.registry import check_prompts_are_gradable
 from alphaapollo.types import Prompt
 
 gym = pytest.importorskip("reasoning_gym")
@@ -20,3 +21,9 @@ def test_rows_of_the_package(task):
 def test_rows_without_a_puzzle_are_refused():
     with pytest.raises(ValueError, match=r"row 7 has no puzzle.*metadata"):
         answer_reasoning_gym(Prompt(7, "reasoning_gym", "?", "5", {}))
+
+
+def test_rows_need_a_ground_truth():
+    check_prompts_are_gradable([Prompt(0, "reasoning_gym/chain_sum", "?", "5")])
+    with pytest.raises(ValueError, match=r"1 of 1 prompts have no ground truth.* row 7"):
+        check_prompts_are_gradable([Prompt(7, "reasoning_gym", "?")])

@@ -142,6 +142,13 @@ def test_only_what_is_used_is_imported(site: Path, capsys: pytest.CaptureFixture
     assert "maze_lab.engine" not in sys.modules
 
 
+def test_a_reward_function_may_need_ground_truths(site: Path) -> None:
+    check_prompts_are_gradable([prompt := Prompt(0, "short_path", "?")])
+    plugins.load_plugin("rewards", "short_path").needs_ground_truth = True
+    with pytest.raises(ValueError, match="1 of 1 prompts have no ground truth"):
+        check_prompts_are_gradable([prompt])
+
+
 def test_rows_of_an_engine_are_checked(site: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         notices(load(f"{ROLLOUT}.top_p=0.5"))

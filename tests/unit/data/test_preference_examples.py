@@ -58,6 +58,14 @@ def test_all_ways_to_write_a_pair_give_the_same_tokens(loader, row, prompt):
     assert any(one.effect != "read as chats" for one in read.findings) == ("prompt" not in row)
 
 
+def test_other_columns_of_a_pair(loader):
+    (pair,) = loader.pairs(PAIR).examples
+    row = {"prompt": [USER], "best": "4", "worst": "it is 5"}
+    assert loader.pairs(row, chosen_key="best", rejected_key="worst").examples == [pair]
+    with pytest.raises(ValueError, match="'worse'"):
+        loader.pairs(row, chosen_key="best", rejected_key="worse")
+
+
 def test_system_prompt_of_all_rows(loader):
     rows = [PAIR, PAIR | {"prompt": "2+2=?"}, {"chosen": [USER, FOUR], "rejected": [USER, FIVE]}]
     rows.append(PAIR | {"prompt": [SYSTEM, USER]})

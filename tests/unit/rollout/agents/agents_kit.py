@@ -58,12 +58,12 @@ class Script:
 class Server:
     """Endpoint over a recorded engine."""
 
-    def __init__(self, folder: Path, max_length: int = MAX_LENGTH) -> None:
+    def __init__(self, folder: Path, max_length: int = MAX_LENGTH, reasoning_parser: str = "") -> None:
         self.script = Script()
         self.clients: list[Any] = []
         engine = RecordedEngine(Model(path=str(folder)), max_length, self.script)
         self.tokenizer = engine.renderer.tokenizer
-        self.app = engine.build_http_app(HttpApiSettings(tool_parser="hermes"))
+        self.app = engine.build_http_app(HttpApiSettings("hermes", reasoning_parser))
 
     def build_http_app(self, settings: HttpApiSettings) -> Any:
         return self.app

@@ -12,7 +12,7 @@ openai = pytest.importorskip("openai")
 
 from alphaapollo.engines.vllm import http_api as http_api_module  # noqa: E402
 from alphaapollo.rollout.agents import endpoint as endpoint_module  # noqa: E402
-from tests.unit.rollout.agents.agents_kit import CALL, TOOL, rows_of  # noqa: E402
+from tests.unit.rollout.agents.agents_kit import CALL, TOOL, Server, rows_of, write_model  # noqa: E402
 
 CHAT_TOOL = [{"type": "function", "function": TOOL}]
 
@@ -37,6 +37,19 @@ def user(text):
 
 def assistant(text):
     return {"role": "assistant", "content": text}
+
+
+def test_a_parser_separates_reasoning(tmp_path):
+    server = Server(write_model(tmp_path), reasoning_parser="deepseek_r1")
+    server.script.answers = {"one": "hm</think>4"}
+
+    async def play(endpoint, session, client):
+        message = (await chat(client, [user("one")])).choices[0].message
+        assert (message.reasoning, message.content) == ("hm", "4")
+
+    server.run(play)
+    with pytest.raises(ValueError, match=r"env\.agent\.reasoning_parser=unknown "):
+        Server(write_model(tmp_path), reasoning_parser="unknown")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["complete", "stream"])
