@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
@@ -184,6 +185,14 @@ def test_the_core_names_no_plugin_and_plugins_do_not_import_each_other(tmp_path:
         "cli/main.py:1 names a plug-in",
         "plugins.viewer.a:2 imports the plug-in sweeps",
     ]
+
+
+def test_every_plugin_is_listed_and_described() -> None:
+    folders = {path.parent.name for path in (PACKAGE / "plugins").glob("*/__init__.py")}
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = page.partition("| plug-in |")[2].partition("\n\n")[0]
+    assert not folders or folders == {*tomllib.loads((PACKAGE / "plugins.toml").read_text())}
+    assert [name for name in sorted(folders) if f"\n| `{name}` |" not in rows] == []
 
 
 def test_the_check_can_fail(tmp_path: Path) -> None:
