@@ -1,4 +1,4 @@
-"""Tools of MCP servers, over stdio and HTTP, beside a tool of the user's."""
+"""Tools of MCP servers, over stdio and HTTP."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import sys
 
 from tests.loop.conftest import ROOT
 from tests.loop.stack import StackRunner
-from tests.loop.test_environments import MATHS, NATIVE_TOOLS, OWN_TOOLS, check_native_tools, prepare_native_tools
+from tests.loop.test_environments import MATHS, NATIVE_TOOLS, check_native_tools, prepare_native_tools
 from tests.processes import open_server
 
 SERVER = ROOT / "tests/plugins/mcp/mcp_server.py"
 
 
-def run(stack: StackRunner, keys: str, *words: str, tools: list[str]) -> None:
+def run(stack: StackRunner, keys: str) -> None:
     prepare_native_tools(stack.out)
     servers = f"env.mcp_servers={{small: {{{keys}, tools: [count]}}}}"
-    filled = [word.replace("FOLDER", str(stack.out)) for word in (*MATHS, *NATIVE_TOOLS, *words)]
-    check_native_tools(stack.run(*filled, servers, name="tools"), tools)
+    filled = [word.replace("FOLDER", str(stack.out)) for word in (*MATHS, *NATIVE_TOOLS)]
+    check_native_tools(stack.run(*filled, servers, name="tools"), ["count"])
 
 
 def test_a_tool_of_a_program(stack: StackRunner) -> None:
-    run(stack, f"command: {json.dumps([sys.executable, str(SERVER)])}", *OWN_TOOLS, tools=["twice", "count"])
+    run(stack, f"command: {json.dumps([sys.executable, str(SERVER)])}")
 
 
 def test_a_tool_behind_a_url(stack: StackRunner) -> None:
     with open_server(sys.executable, SERVER) as url:
-        run(stack, f"url: '{url}/mcp'", tools=["count"])
+        run(stack, f"url: '{url}/mcp'")
