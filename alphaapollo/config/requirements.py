@@ -342,7 +342,8 @@ def servers_ignore_temperature(config: Config, context: CheckContext) -> Any:
 
 @requirement(Env, "plugins env_name", "{} is of another environment", "Remove it", is_error=False)
 def environment_section_is_unused(env: Env, context: CheckContext) -> Any:
-    return next((name for name in env.plugins if name != env.env_name), "")
+    used = {env.env_name, *find_plugins("tool_sources")}
+    return next((name for name in env.plugins if name not in used), "")
 
 
 @requirement(Rollout, "plugins name", "{} is of another engine", "Remove it", is_error=False)

@@ -179,10 +179,16 @@ def get_environment_spec(name: str) -> EnvironmentSpec:
     return _ENVIRONMENTS.get(name, plugins)
 
 
+def find_tool_sources(config: Env) -> dict[str, Any]:
+    """Return the settings of the sources of tools that the configuration selects: {"mcp_servers": env.mcp_servers}."""
+    settings = {name: getattr(config, name, config.plugins.get(name)) for name in find_plugins("tool_sources")}
+    return {name: value for name, value in settings.items() if value}
+
+
 def check_environment(config: Env) -> EnvironmentSpec:
     """Return the environment of env.env_name. Raises ValueError if it is unknown, incomplete or rejects a setting."""
     spec, name = get_environment_spec(config.env_name), config.env_name
-    if spec.tools is None and (config.tools or config.mcp_servers or config.action_format != "tags"):
+    if spec.tools is None and (config.tools or find_tool_sources(config) or config.action_format != "tags"):
         raise ValueError(
             f"env.env_name={name} does not call tools. Remove env.tools, env.mcp_servers and env.action_format, or "
             "use an environment with tools (informal_math, or your own)."

@@ -1,47 +1,43 @@
-"""Create the tools of a rollout worker from env.tools, env.mcp_servers and the tools that the environment enables."""
+"""Create the tools of a rollout worker from env.tools, from sources of tools such as MCP servers, and the
+tools that the environment enables."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from alphaapollo.config.schema import Env, InformalMath, McpServer
+from alphaapollo.config.schema import Env, InformalMath
 from alphaapollo.environments.actions import ANSWER
-from alphaapollo.environments.base import get_environment_spec
+from alphaapollo.environments.base import find_tool_sources, get_environment_spec
 from alphaapollo.tools import python_code as python_code
 from alphaapollo.tools.base import Tool, make_tools
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.utils.json_types import JsonObject
+from alphaapollo.utils.plugins import load_plugin
 from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.thoughts import TAGS
 
-if TYPE_CHECKING:
-    from alphaapollo.tools.mcp_client import McpClient
-
 
 async def open_toolbox(config: Env) -> ToolBox | None:
-    """Connect to the servers of env.mcp_servers and create the toolbox of all tools; None if there are no tools. Raises
-    ValueError if a server is unreachable or lacks a tool, or if `make_toolbox` raises it."""
-    clients = {name: _make_mcp_client(name, settings) for name, settings in config.mcp_servers.items()}
+    """Open the sources of tools that the configuration selects, e.g. MCP servers, and create the toolbox of all tools;
+    None if there are no tools. Raises ValueError if a source cannot be opened, or if `make_toolbox` raises it."""
+    opened = list[Tool]()
     try:
-        tool_lists = await asyncio.gather(
-            *(_start_mcp_server(client, config.mcp_servers[name]) for name, client in clients.items())
-        )
-        return make_toolbox(config, [tool for tools in tool_lists for tool in tools])
+        for name, settings in find_tool_sources(config).items():
+            opened += await load_plugin("tool_sources", name)(settings)
+        return make_toolbox(config, opened)
     except BaseException:
-        await asyncio.gather(*(client.close() for client in clients.values()))
+        await asyncio.gather(*(tool.close() for tool in opened))
         raise
 
 
-def make_toolbox(config: Env, mcp_tools: Sequence[Tool] = ()) -> ToolBox | None:
-    """Create the toolbox of an environment from its own tools, env.tools and `mcp_tools`; None without tools."""
+def make_toolbox(config: Env, opened_tools: Sequence[Tool] = ()) -> ToolBox | None:
+    """Create the toolbox of an environment from its own tools, env.tools and `opened_tools`; None without tools."""
     spec = get_environment_spec(config.env_name)
     names = spec.tools(config) if spec.tools else []
     settings = _merge_tool_settings(config, names)
     own_tools = spec.own_tools() if spec.own_tools else ()
-    tools = [*own_tools, *make_tools(names, settings), *mcp_tools]
+    tools = [*own_tools, *make_tools(names, settings), *opened_tools]
     limits = config.tool_limits
     if (seconds := float(settings.get("python_code", {}).get("timeout", 0))) > limits.timeout:
         raise ValueError(
@@ -75,28 +71,3 @@ def _merge_tool_settings(config: Env, names: Sequence[str]) -> dict[str, JsonObj
             f"env.informal_math.python_code_timeout={timeout:g}: both set the timeout of python_code. Remove one."
         )
     return {**settings, "python_code": python_settings}
-
-
-def _make_mcp_client(name: str, settings: McpServer) -> McpClient:
-    from alphaapollo.tools.mcp_client import McpClient
-
-    if missing := [variable for variable in settings.environment if variable not in os.environ]:
-        raise ValueError(
-            f"env.mcp_servers.{name}.environment: the environment variable {missing[0]} is not set. Set it, or "
-            "remove its name from the list."
-        )
-    environment = {variable: os.environ[variable] for variable in settings.environment}
-    return McpClient(name, settings.command, settings.url, environment)
-
-
-async def _start_mcp_server(client: McpClient, settings: McpServer) -> list[Tool]:
-    """Connect to a server of env.mcp_servers and return its tools, or only those in `settings.tools` if set."""
-    tools = {tool.name: tool for tool in await client.start()}
-    if not tools:
-        await client.close()  # otherwise its tools close it
-    if unknown := [name for name in settings.tools if name not in tools]:
-        raise ValueError(
-            f"env.mcp_servers.{client.name}.tools: the server has no tool {unknown[0]!r}."
-            f"{suggest_similar(unknown[0], tools)} Its tools: {', '.join(tools)}."
-        )
-    return [tools[name] for name in settings.tools or tools]

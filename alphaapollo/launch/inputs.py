@@ -34,7 +34,7 @@ from alphaapollo.data.tool_rendering import ToolRenderer
 from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.factory import load_engine_class
 from alphaapollo.environments import check_environment
-from alphaapollo.environments.base import EnvironmentSpec
+from alphaapollo.environments.base import EnvironmentSpec, find_tool_sources
 from alphaapollo.environments.classes import load_environment_module
 from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.planning.template import try_chats
@@ -101,7 +101,7 @@ def collect_environment_notices(
         if not (isinstance(config, Config) and config.reward_model.enable):  # its score may be required
             keys.append("reward.required")
         unused += [(key, f"env.env_name is {env.env_name}, which scores itself") for key in keys]
-    if not (environment.list_tools(env) or env.mcp_servers):
+    if not (environment.list_tools(env) or find_tool_sources(env)):
         limits = [f"env.tool_limits.{name}" for name in type(env.tool_limits).model_fields]
         unused += [(key, f"env.env_name is {env.env_name}, and no tools are given to it") for key in limits]
     elif env.max_steps == 1:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.loop.conftest import GUESSING_GAME, ROOT, FinishedRun
+from tests.loop.conftest import GUESSING_GAME, FinishedRun
 from tests.loop.stack import Case, StackRunner, parametrize
-from tests.processes import open_server
 from tests.unit.tool_templates import tokenizer_of
 
 
@@ -40,7 +37,7 @@ def check_unreadable_turns(done: FinishedRun) -> None:
     assert any(turn["info"].get("tool_status") == "unreadable" for turn in turns)
 
 
-def check_native_tools(done: FinishedRun, tools: Iterable[str] = ("twice", "count")) -> None:
+def check_native_tools(done: FinishedRun, tools: Iterable[str] = ("twice",)) -> None:
     """An untrained model makes no tool call, so its first turn is the answer; template, parser and tools still work."""
     assert done.metrics[-1]["turn/invalid"] == 0
     tokenizer = tokenizer_of(words=())
@@ -58,7 +55,6 @@ def twice(x: int) -> int:
     return 2 * x
 '''
 ACTOR = "actor_rollout_ref.actor"
-MCP_SERVER = json.dumps([sys.executable, str(ROOT / "tests/unit/tools/mcp_server.py")])
 GAME = (
     *("env.env_name=guessing_game", f"env.custom_module={GUESSING_GAME}", "env.settings.numbers=9", "env.max_steps=3"),
     *("env.max_tokens_per_turn=8", 'env.prompt="1-{numbers}"', "data.val_files="),
@@ -71,10 +67,7 @@ NATIVE_TOOLS = (
     *("actor_rollout_ref.rollout.name=hf", "data.max_prompt_length=480", "data.val_files="),
     "trainer.total_training_steps=1",
 )
-OWN_AND_MCP_TOOL = (
-    *("env.custom_module=FOLDER/own.py", "env.tools=[twice]"),
-    f"env.mcp_servers={{small: {{command: {MCP_SERVER}, tools: [count]}}}}",
-)
+OWN_TOOLS = ("env.custom_module=FOLDER/own.py", "env.tools=[twice]")
 
 
 def prepare_native_tools(folder: Path) -> None:
@@ -89,19 +82,10 @@ CASES = {
     "append": Case(check_append_context, APPEND),
     "memory": Case(check_memory_context, MEMORY, core=True),
     "unreadable": Case(check_unreadable_turns, UNREADABLE),
-    "native_tools": Case(check_native_tools, (*MATHS, *NATIVE_TOOLS, *OWN_AND_MCP_TOOL), prepare_native_tools),
+    "native_tools": Case(check_native_tools, (*MATHS, *NATIVE_TOOLS, *OWN_TOOLS), prepare_native_tools),
 }
 
 
 @parametrize(CASES)
 def test_environment(stack: StackRunner, case: Case) -> None:
     case.run(stack)
-
-
-def test_a_tool_behind_a_url(stack: StackRunner) -> None:
-    """MCP over HTTP."""
-    prepare_native_tools(stack.out)
-    with open_server(sys.executable, ROOT / "tests/unit/tools/mcp_server.py") as url:
-        words = [word.replace("FOLDER", str(stack.out)) for word in (*MATHS, *NATIVE_TOOLS)]
-        servers = f"env.mcp_servers={{small: {{url: '{url}/mcp', tools: [count]}}}}"
-        check_native_tools(stack.run(*words, servers, name="tools"), tools=["count"])

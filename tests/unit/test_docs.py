@@ -28,7 +28,7 @@ FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PRESET = re.compile(r"(?<![\w.])algorithm=([a-z]\w*)")
 SECTIONS = sorted({name for config in COMMANDS.values() for name in config.model_fields})
 DOTTED_KEY = re.compile(rf"(?<![\w./$-])(?:{'|'.join(SECTIONS)})(?:\.[a-z]\w*)+(?![\w(/*])")
-MAZE_LAB = ("maze", "short_path", "walk")  # sections of the package that docs/plugins.md shows
+MAZE_LAB = ("maze", "maze_signs", "short_path", "walk")  # sections of the package that docs/plugins.md shows
 NOT_OUR_KEYS = {  # columns of verl's data, and the example of a dropped key in README.md
     "reward_model.ground_truth",
     "reward_model.style",

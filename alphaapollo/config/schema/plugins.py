@@ -14,8 +14,8 @@ from alphaapollo.config.schema.base import Section
 from alphaapollo.utils.plugins import find_own_plugins, find_plugins
 
 Sections = dict[str, SerializeAsAny[Section]]
-GROUPS: dict[str, str] = {"env": "environments", "reward": "rewards", "rollout": "engines"}
-"""Group of the objects that a section belongs to: the section env.maze belongs to the environment maze."""
+GROUPS = {"env": ("environments", "tool_sources"), "reward": ("rewards",), "rollout": ("engines",)}
+"""Groups of the objects that a section belongs to, e.g. the section env.maze to the environment maze."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,12 @@ def find_section_class(parent: str, name: str) -> type[Section] | None:
     try:
         plugin = find_plugins("sections").get(f"{parent}.{name}")
         schema = plugin.load() if plugin and not plugin.folder else None
-        has_owner = schema is None or name in find_plugins(GROUPS[parent])
+        has_owner = schema is None or any(name in find_plugins(group) for group in GROUPS[parent])
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
     if not has_owner:
-        raise ConfigError(f"{name}: no package has an entry point {name} in alphaapollo.{GROUPS[parent]}.")
+        groups = " or ".join(f"alphaapollo.{group}" for group in GROUPS[parent])
+        raise ConfigError(f"{name}: no package has an entry point {name} in {groups}.")
     if schema is not None and not (isinstance(schema, type) and issubclass(schema, Section)):
         raise ConfigError(f"{name}: {schema!r} is not a subclass of alphaapollo.config.schema.base.Section.")
     return schema

@@ -16,6 +16,11 @@ class MazeSettings(Section):
     """Seed of the closed doors."""
 
 
+class SignSettings(Section):
+    text: str = "Go on."
+    """Text of the sign in the corridor."""
+
+
 class PathSettings(Section):
     base: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Reward of a text without a move."""

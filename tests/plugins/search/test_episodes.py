@@ -13,7 +13,7 @@ from alphaapollo.environments.informal_math import make_tag_instruction
 from alphaapollo.plugins.search.index import build_index
 from tests.unit.environments.test_informal_math import play, python, response
 from tests.unit.rollout import test_bad_input
-from tests.unit.rollout.test_bad_input import check_masked, without_python
+from tests.unit.rollout.test_bad_input import check_masked
 from tests.unit.rollout.worker_kit import write_model
 
 ONLY_SEARCH = {"enable_python_code": False, "enable_local_rag": True}
@@ -41,7 +41,8 @@ def test_an_index_must_be_set() -> None:
 
 
 def test_deleted_index_is_an_environment_failure(index: str, tmp_path: Path) -> None:
-    env = without_python(informal_math=ONLY_SEARCH, tool_settings={"local_rag": {"index": index}})
+    settings = {"local_rag": {"index": index}}
+    env = Env(env_name="informal_math", max_steps=2, informal_math=ONLY_SEARCH, tool_settings=settings)
 
     def say() -> str:
         shutil.rmtree(index, ignore_errors=True)

@@ -24,6 +24,7 @@ from alphaapollo.data.files import read_rows
 from alphaapollo.engines import factory
 from alphaapollo.environments import base
 from alphaapollo.environments.base import BUILT_IN, check_environment, get_environment_spec
+from alphaapollo.environments.environment_tools import open_toolbox
 from alphaapollo.rewards.registry import check_prompts_are_gradable, load_grader
 from alphaapollo.tools.base import Session, make_tools
 from alphaapollo.trainer.main_export import main as main_export
@@ -140,6 +141,20 @@ def test_only_what_is_used_is_imported(site: Path, capsys: pytest.CaptureFixture
     assert load_grader("short_path", config.reward)(prompt, ">>>") == 0.75
     assert check_environment(load().env).is_graded(Env())
     assert "maze_lab.engine" not in sys.modules
+
+
+def test_a_section_opens_tools(site: Path) -> None:
+    config = load(
+        "env.env_name=informal_math", "env.maze_signs.text=Turn.", "env.informal_math.enable_python_code=False"
+    )
+    assert "maze_signs" not in notices(config)
+
+    async def read() -> str:
+        box = await open_toolbox(config.env)
+        assert box is not None and box.names == ["read_sign"]
+        return (await box.call("read_sign", "{}", Session())).text
+
+    assert asyncio.run(read()) == "Turn."
 
 
 def test_a_reward_function_may_need_ground_truths(site: Path) -> None:

@@ -22,7 +22,7 @@ from alphaapollo.environments import base
 from alphaapollo.environments.base import Observation, StepResult, register_environment
 from alphaapollo.observability.rollout_metrics import compute_rollout_metrics
 from alphaapollo.runs.rollout_log import format_trajectory_lines
-from alphaapollo.tools.base import tools
+from alphaapollo.tools.base import ToolFailedError, tools
 from alphaapollo.tools.function_tool import tool
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling
 from tests.mock_judge import MockJudge
@@ -156,16 +156,17 @@ def test_hostile_programs_fail_their_tests(folder):
 # tools that break: the environment failed
 
 
-def without_python(**settings: Any) -> Env:
-    return Env(env_name="informal_math", max_steps=2, **{"informal_math": {"enable_python_code": False}} | settings)
+@tool
+def broken_lookup(x: int) -> int:
+    """Always fails."""
+    raise ToolFailedError("the server is gone")
 
 
-def test_a_mcp_server_that_dies_is_an_environment_failure(folder):
-    pytest.importorskip("mcp")
-    program = Path(__file__).parents[1] / "tools" / "mcp_server.py"
-    env = without_python(mcp_servers={"small": {"command": [sys.executable, str(program)]}})
-    played = play(folder, lambda: "<die>{}</die>", env)
-    check_masked(played, "environment_failed", "MCP server small: Connection closed")
+def test_a_tool_that_breaks_is_an_environment_failure(folder):
+    maths = {"enable_python_code": False}
+    env = Env(env_name="informal_math", max_steps=2, tools=["broken_lookup"], informal_math=maths)
+    played = play(folder, lambda: '<broken_lookup>{"x": 1}</broken_lookup>', env)
+    check_masked(played, "environment_failed", "the server is gone")
     assert played.metrics["tool/failed"] == 1.0
 
 

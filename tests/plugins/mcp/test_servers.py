@@ -1,4 +1,4 @@
-"""env.mcp_servers with a real server (tests/unit/tools/mcp_server.py)."""
+"""env.mcp_servers with a real server (mcp_server.py)."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import Prompt, Score
 from tests.unit.environments.episode_helpers import act, contains_truth
 
-COMMAND = [sys.executable, str(Path(__file__).parents[1] / "tools" / "mcp_server.py")]
+COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 
 
 def config(servers: dict[str, dict[str, Any]], **settings: Any) -> Env:

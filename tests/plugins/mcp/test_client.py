@@ -15,8 +15,8 @@ pytest.importorskip("mcp")
 from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, TextResourceContents
 
 from alphaapollo.config.schema.env import ToolLimits
+from alphaapollo.plugins.mcp.client import McpClient, McpTool, find_root_cause, format_answer
 from alphaapollo.tools.base import Session, ToolFailedError, ToolStatus
-from alphaapollo.tools.mcp_client import McpClient, McpTool, find_root_cause, format_answer
 from alphaapollo.tools.toolbox import ToolBox
 from tests.processes import open_server, wait_until
 

@@ -1,0 +1,1 @@
+"""Tools of MCP servers: `env.mcp_servers`."""
