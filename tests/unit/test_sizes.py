@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 43400  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 43050  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 750,
@@ -33,9 +33,11 @@ BUDGETS = {
     "plugins/evolving": 1900,
     "plugins/gguf": 350,
     "plugins/grader_audit": 200,
+    "plugins/mcp": 200,
     "plugins/port": 1050,
+    "plugins/search": 200,
     "plugins/sglang": 750,
-    "plugins/suites": 250,
+    "plugins/suites": 200,
     "plugins/sweeps": 800,
     "plugins/tasks": 2250,
     "plugins/tinker": 1750,
@@ -47,7 +49,7 @@ BUDGETS = {
     "rollout": 2000,
     "runs": 1550,
     "session": 950,
-    "tools": 1900,
+    "tools": 1550,
     "trainer": 3500,
     "utils": 1100,
     "workers": 2150,
