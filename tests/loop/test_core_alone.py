@@ -55,7 +55,7 @@ def run(core: Path, *command: str, code: int = 0) -> str:
 
 
 def test_every_module_is_imported_and_missing_plugins_are_named(core: Path, ppo: Runner) -> None:
-    assert run(core, sys.executable, "-c", IMPORT_ALL).strip().endswith(str(core / "site/alphaapollo/__init__.py"))
+    assert str(core / "site/alphaapollo/__init__.py") in run(core, sys.executable, "-c", IMPORT_ALL)
     alphaapollo = str(core / "site/bin/alphaapollo")
     assert "(the plug-in viewer is missing)" in run(core, alphaapollo, "--help")
     assert "view belongs to the plug-in viewer" in run(core, alphaapollo, "view", code=2)
