@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.page_commands import NEEDS_PLUGINS
 from tests.unit.metric_names import documented, undocumented
 from tests.unit.observability.test_rollout_metrics import credit, measured
 from tests.unit.trainer.samples import group, trajectory
@@ -28,6 +29,7 @@ def words() -> frozenset[str]:
 JOINED = ("", "length_", "rho_")  # what the code writes before a name of its own
 
 
+@NEEDS_PLUGINS
 @pytest.mark.parametrize("name", documented())
 def test_what_is_documented_exists(name: str) -> None:
     for part in re.findall(r"[a-z][a-z0-9_]*", re.sub(r"<[^>]+>", "/", name)):

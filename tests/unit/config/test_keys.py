@@ -12,6 +12,7 @@ from alphaapollo.config.keys import COMMANDS, list_keys
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, EngineKwargs
 from scripts.config_pages import render_pages
+from tests.page_commands import NEEDS_PLUGINS
 
 PACKAGE = Path(alphaapollo.__file__).parent
 
@@ -114,6 +115,7 @@ def test_an_option_that_is_a_key_is_explained(option: str, facts: str):
         load_config(Config, "ppo", [option])
 
 
+@NEEDS_PLUGINS
 def test_the_pages_are_current():
     """They list each key of a command, and each option of another project."""
     docs = PACKAGE.parent / "docs"

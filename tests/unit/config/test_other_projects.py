@@ -14,6 +14,7 @@ from alphaapollo.config.keys import COMMANDS, list_keys, list_sections
 from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.config.verl import find_differences_from_verl, find_values_meant_for_verl
+from tests.page_commands import NEEDS_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[3]
 ACTOR = "actor_rollout_ref.actor"
@@ -149,6 +150,7 @@ def test_a_mini_batch_of_prompts_is_noticed():
     assert notices("data.train_batch_size=1024", f"{key}=256") == []  # one sample a prompt: the same
 
 
+@NEEDS_PLUGINS
 def test_example_configurations_get_no_warning():
     files = [file for file in (ROOT / "examples").glob("*/*.yaml") if "actor_rollout_ref:" in file.read_text()]
     assert len(files) > 10

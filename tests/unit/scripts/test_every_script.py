@@ -21,9 +21,15 @@ from scripts.cluster_check import kit as cluster_kit
 from scripts.cluster_check.machines import Machine
 from scripts.gpu_check import kit as gpu_kit
 from scripts.gpu_check import runs as gpu_runs
+from tests.page_commands import HAS_PLUGINS
 from tests.unit.scripts.test_shell_scripts import write_programs
 
-MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "scripts").rglob("*.py"))
+SCRIPTS = [
+    path
+    for path in (ROOT / "scripts").rglob("*.py")
+    if HAS_PLUGINS or "alphaapollo.plugins." not in path.read_text(encoding="utf-8")
+]
+MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in SCRIPTS)
 # In place of main_ppo: writes two lines of metrics into the run's folder.
 MAIN_PPO = """
 import sys

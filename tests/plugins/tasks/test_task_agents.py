@@ -10,7 +10,7 @@ from alphaapollo.config.schema import Agent
 from alphaapollo.rollout.agents.runner import make_environment_variables
 from tests.unit.rollout.agents.test_runner import run_program
 
-EXAMPLES = Path(__file__).parents[4] / "examples" / "tasks"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "tasks"
 INSTRUCTION = (EXAMPLES / "local/copy-0/instruction.md").read_text().strip()  # Copy owl.txt to rice.txt.
 TASK = {
     "content": [{"role": "user", "content": INSTRUCTION}],
