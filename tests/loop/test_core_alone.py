@@ -23,6 +23,13 @@ print(alphaapollo.__file__)
 """
 
 
+SELECT = """
+def pytest_collection_modifyitems(items):
+    assert len(items) > 8000  # all tests of the core
+    items[:] = [item for item in items if item.path.parent.name in ("cli", "config")]
+"""
+
+
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the repository without the plug-ins, whose folder `site` has the installed wheel."""
@@ -64,17 +71,6 @@ def test_every_module_is_imported_and_missing_plugins_are_named(core: Path, ppo:
 
 
 def test_tests_of_the_core_are_collected_and_those_of_its_commands_pass(core: Path) -> None:
-    pytest_ = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        "..",
-        "-c",
-        "../pyproject.toml",
-    ]
-    assert " tests collected" in run(core, *pytest_, "--collect-only", "../tests")
-    run(core, *pytest_, "../tests/unit/cli", "../tests/unit/config")
+    (core / "conftest.py").write_text(SELECT)
+    words = ("-p", "no:cacheprovider", "--rootdir", "..", "-c", "../pyproject.toml", "../tests")
+    assert " passed" in run(core, sys.executable, "-m", "pytest", "-q", *words)
