@@ -26,7 +26,7 @@ from alphaapollo.processes.fork_server import ForkedContext
 
 CONTEXT = multiprocessing.get_context("forkserver")
 IMPORTS = "tests.loop.warm_imports"
-ACCEPT_ARGUMENTS = ("alphaapollo.", "tests.loop.")  # modules whose `main` does
+ACCEPT_ARGUMENTS = ("alphaapollo.", "tests.loop.", "tests.plugins.")  # modules whose `main` does
 KEPT: set[int] = set()  # pids of forked processes that are kept for later tests (stack.py)
 
 
