@@ -23,12 +23,13 @@ from alphaapollo.cli.main import SUBCOMMANDS
 from alphaapollo.utils.plugins import is_available, load_plugin
 from examples.quickstart.make_task import make_data, make_model, make_tokenizer
 from examples.smollm2.model_file import find_model_file
-from tests.loop.warm import Program, children_of_the_warm_process, is_warm_process_started, start_warm_process
+from tests.loop.warm import Program, children_of_the_warm_process, start_warm_process
 from tests.unit.metric_names import undocumented
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 600  # of a process, in seconds: only one that hangs takes so long, even on a slow and busy machine
 GUESSING_GAME = ROOT / "examples" / "guessing_game" / "environment.py"
+MARK_OF_HUB = "hub_of_tests"  # in the name of its folder
 MARK = "ALPHAAPOLLO_TEST"  # environment variable that identifies the processes of a test
 CANARY = {"TRACKER_API_KEY": "canary-3f9a1c57e2b8"}  # secret in the environment of every run
 
@@ -259,10 +260,11 @@ class Runner:
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_process(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The warm process finds hub models in an own folder, which test_documentation.py fills."""
-    if not is_warm_process_started():  # by tests of plug-ins, which have this fixture, too
-        os.environ["HF_HOME"] = str(tmp_path_factory.mktemp("hub"))
-        start_warm_process()
+    """The warm process finds hub models in an own folder, which test_documentation.py fills. Tests of plug-ins have
+    this fixture, too, so it may be called twice in a process."""
+    if MARK_OF_HUB not in os.environ.get("HF_HOME", ""):
+        os.environ["HF_HOME"] = str(tmp_path_factory.mktemp(MARK_OF_HUB))
+    start_warm_process()
 
 
 @pytest.fixture

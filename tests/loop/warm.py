@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,12 @@ ACCEPT_ARGUMENTS = ("alphaapollo.", "tests.loop.", "tests.plugins.")  # modules 
 KEPT: set[int] = set()  # pids of forked processes that are kept for later tests (stack.py)
 
 
+@cache
 def start_warm_process() -> None:
-    """Start the imports in the background. The first program waits until they are finished."""
+    """Start the imports in the background, once. The first program waits until they are finished."""
     multiprocessing.forkserver._forkserver._stop()  # other tests may have started one
     CONTEXT.set_forkserver_preload([IMPORTS])
     multiprocessing.forkserver.ensure_running()
-
-
-def is_warm_process_started() -> bool:
-    """Whether the fork server of this process is the warm process, and not one that other tests have started."""
-    return find_warm_process() is not None and IMPORTS in multiprocessing.forkserver._forkserver._preload_modules
 
 
 def find_warm_process() -> int | None:
