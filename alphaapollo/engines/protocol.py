@@ -163,7 +163,7 @@ class Engine:
         raise NotImplementedError
 
     # Weights. The trainer writes them to a folder. To engines with a weight_sender on GPUs, it sends them in buckets
-    # instead (weight_sync/transfer.py): it calls init_weight_transfer_engine once, and for each weight sync
+    # instead (engines/weight_sync/transfer.py): it calls init_weight_transfer_engine once, and for each weight sync
     # start_weight_update, update_weights for each bucket, and finish_weight_update.
 
     async def load_folder(self, folder: str) -> None:

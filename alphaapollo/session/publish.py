@@ -1,4 +1,4 @@
-"""Send the policy's weights to the engines, and verify that these compute with them (weight_sync/verification.py)."""
+"""Send the policy's weights to the engines, and verify that these compute with them (engines/weight_sync)."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""The vLLM engine. Only this package and weight_sync/vllm_* import vLLM."""
+"""The vLLM engine. Only this package and engines/weight_sync/vllm_* import vLLM."""
 
 from __future__ import annotations
