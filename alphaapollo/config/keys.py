@@ -31,10 +31,10 @@ from alphaapollo.utils.json_types import to_json_value
 from alphaapollo.utils.plugins import find_own_plugins, find_plugins, is_available, load_plugin
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
-Settings = Mapping[str, object] | str | Path | None
-"""Settings that a user passes in Python: keys and values, or the path of a YAML file."""
 MarkerT = TypeVar("MarkerT")
 SchemaClass = type[BaseModel]
+Settings = Mapping[str, object] | str | Path | None
+"""Settings that a user passes in Python: keys and values, or the path of a YAML file."""
 
 VERL_GROUP_SIZE = "actor_rollout_ref.rollout.n"
 """verl's name of env.rollout.n. Both names are accepted. If one of them is 1, the default, the other one counts."""

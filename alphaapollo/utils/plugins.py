@@ -46,7 +46,7 @@ class Plugin:
         try:
             return pkgutil.resolve_name(self.value)
         except (Exception, SystemExit) as error:  # the code of a package may raise anything
-            fix = "Fix it." if self.folder else "Fix, update or uninstall this package."
+            fix = "Install what it imports." if self.folder else "Fix, update or uninstall this package."
             raise ValueError(
                 f"{self.name} of {self.owner} cannot be imported ({self.value}): {format_error(error)}. {fix}"
             ) from error

@@ -25,9 +25,7 @@ from alphaapollo.config.schema.base import (
     Scalar,
     Section,
 )
-from alphaapollo.config.schema.plugins import PluginSections, Sections
-from alphaapollo.utils.plugins import find_plugins
-from alphaapollo.utils.registry import suggest_similar
+from alphaapollo.config.schema.plugins import PluginSections, Sections, make_name_check
 
 OptimizerName = Literal["adamw", "muon", "adamw_8bit"]
 PolicyOptimizerName = Literal[OptimizerName, "trpo"]
@@ -209,16 +207,8 @@ class EngineKwargs(Section):
 ENGINES = ("vllm", "hf", "fake")
 
 
-def check_engine_name(name: str) -> str:
-    """Return the name. Raises ValueError if neither this project nor an installed package has such an engine."""
-    known = ENGINES if name in ENGINES else (*ENGINES, *find_plugins("engines", ENGINES))
-    if name not in known:
-        raise ValueError(f"unknown engine.{suggest_similar(name, known)} Set one of {', '.join(known)}.")
-    return name
-
-
 class Rollout(Section):
-    name: Annotated[str, AfterValidator(check_engine_name)] = "vllm"
+    name: Annotated[str, make_name_check("engine", "engines", ENGINES)] = "vllm"
     """Engine: vllm; sglang (docs/engines.md); hf = slow reference implementation with transformers; fake =
     mock for tests of the loop; or an engine of an installed package (docs/plugins.md)."""
     temperature: PositiveFloat = 1.0

@@ -3,15 +3,16 @@ settings of the environment `maze` of a package."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler, PlainValidator, SerializeAsAny, ValidationInfo, create_model
+from pydantic import AfterValidator, GetCoreSchemaHandler, PlainValidator, SerializeAsAny, ValidationInfo, create_model
 
 from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema.base import Section
 from alphaapollo.utils.plugins import find_own_plugins, find_plugins
+from alphaapollo.utils.registry import suggest_similar
 
 Sections = dict[str, SerializeAsAny[Section]]
 GROUPS = {"env": ("environments", "tool_sources"), "reward": ("rewards",), "rollout": ("engines",)}
@@ -61,6 +62,19 @@ class PluginSections:
             raise ConfigError(f"{name}: expected a section with the keys {', '.join(schema.model_fields)}.")
         section: Section = context["build"](schema, dict(values)) if context else schema.model_validate(values)
         return section
+
+
+def make_name_check(kind: str, group: str, built_in: Sequence[str]) -> AfterValidator:
+    """Return a validator of a name: a built-in one, or one that a plug-in or a package adds to a group. kind: e.g.
+    engine, for the message."""
+
+    def check(name: str) -> str:
+        known = built_in if name in built_in else (*built_in, *find_plugins(group, built_in))
+        if name not in known:
+            raise ValueError(f"unknown {kind} {name}.{suggest_similar(name, known)} Use one of {', '.join(known)}.")
+        return name
+
+    return AfterValidator(check)
 
 
 def add_plugin_sections(parent: str, make_marker: Callable[[str], object]) -> Callable[[type[Section]], type[Section]]:

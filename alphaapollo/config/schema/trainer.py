@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from alphaapollo.config.schema.base import (
     ONLY_AT_START,
@@ -22,8 +22,7 @@ from alphaapollo.config.schema.base import (
 )
 from alphaapollo.config.schema.model import LoraForm
 from alphaapollo.config.schema.planned_device import PlannedDevice
-from alphaapollo.utils.plugins import find_plugins
-from alphaapollo.utils.registry import suggest_similar
+from alphaapollo.config.schema.plugins import make_name_check
 
 VALIDATES = Requires(ActiveUnless("test_freq", -1, 0))
 LOCAL_HAS_ONE_NODE = Requires(ActiveWhen("nnodes", 1), when="local")
@@ -64,17 +63,10 @@ class RunSettings(RunFolder):
         return min(60.0, (self.stall_timeout or math.inf) / 10)
 
 
-def check_tracker_name(name: str) -> str:
-    """Return the name. Raises ValueError if no plug-in and no installed package has such a tracker."""
-    if name not in (known := ["console", *find_plugins("trackers", ["console"])]):
-        raise ValueError(f"unknown tracker {name}.{suggest_similar(name, known)} Set some of {', '.join(known)}.")
-    return name
-
-
 class Training(RunSettings):
     """`trainer` section of every command that trains."""
 
-    logger: list[Annotated[str, AfterValidator(check_tracker_name)]] = ["console"]
+    logger: list[Annotated[str, make_name_check("tracker", "trackers", ("console",))]] = ["console"]
     """Trackers: console, tensorboard, wandb, mlflow, trackio, swanlab (docs/metrics.md#trackers), or that of an
     installed package (docs/plugins.md). metrics.jsonl is always written."""
     total_training_steps: PositiveInt | None = None

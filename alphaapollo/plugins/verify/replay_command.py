@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 from alphaapollo.config.errors import exit_on_config_error, report_error
-from alphaapollo.processes.entry_point import entry_point, run_program
+from alphaapollo.processes.entry_point import entry_point
 from alphaapollo.utils.hub import expand_home
 
 USAGE = """python -m alphaapollo.trainer.replay DIR [--float64] [KEY=VALUE ...]
@@ -41,7 +41,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except REPORTED_ERRORS as error:
         return report_error(error, 1)
     return 0 if print_and_check_comparison(prepared, outcome) else 1
-
-
-if __name__ == "__main__":
-    run_program(main)
