@@ -36,7 +36,6 @@ SUBCOMMANDS = {  # in the order of --help
     "quickstart": Subcommand(
         "train a small model with RL until it visibly learns: minutes, no GPU", "alphaapollo.cli.main:run_quickstart"
     ),
-    "doctor": Subcommand("check this machine: what is missing and how to fix it", "alphaapollo.cli.doctor:main"),
     "rl": Subcommand(
         "train with reinforcement learning",
         "alphaapollo.trainer.main_ppo:main",

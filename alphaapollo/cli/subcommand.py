@@ -31,7 +31,7 @@ class Subcommand:
     """Subcommand of `alphaapollo`, which accepts either the configuration keys of a `command` or other arguments."""
 
     summary: str
-    main: str  # function that is called with the arguments, e.g. alphaapollo.cli.doctor:main
+    main: str  # function that is called with the arguments, e.g. alphaapollo.trainer.main_ppo:main
     command: str = ""  # command whose keys it accepts, e.g. main_ppo (config/keys.py)
     help_keys: str = ""  # most important keys, for --help
     example: str = ""  # arguments, for --help

@@ -1,7 +1,7 @@
 """Reward functions by data source, and the processes that isolate them.
 
 base, registry                  result of a reward function; built-in reward functions by `data_source`
-short_answers, math/, code/     built-in reward functions; answers reads ground truths and final answers
+short_answers, math/            built-in reward functions; answers reads ground truths and final answers
 judges                          a language model as judge: its requests, retries and verdicts
 custom                          the user's reward function, written for this project, verl, TRL, OpenRLHF or ms-swift
 components                      extra rewards, weighted and added

@@ -16,10 +16,10 @@ from alphaapollo.rewards.components import COMPONENTS, TASK
 from alphaapollo.rewards.judges import JUDGES, check_judge_server, list_criteria
 from alphaapollo.rewards.plugins import load_plugin_reward
 from alphaapollo.types import Prompt
-from alphaapollo.utils.plugins import find_plugins, load_plugin
+from alphaapollo.utils.plugins import find_own_plugins, find_plugins, load_plugin
 from alphaapollo.utils.thoughts import remove_thoughts
 
-GRADERS = {  # name -> patterns of data sources, lower case; the first matching grader is used
+GRADERS = {  # name -> patterns of data sources, lower case; the first matching grader is used. `code` is a plug-in's
     "gsm8k": "*gsm8k* *svamp*",
     "exact": "exact exact/*",
     **{name: f"{name} {name}/*" for name in JUDGES},
@@ -31,8 +31,6 @@ GRADERS = {  # name -> patterns of data sources, lower case; the first matching 
     "*codeforces* *leetcode* *kodcode* *deepcoder* primeintellect",
     "math": "*math* *aime* *amc* *hmmt* *olympiad* *minerva* *numina* *deepscaler* *dapo*",
 }
-MODULES = {"code": "code.grader", "math": "math.grader"}
-"""Modules of the graders that are not in short_answers, which only grader processes import."""
 
 
 def find_grader(data_source: str) -> str | None:
@@ -55,7 +53,8 @@ def get_grader(data_source: str) -> str:
         return grader
     if data_source == "harbor":
         raise ValueError("task folders are graded by their tests. Set env.env_name=harbor, or agent (docs/tasks.md).")
-    patterns_of = {name: f"{name} {name}/*" for name in find_plugins("rewards")} | GRADERS
+    added = find_plugins("rewards").keys() - GRADERS.keys()
+    patterns_of = {name: f"{name} {name}/*" for name in sorted(added)} | GRADERS
     known = "; ".join(f"{name}: {', '.join(patterns.split())}" for name, patterns in patterns_of.items())
     got = f"data_source {data_source!r}" if data_source else "rows without a data_source"
     raise ValueError(
@@ -67,9 +66,7 @@ def get_grader(data_source: str) -> str:
 def load_grader(data_source: str, reward: Reward | None = None) -> RewardFunction:
     """Import the reward function of a data source. A built-in one grades a completion without its thoughts. Raises
     ValueError if no grader matches."""
-    if (grader := get_grader(data_source)) not in GRADERS:
-        function = load_plugin_reward(grader, reward or Reward())
-        assert function is not None
+    if function := load_plugin_reward(get_grader(data_source), reward or Reward()):
         return function
     grade = _load_function(data_source, "grade")
     return lambda prompt, completion: grade(prompt, remove_thoughts(completion))
@@ -77,15 +74,16 @@ def load_grader(data_source: str, reward: Reward | None = None) -> RewardFunctio
 
 def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
     """Import the function that makes an answer which the grader must score 1; it returns None if only tests exist."""
-    if (grader := get_grader(data_source)) in GRADERS:
-        function: Callable[[Prompt], str | None] = _load_function(data_source, "answer")
-        return function
-    return getattr(load_plugin("rewards", grader), "make_answer", lambda prompt: None)
+    if added := load_plugin("rewards", get_grader(data_source)):
+        return getattr(added, "make_answer", lambda prompt: None)
+    function: Callable[[Prompt], str | None] = _load_function(data_source, "answer")
+    return function
 
 
 def _load_function(data_source: str, verb: str) -> Any:
     grader = get_grader(data_source)
-    return pkgutil.resolve_name(f"alphaapollo.rewards.{MODULES.get(grader, 'short_answers')}:{verb}_{grader}")
+    module = "math.grader" if grader == "math" else "short_answers"  # imported only in grader processes
+    return pkgutil.resolve_name(f"alphaapollo.rewards.{module}:{verb}_{grader}")
 
 
 _WORDS = (
@@ -176,8 +174,12 @@ def check_judges(prompts: Iterable[Prompt], reward: Reward, is_custom: bool) -> 
 def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:
     """Raise ValueError if a data source has no grader, or a prompt lacks a ground truth that it needs."""
     prompts = list(prompts)
-    find_plugins("rewards", {TASK, *GRADERS, *COMPONENTS.names()})  # raises ValueError if they share a name
+    built_in = {TASK, *GRADERS, *COMPONENTS.names()} - find_own_plugins("rewards").keys()
+    added = find_plugins("rewards", built_in)  # raises ValueError if they share a name
     graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
+    for grader in graders.values():
+        if grader in added and added[grader].is_missing:
+            raise ValueError(added[grader].missing_error)
     lacking = [one for one in prompts if one.ground_truth is None and _needs_truth(graders[one.data_source])]
     if lacking:
         raise ValueError(

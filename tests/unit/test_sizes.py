@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-CORE = 43050  # non-blank lines of Python in alphaapollo/ without plugins/
+CORE = 42500  # non-blank lines of Python in alphaapollo/ without plugins/
 # Likewise, of each package and plug-in. Raising a number needs its reason in CHANGELOG.md, under Size.
 BUDGETS = {
     ".": 750,
     "algorithms": 2150,
     "batching": 650,
-    "cli": 550,
+    "cli": 400,
     "config": 3500,
     "controller": 2050,
     "data": 3100,
@@ -30,6 +30,8 @@ BUDGETS = {
     "planning": 1450,
     "plugins/adapters": 600,
     "plugins/chat": 250,
+    "plugins/code_grader": 550,
+    "plugins/doctor": 150,
     "plugins/evolving": 1900,
     "plugins/gguf": 350,
     "plugins/grader_audit": 200,
@@ -45,7 +47,7 @@ BUDGETS = {
     "plugins/verify": 1750,
     "plugins/viewer": 2500,
     "processes": 850,
-    "rewards": 2750,
+    "rewards": 2200,
     "rollout": 2000,
     "runs": 1550,
     "session": 950,

@@ -64,7 +64,7 @@ def test_subcommand_calls_its_main(
     ("words", "facts"),
     [
         ("", []),
-        ("quikstart", ["quikstart: ", "Did you mean 'quickstart'?", "Known: quickstart, doctor"]),
+        ("quikstart", ["quikstart: ", "Did you mean 'quickstart'?", "Known: quickstart, rl"]),
         ("sft model.pth=x", ["Did you mean 'model.path'"]),
         ("explain", []),
         ("serve .", ["has no model and no complete checkpoint yet", "Resume this run"]),

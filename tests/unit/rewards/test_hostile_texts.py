@@ -12,14 +12,9 @@ from alphaapollo.rewards.components import COMPONENTS, load_components
 from alphaapollo.rewards.judges import JUDGES, read_criteria, read_score, read_winner
 from alphaapollo.rewards.math import grader as math_grader
 from alphaapollo.rewards.registry import GRADERS, load_grader
-from alphaapollo.tools.sandbox import SandboxUnavailableError
 from alphaapollo.types import Prompt
+from alphaapollo.utils.plugins import find_own_plugins
 from alphaapollo.utils.thoughts import remove_thoughts
-
-try:
-    from alphaapollo.rewards.code import grader as code_grader
-except SandboxUnavailableError as error:
-    pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
 WORDS = r"<answer> </answer> <answer></answer> </think> ``` \boxed{ { } #### 1 1, \frac{1 ** \(".split()  # noqa: SIM905
 PHRASES = ["The answer is A. ", "The answer is a dog ", "x = 5 or ", "a the ", "SCORE\n", "\\boxed ", "```py\n``` "]
@@ -70,7 +65,6 @@ READERS = {
     "pairwise": read_winner,
     "rubric": lambda reply: read_criteria(reply, ["1"]),
     "thoughts": remove_thoughts,
-    "code": code_grader.extract_code,
     "evaluation": extract_answer,
     "reasoning_gym": find_answer_tag,
 }
@@ -101,7 +95,7 @@ def is_linear(name: str, text: tuple[str, str, str]) -> bool:
 
 
 def test_every_grader_and_component_is_measured():
-    assert {*GRADERS, *COMPONENTS.names(), *JUDGES} <= READERS.keys()
+    assert {*GRADERS, *COMPONENTS.names(), *JUDGES} <= {*READERS, *find_own_plugins("rewards")}
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -127,32 +127,6 @@ def test_the_model_reads_why_a_call_failed_and_continues(folder, monkeypatch, ca
     assert played.metrics.get("turn/invalid") == (0.0 if "python" in call else pytest.approx(1 / 3))
 
 
-PROGRAMS = [
-    ("print(4)", ""),
-    ("while True: pass", "timeout"),
-    ("while True: print('x' * 1000000)", "output"),
-    ("x = bytearray(1 << 34)", "memory"),
-    ("import os\nos.kill(os.getppid(), 9)", "error"),
-]
-
-
-def test_hostile_programs_fail_their_tests(folder):
-    """An error of the model's code is not a failure of the tool."""
-    truth = json.dumps({"inputs": [""], "outputs": ["4\n"], "time_limit": 1})
-    chats = [[Message(role="user", content=f"program {number}")] for number in range(len(PROGRAMS))]
-    prompts = [Prompt(number, "code", chat, ground_truth=truth) for number, chat in enumerate(chats)]
-
-    def write(text: str) -> str:
-        return f"```python\n{PROGRAMS[int(text.split('program ')[1][0])][0]}\n```"
-
-    worker = make_worker(folder, TextEngine(folder, write), max_prompt_length=2000, max_response_length=400)
-    groups = generate(worker, *(GroupRequest(prompt, 1, Sampling(400), stream_position=0) for prompt in prompts))
-    scores = [group.trajectories[0].score for group in groups]
-    assert [(score.outcome, score.reward) for score in scores] == [("scored", 1.0)] + [("scored", 0.0)] * 4
-    for score, (_, end) in list(zip(scores, PROGRAMS, strict=True))[1:]:
-        assert f"the code ends with {end}" in score.reason
-
-
 # tools that break: the environment failed
 
 

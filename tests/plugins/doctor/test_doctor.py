@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from alphaapollo.cli import doctor
-from alphaapollo.cli.doctor import CheckResult, check_size
+from alphaapollo.plugins.doctor import command
+from alphaapollo.plugins.doctor.command import CheckResult, check_size
 from alphaapollo.utils.versions import find_unmet_requirements, find_version, read_requirements
 
 
 def test_every_check_reports_something(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "alphaapollo.tools.sandbox")  # the doctor changes it; this restores it at the end
-    code = doctor.main([])
+    code = command.main([])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     levels = {line.split()[0] for line in lines[:-1]}
     assert levels <= {"ok", "warn", "fail", "->"}
@@ -34,8 +34,8 @@ def test_one_failure_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: p
     def failing() -> Iterator[CheckResult]:
         yield CheckResult("python", "3.10.1", "fail", "use Python 3.11")
 
-    monkeypatch.setattr(doctor, "CHECKS", (failing,))
-    assert doctor.main([]) == 1
+    monkeypatch.setattr(command, "CHECKS", (failing,))
+    assert command.main([]) == 1
     shown = capsys.readouterr().out
     assert "fail  python         3.10.1\n" in shown
     assert "-> use Python 3.11\n" in shown
@@ -48,9 +48,9 @@ def test_sizes_have_two_limits() -> None:
 
 
 def test_shared_memory_of_a_container_and_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
-    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (256, 1024))
-    memory, *_, files = doctor.check_space()
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 * 2**20))
+    monkeypatch.setattr(command.resource, "getrlimit", lambda which: (256, 1024))
+    memory, *_, files = command.check_space()
     assert (memory.level, memory.found) == ("fail", "0.1 GiB free")
     assert "--shm-size" in memory.fix
     assert files.level == "fail"
@@ -61,7 +61,7 @@ def test_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("alphaapollo.utils.memory.MEMORY_LIMIT", tmp_path / "memory.max")
     (tmp_path / "memory.max").write_text("1073741824\n")
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
-    user, sockets, memory, cpu = doctor.check_user()
+    user, sockets, memory, cpu = command.check_user()
     assert (user.level, sockets.level, memory.level, cpu.level) == ("warn", "fail", "fail", "ok")
     assert memory.found == "1.0 GiB available" and f"{len(os.sched_getaffinity(0))} cores" in cpu.found
 
@@ -70,18 +70,18 @@ def test_gpus_by_the_driver_and_by_torch(monkeypatch: pytest.MonkeyPatch) -> Non
     import torch
 
     listed = subprocess.CompletedProcess([], 0, "NVIDIA H200, 143771 MiB, 570.1\n" * 2)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *args, **named: listed)
+    monkeypatch.setattr(command.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(command.subprocess, "run", lambda *args, **named: listed)
     monkeypatch.setattr(torch.version, "cuda", None)
-    (found,) = doctor.check_gpus()
+    (found,) = command.check_gpus()
     assert found.level == "warn"
     assert found.found.startswith("2 x NVIDIA H200")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (found,) = doctor.check_gpus()
+    (found,) = command.check_gpus()
     assert (found.level, found.fix.split(",")[0]) == ("fail", "install a driver for CUDA 13.0")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    _, found = doctor.check_gpus()
+    _, found = command.check_gpus()
     assert found.level == "ok" and "expandable_segments" in found.found
 
 
@@ -90,8 +90,8 @@ def test_ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen(1)
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listening.getsockname()[1]}")
-        assert [one.level for one in doctor.check_network() if one.name == "ray"] == ["ok"]
-    assert [one.level for one in doctor.check_network() if one.name == "ray"] == ["fail"]
+        assert [one.level for one in command.check_network() if one.name == "ray"] == ["ok"]
+    assert [one.level for one in command.check_network() if one.name == "ray"] == ["fail"]
 
 
 def test_packages_against_what_is_declared() -> None:

@@ -15,9 +15,9 @@ from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
+from alphaapollo.plugins.code_grader.sandbox_program import CALLED, ENDED
+from alphaapollo.plugins.code_grader.test_cases import FunctionTests, ProgramTests, join_code, read_tests_and_time_limit
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
-from alphaapollo.rewards.code.sandbox_program import CALLED, ENDED
-from alphaapollo.rewards.code.test_cases import FunctionTests, ProgramTests, join_code, read_tests_and_time_limit
 from alphaapollo.tools.sandbox import SandboxResult, SandboxStatus, get_default_sandbox, run_python, run_python_async
 from alphaapollo.types import Prompt, Score
 from alphaapollo.utils.redaction import replace_control_characters
@@ -54,6 +54,9 @@ def answer_code(prompt: Prompt) -> None:
     tests, time_limit = read_tests_and_time_limit(prompt.ground_truth)
     if isinstance(tests, FunctionTests):
         find_function_test_failure(tests, "", time_limit)
+
+
+grade_code.make_answer = answer_code  # type: ignore[attr-defined]  # docs/plugins.md
 
 
 def _make_line(text: str) -> str:

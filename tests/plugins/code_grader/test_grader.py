@@ -15,10 +15,10 @@ try:
 except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
-from alphaapollo.rewards.code import grader
-from alphaapollo.rewards.code.grader import extract_code, grade_code, is_same_output
+from alphaapollo.plugins.code_grader import grader
+from alphaapollo.plugins.code_grader.grader import extract_code, grade_code, is_same_output
 
-HUMANEVAL = Path(__file__).parents[3] / "data/humaneval.jsonl"
+HUMANEVAL = Path(__file__).parents[2] / "data/humaneval.jsonl"
 
 
 CHECK = {

@@ -7,7 +7,7 @@ import pytest
 
 from alphaapollo.config.load import load_config
 from alphaapollo.config.schema import Config, SftConfig
-from alphaapollo.rewards.code.grader import grade_code as grade
+from alphaapollo.plugins.code_grader.grader import grade_code as grade
 from alphaapollo.rewards.registry import check_prompts_are_gradable, get_grader
 from alphaapollo.types import Outcome, Prompt
 from examples.code import task

@@ -1,0 +1,1 @@
+"""The command doctor: whether this machine can run training."""
