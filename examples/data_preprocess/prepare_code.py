@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from alphaapollo.data.files import DataRow
-from alphaapollo.plugins.code_grader.test_cases import read_tests_and_time_limit
+from alphaapollo.plugins.code_grader.problem_tests import read_tests_and_time_limit
 from examples.data_preprocess.columns import QUESTION_KEYS, Dropped, Problem, as_text, find_text, is_unicode
 from examples.data_preprocess.common import RL_SCHEMA, MakeRow, Script, rl_row
 

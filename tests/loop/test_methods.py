@@ -10,7 +10,9 @@ from tests.loop.conftest import FinishedRun, files_with_secret
 from tests.loop.replays import check_verified
 from tests.loop.stack import Case, StackRunner, parametrize
 from tests.mock_judge import MockJudge
+from tests.page_commands import HAS_PLUGINS
 
+TRACKERS = ",tensorboard,wandb" * HAS_PLUGINS
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 
 
@@ -43,8 +45,8 @@ def check_mismatch(done: FinishedRun) -> None:
 def check_trackers(done: FinishedRun) -> None:
     assert done.metrics[-1]["actor/grad_norm"] > 0
     assert done.metrics[-1]["sync/probe_gap"] < 0.1
-    assert list((done.folder / "tensorboard").glob("events.*"))
-    assert list((done.folder / "wandb").glob("offline-run-*"))
+    assert list(done.folder.glob("tensorboard/events.*")) or not HAS_PLUGINS
+    assert list(done.folder.glob("wandb/offline-run-*")) or not HAS_PLUGINS
     assert files_with_secret(done) == []
     check_verified(done, 2, {"advantages"})
 
@@ -90,7 +92,7 @@ BFLOAT16_ENGINE = (
 BFLOAT16 = (
     *("algorithm.custom_module=FOLDER/own.py", "algorithm.adv_estimator=centred", f"{MODEL}.dtype=bfloat16"),
     "trainer.record_steps=[2]",
-    *(f"{MODEL}.enable_gradient_checkpointing=True", "trainer.logger=[console,tensorboard,wandb]"),
+    *(f"{MODEL}.enable_gradient_checkpointing=True", f"trainer.logger=[console{TRACKERS}]"),
 )
 TRPO = (
     *("algorithm=trpo", "env.rollout.n=4", f"{ACTOR}.optim.cg_steps=3", f"{ROLLOUT}.name=hf", "data.val_files="),

@@ -15,8 +15,13 @@ from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
+from alphaapollo.plugins.code_grader.problem_tests import (
+    FunctionTests,
+    ProgramTests,
+    join_code,
+    read_tests_and_time_limit,
+)
 from alphaapollo.plugins.code_grader.sandbox_program import CALLED, ENDED
-from alphaapollo.plugins.code_grader.test_cases import FunctionTests, ProgramTests, join_code, read_tests_and_time_limit
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.tools.sandbox import SandboxResult, SandboxStatus, get_default_sandbox, run_python, run_python_async
 from alphaapollo.types import Prompt, Score

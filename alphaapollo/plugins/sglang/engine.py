@@ -8,7 +8,7 @@ from pathlib import Path
 from alphaapollo.config.requirements import Requirement
 from alphaapollo.engines.remote import RemoteEngine
 from alphaapollo.engines.types import EngineSpec
-from alphaapollo.plugins.sglang.settings import ARGUMENT_FILES, RESERVED_ARGUMENTS, build_environment
+from alphaapollo.plugins.sglang.server_arguments import ARGUMENT_FILES, RESERVED_ARGUMENTS, build_environment
 
 
 class RemoteSglangEngine(RemoteEngine):

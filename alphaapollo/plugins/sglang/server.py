@@ -31,7 +31,7 @@ from alphaapollo.engines.remote import receive_spec, serve
 from alphaapollo.engines.types import EngineError, EngineSpec, HttpAnswer, HttpSampling
 from alphaapollo.engines.weight_sync.transport import UpdateInfo, WeightReceipt
 from alphaapollo.plugins.sglang import cpu_kernels
-from alphaapollo.plugins.sglang.settings import (
+from alphaapollo.plugins.sglang.server_arguments import (
     BUCKET_LOADER,
     USES_CPU,
     WEIGHT_LOADER,

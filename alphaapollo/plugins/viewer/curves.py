@@ -27,6 +27,18 @@ MAIN_CURVES = (  # in this order; a validation after its training metric
     *("accuracy/majority", "accuracy/oracle", "rollout/tokens_per_second"),
 )
 COMPONENT = "/component/"  # in names of the metrics of reward components, which follow those of the reward
+HEALTH_CURVES = {  # on the page Health: heading -> beginnings of names of metrics
+    "Log-prob mismatch of engine and trainer": ("mismatch/", "sync/probe", "actor/correction"),
+    "Entropy and clipping": ("actor/entropy", "rollout/entropy", "actor/pg_clip", "actor/clip_frac", "actor/ratio"),
+    "Gradients": ("actor/grad", "actor/lr", "actor/ref_kl", "actor/old_policy_kl", "critic/vf_explained"),
+    "Groups": ("groups/",),
+    "Lengths": ("response_length/mean", "response_length/p99", "response_length/clip_ratio", "prompt_length/max"),
+    "Failures": ("outcome/", "end/", "turn/invalid", "tool/"),
+    "Staleness": ("staleness/", "async/"),
+    "Time by phase, seconds": ("timing/",),
+    "Speed": ("rollout/tokens_per_second", "speed/", "rollout/prompt_tokens_cached"),
+    "Memory, GiB": ("memory/",),
+}
 MAX_CURVES = 16
 MAX_BANDS = 24  # iterations with an interval, per kind of samples
 MAX_COLUMNS = 60  # iterations of a histogram

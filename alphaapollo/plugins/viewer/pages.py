@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from alphaapollo.config.changes import identify_command
 from alphaapollo.plugins.viewer import samples
 from alphaapollo.plugins.viewer.curves import (
+    HEALTH_CURVES,
     choose_curves,
     find_constants,
     find_validation,
@@ -47,18 +48,6 @@ MAX_RELATED = 8  # newest runs that may be in the plot on the first page
 NEWEST_FILES = 12  # iterations with samples on the page of a run
 SWEEP_COLUMNS = 6  # keys that differ
 NAMES = ("trainer.experiment_name", "trainer.output_dir", "trainer.project_name")
-HEALTH = {  # heading -> beginnings of names of metrics
-    "Log-prob mismatch of engine and trainer": ("mismatch/", "sync/probe", "actor/correction"),
-    "Entropy and clipping": ("actor/entropy", "rollout/entropy", "actor/pg_clip", "actor/clip_frac", "actor/ratio"),
-    "Gradients": ("actor/grad", "actor/lr", "actor/ref_kl", "actor/old_policy_kl", "critic/vf_explained"),
-    "Groups": ("groups/",),
-    "Lengths": ("response_length/mean", "response_length/p99", "response_length/clip_ratio", "prompt_length/max"),
-    "Failures": ("outcome/", "end/", "turn/invalid", "tool/"),
-    "Staleness": ("staleness/", "async/"),
-    "Time by phase, seconds": ("timing/",),
-    "Speed": ("rollout/tokens_per_second", "speed/", "rollout/prompt_tokens_cached"),
-    "Memory, GiB": ("memory/",),
-}
 MAX_HEALTH_CURVES = 8  # per heading
 EXAMPLES_ON_A_PAGE = 8
 ACCURACIES = {  # name of the metric -> meaning
@@ -188,7 +177,7 @@ def describe_health(query: Query) -> dict[str, object]:
     names = list_metrics(query.database, run.id)
     last = "SELECT value FROM metrics WHERE run = ? AND name = ? ORDER BY step DESC LIMIT 1"
     panels: dict[str, JsonObject] = {}
-    for heading, beginnings in HEALTH.items():
+    for heading, beginnings in HEALTH_CURVES.items():
         if panel_names := [name for name in names if name.startswith(beginnings)]:
             constants = find_constants(summarize_values(query.database, [run.id], panel_names), [run.id])
             drawn = [name for name in panel_names if name not in constants][:MAX_HEALTH_CURVES]

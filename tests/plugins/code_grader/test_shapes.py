@@ -17,7 +17,7 @@ except SandboxUnavailableError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
 from alphaapollo.plugins.code_grader.grader import answer_code, grade_code
-from alphaapollo.plugins.code_grader.test_cases import TIME_LIMIT, read_tests_and_time_limit
+from alphaapollo.plugins.code_grader.problem_tests import TIME_LIMIT, read_tests_and_time_limit
 
 ADD, SUBTRACT = "def add(a, b):\n    return a + b", "def add(a, b):\n    return a - b"
 METHOD = "class Solution:\n    def add(self, a: int, b: int) -> Optional[int]:\n        return a + b"

@@ -15,7 +15,7 @@ from alphaapollo.config.errors import ConfigError
 from alphaapollo.config.schema import Config, Data, EngineKwargs, Model, Rollout
 from alphaapollo.launch.inputs import find_local_paths
 from alphaapollo.planning.model_requirements import ModelUse, find_unsupported_features
-from alphaapollo.plugins.sglang.settings import ARGUMENT_FILES
+from alphaapollo.plugins.sglang.server_arguments import ARGUMENT_FILES
 from tests.unit.config.overrides import from_overrides
 
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -1,4 +1,4 @@
-"""SGLang's settings and outputs."""
+"""Arguments of SGLang's server, sampling settings, and outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from alphaapollo.config.schema import EngineKwargs
 from alphaapollo.data.images import EXCLUDED_LOGIT
 from alphaapollo.engines.types import EngineSpec, HttpSampling
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_digest
-from alphaapollo.plugins.sglang import patches, settings
+from alphaapollo.plugins.sglang import patches, server_arguments
 from alphaapollo.plugins.sglang.cpu_kernels import hash_murmur3
 from alphaapollo.plugins.sglang.engine import RemoteSglangEngine
 from alphaapollo.plugins.sglang.transfer import describe_bucket, flatten_bucket
@@ -57,9 +57,9 @@ FA3 = EngineKwargs(sglang={"attention_backend": "fa3"})
     ],
 )
 def test_server_arguments(spec: EngineSpec, expected: dict[str, Any]) -> None:
-    arguments = settings.build_server_arguments(spec, KV_TOKEN_BYTES)
+    arguments = server_arguments.build_server_arguments(spec, KV_TOKEN_BYTES)
     check_items(arguments, expected)
-    assert {*arguments} - settings.RESERVED_ARGUMENTS <= {"schedule_policy", "attention_backend"}
+    assert {*arguments} - server_arguments.RESERVED_ARGUMENTS <= {"schedule_policy", "attention_backend"}
 
 
 @pytest.mark.parametrize(
@@ -71,27 +71,29 @@ def test_server_arguments(spec: EngineSpec, expected: dict[str, Any]) -> None:
 )
 def test_unusable_settings(spec: EngineSpec, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        settings.build_server_arguments(spec, KV_TOKEN_BYTES)
+        server_arguments.build_server_arguments(spec, KV_TOKEN_BYTES)
 
 
 def test_environment_variables() -> None:
-    check_items(settings.build_environment(spec(cpu_threads=3)), {"OMP_NUM_THREADS": "3", "HF_HUB_OFFLINE": ...})
-    check_items(settings.build_environment(gpu_spec()), {"SGLANG_USE_CPU_ENGINE": ..., "OMP_NUM_THREADS": ...})
+    check_items(
+        server_arguments.build_environment(spec(cpu_threads=3)), {"OMP_NUM_THREADS": "3", "HF_HUB_OFFLINE": ...}
+    )
+    check_items(server_arguments.build_environment(gpu_spec()), {"SGLANG_USE_CPU_ENGINE": ..., "OMP_NUM_THREADS": ...})
 
 
 @needs_sglang
 def test_sglang_accepts_the_arguments_of_gpus() -> None:
-    built = [settings.build_server_arguments(gpu_spec(kind), 1) for kind in ("ipc", "adapter")]
+    built = [server_arguments.build_server_arguments(gpu_spec(kind), 1) for kind in ("ipc", "adapter")]
     code = "import json, sys; from sglang.srt.server_args import ServerArgs\n"
     code += "for arguments in json.loads(sys.argv[1]): print(ServerArgs(**arguments).mem_fraction_static)"
-    environment = {**os.environ, **settings.build_environment(spec())}  # without a GPU
+    environment = {**os.environ, **server_arguments.build_environment(spec())}  # without a GPU
     words = [str(RemoteSglangEngine.find_python()), "-c", code, json.dumps(built)]
     done = subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["0.5", "0.5"]
 
 
 def test_sampling_settings() -> None:
-    params = settings.make_sampling_params(
+    params = server_arguments.make_sampling_params(
         Sampling(5, temperature=0.0, top_k=0, seed=7, stop_token_ids=(2, 3), stop=("x",))
     )
     assert params["max_new_tokens"] == 5 and params["top_k"] == -1 and params["sampling_seed"] == 7
@@ -106,11 +108,11 @@ def answer(finish: str, **meta: Any) -> dict[str, Any]:
 
 
 def test_completions() -> None:
-    one = settings.build_completion(answer("stop"))
+    one = server_arguments.build_completion(answer("stop"))
     assert one.token_ids == [4, 5, 6] and one.logprobs == [-0.5, -1.5, -2.5] and one.num_cached_tokens == 2
     assert one.stop_reason is StopReason.STOP and one.weight_versions == [(7, 3)]
     spans = [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 3}]
-    other = settings.build_completion(answer("length", weight_versions=spans))
+    other = server_arguments.build_completion(answer("length", weight_versions=spans))
     assert other.stop_reason is StopReason.LENGTH and other.weight_versions == [(6, 1), (7, 2)]
 
 
@@ -172,10 +174,10 @@ def test_excluded_tokens_have_no_probability() -> None:
 
 
 def test_http_requests() -> None:
-    params = settings.make_http_params(HttpSampling(Sampling(4, seed=2), {"frequency_penalty": 0.5}))
+    params = server_arguments.make_http_params(HttpSampling(Sampling(4, seed=2), {"frequency_penalty": 0.5}))
     check_items(params, {"max_new_tokens": 4, "frequency_penalty": 0.5})
     with pytest.raises(ValueError, match="min_p: SGLang"):
-        settings.make_http_params(HttpSampling(Sampling(4), {"min_p": 0.1}))
+        server_arguments.make_http_params(HttpSampling(Sampling(4), {"min_p": 0.1}))
 
 
 def test_http_answers() -> None:
@@ -184,12 +186,12 @@ def test_http_answers() -> None:
         "input_token_logprobs": [(None, 1, None), (-0.3, 2, None)],
         "input_top_logprobs": [None, [(-0.2, 8, None)]],
     }
-    one = settings.build_http_answer(answer("stop", **top, **prompt))
+    one = server_arguments.build_http_answer(answer("stop", **top, **prompt))
     assert one.logprobs == [{4: -0.5, 9: -0.1}, {5: -1.5}, {6: -2.5}] and one.stop_string == ""
     assert one.prompt_logprobs == [{2: -0.3, 8: -0.2}]
     ended = answer("stop", input_token_logprobs=[])
     ended["meta_info"]["finish_reason"]["matched"] = "#"
-    one = settings.build_http_answer(ended)
+    one = server_arguments.build_http_answer(ended)
     assert one.stop_string == "#" and one.logprobs == [{4: -0.5}, {5: -1.5}, {6: -2.5}]
 
 
