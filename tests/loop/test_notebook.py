@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.loop.conftest import DEADLINE, MARK, ROOT, Runner, processes_of, wait_until_nothing_is_left
+from tests.page_commands import NEEDS_PLUGINS
 
 nbclient = pytest.importorskip("nbclient", reason="runs notebooks: it is in requirements/dev.txt, with ipykernel")
 pytest.importorskip("ipykernel", reason="runs notebooks: it is in requirements/dev.txt, with nbclient")
@@ -33,6 +34,7 @@ def shown(cell: Any, kind: str) -> str:
     return "".join(output.get("data", {}).get(kind, "") for output in cell.outputs)
 
 
+@NEEDS_PLUGINS  # it chats
 def test_tour_notebook(ppo: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = nbformat.read(ROOT / "examples/notebook/tour.ipynb", as_version=4)
     nbformat.validate(notebook)
