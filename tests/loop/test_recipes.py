@@ -9,6 +9,7 @@ import pytest
 
 from scripts.recipes import RECIPES
 from tests.loop.conftest import run_forked
+from tests.page_commands import NEEDS_PLUGINS
 from tests.unit.examples.test_recipes import prepared  # noqa: F401 (a fixture)
 
 REWARD = '''
@@ -36,7 +37,10 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("task", [pytest.param("math_tools", marks=pytest.mark.nightly), "search"])
+NIGHTLY = pytest.param("math_tools", marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("task", [NIGHTLY, pytest.param("search", marks=NEEDS_PLUGINS)])  # local_rag is a plug-in's
 def test_a_recipe_trains_and_evaluates(task: str, prepared: Path, tmp_path: Path):  # noqa: F811
     (prepared / "reward.py").write_text(REWARD)
     recipe = ["--config-dir", RECIPES / task, *SHORT, "--config-name"]
