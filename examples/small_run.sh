@@ -22,6 +22,7 @@ echo "== creating a task, a tokenizer and a tiny model"
 echo "== warm-up: SFT on demonstrations that leave one choice open (examples/$example/sft.yaml)"
 "$python" -m alphaapollo.trainer.main_sft --config-dir "examples/$example" --config-name sft \
     data.train_files="$out/data/sft.parquet" model.path="$out/model" "${run[@]}"
+[ -d alphaapollo/plugins/verify ] || run+=(trainer.verify_first_iteration=false) # without the plug-in that verifies it
 echo "== RL with Ray, FSDP2 and vLLM; only the reward tells which choice is correct (examples/$example/$config.yaml)"
 "$python" -m alphaapollo.trainer.main_ppo --config-dir "examples/$example" --config-name "$config" \
     data.train_files="$out/data/train.parquet" data.val_files="$out/data/val.parquet" \
