@@ -77,7 +77,7 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
     def compute_loss_denominators(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         """Count this rank's pairs (or single answers) and tokens. For KTO, also sum the log-ratios for the KL."""
         compared = len(batch.rows) // (2 if self.preference_loss.is_pairwise else 1)
-        counts = {"compared": torch.tensor(compared), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
+        counts = {"examples": torch.tensor(compared), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
         if self.preference_loss.is_pairwise:
             return counts
         return counts | {"kl": self._sum_log_ratios_of_unrelated_answers(batch)}
@@ -93,11 +93,11 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             lengths=lengths,
             is_desirable=self.builder.to_device(batch.is_good[row_indices]),
             ref_logp=None if batch.ref_logps is None else self.builder.to_device(batch.ref_logps[row_indices]),
-            kl=None if self.preference_loss.is_pairwise else torch.tensor(counts["kl"] / counts["compared"]),
+            kl=None if self.preference_loss.is_pairwise else torch.tensor(counts["kl"] / counts["examples"]),
         )
         output = self.preference_loss(answers, self.preference)
         metrics = output.metric_sums | count_correct_by_source(batch, row_indices, output.is_correct, self.builder)
-        return output.losses.sum() / counts["compared"], metrics
+        return output.losses.sum() / counts["examples"], metrics
 
     @torch.no_grad()
     def _sum_log_ratios_of_unrelated_answers(self, batch: PreferenceBatch) -> Tensor:
@@ -132,7 +132,7 @@ def count_correct_by_source(
     sources = builder.to_device(batch.sources[row_indices[::step]])
     for index, name in enumerate(batch.source_names):
         is_own = sources == index
-        sums |= {f"{name}/compared": is_own.sum(), f"{name}/right": (correct & is_own).sum()}
+        sums |= {f"{name}/examples": is_own.sum(), f"{name}/right": (correct & is_own).sum()}
     return sums
 
 
@@ -156,7 +156,10 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
         self.shared_prompts = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
 
     def compute_loss_denominators(self, batch: PreferenceBatch) -> dict[str, Tensor]:
-        return {"compared": torch.tensor(len(batch.rows) // 2), "tokens": torch.tensor(int(batch.rows.lengths.sum()))}
+        return {
+            "examples": torch.tensor(len(batch.rows) // 2),
+            "tokens": torch.tensor(int(batch.rows.lengths.sum())),
+        }
 
     def compute_loss(
         self, batch: PreferenceBatch, row_indices: list[int], counts: Mapping[str, float]
@@ -174,4 +177,4 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
             "score_square": scores.double().square().sum(),
         }
         correct = count_correct_by_source(batch, row_indices, chosen > rejected, self.builder)
-        return losses.sum() / counts["compared"], sums | correct
+        return losses.sum() / counts["examples"], sums | correct

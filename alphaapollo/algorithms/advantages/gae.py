@@ -1,6 +1,6 @@
 """Advantages per token: REINFORCE, GAE (for PPO with a critic), REINFORCE++ (arXiv 2501.03262, version 9) and ReMax.
 
-The functions get one row per trajectory. Both results are 0 outside the mask.
+The functions get one row per trajectory. Advantages and returns are 0 outside the mask.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
 
 @register_estimator("reinforce", "token_rewards", "mask", "baseline", "gamma", "baseline_decay", **PER_TOKEN)
 def reinforce(token_rewards: Tensor, mask: Tensor, baseline: float, gamma: float, decay: float | None) -> Advantages:
-    """Compute G_k - b (Williams, 1992): the reward-to-go of each action token minus a constant, 0 without
+    """Compute G_k - b (Williams, 1992): the reward-to-go of each action token minus a constant b, which is 0 without
     algorithm.baseline_decay. The gradient is unbiased, because earlier iterations determine b (`next_baseline`)."""
     returns = reward_to_go(token_rewards, mask, gamma)
     return Advantages(returns - (0.0 if decay is None else baseline), returns)

@@ -59,13 +59,13 @@ def turn_group(
     Returns advantages [N, K], 0 outside the mask.
     """
     is_turn = mask.bool()
-    compared = is_turn if baseline == "return_alive" else torch.ones_like(is_turn)
-    group_of = groups.group_index[:, None].expand_as(mask)[compared]
-    turn_of = torch.arange(mask.shape[1]).expand_as(mask)[compared]
-    cells = Groups.from_ids(group_of * mask.shape[1] + turn_of)  # returns of one turn index in one group
-    is_alone = (cells.sizes == 1)[cells.group_index] & (groups.sizes > 1)[group_of]
+    is_compared = is_turn if baseline == "return_alive" else torch.ones_like(is_turn)
+    group_index = groups.group_index[:, None].expand_as(mask)[is_compared]
+    turn_index = torch.arange(mask.shape[1]).expand_as(mask)[is_compared]
+    same_turns = Groups.from_ids(group_index * mask.shape[1] + turn_index)  # by prompt and index of the turn
+    is_alone = (same_turns.sizes == 1)[same_turns.group_index] & (groups.sizes > 1)[group_index]
     advantages = torch.zeros_like(returns)
-    advantages[compared] = torch.where(is_alone, returns[compared], rloo(returns[compared], cells))
+    advantages[is_compared] = torch.where(is_alone, returns[is_compared], rloo(returns[is_compared], same_turns))
     return advantages * mask
 
 
