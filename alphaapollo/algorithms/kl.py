@@ -156,9 +156,8 @@ def forward_kl(logp: Tensor, logq: Tensor) -> Tensor:
 def spread_tail(logp: Tensor, top_ids: Tensor, top_logq: Tensor, tail: Tensor) -> Tensor:
     """Extend the log-probs of q's k most probable tokens to all tokens, for a divergence over k + 1 outcomes.
 
-    The other tokens, the tail, share q's remaining probability in proportion to p. Therefore p / q is constant on them,
-    so that value and gradient of every Divergence over the vocabulary equal those over the k tokens and one outcome for
-    the tail.
+    All other tokens, the tail, share the probability of the tail in proportion to p. As p / q is constant on the tail,
+    value and gradient of every Divergence over the vocabulary equal those over the k tokens and one outcome for it.
 
     Args:
         logp: [..., V].

@@ -129,9 +129,8 @@ class Groups:
 
     def max(self, values: Tensor) -> Tensor:
         """Compute the maximum of each group. [N] -> [G]."""
-        return values.new_zeros(len(self.sizes)).scatter_reduce_(
-            0, self.group_index, values, "amax", include_self=False
-        )
+        maxima = values.new_zeros(len(self.sizes))
+        return maxima.scatter_reduce_(0, self.group_index, values, "amax", include_self=False)
 
     def take_value_per_group(self, values: Tensor) -> Tensor:
         """Return the value that all samples of a group have in common. [N], equal within each group -> [G]."""

@@ -1,10 +1,9 @@
 """Test whether tokens are samples of the policy's distributions.
 
-The surprise log p(token) + H(p) of a token that is sampled from p has mean 0 and variance Var(log p). The token equals
-the one that an earlier sample has at this position, t, with probability p(t). Sums of surprises, and of repetitions
-minus p(t), are therefore martingales, whatever ends a response. A martingale with steps x of variances v has
-sub-Gaussian tails on the scale sqrt(sum(x^2 + 2 v) / 3), for any distributions (Delyon 2009, doi
-10.1214/EJP.v14-593).
+The surprise log p(token) + H(p) of a token sampled from p has mean 0 and variance Var(log p). The token repeats token t
+of an earlier sample at this position with probability p(t). Sums of surprises, and of repetitions minus p(t), are thus
+martingales, whatever ends a response. A martingale with steps x of variances v has sub-Gaussian tails on the scale
+sqrt(sum(x^2 + 2 v) / 3), for any distributions (Delyon 2009, doi 10.1214/EJP.v14-593).
 """
 
 from __future__ import annotations

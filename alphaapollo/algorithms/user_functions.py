@@ -34,9 +34,8 @@ class FunctionRegistry(Registry[EntryT]):
         declarations: optional fields of the entry. With `reads` (or `takes`), a run warns about keys that are not read.
         """
         if takes:
-            declarations = {
-                "reads": tuple(key for key in takes if key in self._config_class.model_fields)
-            } | declarations
+            reads = tuple(key for key in takes if key in self._config_class.model_fields)
+            declarations = {"reads": reads} | declarations
         return self.register(name, lambda fn: self._entry_class(name, _unpack(fn, takes), **declarations))
 
 

@@ -46,9 +46,9 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         u, weight, factor = ctx.saved_tensors
-        grad_u, along = (grad * weight).float(), u.to(torch.float32, copy=True)
-        share = torch.linalg.vecdot(grad_u, along).div_(u.shape[-1])[..., None]
-        grad_x = grad_u.sub_(along.mul_(share)).mul_(factor).to(u.dtype)
+        grad_u, float_u = (grad * weight).float(), u.to(torch.float32, copy=True)
+        mean_product = torch.linalg.vecdot(grad_u, float_u).div_(u.shape[-1])[..., None]
+        grad_x = grad_u.sub_(float_u.mul_(mean_product)).mul_(factor).to(u.dtype)
         if not ctx.needs_input_grad[1]:
             return grad_x, None, None
         products = (grad * u).reshape(-1, u.shape[-1])

@@ -105,7 +105,7 @@ def load_example_image(model: Model) -> ImageInput | None:
 
 
 def make_image_arguments(method: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Select the tensors of a processor that a method of the model takes; some processors return others, too."""
+    """Select the tensors of a processor that a method of the model takes. Some processors return further tensors."""
     accepted = inspect.signature(method).parameters
     return {name: tensor for name, tensor in tensors.items() if name in accepted}
 

@@ -50,23 +50,23 @@ _read_split_sizes: ContextVar[ReadSizes] = ContextVar("read_split_sizes", defaul
 
 
 def keep_split_sizes() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return contexts for a checkpointed layer's forward pass and its recomputation, which exchanges as many tokens and
-    does not wait for the GPU again (`context_fn` of torch.utils.checkpoint)."""
-    kept: list[list[list[int]]] = []
+    """Return two contexts for a checkpointed layer (`context_fn` of torch.utils.checkpoint). The first keeps the split
+    sizes of its forward pass. The second uses them in the recomputation, which does not wait for the GPU again."""
+    kept_sizes: list[list[list[int]]] = []
 
     def read_and_keep(sizes: Tensor) -> list[list[int]]:
-        kept.append(sizes.tolist())
-        return kept[-1]
+        kept_sizes.append(sizes.tolist())
+        return kept_sizes[-1]
 
     @contextmanager
-    def use(read: ReadSizes) -> Iterator[None]:
+    def read_sizes_with(read: ReadSizes) -> Iterator[None]:
         token = _read_split_sizes.set(read)
         try:
             yield
         finally:
             _read_split_sizes.reset(token)
 
-    return use(read_and_keep), use(lambda _: kept.pop(0))
+    return read_sizes_with(read_and_keep), read_sizes_with(lambda _: kept_sizes.pop(0))
 
 
 @torch.compiler.disable
@@ -85,8 +85,8 @@ def _exchange_and_compute(
     local_experts = torch.arange(counts.shape[1], device=hidden.device).repeat(size)
     outputs = compute(pairs, local_experts.repeat_interleave(received.flatten(), output_size=len(pairs)))
     returned = all_to_all_single_autograd(outputs, sent_sizes, received_sizes, group)
-    of_tokens = returned[order.argsort()].view(num_tokens, k, -1)
-    return (of_tokens * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
+    expert_outputs = returned[order.argsort()].view(num_tokens, k, -1)
+    return (expert_outputs * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
 
 
 def _compute_local_experts(

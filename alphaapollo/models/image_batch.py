@@ -36,29 +36,29 @@ def make_image_batch(
     tokens among positions; returns their positions in the rank's part, and their indices.
     """
     images: dict[str, tuple[int, ImageInput]] = {}
-    positions, numbers, offsets = [], [], []
+    positions, image_numbers, offsets = [], [], []  # of all placeholders; offset: index in its image
     for row, row_images in enumerate(rows.images or ()):
         start = rows.token_offsets[row]
         positions.append(start + find_placeholders(rows.token_ids[start : rows.token_offsets[row + 1]], row_images))
         for image in row_images:
             number, _ = images.setdefault(image.digest, (len(images), image))
-            numbers.append(np.full(image.num_placeholders, number))
+            image_numbers.append(np.full(image.num_placeholders, number))
             offsets.append(np.arange(image.num_placeholders))
     if not images:
         return None
-    flat, first = np.unique(flat_indices[np.concatenate(positions)], return_index=True)
-    local, selected = find_local(flat)
-    chosen = first[selected]
-    used, image_indices = np.unique(np.concatenate(numbers)[chosen], return_inverse=True)
-    if not len(used):
+    flat_positions, placeholders = np.unique(flat_indices[np.concatenate(positions)], return_index=True)
+    local_positions, selected = find_local(flat_positions)
+    chosen = placeholders[selected]
+    used_numbers, image_indices = np.unique(np.concatenate(image_numbers)[chosen], return_inverse=True)
+    if not len(used_numbers):
         return None
-    distinct = [image for number, image in images.values() if number in used]
+    distinct = [image for number, image in images.values() if number in used_numbers]
     starts = compute_offsets(np.array([image.num_placeholders for image in distinct]))
     return ImageBatch(
         tensors={
             name: to_device(np.concatenate([image.tensors[name] for image in distinct])) for name in distinct[0].tensors
         },
-        positions=to_device(local),
+        positions=to_device(local_positions),
         feature_indices=to_device(starts[image_indices] + np.concatenate(offsets)[chosen]),
         num_features=int(starts[-1]),
     )

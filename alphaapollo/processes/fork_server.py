@@ -3,8 +3,7 @@ second instead of ten.
 
     this process --- fork server (imports modules once) --- process, process, ...
 
-A driver may start the fork server of its workers early (`share_fork_server`), so that the fork server imports while the
-driver checks its inputs.
+A driver may start its workers' fork server (`share_fork_server`) early, to import while the driver checks its inputs.
 """
 
 from __future__ import annotations

@@ -101,10 +101,8 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     turns = inputs.turns
     rewards, joined = turns.join(turns.sum_rewards(inputs.token_rewards))
     returns = joined.split(reward_to_go(rewards, joined.mask, config.gamma))[:, 0]  # Eq. 5
-    divides_by_std = config.norm_adv_by_std_in_grpo
-    turn_advantages = normalize(returns, Groups.from_ids(turns.anchor_ids), divides_by_std)
-    episode_advantages = from_scores(
-        inputs, lambda scores, groups: normalize(scores, groups, divides_by_std)
-    ).advantages
+    std_norm = config.norm_adv_by_std_in_grpo
+    turn_advantages = normalize(returns, Groups.from_ids(turns.anchor_ids), std_norm)
+    episode_advantages = from_scores(inputs, lambda scores, groups: normalize(scores, groups, std_norm)).advantages
     advantages = episode_advantages + config.gigpo_step_weight * turns.expand_to_tokens(turn_advantages)
     return Advantages(advantages, turns.expand_to_tokens(returns))
