@@ -21,8 +21,8 @@ def sum_surprises(stats: np.ndarray, engine_logp: np.ndarray) -> np.ndarray:
     """Return NUM_SUMS sums for the surprises of n tokens. stats [n, 3]: log p(token), H(p) and Var(log p). -> [4]"""
     logp, entropy, variance = stats.T.astype(np.float64)
     surprise, mismatch = logp + entropy, logp - engine_logp
-    scale = (surprise @ surprise + 2 * variance.sum()) / 3
-    return np.array([surprise.sum(), scale, mismatch @ mismatch, variance.sum()])
+    squared_scale = (surprise @ surprise + 2 * variance.sum()) / 3
+    return np.array([surprise.sum(), squared_scale, mismatch @ mismatch, variance.sum()])
 
 
 def sum_repetitions(samples: Sequence[tuple[Sequence[int], Sequence[float]]]) -> np.ndarray:
@@ -41,6 +41,6 @@ def sum_repetitions(samples: Sequence[tuple[Sequence[int], Sequence[float]]]) ->
 def compute_z(sums: np.ndarray) -> float:
     """Return the sum of x in units of its scale, after subtracting what the log-prob mismatch of engine and trainer can
     explain: at most sqrt(sum of squared mismatches * sum of v), by the Cauchy-Schwarz inequality."""
-    total, scale, squared_mismatch, variance = sums
+    total, squared_scale, squared_mismatch, variance = sums
     unexplained = max(0.0, abs(total) - math.sqrt(squared_mismatch * variance))
-    return math.copysign(unexplained / math.sqrt(scale), total) if scale > 0 else 0.0
+    return math.copysign(unexplained / math.sqrt(squared_scale), total) if squared_scale > 0 else 0.0

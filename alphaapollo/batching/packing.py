@@ -280,7 +280,7 @@ def distribute_preference_examples(
     ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
     unrelated_rows = [example.unrelated_answer for example in examples if example.unrelated_answer is not None]
     assert len(unrelated_rows) in (0, len(examples)), "single answers and pairs cannot be mixed"
-    unrelated = _distribute_rows(unrelated_rows, range(len(unrelated_rows)), num_ranks, max_tokens, padded, False)
+    unrelated = _distribute_rows(unrelated_rows, range(len(unrelated_rows)), num_ranks, max_tokens, padded)
     unrelated_ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
     return [
         PreferenceBatch(
@@ -323,7 +323,7 @@ def _distribute_rows(
     num_ranks: int,
     max_tokens: int,
     padded: bool,
-    uses_shared_prompts: bool,
+    uses_shared_prompts: bool = False,
 ) -> BatchLayout:
     """Distribute a mini-batch to ranks and micro-batches. example_ids: example of each row; its rows stay together."""
     return build_batch_layout(

@@ -38,7 +38,7 @@ class SharedPrompts:
         Returns two int64 arrays [prefixes + R]: number of tokens of each sequence, and number of preceding prefix
         tokens that it also attends to (0 for a prefix). `lengths` [R]: lengths of the rows, including their prefixes.
         """
-        first = np.unique(self.prefix_ids, return_index=True)[1]
+        _, first = np.unique(self.prefix_ids, return_index=True)
         shared, rest = self.lengths[first], lengths - self.lengths
         return np.concatenate([shared, rest]), np.concatenate([np.zeros_like(shared), self.lengths])
 
@@ -103,8 +103,8 @@ def _group_by_prefix(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]
     for end in range(1, len(order) + 1):
         prefix_lengths = np.minimum.accumulate(common_lengths[: end - 1][::-1])  # of last groups of 2 to `end` prompts
         gains = saved[:end][::-1] + np.concatenate([[0], np.arange(1, end) * prefix_lengths])
-        num_sharing = int(gains.argmax())  # prompts in the last group, beside prompt end - 1
-        saved[end], first[end] = gains[num_sharing], end - 1 - num_sharing
+        num_others = int(gains.argmax())  # prompts in the last group, beside prompt end - 1
+        saved[end], first[end] = gains[num_others], end - 1 - num_others
     groups, end = [], len(order)
     while end:
         start = int(first[end])

@@ -1,6 +1,6 @@
 """float32 matrix products through oneDNN, for CPUs on which MKL is slow.
 
-torch computes float32 products with MKL, which uses AVX-512 on Intel processors only. oneDNN, which torch ships too,
+torch computes float32 products with MKL, which uses AVX-512 on Intel processors only. oneDNN, another part of torch,
 uses AVX-512 on other CPUs: 230 instead of 105 GFLOP/s per core on an AMD EPYC 9005. Both compute in IEEE float32.
 """
 

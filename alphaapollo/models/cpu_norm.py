@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 
 def use_short_norms(model: nn.Module) -> None:
-    """Replace the RMS norms of the model that compute what Llama's does, as those of most architectures do."""
+    """Replace the model's RMS norms whose code is that of Llama's norm, as in most architectures."""
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     code = LlamaRMSNorm.forward.__code__
     for module in model.modules():
-        own = getattr(type(module).forward, "__code__", code)
-        if (own.co_code, own.co_consts, own.co_names) == (code.co_code, code.co_consts, code.co_names):
+        own_code = getattr(type(module).forward, "__code__", code)
+        if (own_code.co_code, own_code.co_consts, own_code.co_names) == (code.co_code, code.co_consts, code.co_names):
             module.forward = MethodType(_forward_norm, module)
 
 

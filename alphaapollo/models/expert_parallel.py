@@ -77,7 +77,7 @@ def _exchange_and_compute(
     size, (num_tokens, k) = group.size(), chosen.shape
     experts, order = chosen.flatten().sort(stable=True)
     counts = experts.new_zeros(num_experts).scatter_add_(0, experts, torch.ones_like(experts))
-    counts = counts.view(size, -1)  # number of pairs by rank and its experts
+    counts = counts.view(size, -1)  # token-expert pairs for each expert of each rank
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)
     sent_sizes, received_sizes = _read_split_sizes.get()(torch.stack([counts.sum(1), received.sum(1)]))

@@ -198,7 +198,7 @@ def check_exported_outputs(expected: list[float], exported: list[float], dtype: 
     allowed = TOLERANCES[dtype] * (1 + float(reference.abs().mean()))
     if not difference <= allowed:  # also true for NaN
         raise ValueError(
-            f"the outputs of the written model differ from those before by {difference:.1e} on average, but rounding "
+            f"the outputs of the written model differ from the original's by {difference:.1e} on average, but rounding "
             f"explains only {allowed:.0e}. The result is discarded."
         )
     return difference

@@ -77,13 +77,13 @@ def compute_mrope_positions(rows: Rows) -> np.ndarray | None:
 def _compute_row_positions(token_ids: np.ndarray, images: Sequence[ImageInput]) -> np.ndarray:
     """Compute the M-RoPE position ids of one row, as transformers' get_rope_index does: an image of h x w placeholders
     takes max(h, w) positions. int64 [3, T]"""
-    steps, placed = np.ones(len(token_ids), dtype=np.int64), np.zeros((3, len(token_ids)), dtype=np.int64)
-    placeholders, done = find_placeholders(token_ids, images), 0
+    steps, offsets = np.ones(len(token_ids), dtype=np.int64), np.zeros((3, len(token_ids)), dtype=np.int64)
+    placeholders, num_done = find_placeholders(token_ids, images), 0
     for image in images:
         assert image.grid is not None, "all images of a model with M-RoPE have a grid"
         height, width = image.grid
-        first, end = placeholders[done], placeholders[done] + height * width
+        first, end = placeholders[num_done], placeholders[num_done] + height * width
         steps[first:end], steps[end - 1] = 0, max(height, width)
-        placed[1, first:end], placed[2, first:end] = np.divmod(np.arange(height * width), width)
-        done += height * width
-    return placed + np.cumsum(steps) - steps
+        offsets[1, first:end], offsets[2, first:end] = np.divmod(np.arange(height * width), width)
+        num_done += height * width
+    return offsets + np.cumsum(steps) - steps

@@ -239,7 +239,7 @@ class ExpertLoadBalancer:
             return 0.0
         assert routing.probabilities is not None
         stacked = torch.stack([routing.counts.sum(0), routing.probabilities.detach()])
-        dist.all_reduce(stacked)  # over all ranks: those of one sequence have routed different tokens of it
+        dist.all_reduce(stacked)  # over all ranks, because ranks that share a sequence route different tokens
         counts, probabilities = stacked
         tokens = counts.sum().clamp(min=1.0) / self.routers.sizes.experts_per_token
         share = tokens / self.tokens

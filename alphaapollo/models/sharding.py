@@ -210,7 +210,7 @@ class TensorOffloader:
     """Moves the tensors that `list_tensors` returns to host memory and back, if enabled. Host buffers are reused.
 
     An offloaded tensor loses its storage but remains the same object, so views of FSDP and references of the optimizer
-    remain valid. Computing with it crashes the process, so its owner must reload it first.
+    remain valid. A computation with an offloaded tensor crashes the process, so its owner must reload it first.
     """
 
     def __init__(self, list_tensors: Callable[[], Iterable[Tensor]], enabled: bool):

@@ -58,7 +58,7 @@ def new_run_id() -> str:
 def treat_signals_as_ctrl_c() -> Iterator[None]:
     """Context manager that treats SIGTERM and SIGHUP (unless under nohup) as Ctrl-C.
 
-    A second one within a second is ignored: `timeout` and job systems signal a process and then its group. SIGINT is
+    A second signal within a second is ignored: `timeout` and job systems signal a process and then its group. SIGINT is
     also handled in background jobs of shell scripts, which start with SIGINT ignored.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *JOB_SIGNALS)}

@@ -52,8 +52,8 @@ def make_teacher_model_sections(policy: Model, teacher: Teacher) -> dict[str, Mo
     with the teacher's path, without LoRA."""
     changes = {"tokenizer_path": "", "lora_rank": 0, "enable_gradient_checkpointing": False}
     return {
-        key: policy.model_copy(update={"path": own.path, "trust_remote_code": own.trust_remote_code, **changes})
-        for key, own in teacher.local_models.items()
+        key: policy.model_copy(update={"path": local.path, "trust_remote_code": local.trust_remote_code, **changes})
+        for key, local in teacher.local_models.items()
     }
 
 

@@ -147,7 +147,7 @@ class PolicyWorker(PolicyLearner):
             columns: advantages etc. of all rows of the batch.
             mini_batches: mini-batches to train on, if some rows are left out; None: those of the loaded batch.
             skip_bad_step: skip an optimizer step with a non-finite gradient instead of raising FloatingPointError.
-            measures_entropy: compute the entropy also if the loss does not need it.
+            measures_entropy: compute the entropy even if the loss does not need it.
             kl_coef: coefficient of ppo_kl; None: the configured one.
 
         Raises ValueError if the first batch shares prompts and the model does not support shared prompts.

@@ -36,7 +36,7 @@ class TrainedRows:
     batch: RankBatch
     mini_batch: MiniBatch
     loss: PolicyLoss | UserLoss
-    columns: Columns[np.ndarray]  # of a policy loss; without old log-probs, they are those of the forward pass
+    columns: Columns[np.ndarray]  # inputs of a policy loss; no old log-probs: those of the forward pass
     kl_coef: float | None = None  # coefficient of ppo_kl; None: the configured one
     needs_entropy: bool = False
     logprobs: TokenParts | None = None  # list to which the log-probs of the forward passes are appended

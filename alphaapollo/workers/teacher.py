@@ -122,9 +122,8 @@ class TeacherGroup(PolicyPlugin):
                 MiniBatch([[row for row in micro if weights[row]] for micro in mini_batch.micro_batches])
                 for mini_batch in batch.mini_batches
             ]
-            total = total + np.repeat(weights, rows.response_lengths) * model.compute_log_probs_of_rows(
-                batch, used_rows
-            )
+            log_probs = model.compute_log_probs_of_rows(batch, used_rows)
+            total = total + np.repeat(weights, rows.response_lengths) * log_probs
         return total
 
     def begin_update(self, batch: RankBatch) -> None:
@@ -236,7 +235,7 @@ def load_teacher(worker: PolicyLearner, teacher: Teacher, models: Mapping[str, M
     """Load the teachers on the ranks, `models` by configuration key, or a self-teacher."""
     if teacher.uses_self_teacher:
         return MovingAverageTeacher(worker, teacher)
-    loaded = {key: FrozenTeacher(worker, models[key], own.fsdp_config) for key, own in teacher.local_models.items()}
+    loaded = {key: FrozenTeacher(worker, models[key], local.fsdp_config) for key, local in teacher.local_models.items()}
     checks = [worker.shared_prompts, *(model.shared_prompts for model in loaded.values())]
     worker.shared_prompts.unsupported_reason = next(filter(None, (check.unsupported_reason for check in checks)), None)
     return TeacherGroup(teacher, loaded)
