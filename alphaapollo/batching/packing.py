@@ -69,10 +69,11 @@ def build_batch_layout(
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
     for bundles, _, shares in steps:
-        bundle_tokens = [[tokens.count_by_part(bundles[i]) for i in share] for share in shares]
-        micros = split_bundles_into_micro_batches_by_rank(bundle_tokens, max_tokens, padded and shared_prompts is None)
-        for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
-            micro_rows = [[row for i in micro for row in bundles[share[i]]] for micro in rank_micros]
+        rank_bundles = [[bundles[index] for index in share] for share in shares]
+        part_tokens = [[tokens.count_by_part(bundle) for bundle in own_bundles] for own_bundles in rank_bundles]
+        micros = split_bundles_into_micro_batches_by_rank(part_tokens, max_tokens, padded and shared_prompts is None)
+        for rank, (own_bundles, rank_micros) in enumerate(zip(rank_bundles, micros, strict=True)):
+            micro_rows = [[row for index in micro for row in own_bundles[index]] for micro in rank_micros]
             offsets = [*accumulate(map(len, micro_rows), initial=len(orders[rank]))]
             mini_batches[rank].append(MiniBatch([list(range(start, end)) for start, end in pairwise(offsets)]))
             orders[rank] += chain.from_iterable(micro_rows)

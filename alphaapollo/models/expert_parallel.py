@@ -104,7 +104,7 @@ def _compute_local_experts(
 
 def _iterate_local(experts: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield name and local part of each parameter. The gradient of the local part is the sum over the ranks that
-    exchange tokens. It is divided by their number, because FSDP averages over the other ranks only."""
+    exchange tokens. It is divided by their number, because FSDP averages only over the ranks with the same experts."""
     for name, parameter in experts.named_parameters(recurse=False):
         assert isinstance(parameter, DTensor)
         local = parameter.to_local()

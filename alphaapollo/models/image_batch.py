@@ -33,7 +33,7 @@ def make_image_batch(
     rows share is computed once.
 
     flat_indices: position of each token of the concatenated rows in the micro-batch. find_local: finds this rank's
-    tokens among positions; returns their positions in the rank's part, and their indices.
+    tokens among positions; returns their positions in the rank's part, and their indices among the given positions.
     """
     images: dict[str, tuple[int, ImageInput]] = {}
     positions, image_numbers, offsets = [], [], []  # of all placeholders; offset: index in its image

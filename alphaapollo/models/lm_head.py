@@ -304,11 +304,11 @@ class _TokenStatsFunction(torch.autograd.Function):
                 )
                 if target is None:
                     continue
-                logp = chunks.transform(raw_part) - normaliser[chunk, None]
-                for model_weights, logq in chunks.iterate_frozen_models(chunk, logp):
-                    divergence[chunk] += model_weights * target.divergence.value(logp, logq)
+                policy_logp = chunks.transform(raw_part) - normaliser[chunk, None]
+                for model_weights, frozen_logp in chunks.iterate_frozen_models(chunk, policy_logp):
+                    divergence[chunk] += model_weights * target.divergence.value(policy_logp, frozen_logp)
                     for column, function in zip(statistics, functions, strict=True):
-                        column[chunk] += model_weights * function(logp, logq)
+                        column[chunk] += model_weights * function(policy_logp, frozen_logp)
         saved_logits = raw if num_tokens <= chunks.block_size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)

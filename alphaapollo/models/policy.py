@@ -277,8 +277,8 @@ def check_policy(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.d
 
 
 class ValueModel(FsdpRoot):
-    """Critic: decoder of a causal language model with a new float32 value head, initialized with `seed`. GAE sums
-    differences of values, and bfloat16 has steps of 0.004 near 1."""
+    """Critic: decoder of a causal language model with a new value head, initialized with `seed`. The head is float32,
+    because GAE sums differences of values, and bfloat16 has steps of 0.004 near 1."""
 
     def __init__(self, model: PreTrainedModel, seed: int):
         super().__init__()

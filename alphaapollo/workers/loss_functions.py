@@ -67,6 +67,6 @@ def make_function_columns(micro: MicroBatch, builder: MicroBatchBuilder) -> dict
         if not isinstance(column, Tensor):
             array = micro.rows.take_responses(column) if isinstance(column, np.ndarray) else np.array(column)
             columns[name] = builder.to_device(array)
-        if not isinstance(column, tuple):
+        if not isinstance(column, tuple):  # values of tokens, not of rows
             columns[name] = micro.to_matrix(columns[name])
     return columns

@@ -191,8 +191,8 @@ class TrainingWorker(ModelWorker):
         torch.cuda.empty_cache()  # for other processes; does nothing on a CPU
 
     def save(self, checkpoint_folder: str) -> None:
-        """Start to write a checkpoint. Raises FloatingPointError if the weights are not finite, OSError if it cannot be
-        written; in the background, `get_save_future` raises it."""
+        """Start to write a checkpoint. Raises FloatingPointError if the weights are not finite, and OSError if the
+        checkpoint cannot be written; in the background, the future of `get_save_future` raises this OSError."""
         self.writer.start([self.state.snapshot(checkpoint_folder)])
 
     def get_save_future(self) -> Future[float]:

@@ -110,8 +110,8 @@ class PolicyWorker(PolicyLearner):
         self.offload()
 
     def compute_log_probs(self, role: str = "policy") -> np.ndarray:
-        """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]. role: that of
-        a plug-in with a model, e.g. "reference", or "policy"."""
+        """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]. role:
+        "policy", or the role of a plug-in with a model, e.g. "reference"."""
         if role != "policy":
             column: np.ndarray = self.find_plugin(role).compute_log_probs(self.batch)
             return column

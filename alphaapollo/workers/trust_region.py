@@ -87,7 +87,7 @@ class TrustRegion(PolicyPlugin):
         0 with unchanged weights if no trial of the line search succeeds."""
         gradient, start = self._take_gradient(), [weight.clone() for weight in self.weights]
         evaluate = partial(self._evaluate, trained, compute_loss)
-        self.radius = math.sqrt(torch.finfo(start[0].dtype).eps)
+        self.radius = math.sqrt(torch.finfo(start[0].dtype).eps)  # norm of eps v, which _multiply_fisher adapts
         self.is_taking_step = True
         old_loss, _, tokens = evaluate()  # also records the old policy (make_divergence_target)
         multiply = partial(self._multiply_fisher, trained, start, tokens)

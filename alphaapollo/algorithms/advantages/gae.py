@@ -31,8 +31,7 @@ PER_TOKEN = {"scope": "groups", "joins_rows": True, "per_token": True}
 def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Advantages:
     """Compute the GAE advantages A and the returns A + V of action tokens (arXiv 1506.02438, Eq. 16). All [B, L].
 
-    delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}, where k + 1 is the next action token (mask
-    1).
+    delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}, where k + 1 is the next token with mask 1.
     """
     values = apply_mask(values, mask)
     deltas = token_rewards + gamma * next_action_value(values, mask) - values
