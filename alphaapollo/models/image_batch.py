@@ -71,7 +71,8 @@ def compute_mrope_positions(rows: Rows) -> np.ndarray | None:
         return None
     assert rows.images is not None
     bounds = zip(rows.token_offsets[:-1], rows.token_offsets[1:], rows.images, strict=True)
-    return np.concatenate([_compute_row_positions(rows.token_ids[a:b], images) for a, b, images in bounds], axis=1)
+    positions = [_compute_row_positions(rows.token_ids[start:end], images) for start, end, images in bounds]
+    return np.concatenate(positions, axis=1)
 
 
 def _compute_row_positions(token_ids: np.ndarray, images: Sequence[ImageInput]) -> np.ndarray:

@@ -108,7 +108,7 @@ def compute_token_stats(
     fused: bool = False,
 ) -> TokenStats:
     """Compute log-probs of n target tokens under softmax(logits / temperature), and optionally entropy and divergence.
-    hidden: of the tokens before the targets. limits: chosen for the device by default.
+    hidden: states of the tokens before the targets. limits: chosen for the device by default.
     fused: compile the operations on logits, except a divergence."""
     states, head = hidden.states, hidden.head
     limits = limits or LOGIT_LIMITS.get(states.device.type, LOGIT_LIMITS["cuda"])
@@ -364,7 +364,7 @@ class _TokenStatsFunction(torch.autograd.Function):
 
 
 def _add_weight_grad(total: Tensor | None, grad: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
-    """Add a block's gradient of the weight [V, H], in float32 if there are several. grad: of the raw logits."""
+    """Add a block's gradient of the weight [V, H] to `total`, in float32 for several blocks. grad: of raw logits."""
     part = compute_weight_grad(grad, hidden)
     if total is None and part.shape == weight.shape:
         return part

@@ -73,8 +73,9 @@ class MicroBatch:
 
     def to_matrix(self, values: Tensor) -> Tensor:
         """Scatter values of the n response tokens into a matrix [b, L], one response per row and zeros after it."""
-        shape = len(self.rows), int(self.rows.response_lengths.max())
-        return values.new_zeros(shape[0] * shape[1]).index_copy(0, self.matrix_indices, values).view(shape)
+        num_rows, longest = len(self.rows), int(self.rows.response_lengths.max())
+        flat = values.new_zeros(num_rows * longest).index_copy(0, self.matrix_indices, values)
+        return flat.view(num_rows, longest)
 
     def drop_dummy_row(self, values: Tensor) -> Tensor:
         """Return `values` (one per row or response token) unchanged, or an empty tensor if the only row is a dummy."""

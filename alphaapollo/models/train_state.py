@@ -72,9 +72,7 @@ class TrainState:
         offloads_moments = fsdp.optimizer_offload and next(module.parameters()).is_cuda
         self.moment_offloader = TensorOffloader(lambda: [m for _, m in self._iterate_moments()], offloads_moments)
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
-        self.take_step: Callable[[], float] | None = (
-            None  # moves the weights, if not optimizers do; returns a step size
-        )
+        self.take_step: Callable[[], float] | None = None  # TRPO's step: moves the weights, returns the step size
         self.adam = AS_CONFIGURED  # of the last step
         self.record: UpdateRecord | None = None  # of the current update
         self.num_steps = 0  # steps made so far

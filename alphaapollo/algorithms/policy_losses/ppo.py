@@ -223,15 +223,15 @@ def find_clip_cov_candidates(
 ) -> tuple[Tensor, int]:
     """Return the tokens from which Clip-Cov draws (bool [B, L]), and how many of them it draws. Tensors: [B, L].
 
-    The candidates are the tokens with low < covariance < high that PPO has not clipped. Clip-Cov draws the share
-    `share` of all tokens in the mask, at least one token, and at most all candidates.
+    The candidates are the tokens with low < covariance < high that PPO has not clipped. Clip-Cov draws
+    `share` times the number of tokens in the mask, at least one token, and at most all candidates.
     """
     candidates = (covariance > low) & (covariance < high) & ~clipped & mask.bool()
     return candidates, min(_count_selected_tokens(share, mask), int(candidates.sum()))
 
 
 def top_covariance_tokens(covariance: Tensor, mask: Tensor, share: float) -> Tensor:
-    """Select the share `share` of tokens (at least one) with the largest covariance. [B, L] each -> bool [B, L]."""
+    """Select the given share of tokens (at least one) with the largest covariance. [B, L] each -> bool [B, L]."""
     positions = mask.bool().flatten().nonzero().squeeze(1)
     order = covariance.flatten()[positions].argsort(descending=True, stable=True)[: _count_selected_tokens(share, mask)]
     top = torch.zeros_like(mask, dtype=torch.bool).flatten()
