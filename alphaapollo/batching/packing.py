@@ -54,10 +54,8 @@ def build_batch_layout(
     rows_of, lengths = _list_group_members(trajectory_ids), [row.packed_length for row in rows]
     groups = [[index] for index in range(len(rows_of))] if group_ids is None else _list_group_members(group_ids)
     num_steps = min(num_mini_batches or -(-len(rows_of) // mini_batch_size), len(groups))
-    step_trajectories = [
-        [trajectory for group in step_groups for trajectory in groups[group]]
-        for step_groups in split_mini_batches(len(groups), num_steps, seed, shuffle)
-    ]
+    step_groups = split_mini_batches(len(groups), num_steps, seed, shuffle)
+    step_trajectories = [[trajectory for group in step for trajectory in groups[group]] for step in step_groups]
     step_rows = [[rows_of[trajectory] for trajectory in trajectories] for trajectories in step_trajectories]
     if not needs_full_sequence:
         step_rows = [[[row] for trajectory_rows in step for row in trajectory_rows] for step in step_rows]
