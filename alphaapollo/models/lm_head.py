@@ -188,9 +188,9 @@ class _ChunkedHead:
         target = self.divergence_target
         if target is None or target.top_k is None:
             return logq
-        tokens = (logp if target.selects_policy_tokens else logq).topk(min(target.top_k, logq.shape[1])).indices
-        tail = logq.scatter(1, tokens, -math.inf).logsumexp(dim=-1)
-        return spread_tail(logp, tokens, logq.gather(1, tokens), tail)
+        top_ids = (logp if target.selects_policy_tokens else logq).topk(min(target.top_k, logq.shape[1])).indices
+        tail = logq.scatter(1, top_ids, -math.inf).logsumexp(dim=-1)
+        return spread_tail(logp, top_ids, logq.gather(1, top_ids), tail)
 
 
 def split_range(start: int, stop: int, size: int) -> Iterator[slice]:

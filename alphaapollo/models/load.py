@@ -155,7 +155,7 @@ def _find_pad_token_id(config: PretrainedConfig, model: Model) -> int | None:
 def find_reward_model_class(config: PretrainedConfig, model_path: str) -> str:
     """Return the name of the auto class that loads a reward model. Raises ValueError for models of another kind."""
     names = getattr(config, "architectures", None) or []
-    endings = ("ForSequenceClassification", "ForTokenClassification")  # for tokens: the last token's score is used
+    endings = ("ForSequenceClassification", "ForTokenClassification")  # a token classifier's score is its last one
     classes = [f"AutoModel{ending}" for name in names for ending in endings if name.endswith(ending)]
     if not classes or config.num_labels != 1:
         raise ValueError(

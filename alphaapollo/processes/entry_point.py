@@ -161,13 +161,13 @@ def check_started_once() -> None:
                 raise SystemExit(0)  # not an error, for which the launcher could kill the first process too early
             raise ValueError(
                 f"started {count} times by {launcher} ({variable}={count}), but a run starts its own workers. Start "
-                f"the command once, with trainer.n_gpus_per_node={count}; several nodes: docs/scaling.md."
+                f"the command once, with trainer.n_gpus_per_node={count}. For several nodes, see docs/scaling.md."
             )
 
 
 def set_user_variables() -> None:
-    """Set USER and HOME, which libraries read, if the user has neither a name nor a home folder, e.g. in a container
-    that runs with any user id."""
+    """Set USER if the user has no name, and HOME if the user has no home folder, e.g. in a container that runs with any
+    user id, because libraries read these variables."""
     try:
         getpass.getuser()
     except (KeyError, OSError):

@@ -232,7 +232,7 @@ class MovingAverageTeacher(FrozenModel):
 
 
 def load_teacher(worker: PolicyLearner, teacher: Teacher, models: Mapping[str, Model]) -> PolicyPlugin:
-    """Load the teachers on the ranks, `models` by configuration key, or a self-teacher."""
+    """Load a self-teacher, or the frozen teachers on the ranks. models: their sections by configuration key."""
     if teacher.uses_self_teacher:
         return MovingAverageTeacher(worker, teacher)
     loaded = {key: FrozenTeacher(worker, models[key], local.fsdp_config) for key, local in teacher.local_models.items()}
