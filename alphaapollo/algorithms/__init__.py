@@ -6,10 +6,10 @@ action tokens (the tokens sampled by the policy).
 advantages/          rewards, values -> advantages                       selected by algorithm.adv_estimator
 policy_losses/       log-probs, advantages -> loss per token or row      selected by policy_loss.loss_mode
 preference_losses    log-probs of answers -> loss per pair or answer     selected by preference.loss
-statistics           over tokens, groups, and trajectories of several rows
+statistics           over tokens, over groups, and over trajectories of several rows
 value_loss           values, returns -> loss of the critic per token
 aggregation          loss per token -> scalar, selected by loss_agg_mode
 kl                   KL estimators, the KL penalty in the reward, divergences
-feedback             coefficients and baseline for the next iteration
-mismatch             log-prob mismatch of rollout engine and trainer: metrics and importance weights
+adaptive_coefficients    KL coefficients and baseline of the next iteration
+mismatch             metrics of the log-prob mismatch of rollout engine and trainer, and importance weights
 """

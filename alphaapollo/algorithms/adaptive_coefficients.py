@@ -58,6 +58,6 @@ def next_kl_coef_by_dual_ascent(coef: float, kl: float, target: float, step_size
 def next_baseline(config: Algorithm, baseline: float | None, mean_return: float) -> float | None:
     """Update the moving average of mean returns; without baseline_decay, it does not change. None: no average yet."""
     decay = config.baseline_decay
-    if decay is None or baseline is None:
-        return baseline if decay is None else mean_return
-    return decay * baseline + (1.0 - decay) * mean_return
+    if decay is None:
+        return baseline
+    return mean_return if baseline is None else decay * baseline + (1.0 - decay) * mean_return

@@ -33,23 +33,23 @@ def row_weights(lengths: Tensor, group_ids: Tensor, mode: AggregationMode, horiz
         group_ids: [N] group of each sequence.
         horizon: constant of seq-mean-token-sum-norm; ignored in other modes.
     """
-    n = lengths.to(torch.float64)
-    num_rows = max(1, n.numel())
+    num_tokens = lengths.to(torch.float64)
+    num_rows = max(1, num_tokens.numel())
     match mode:
         case "token-mean":
-            weights = (1.0 / n.sum().clamp(min=1)).expand_as(n)
+            weights = (1.0 / num_tokens.sum().clamp(min=1)).expand_as(num_tokens)
         case "token-sum":
-            weights = torch.ones_like(n)
+            weights = torch.ones_like(num_tokens)
         case "seq-mean-token-sum":
-            weights = torch.full_like(n, 1.0 / num_rows)
+            weights = torch.full_like(num_tokens, 1.0 / num_rows)
         case "seq-mean-token-mean":
-            weights = 1.0 / (n.clamp(min=1) * num_rows)
+            weights = 1.0 / (num_tokens.clamp(min=1) * num_rows)
         case "seq-mean-token-sum-norm":
-            weights = torch.full_like(n, 1.0 / (num_rows * horizon))
+            weights = torch.full_like(num_tokens, 1.0 / (num_rows * horizon))
         case "group-mean-token-mean":
             groups = Groups.from_ids(group_ids)
-            weights = 1.0 / (groups.sum(n).clamp(min=1) * len(groups.sizes))[groups.group_index]
-    return torch.where(n > 0, weights, torch.zeros_like(n))
+            weights = 1.0 / (groups.sum(num_tokens).clamp(min=1) * len(groups.sizes))[groups.group_index]
+    return torch.where(num_tokens > 0, weights, torch.zeros_like(num_tokens))
 
 
 def aggregate_token_losses(loss: Tensor, mask: Tensor, loss_weights: Tensor) -> Tensor:

@@ -55,10 +55,10 @@ def unbiased_kl(logp: Tensor, behavior_logp: Tensor, ref_logp: Tensor, mask: Ten
     expectations over tokens of mu are KL(pi||ref) and its gradient. The gradient (pi / mu) d is computed directly:
     differentiating the product subtracts terms of size e^-d.
     """
-    constant = logp.detach()
-    ratio = log_ratio(constant, behavior_logp, mask).exp()
-    gradient = apply_mask(ratio * (constant - ref_logp), mask)
-    return ratio * kl_penalty(constant, ref_logp, "k3") + gradient * (logp - constant)
+    detached_logp = logp.detach()
+    ratio = log_ratio(detached_logp, behavior_logp, mask).exp()
+    gradient = apply_mask(ratio * (detached_logp - ref_logp), mask)
+    return ratio * kl_penalty(detached_logp, ref_logp, "k3") + gradient * (logp - detached_logp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ REVERSE = Divergence("reverse")
 
 
 class LogProbVariance(Divergence):
-    """Instead of a divergence, the variance of log p under p. It has no gradient."""
+    """Variance of log p under p, in place of a divergence from q. It has no gradient."""
 
     def value(self, logp: Tensor, logq: Tensor) -> Tensor:
         p = logp.exp()
@@ -153,20 +153,20 @@ def forward_kl(logp: Tensor, logq: Tensor) -> Tensor:
     return kl(logq, logp)
 
 
-def spread_tail(logp: Tensor, token_ids: Tensor, logprobs: Tensor, tail: Tensor) -> Tensor:
-    """Complete the k most probable tokens of q to log-probs of all tokens, for a divergence over k + 1 outcomes.
+def spread_tail(logp: Tensor, top_ids: Tensor, top_logq: Tensor, tail: Tensor) -> Tensor:
+    """Extend the log-probs of q's k most probable tokens to all tokens, for a divergence over k + 1 outcomes.
 
-    The other tokens share the probability of the tail in proportion to p. Value and gradient of every Divergence over
-    the vocabulary then equal those over the k tokens and one outcome for all others, because p / q is constant on them.
+    All other tokens, the tail, share the probability of the tail in proportion to p. As p / q is constant on the tail,
+    value and gradient of every Divergence over the vocabulary equal those over the k tokens and one outcome for it.
 
     Args:
         logp: [..., V].
-        token_ids: int64 [..., k]; a repeated token must have the same log-prob.
-        logprobs: log-probs of these tokens, [..., k].
-        tail: log-prob of all other tokens together, [...].
+        top_ids: int64 [..., k]; a repeated token must have the same log-prob.
+        top_logq: log-probs of these tokens under q, [..., k].
+        tail: log-prob of all other tokens together under q, [...].
     """
-    own_tail = logp.scatter(-1, token_ids, -math.inf).logsumexp(dim=-1)
-    return (logp + (tail - own_tail).unsqueeze(-1)).scatter(-1, token_ids, logprobs)
+    tail_logp = logp.scatter(-1, top_ids, -math.inf).logsumexp(dim=-1)
+    return (logp + (tail - tail_logp).unsqueeze(-1)).scatter(-1, top_ids, top_logq)
 
 
 def distribution_overlap(logp: Tensor, logq: Tensor) -> Tensor:
@@ -176,8 +176,8 @@ def distribution_overlap(logp: Tensor, logq: Tensor) -> Tensor:
 
 def _kl_gradient(logp: Tensor, logq: Tensor) -> Tensor:
     """Compute the gradient of KL(p||q) with respect to the logits of p, with q constant. [..., V] each -> [..., V]."""
-    log_ratio, p = logp - logq, logp.exp()
-    return log_ratio.sub_(torch.linalg.vecdot(p, log_ratio).unsqueeze(-1)).mul_(p)
+    difference, p = logp - logq, logp.exp()
+    return difference.sub_(torch.linalg.vecdot(p, difference).unsqueeze(-1)).mul_(p)
 
 
 class TargetAdvantages(NamedTuple):
@@ -189,13 +189,13 @@ class TargetAdvantages(NamedTuple):
 
 
 def compute_target_advantages(old_logp: Tensor, target_logp: Tensor, mask: Tensor) -> TargetAdvantages:
-    """Compute A_t = target_logp - old_logp, whose policy gradient minimizes the reverse KL. [B, L] each.
+    """Compute A_t = target_logp - old_logp. The policy gradient with A minimizes the reverse KL. [B, L] each.
 
     A token's advantage ignores later tokens; MiniLLM (arXiv 2306.08543, Eq. 2-5) sums over them.
     """
-    log_ratio = apply_mask(target_logp - old_logp, mask)
-    agreement = log_ratio.clamp(max=0.0).exp()
-    return TargetAdvantages(log_ratio, -float(masked_mean(log_ratio, mask)), float(masked_mean(agreement, mask)))
+    advantages = apply_mask(target_logp - old_logp, mask)
+    agreement = advantages.clamp(max=0.0).exp()
+    return TargetAdvantages(advantages, -float(masked_mean(advantages, mask)), float(masked_mean(agreement, mask)))
 
 
 def update_moving_average(average: Tensor, value: Tensor, rate: float) -> Tensor:

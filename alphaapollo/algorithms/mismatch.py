@@ -48,14 +48,14 @@ def sum_mismatch(
     ratio_minus_one = np.expm1(d)
     k3, ratio = ratio_minus_one - d, ratio_minus_one + 1
     ids, index = np.unique(trajectory_ids, return_inverse=True)
-    bins, count = np.searchsorted(POSITIONS, positions, side="right") - 1, len(POSITIONS)
+    bins, num_bins = np.searchsorted(POSITIONS, positions, side="right") - 1, len(POSITIONS)
     return MismatchSums(
         d.astype(np.float32),
         np.array([d.sum(), np.abs(d).sum(), k3.sum(), ratio.sum(), ratio.dot(ratio)]),
         ids,
         np.bincount(index, weights=d, minlength=len(ids)),
-        np.bincount(bins, minlength=count),
-        np.bincount(bins, weights=k3, minlength=count),
+        np.bincount(bins, minlength=num_bins),
+        np.bincount(bins, weights=k3, minlength=num_bins),
     )
 
 
@@ -66,8 +66,8 @@ def mismatch_metrics(ranks: Sequence[MismatchSums]) -> dict[str, float]:
         return {}
     d, abs_d, k3, ratio, ratio_squared = np.sum([rank.moments for rank in ranks], axis=0) / len(log_ratios)
     ids, index = np.unique(np.concatenate([rank.trajectory_ids for rank in ranks]), return_inverse=True)
-    products = np.bincount(index, weights=np.concatenate([rank.trajectory_sums for rank in ranks]))
-    weights = np.exp(products - products.max())
+    log_products = np.bincount(index, weights=np.concatenate([rank.trajectory_sums for rank in ranks]))
+    products = np.exp(log_products - log_products.max())  # of a trajectory's ratios, up to a common factor
     quantiles = np.quantile(log_ratios, list(QUANTILES.values()), overwrite_input=True)
     counts = np.sum([rank.position_counts for rank in ranks], axis=0)
     sums = np.sum([rank.position_sums for rank in ranks], axis=0)
@@ -77,7 +77,7 @@ def mismatch_metrics(ranks: Sequence[MismatchSums]) -> dict[str, float]:
         "abs": abs_d,
         **dict(zip((f"rho_{name}" for name in QUANTILES), np.exp(quantiles), strict=True)),
         "ess": ratio**2 / ratio_squared,
-        "ess_sequence": weights.sum() ** 2 / (len(ids) * weights.dot(weights)),
+        "ess_sequence": products.sum() ** 2 / (len(ids) * products.dot(products)),
         **{f"k3_at_{POSITIONS[bin]}": sums[bin] / counts[bin] for bin in np.flatnonzero(counts)},
     }
     return {f"mismatch/{name}": float(value) for name, value in metrics.items()}
@@ -109,7 +109,8 @@ def rollout_correction_weights(
     elif level == "geometric":
         d = row_mean(d, mask).unsqueeze(1).expand_as(d)
     rho = clamp_log_ratio(d).exp()
-    low, high = 0.0 if low is None else low, math.inf if high is None else high
+    low = 0.0 if low is None else low
+    high = math.inf if high is None else high
     weights = rho.clamp(low, high) if method == "tis" else apply_mask(rho, (rho >= low) & (rho <= high))
     return apply_mask(weights, mask)
 

@@ -23,21 +23,21 @@ def conjugate_gradient(
         multiply: v -> A v.
         target: b.
         dot: inner product of two vectors.
-        max_steps: products with A; fewer if the norm of the residual falls below `tolerance` times that of b, or if
-            rounding makes a curvature p^T A p negative.
+        max_steps: maximum number of products with A. The iteration ends early if the residual's norm falls below
+            `tolerance` times the norm of b, or if rounding makes a curvature negative.
     """
     x = [torch.zeros_like(part) for part in target]
     residual, search = ([part.clone() for part in target] for _ in range(2))
-    square = first_square = dot(target, target)
+    residual_square = target_square = dot(target, target)
     for _ in range(max_steps):
-        if square <= tolerance**2 * first_square:
+        if residual_square <= tolerance**2 * target_square:
             break
         product = multiply(search)
         if not (curvature := dot(search, product)) > 0:
             break
-        torch._foreach_add_(x, search, alpha=square / curvature)
-        torch._foreach_add_(residual, product, alpha=-square / curvature)
-        previous, square = square, dot(residual, residual)
-        torch._foreach_mul_(search, square / previous)
+        torch._foreach_add_(x, search, alpha=residual_square / curvature)
+        torch._foreach_add_(residual, product, alpha=-residual_square / curvature)
+        previous_square, residual_square = residual_square, dot(residual, residual)
+        torch._foreach_mul_(search, residual_square / previous_square)
         torch._foreach_add_(search, residual)
     return x, dot(x, target) - dot(x, residual)

@@ -100,8 +100,8 @@ class PreferenceLoss:
         beta = self.beta if config.beta is None else config.beta
         with explain_user_errors(self.fn, str(self)):
             losses = self.fn(answers, beta, config)
-            num_compared = len(answers.logp) // 2 if self.is_pairwise else len(answers.logp)
-            check_float_tensor("the result", losses, (num_compared,))
+            num_examples = len(answers.logp) // 2 if self.is_pairwise else len(answers.logp)
+            check_float_tensor("the result", losses, (num_examples,))
             if answers.logp.requires_grad and not losses.requires_grad:
                 raise ValueError("the loss has no gradient, because it does not depend on answers.logp")
         if config.sft_coef and "sft_coef" in self.reads:
@@ -142,16 +142,16 @@ def _sum_where(selected: Tensor, values: Tensor) -> Tensor:
 def compute_preference_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:
     """Compute metrics from `PreferenceLossOutput.metric_sums`, added up over all micro-batches and ranks.
 
-    metric_sums["compared"]: number of pairs or single answers.
+    metric_sums["examples"]: number of pairs, or of single answers that are compared with their labels.
     """
-    metrics = {"loss": metric_sums["loss"] / metric_sums["compared"]}
+    metrics = {"loss": metric_sums["loss"] / metric_sums["examples"]}
     for side in ("chosen", "rejected"):
         if metric_sums[side]:
-            metrics |= {f"{n}_{side}": metric_sums[f"{n}_{side}"] / metric_sums[side] for n in ("reward", "logp")}
+            metrics |= {name: metric_sums[name] / metric_sums[side] for name in (f"reward_{side}", f"logp_{side}")}
     if metric_sums["chosen"] and metric_sums["rejected"]:
         metrics["margin"] = metrics["reward_chosen"] - metrics["reward_rejected"]
     if "kl" in metric_sums:
-        metrics["kl"] = max(0.0, metric_sums["kl"] / metric_sums["compared"])
+        metrics["kl"] = max(0.0, metric_sums["kl"] / metric_sums["examples"])
     return metrics
 
 
@@ -267,8 +267,8 @@ def kto(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
     """
     assert answers.kl is not None
     z = beta * (answers.log_ratio - answers.kl.detach().clamp(min=0.0))
-    good, bad = config.kto_desirable_weight * (-z).sigmoid(), config.kto_undesirable_weight * z.sigmoid()
-    return torch.where(answers.is_desirable, good, bad)
+    loss_if_desirable = config.kto_desirable_weight * (-z).sigmoid()
+    return torch.where(answers.is_desirable, loss_if_desirable, config.kto_undesirable_weight * z.sigmoid())
 
 
 @register_preference_loss("orpo", needs_reference=False, uses_token_means=True)
@@ -277,9 +277,9 @@ def orpo(answers: AnswerBatch, beta: float, config: Preference) -> Tensor:
 
     log p is the *mean* log-prob per token of the chosen (w) or rejected (l) answer, and odds = p / (1 - p).
     """
-    good, bad = chosen(answers.mean_logp), rejected(answers.mean_logp)
-    log_odds = good - _log1mexp(good) - (bad - _log1mexp(bad))
-    return -good - beta * logsigmoid(log_odds)
+    logp_w, logp_l = chosen(answers.mean_logp), rejected(answers.mean_logp)
+    log_odds_ratio = logp_w - _log1mexp(logp_w) - (logp_l - _log1mexp(logp_l))
+    return -logp_w - beta * logsigmoid(log_odds_ratio)
 
 
 @register_preference_loss(

@@ -54,10 +54,10 @@ def filtration_weights(scores: Tensor, groups: Groups, method: Literal["best", "
 
 
 def select_samples(scores: Tensor, groups: Groups, size: int, method: str | None, noise: Tensor) -> Tensor:
-    """Select `size` samples of each group; all of a smaller one. Returns bool [N].
+    """Select `size` samples of each group, or all samples of a smaller group. Returns bool [N].
 
-    method: max_variance maximizes the variance of the selected scores; extremes selects the size / 2 lowest and the
-    other highest scores; random the samples with the smallest noise. scores, noise: [N].
+    method: max_variance maximizes the variance of the selected scores; extremes selects the lower half from the lowest
+    scores and the rest from the highest; random selects those with the smallest noise. scores, noise: [N].
     """
     selected = torch.zeros_like(scores, dtype=torch.bool)
     for members in groups.group_index.argsort(stable=True).split(groups.sizes.tolist()):
@@ -73,15 +73,15 @@ def select_samples(scores: Tensor, groups: Groups, size: int, method: str | None
 
 def count_lowest_of_max_variance(ascending: Tensor, size: int) -> int:
     """Return k such that the k lowest and the size - k highest of n sorted scores have the largest variance of all
-    subsets of this size (arXiv 2504.13818, section 3: such a k exists). Among equal variances, k is next to size / 2.
+    subsets of this size (arXiv 2504.13818, section 3: such a k exists). Of several, return the one closest to size / 2.
 
-    ascending: [n]. It takes O(n) operations, after sorting in O(n log n).
+    ascending: the sorted scores [n]. The function takes O(n) operations.
     """
     centered = ascending - ascending.mean()
-    sums, squares = (torch.nn.functional.pad(each.cumsum(0), (1, 0)) for each in (centered, centered**2))
-    lowest = torch.arange(size + 1)
-    highest = len(ascending) - size + lowest  # position of the first of the highest
-    means, mean_squares = ((each[lowest] + each[-1] - each[highest]) / size for each in (sums, squares))
+    prefix_sums = [torch.nn.functional.pad(values.cumsum(0), (1, 0)) for values in (centered, centered**2)]
+    k = torch.arange(size + 1)
+    first_high = len(ascending) - size + k  # position of the lowest of the size - k highest scores
+    means, mean_squares = ((sums[k] + sums[-1] - sums[first_high]) / size for sums in prefix_sums)
     variances = mean_squares - means**2
     best = (variances >= variances.max() * (1.0 - 1e-9)).nonzero()[:, 0]
     return int(best[(best - size / 2).abs().argmin()])

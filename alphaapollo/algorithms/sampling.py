@@ -50,7 +50,7 @@ class PendingCompletion:
 
 
 Forward = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
-"""next_logits of one model: (tokens, mask, positions, cache) -> (logits, cache)."""
+"""Function `next_logits` of one model: (tokens, mask, positions, cache) -> (logits, cache)."""
 
 
 def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
@@ -61,8 +61,8 @@ def next_logits(model: Any, tokens: Tensor, mask: Tensor, positions: Tensor, cac
         mask: [B, length so far] 0 on padding.
         positions: [B, t] position ids of `tokens`.
     """
-    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    output = model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **last)
+    keep = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    output = model(tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **keep)
     return output.logits[:, -1].float(), output.past_key_values
 
 
@@ -76,25 +76,26 @@ def decode_batch(
     contexts = [draw.prompt_ids + draw.sampled for draw in pending]  # `sampled` is not empty after a pause
     longest = max(map(len, contexts))
     padding = torch.tensor([longest - len(context) for context in contexts], device=device)
-    last = torch.tensor([len(draw.prompt_ids) + draw.sampling.max_tokens - 1 for draw in pending], device=device)
+    ends = [len(draw.prompt_ids) + draw.sampling.max_tokens for draw in pending]
+    last_positions = torch.tensor(ends, device=device) - 1
     tokens = torch.tensor([[0] * (longest - len(context)) + context for context in contexts], device=device)
     cache = None
     for length in itertools.count(longest):
         columns = torch.arange(length, device=device)
         mask = (columns >= padding[:, None]).long()
         # finished rows continue at their last position; their samples are ignored
-        positions = (columns - padding[:, None]).clamp(min=0).minimum(last[:, None])
+        positions = (columns - padding[:, None]).clamp(min=0).minimum(last_positions[:, None])
         logits, cache = forward(tokens, mask, positions[:, -tokens.shape[1] :], cache)
         HEARTBEAT.tick()
         rows = zip(logits.cpu(), pending, strict=True)
-        chosen = [sample_token(row, draw.sampling, draw.generator) for row, draw in rows]
-        for draw, (token, logprob) in zip(pending, chosen, strict=True):
+        samples = [sample_token(row, draw.sampling, draw.generator) for row, draw in rows]
+        for draw, (token, logprob) in zip(pending, samples, strict=True):
             if not draw.is_done:
                 draw.sampled.append(token)
                 draw.logprobs.append(logprob)
         if should_stop(all(draw.is_done for draw in pending)):
             return
-        tokens = torch.tensor([[token] for token, _ in chosen], device=device)
+        tokens = torch.tensor([[token] for token, _ in samples], device=device)
 
 
 def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[int, float]:
@@ -108,9 +109,9 @@ def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator)
     if sampling.top_k > 0:
         allowed[sampling.top_k :] = False
     if sampling.top_p < 1:
-        before = ordered.masked_fill(~allowed, -torch.inf).softmax(dim=-1).cumsum(dim=-1).roll(1)
-        before[0] = 0.0
-        allowed &= before < sampling.top_p  # includes the token that crosses top_p
+        mass_before = ordered.masked_fill(~allowed, -torch.inf).softmax(dim=-1).cumsum(dim=-1).roll(1)
+        mass_before[0] = 0.0
+        allowed &= mass_before < sampling.top_p  # includes the token that crosses top_p
     noise = torch.empty_like(ordered).exponential_(generator=generator)
     position = int((ordered.exp() / noise).masked_fill(~allowed, -1.0).argmax())
     token = int(order[position])

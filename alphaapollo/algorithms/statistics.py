@@ -1,5 +1,5 @@
-"""Statistics of `[B, L]` matrices over the tokens where a 0/1 mask is 1, of groups of values, e.g. the rewards of the
-samples of one prompt, and of trajectories of several rows.
+"""Statistics over the tokens of `[B, L]` matrices where a 0/1 mask is 1, over groups of values, e.g. the rewards of the
+samples of one prompt, and over trajectories that have several rows.
 
 If the environment starts a new prompt each turn (memory context), a trajectory has one row per turn. Rewards-to-go and
 sequence-level ratios cover the whole trajectory, so they are computed on one row per trajectory:
@@ -70,7 +70,7 @@ def whiten(values: Tensor, mask: Tensor, ddof: int = 1, eps: float = 1e-8, eps_i
 
 def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
     """Compute the reward-to-go G_k = R_k + gamma G_{k+1} over a row's action tokens k (mask 1), else 0. [B, L] each."""
-    # NumPy, and one contiguous row per position: each step takes microseconds, and L can be large.
+    # NumPy with one contiguous row per position, so that each of the L steps takes microseconds.
     is_action, sums = mask.bool().T.contiguous().numpy(), apply_mask(token_rewards, mask).T.clone().numpy()
     running = np.zeros_like(sums[0])
     for t in reversed(range(len(sums))):
@@ -83,8 +83,9 @@ def next_action_value(values: Tensor, mask: Tensor) -> Tensor:
     """Return the value of the next action token (mask 1) of each row; 0 if there is none. [B, L] each -> [B, L]."""
     length = mask.shape[1]
     positions = torch.where(mask.bool(), torch.arange(length, device=mask.device), length)
-    following = torch.nn.functional.pad(positions.flip(1).cummin(dim=1).values.flip(1)[:, 1:], (0, 1), value=length)
-    return torch.nn.functional.pad(values, (0, 1)).gather(1, following)
+    next_positions = positions.flip(1).cummin(dim=1).values.flip(1)[:, 1:]  # `length`, if no action token follows
+    next_positions = torch.nn.functional.pad(next_positions, (0, 1), value=length)
+    return torch.nn.functional.pad(values, (0, 1)).gather(1, next_positions)
 
 
 def move_rewards_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
@@ -96,10 +97,10 @@ def move_rewards_to_actions(token_rewards: Tensor, mask: Tensor) -> Tensor:
     """
     is_action = mask.bool()
     positions = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
-    before = torch.where(is_action, positions, -1).cummax(dim=1).values
-    first = is_action.to(torch.int64).argmax(dim=1, keepdim=True).expand_as(mask)
-    folded = torch.zeros_like(token_rewards).scatter_add_(1, torch.where(before >= 0, before, first), token_rewards)
-    return apply_mask(folded, mask)
+    last_action = torch.where(is_action, positions, -1).cummax(dim=1).values  # -1 before the first action token
+    first_action = is_action.to(torch.int64).argmax(dim=1, keepdim=True).expand_as(mask)
+    target = torch.where(last_action >= 0, last_action, first_action)
+    return apply_mask(torch.zeros_like(token_rewards).scatter_add_(1, target, token_rewards), mask)
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,8 @@ class Groups:
 
     def max(self, values: Tensor) -> Tensor:
         """Compute the maximum of each group. [N] -> [G]."""
-        return values.new_zeros(len(self.sizes)).scatter_reduce_(
-            0, self.group_index, values, "amax", include_self=False
-        )
+        maxima = values.new_zeros(len(self.sizes))
+        return maxima.scatter_reduce_(0, self.group_index, values, "amax", include_self=False)
 
     def take_value_per_group(self, values: Tensor) -> Tensor:
         """Return the value that all samples of a group have in common. [N], equal within each group -> [G]."""
@@ -193,7 +193,7 @@ class JoinedTrajectories:
     def from_mask(cls, mask: Tensor, trajectory_ids: Tensor, times: Tensor | None = None) -> JoinedTrajectories:
         """Create the mapping from the action mask [B, L] and the trajectory id [B] (any integer) of each row.
 
-        times: int64 [B, L], by which the action tokens of a trajectory are sorted; equal ones keep their order.
+        times: int64 [B, L], by which a trajectory's action tokens are sorted; those of equal times keep their order.
         """
         rows = Groups.from_ids(trajectory_ids)
         if torch.equal(rows.group_index, torch.arange(len(mask), device=mask.device)):
@@ -203,12 +203,12 @@ class JoinedTrajectories:
             by_time = times[row, column].argsort(stable=True)
             row, column = row[by_time], column[by_time]
         order = rows.group_index[row].argsort(stable=True)
-        owner = rows.group_index[row[order]]
-        counts = torch.bincount(owner, minlength=1)
-        column_index = torch.arange(len(owner), device=mask.device) - (counts.cumsum(0) - counts)[owner]
-        joined = mask.new_zeros(len(rows.sizes), int(column_index.max()) + 1 if len(column_index) else 1)
-        joined[owner, column_index] = 1
-        return cls(joined, rows, mask, ((row[order], column[order]), (owner, column_index)))
+        trajectory = rows.group_index[row[order]]
+        counts = torch.bincount(trajectory, minlength=1)
+        position = torch.arange(len(trajectory), device=mask.device) - (counts.cumsum(0) - counts)[trajectory]
+        joined = mask.new_zeros(len(rows.sizes), int(position.max()) + 1 if len(position) else 1)
+        joined[trajectory, position] = 1
+        return cls(joined, rows, mask, ((row[order], column[order]), (trajectory, position)))
 
     def join(self, values: Tensor) -> Tensor:
         """Copy values of action tokens from rows to trajectories; 0 elsewhere. Differentiable. [B, L] -> [N, K]."""

@@ -30,13 +30,12 @@ class FunctionRegistry(Registry[EntryT]):
     def declare(self, name: str, *takes: str, **declarations: Any) -> Callable[[FunctionT], FunctionT]:
         """Return a decorator that registers a function under a name of the configuration.
 
-        takes: names of fields of the inputs or the config. With them, the function gets their values as arguments.
+        takes: fields of the inputs or the config to pass as arguments; empty: the function gets (inputs, config).
         declarations: optional fields of the entry. With `reads` (or `takes`), a run warns about keys that are not read.
         """
         if takes:
-            declarations = {
-                "reads": tuple(key for key in takes if key in self._config_class.model_fields)
-            } | declarations
+            reads = tuple(key for key in takes if key in self._config_class.model_fields)
+            declarations = {"reads": reads} | declarations
         return self.register(name, lambda fn: self._entry_class(name, _unpack(fn, takes), **declarations))
 
 

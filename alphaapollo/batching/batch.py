@@ -55,16 +55,19 @@ class Rows:
         """Concatenate token sequences. Each needs at least one prompt token and one token sampled by the model."""
         starts = [row.response_start for row in rows]
         assert all(start >= 1 for start in starts), "a row needs at least one prompt token"
-        responses = list(zip(rows, starts, strict=True))
+        rows_and_starts = list(zip(rows, starts, strict=True))
+        column_names = dict.fromkeys(name for row in rows for name in row.columns)  # without repetitions, in order
         return cls(
             token_ids=_concatenate_sequences([row.token_ids for row in rows], np.int32),
             lengths=np.array([len(row.token_ids) for row in rows], dtype=np.int64),
             response_starts=np.array(starts, dtype=np.int64),
-            action_mask=_concatenate_sequences([row.action_mask[start:] for row, start in responses], np.uint8),
-            rollout_logprobs=_concatenate_sequences([row.logprobs[start:] for row, start in responses], np.float32),
+            action_mask=_concatenate_sequences([row.action_mask[start:] for row, start in rows_and_starts], np.uint8),
+            rollout_logprobs=_concatenate_sequences(
+                [row.logprobs[start:] for row, start in rows_and_starts], np.float32
+            ),
             shared_prompts=shared_prompts,
             images=tuple(tuple(row.images) for row in rows) if any(row.images for row in rows) else None,
-            columns={name: _join_column(name, rows) for name in {name: None for row in rows for name in row.columns}},
+            columns={name: _join_column(name, rows) for name in column_names},
         )
 
     def __len__(self) -> int:
@@ -115,7 +118,7 @@ class Rows:
 
     @cached_property
     def rows_with_longer_prompts(self) -> Rows:
-        """The rows with their second prompts, where there are any, before the same responses."""
+        """These rows with the second prompt instead of the first, where a row has one. The responses do not change."""
         if LONGER_PROMPT not in self.columns:
             return self
         assert self.images is None and self.shared_prompts is None, "longer prompts have no images and are not shared"
@@ -136,8 +139,8 @@ class Rows:
 
     def get_segment_and_prefix_lengths(self, row_indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the sequences that a forward pass over some rows computes, without padding, and the
-        number of prefix tokens that each also attends to (SharedPrompts.get_segment_and_prefix_lengths). int64
-        [sequences] each"""
+        number of prefix tokens that each sequence also attends to (SharedPrompts.get_segment_and_prefix_lengths).
+        int64 [sequences] each"""
         lengths = self.lengths[list(row_indices)]
         if self.shared_prompts is None:
             return lengths, np.zeros_like(lengths)
@@ -145,7 +148,7 @@ class Rows:
 
     def count_computed_tokens(self, row_indices: Sequence[int], padded: bool) -> int:
         """Count the tokens of a forward pass over some rows, with padding if `padded`. Shared prefixes count once."""
-        lengths = self.get_segment_and_prefix_lengths(row_indices)[0]
+        lengths, _ = self.get_segment_and_prefix_lengths(row_indices)
         is_padded = padded and self.shared_prompts is None
         return len(lengths) * int(lengths.max(initial=0)) if is_padded else int(lengths.sum())
 
@@ -163,11 +166,11 @@ class Columns(Generic[A]):
     loss_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss
     sequence_weights: A | None = None  # float32 [R], weight of the row's trajectory in a sequence-level loss
     value_weights: A | None = None  # float32 [R], weight of the token sum of each row in the loss of the critic
-    divergence_weights: A | None = None  # float32 [R], weight of its divergence from other models; None: loss_weights
+    divergence_weights: A | None = None  # float32 [R], of the row's divergence from other models; None: loss_weights
     trajectory_ids: A | None = None  # int64 [R], equal for all rows of a trajectory
     selected_tokens: A | None = None  # uint8 [sum responses], tokens selected by PolicyLoss.select_tokens
-    token_weights: A | None = None  # float32 [sum responses], further weight of each token; None: 1
-    target_logprobs: A | None = None  # float32 [sum responses], of the sampled tokens under the models to distill
+    token_weights: A | None = None  # float32 [sum responses], factor of each token's weight; None: 1
+    target_logprobs: A | None = None  # float32 [sum responses], log-probs of the sampled tokens under the teachers
     top_tokens: A | None = None  # int32 [sum responses, servers, k], most probable tokens of each model behind a server
     top_token_logprobs: A | None = None  # float32 [sum responses, servers, k + 1]; the last is of all other tokens
 
@@ -242,8 +245,8 @@ class BatchLayout:
         """Copy values of response tokens, one array per rank, into one array [n] in the order of the batch."""
         values = np.empty(self.response_offsets[-1], dtype=columns[0].dtype)
         for column, spans in zip(columns, self._response_spans, strict=True):
-            for first, start, end in spans:
-                values[first : first + end - start] = column[start:end]
+            for batch_start, start, end in spans:
+                values[batch_start : batch_start + end - start] = column[start:end]
         return values
 
     def split_by_rank(self, values: np.ndarray) -> list[np.ndarray]:
@@ -252,8 +255,8 @@ class BatchLayout:
         columns = []
         for rank, spans in zip(self.rank_batches, self._response_spans, strict=True):
             column = np.empty((rank.rows.response_offsets[-1], *values.shape[1:]), values.dtype)
-            for first, start, end in spans:
-                column[start:end] = values[first : first + end - start]
+            for batch_start, start, end in spans:
+                column[start:end] = values[batch_start : batch_start + end - start]
             columns.append(column)
         return columns
 
@@ -313,6 +316,6 @@ def _join_column(name: str, rows: Sequence[Row]) -> np.ndarray | tuple[Any, ...]
     assert all(value is not None for value in values), f"{name} is missing for some rows"
     parts = [
         value if isinstance(value, np.ndarray) else np.broadcast_to(value, (len(row.token_ids), *shape))
-        for value, row in zip(values, rows, strict=True)  # a number is that of each token
+        for value, row in zip(values, rows, strict=True)  # a number applies to each token
     ]
     return np.concatenate(parts)

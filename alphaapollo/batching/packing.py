@@ -42,7 +42,7 @@ def build_batch_layout(
 
     Args:
         trajectory_ids: trajectory of each of the B rows, 0 .. N-1; rows of one trajectory share a mini-batch.
-        mini_batch_size: trajectories per optimizer step, over all ranks, unless num_mini_batches gives their number.
+        mini_batch_size: trajectories per optimizer step, over all ranks; not used if num_mini_batches is given.
         max_tokens: maximum tokens of one micro-batch on one rank. Shared prefixes count once.
         padded: rows are padded to the longest row of the micro-batch, and padding counts.
         shuffle: shuffle trajectories (or groups), with `seed`, before they are split into mini-batches.
@@ -51,43 +51,42 @@ def build_batch_layout(
         shared_prompts: shared prefixes of the B rows, which are computed once. Rows are not padded then.
         min_sharing_ratio: prompts are shared only if row tokens / computed tokens is at least this ratio.
     """
-    members, lengths = _list_group_members(trajectory_ids), [row.packed_length for row in rows]
-    groups = [[index] for index in range(len(members))] if group_ids is None else _list_group_members(group_ids)
-    count = min(num_mini_batches or -(-len(members) // mini_batch_size), len(groups))
-    step_trajectories = [
-        [trajectory for group in part for trajectory in groups[group]]
-        for part in split_mini_batches(len(groups), count, seed, shuffle)
-    ]
-    steps = [[members[trajectory] for trajectory in trajectories] for trajectories in step_trajectories]
+    rows_of, lengths = _list_group_members(trajectory_ids), [row.packed_length for row in rows]
+    groups = [[index] for index in range(len(rows_of))] if group_ids is None else _list_group_members(group_ids)
+    num_steps = min(num_mini_batches or -(-len(rows_of) // mini_batch_size), len(groups))
+    step_groups = split_mini_batches(len(groups), num_steps, seed, shuffle)
+    step_trajectories = [[trajectory for group in step for trajectory in groups[group]] for step in step_groups]
+    step_rows = [[rows_of[trajectory] for trajectory in trajectories] for trajectories in step_trajectories]
     if not needs_full_sequence:
-        steps = [[[row] for trajectory in step for row in trajectory] for step in steps]
+        step_rows = [[[row] for trajectory_rows in step for row in trajectory_rows] for step in step_rows]
     tokens = _TokenCounts(lengths, shared_prompts)
-    split = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in steps]
-    if shared_prompts is not None and sum(lengths) < min_sharing_ratio * sum(sum(costs) for _, costs, _ in split):
+    steps = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in step_rows]
+    if shared_prompts is not None and sum(lengths) < min_sharing_ratio * sum(sum(costs) for _, costs, _ in steps):
         shared_prompts, tokens = None, _TokenCounts(lengths, None)
-        split = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in steps]
+        steps = [_distribute_step_rows(step, tokens, num_ranks, max_tokens) for step in step_rows]
     orders: list[list[int]] = [[] for _ in range(num_ranks)]
     mini_batches: list[list[MiniBatch]] = [[] for _ in range(num_ranks)]
-    for bundles, _, shares in split:
-        counts = [[tokens.count_by_part(bundles[i]) for i in share] for share in shares]
-        micros = split_bundles_into_micro_batches_by_rank(counts, max_tokens, padded and shared_prompts is None)
-        for rank, (share, rank_micros) in enumerate(zip(shares, micros, strict=True)):
-            micro_rows = [[row for i in micro for row in bundles[share[i]]] for micro in rank_micros]
-            ends = [*accumulate(map(len, micro_rows), initial=len(orders[rank]))]
-            mini_batches[rank].append(MiniBatch([list(range(*bounds)) for bounds in pairwise(ends)]))
+    for bundles, _, shares in steps:
+        rank_bundles = [[bundles[index] for index in share] for share in shares]
+        part_tokens = [[tokens.count_by_part(bundle) for bundle in own_bundles] for own_bundles in rank_bundles]
+        micros = split_bundles_into_micro_batches_by_rank(part_tokens, max_tokens, padded and shared_prompts is None)
+        for rank, (own_bundles, rank_micros) in enumerate(zip(rank_bundles, micros, strict=True)):
+            micro_rows = [[row for index in micro for row in own_bundles[index]] for micro in rank_micros]
+            offsets = [*accumulate(map(len, micro_rows), initial=len(orders[rank]))]
+            mini_batches[rank].append(MiniBatch([list(range(start, end)) for start, end in pairwise(offsets)]))
             orders[rank] += chain.from_iterable(micro_rows)
-    shared = [shared_prompts and shared_prompts.select(order) for order in orders]
-    rank_rows = [Rows.from_rows([rows[row] for row in order], one) for order, one in zip(orders, shared, strict=True)]
+    prompts = [None if shared_prompts is None else shared_prompts.select(order) for order in orders]
+    rank_rows = [Rows.from_rows([rows[i] for i in order], part) for order, part in zip(orders, prompts, strict=True)]
     return BatchLayout(
         rank_batches=[RankBatch(*pair) for pair in zip(rank_rows, mini_batches, strict=True)],
         row_order=[np.array(order, dtype=np.int64) for order in orders],
-        mini_batch_rows=[[row for trajectory in step for row in members[trajectory]] for step in step_trajectories],
+        mini_batch_rows=[[row for trajectory in step for row in rows_of[trajectory]] for step in step_trajectories],
     )
 
 
 def filter_mini_batches(batch: BatchLayout, keep: np.ndarray, max_tokens: int, padded: bool) -> list[list[MiniBatch]]:
-    """Remove the rows that `keep`, bool [B], excludes, and join small micro-batches. Returns mini-batches per rank, of
-    which all ranks have the same number of micro-batches. A mini-batch without remaining rows is not removed."""
+    """Remove the rows that `keep`, bool [B], excludes, and join small micro-batches. Returns the mini-batches of each
+    rank. A mini-batch has as many micro-batches on every rank, and remains if all its rows are removed."""
     if keep.all():
         return [rank.mini_batches for rank in batch.rank_batches]
     ranks = []
@@ -106,13 +105,16 @@ def _filter_micro_batches(
 ) -> list[list[int]]:
     """Return the micro-batches of one mini-batch without the rows that `keep` excludes. Joins small micro-batches."""
     micros: list[list[int]] = []
-    for micro in mini_batch.micro_batches:
-        kept = [index for index in micro if keep[index]]
-        joined = (micros[-1] if micros else []) + kept
-        layouts = (rows, rows.rows_with_longer_prompts) if micros and kept else ()
-        if layouts and max(layout.count_computed_tokens(joined, padded) for layout in layouts) <= max_tokens:
-            micros[-1] = joined
-        elif kept:
+
+    def fits(micro: list[int]) -> bool:
+        both = (rows, rows.rows_with_longer_prompts)
+        return max(variant.count_computed_tokens(micro, padded) for variant in both) <= max_tokens
+
+    kept_rows = [[index for index in micro if keep[index]] for micro in mini_batch.micro_batches]
+    for kept in filter(None, kept_rows):
+        if micros and fits(micros[-1] + kept):
+            micros[-1] += kept
+        else:
             micros.append(kept)
     return micros
 
@@ -126,12 +128,12 @@ class _TokenCounts:
         self.prefix_lengths: list[int] = [] if shared_prompts is None else shared_prompts.lengths.tolist()
 
     def count_by_part(self, rows: list[int]) -> list[int]:
-        """Count the tokens of each row; with shared prefixes, first of each prefix, then of each row without it."""
-        lengths, shared = self.lengths, self.prefix_lengths
+        """Count the tokens of each row; with shared prefixes, those of each prefix, then of the rest of each row."""
+        lengths, prefix_lengths = self.lengths, self.prefix_lengths
         if not self.prefix_ids:
             return [lengths[row] for row in rows]
-        prefixes = {self.prefix_ids[row]: shared[row] for row in rows}
-        return [*prefixes.values(), *[lengths[row] - shared[row] for row in rows]]
+        prefixes = {self.prefix_ids[row]: prefix_lengths[row] for row in rows}
+        return [*prefixes.values(), *[lengths[row] - prefix_lengths[row] for row in rows]]
 
 
 def _distribute_step_rows(
@@ -254,7 +256,7 @@ class PreferenceBatch(RankBatch):
     """Answers that one rank trains on in one optimizer step. Of a pair, the chosen answer comes first."""
 
     is_good: np.ndarray  # bool [R]: the answer is chosen, or labelled desirable
-    margins: np.ndarray  # float64 [R], equal for both rows of a pair
+    margins: np.ndarray  # float64 [R], margin of the pair (bradley_terry), equal for both rows
     sources: np.ndarray  # int64 [R], indices into source_names
     source_names: list[str]  # data sources of all ranks
     ref_logps: np.ndarray | None  # float64 [R] reference log-probs, if precomputed
@@ -277,7 +279,7 @@ def distribute_preference_examples(
     ref = np.array([value for example in examples for value in (example.ref_logps or [])[: len(example.rows)]])
     unrelated_rows = [example.unrelated_answer for example in examples if example.unrelated_answer is not None]
     assert len(unrelated_rows) in (0, len(examples)), "single answers and pairs cannot be mixed"
-    unrelated = _distribute_rows(unrelated_rows, range(len(unrelated_rows)), num_ranks, max_tokens, padded, False)
+    unrelated = _distribute_rows(unrelated_rows, range(len(unrelated_rows)), num_ranks, max_tokens, padded)
     unrelated_ref = np.array([example.ref_logps[-1] for example in examples if example.ref_logps is not None])
     return [
         PreferenceBatch(
@@ -320,7 +322,7 @@ def _distribute_rows(
     num_ranks: int,
     max_tokens: int,
     padded: bool,
-    uses_shared_prompts: bool,
+    uses_shared_prompts: bool = False,
 ) -> BatchLayout:
     """Distribute a mini-batch to ranks and micro-batches. example_ids: example of each row; its rows stay together."""
     return build_batch_layout(

@@ -38,7 +38,7 @@ class SharedPrompts:
         Returns two int64 arrays [prefixes + R]: number of tokens of each sequence, and number of preceding prefix
         tokens that it also attends to (0 for a prefix). `lengths` [R]: lengths of the rows, including their prefixes.
         """
-        first = np.unique(self.prefix_ids, return_index=True)[1]
+        _, first = np.unique(self.prefix_ids, return_index=True)
         shared, rest = self.lengths[first], lengths - self.lengths
         return np.concatenate([shared, rest]), np.concatenate([np.zeros_like(shared), self.lengths])
 
@@ -62,28 +62,28 @@ def find_shared_prompts(rows: Sequence[Row], group_ids: Sequence[int]) -> Shared
     for index, group in enumerate(group_ids):
         groups.setdefault(group, []).append(index)
     ids, lengths = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64)
-    count = 0
+    num_prefixes = 0
     for members in groups.values():
-        digests: dict[str, int] = {}
-        prompts = [_make_comparable_prompt(rows[index], digests) for index in members]
+        image_numbers: dict[str, int] = {}
+        prompts = [_make_comparable_prompt(rows[index], image_numbers) for index in members]
         for indices, length in _group_by_prefix(prompts):
             sharing_rows = [members[index] for index in indices]
-            ids[sharing_rows], lengths[sharing_rows] = count, length
-            count += 1
+            ids[sharing_rows], lengths[sharing_rows] = num_prefixes, length
+            num_prefixes += 1
     return SharedPrompts(ids, lengths)
 
 
-def _make_comparable_prompt(row: Row, digests: dict[str, int]) -> Sequence[int]:
+def _make_comparable_prompt(row: Row, image_numbers: dict[str, int]) -> Sequence[int]:
     """Return the token ids of a row's prompt. The placeholders of an image become a negative number of the image, so
-    that prompts with different images differ and no shared prefix ends inside an image. `digests`: numbers of the
-    images that were seen, which is updated."""
+    that prompts with different images differ and no shared prefix ends inside an image. `image_numbers`: digest of an
+    image -> its number; new images are added."""
     prompt = row.token_ids[: row.response_start]
     if not row.images:
         return prompt
     tokens, done = np.array(row.token_ids), 0
     placeholders = find_placeholders(tokens, row.images)
     for image in row.images:
-        number = digests.setdefault(image.digest, -1 - len(digests))
+        number = image_numbers.setdefault(image.digest, -1 - len(image_numbers))
         tokens[placeholders[done : done + image.num_placeholders]] = number
         done += image.num_placeholders
     numbered: list[int] = tokens[: len(prompt)].tolist()
@@ -101,15 +101,15 @@ def _group_by_prefix(prompts: list[Sequence[int]]) -> list[tuple[list[int], int]
     saved, first = np.zeros(len(order) + 1, dtype=np.int64), np.zeros(len(order) + 1, dtype=np.int64)
     # saved[end]: tokens saved in the first `end` sorted prompts; first[end] .. end - 1 is the last group
     for end in range(1, len(order) + 1):
-        shares = np.minimum.accumulate(common_lengths[: end - 1][::-1])
-        gains = saved[:end][::-1] + np.concatenate([[0], np.arange(1, end) * shares])
-        back = int(gains.argmax())
-        saved[end], first[end] = gains[back], end - 1 - back
+        prefix_lengths = np.minimum.accumulate(common_lengths[: end - 1][::-1])  # of last groups of 2 to `end` prompts
+        gains = saved[:end][::-1] + np.concatenate([[0], np.arange(1, end) * prefix_lengths])
+        num_others = int(gains.argmax())  # prompts in the last group, beside prompt end - 1
+        saved[end], first[end] = gains[num_others], end - 1 - num_others
     groups, end = [], len(order)
     while end:
         start = int(first[end])
-        share = int(common_lengths[start : end - 1].min()) if end - start > 1 else len(ordered[start])
-        groups.append((order[start:end], share))
+        prefix_length = int(common_lengths[start : end - 1].min()) if end - start > 1 else len(ordered[start])
+        groups.append((order[start:end], prefix_length))
         end = start
     return groups
 

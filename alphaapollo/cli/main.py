@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from alphaapollo._version import __version__
 from alphaapollo.cli.subcommand import REFUSED, Subcommand, format_subcommand_help, report_refusals
-from alphaapollo.processes.entry_point import MainFunction, name_user, run_program
+from alphaapollo.processes.entry_point import MainFunction, run_program, set_user_variables
 from alphaapollo.utils.hub import expand_home
 from alphaapollo.utils.plugins import Plugin, find_plugins, load_plugin
 from alphaapollo.utils.registry import suggest_similar
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"{suggest_similar(name, known)} Known: {', '.join(known)}."
         print(f"error: alphaapollo {name}: unknown subcommand.{hint}", file=sys.stderr)
         return REFUSED
-    name_user()
+    set_user_variables()
     if not isinstance(subcommand, Subcommand):
         run: MainFunction = subcommand
         return run(rest)

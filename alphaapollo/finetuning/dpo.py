@@ -77,12 +77,12 @@ class PairTask(FinetuningTask):
 def compute_pair_accuracy_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:
     """Compute the share of pairs in which the chosen response gets the higher reward, in total and per data source.
 
-    metric_sums: number of pairs, and how many are `right`: {"compared": 8, "right": 6, "maths/compared": 3, ...}.
+    metric_sums: number of pairs, and how many are `right`: {"examples": 8, "right": 6, "maths/examples": 3, ...}.
     """
-    metrics = {"accuracy": metric_sums["right"] / metric_sums["compared"]}
+    metrics = {"accuracy": metric_sums["right"] / metric_sums["examples"]}
     for name, count in metric_sums.items():
         source, separator, quantity = name.rpartition("/")
-        if separator and quantity == "compared" and count:
+        if separator and quantity == "examples" and count:
             metrics[f"accuracy/{source}"] = metric_sums[f"{source}/right"] / count
     return metrics
 
@@ -218,7 +218,7 @@ class RewardModelTask(PairTask):
         return MemoryRequest(longest, rows_per_example=2, computes_logits=False)
 
     def compute_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        count = sums["compared"]
+        count = sums["examples"]
         chosen, rejected = sums["score_chosen"] / count, sums["score_rejected"] / count
         mean = (chosen + rejected) / 2
         return {

@@ -33,7 +33,7 @@ from alphaapollo.models.ulysses import SequenceGroup, exchange_heads_for_tokens,
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-NAME = "alphaapollo_"  # prefix of our backends among transformers' attention implementations
+NAME_PREFIX = "alphaapollo_"  # of the names of our backends among transformers' attention implementations
 
 
 def register_attn_implementation(backend: Attention) -> str:
@@ -41,14 +41,14 @@ def register_attn_implementation(backend: Attention) -> str:
     from transformers import AttentionInterface
 
     # Transformers takes names that contain "sdpa" or "flash" for its own backends, which some models do not support.
-    name = NAME + backend.replace("sdpa", "rows").replace("flash", "fa2")
+    name = NAME_PREFIX + backend.replace("sdpa", "rows").replace("flash", "fa2")
     AttentionInterface.register(name, make_attention_interface(BACKENDS[backend]))
     return name
 
 
 def uses_alphaapollo_backend(model: PreTrainedModel) -> bool:
     """Return whether the model uses a backend of this module instead of the attention in its own modeling code."""
-    return str(find_language_model(model).config._attn_implementation).startswith(NAME)
+    return str(find_language_model(model).config._attn_implementation).startswith(NAME_PREFIX)
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,8 @@ class AttentionCall:
         groups = self.query.shape[1] // self.key.shape[1]
         if groups == 1:
             return self
-        return replace(
-            self, key=self.key.repeat_interleave(groups, dim=1), value=self.value.repeat_interleave(groups, dim=1)
-        )
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (self.key, self.value))
+        return replace(self, key=key, value=value)
 
     def gather_segment_keys_and_values(self) -> tuple[Tensor, Tensor]:
         """Gather the keys and values that each segment of packed rows attends to (see SegmentAttentionKeys), in segment
@@ -190,10 +189,11 @@ def _attend_shared_prompts(call: AttentionCall, packing: Packing) -> Tensor:
 
 def _attend_sdpa(call: AttentionCall) -> Tensor:
     call = _prepare_for_sdpa(call)
-    lengths, key_lengths = call.required_packing.lengths, (call.required_packing.keys or call.required_packing).lengths
-    key, value = call.gather_segment_keys_and_values()
-    rows = zip(call.query.split(lengths, 2), key.split(key_lengths, 2), value.split(key_lengths, 2), strict=True)
-    return torch.cat([_attend_causal(call, q, k, v) for q, k, v in rows], dim=2).transpose(1, 2).contiguous()
+    queries, (key, value) = call.required_packing, call.gather_segment_keys_and_values()
+    keys = queries.keys or queries
+    parts = call.query.split(queries.lengths, 2), key.split(keys.lengths, 2), value.split(keys.lengths, 2)
+    outputs = [_attend_causal(call, q, k, v) for q, k, v in zip(*parts, strict=True)]
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
 def _attend_varlen(call: AttentionCall) -> Tensor:
@@ -274,8 +274,8 @@ def _attend_masked(call: AttentionCall, query: Tensor, key: Tensor, value: Tenso
     """Compute masked attention. `mask`: bool, broadcast to [b, heads, T, S]; None: causal mask (T = S)."""
     if call.softcap is not None or call.sinks is not None:
         return attend_eager(call, query, key, value, mask)
-    if query.device.type == "cpu" and (width := key.shape[2]) <= MAX_KEYS and query.dtype != torch.float64:
-        mask = make_causal_mask(width, width, None, key.device) if mask is None else mask
+    if query.device.type == "cpu" and (num_keys := key.shape[2]) <= MAX_KEYS and query.dtype != torch.float64:
+        mask = make_causal_mask(num_keys, num_keys, None, key.device) if mask is None else mask
         return attend_with_products(query, key, value, mask, call.scaling)
     settings = {"attn_mask": mask, "is_causal": mask is None, "scale": call.scaling, "enable_gqa": call.is_gqa}
     return scaled_dot_product_attention(query, key, value, **settings)
@@ -297,13 +297,13 @@ def attend_eager(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor,
     scores = (query @ key.transpose(2, 3)).float() * scaling
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
-    width = key.shape[2]
-    mask = make_causal_mask(width, width, None, query.device) if mask is None else mask
+    num_keys = key.shape[2]
+    mask = make_causal_mask(num_keys, num_keys, None, query.device) if mask is None else mask
     scores = scores.masked_fill(~mask, float("-inf"))
     if call.sinks is not None:
         sinks = call.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sinks], dim=-1)
-    return scores.softmax(dim=-1)[..., :width].to(value.dtype) @ value
+    return scores.softmax(dim=-1)[..., :num_keys].to(value.dtype) @ value
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class PaddedIndices:
 
 @lru_cache(maxsize=2)  # shared by the layers of a forward pass: full and sliding-window attention
 def compute_padded_indices(packing: Packing, window: int | None) -> PaddedIndices:
-    """Find which packed token is in each cell of the padded matrices of prompts and suffixes; make the attention mask.
+    """Find the packed token of each cell of the padded matrices of prompts and suffixes, and make the attention mask.
     `window`: sliding window in tokens, or None."""
     assert packing.keys is not None, "rows without shared prompts are padded when the batch is built"
     lengths, prefix_index = np.array(packing.lengths), np.array(packing.keys.prefix_segments)

@@ -52,11 +52,11 @@ from alphaapollo.runs.old_group_files import ARRAY_FUNCTIONS, Array, DType
 from alphaapollo.utils.disk import read_json
 from alphaapollo.utils.json_types import JsonObject
 
-METADATA_TYPES = [kind for kind in vars(dcp).values() if getattr(kind, "__module__", "") == dcp.__name__]
-METADATA_CLASSES: Mapping[tuple[str, str], Any] = {
-    (kind.__module__, kind.__name__): kind for kind in (*METADATA_TYPES, _StorageInfo, torch.Size, pathlib.PosixPath)
-} | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}
-ARRAY_CLASSES: list[Any] = [(one, ".".join(name)) for name, one in ARRAY_FUNCTIONS.items()] + [Array, DType]
+_DCP_CLASSES = [kind for kind in vars(dcp).values() if getattr(kind, "__module__", "") == dcp.__name__]
+ALLOWED_CLASSES: Mapping[tuple[str, str], Any] = {
+    (kind.__module__, kind.__name__): kind for kind in (*_DCP_CLASSES, _StorageInfo, torch.Size, pathlib.PosixPath)
+} | {("torch.serialization", "_get_layout"): torch.serialization._get_layout}  # in a checkpoint's metadata
+ARRAY_CLASSES: list[Any] = [(function, ".".join(name)) for name, function in ARRAY_FUNCTIONS.items()] + [Array, DType]
 """Placeholders for numpy's random number generator, whose state was an array in formats before 3."""
 
 Optimizer = torch.optim.Optimizer
@@ -77,8 +77,8 @@ def take_snapshot(
 ) -> CheckpointSnapshot:
     """Take a snapshot of a model's state for a checkpoint in `folder` (a collective). load_snapshot returns
     `extra_state`. `optimizers` is empty for a frozen model."""
-    of_numpy: Any = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
-    generator_states = {"python": random.getstate(), "numpy": of_numpy, "torch": torch.get_rng_state()}
+    numpy_state: Any = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
+    generator_states = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         generator_states["cuda"] = torch.cuda.get_rng_state()
     return CheckpointSnapshot(folder, _collect_tensors(model, optimizers), generator_states, extra_state)
@@ -122,8 +122,8 @@ def load_snapshot(folder: str, model: nn.Module, optimizers: Sequence[Optimizer]
     try:
         state: JsonObject = read_json(path / "state.json")
         read_checkpoint_tensors(tensors, path / "model")
-        is_same_size = state["world_size"] == dist.get_world_size()
-        generators = read_rng_states(path / f"rank_{dist.get_rank()}.pt") if is_same_size else None
+        has_same_ranks = state["world_size"] == dist.get_world_size()
+        generators = read_rng_states(path / f"rank_{dist.get_rank()}.pt") if has_same_ranks else None
     except (OSError, RuntimeError, ValueError, LookupError, EOFError, CheckpointException, UnpicklingError) as error:
         raise ValueError(
             f"the checkpoint {folder} cannot be read: {_describe_error(error)}. Resume from another checkpoint."
@@ -172,8 +172,8 @@ def _describe_error(error: BaseException) -> str:
 
 
 class CheckpointWriter:
-    """Writer of one rank's share of each checkpoint, in_background while training continues or in `start`. All ranks
-    must start the same checkpoints in the same order."""
+    """Writer of one rank's share of each checkpoint: in a thread while training continues (in_background), or in
+    `start`. All ranks must start the same checkpoints in the same order."""
 
     def __init__(self, in_background: bool):
         self._group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
@@ -219,11 +219,10 @@ def read_checkpoint_tensors(tensors: dict[str, object], folder: Path) -> None:
 def read_all_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Read all tensors of a checkpoint folder into this process: `model.<parameter>` and, if it was trained,
     `optimizer.state.<parameter>.<moment>`. Raises UnpicklingError as read_checkpoint_tensors does."""
-    stored = _RestrictedUnpickleReader(folder).read_metadata().state_dict_metadata.items()
-    kinds = {name: kind for name, kind in stored if isinstance(kind, dcp.TensorStorageMetadata)}
-    tensors: dict[str, Any] = {
-        name: torch.empty(kind.size, dtype=kind.properties.dtype) for name, kind in kinds.items()
-    }
+    tensors: dict[str, Any] = {}
+    for name, stored in _RestrictedUnpickleReader(folder).read_metadata().state_dict_metadata.items():
+        if isinstance(stored, dcp.TensorStorageMetadata):
+            tensors[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
     reader, planner = _RestrictedUnpickleReader(folder), _RestrictedUnpicklePlanner()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # says that no other process takes part
@@ -250,8 +249,8 @@ class _RestrictedUnpickleReader(FileSystemReader):
 
 class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in METADATA_CLASSES:
-            return METADATA_CLASSES[module, name]
+        if (module, name) in ALLOWED_CLASSES:
+            return ALLOWED_CLASSES[module, name]
         if (module, name) == ("builtins", "getattr"):
             return _get_memory_format
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):

@@ -39,7 +39,7 @@ class _AttentionProducts(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
         (rows, heads, length, size), (kv_heads, num_keys) = query.shape, key.shape[1:3]
         groups = heads // kv_heads
-        q = query.reshape(rows * kv_heads, groups * length, size)  # the query heads of a key head are further rows
+        q = query.reshape(rows * kv_heads, groups * length, size)  # as if a key head's query heads were further tokens
         k, v = (x.reshape(rows * kv_heads, num_keys, -1) for x in (key, value))
         scores = torch.bmm(q.float() * scale, k.float().transpose(1, 2))
         scores.view(rows, heads, length, num_keys).add_(bias)

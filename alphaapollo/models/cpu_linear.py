@@ -1,6 +1,6 @@
 """float32 matrix products through oneDNN, for CPUs on which MKL is slow.
 
-torch computes float32 products with MKL, which uses AVX-512 on Intel processors only. oneDNN, which torch ships too,
+torch computes float32 products with MKL, which uses AVX-512 on Intel processors only. oneDNN, another part of torch,
 uses AVX-512 on other CPUs: 230 instead of 105 GFLOP/s per core on an AMD EPYC 9005. Both compute in IEEE float32.
 """
 
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 @lru_cache
 def is_onednn_faster() -> bool:
-    """Return whether oneDNN is faster than MKL, judged by the CPU model, not by timing, to keep runs bit-identical."""
+    """Return whether oneDNN is faster than MKL, judged by the CPU model. Timing could differ between identical runs."""
     info = Path("/proc/cpuinfo")
     vendor = info.read_text() if info.exists() else "GenuineIntel"
     return (
@@ -66,10 +66,10 @@ def _limit_onednn_cache() -> None:
     """Limit oneDNN's cache of kernels and buffers (megabytes each) to 64 input shapes instead of 1024, because most
     micro-batches have a new shape. oneDNN reads the limits once, from environment variables that are then removed."""
     limits = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
-    added = {name: value for name, value in limits.items() if name not in os.environ}
-    os.environ.update(added)
+    added_variables = {name: value for name, value in limits.items() if name not in os.environ}
+    os.environ.update(added_variables)
     linear(torch.ones(2, 2), torch.ones(2, 2))
-    for name in added:
+    for name in added_variables:
         del os.environ[name]
 
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 
 def use_short_norms(model: nn.Module) -> None:
-    """Replace the RMS norms of the model that compute what Llama's does, as those of most architectures do."""
+    """Replace the model's RMS norms whose code is that of Llama's norm, as in most architectures."""
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     code = LlamaRMSNorm.forward.__code__
     for module in model.modules():
-        own = getattr(type(module).forward, "__code__", code)
-        if (own.co_code, own.co_consts, own.co_names) == (code.co_code, code.co_consts, code.co_names):
+        own_code = getattr(type(module).forward, "__code__", code)
+        if (own_code.co_code, own_code.co_consts, own_code.co_names) == (code.co_code, code.co_consts, code.co_names):
             module.forward = MethodType(_forward_norm, module)
 
 
@@ -46,9 +46,9 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         u, weight, factor = ctx.saved_tensors
-        grad_u, along = (grad * weight).float(), u.to(torch.float32, copy=True)
-        share = torch.linalg.vecdot(grad_u, along).div_(u.shape[-1])[..., None]
-        grad_x = grad_u.sub_(along.mul_(share)).mul_(factor).to(u.dtype)
+        grad_u, float_u = (grad * weight).float(), u.to(torch.float32, copy=True)
+        mean_product = torch.linalg.vecdot(grad_u, float_u).div_(u.shape[-1])[..., None]
+        grad_x = grad_u.sub_(float_u.mul_(mean_product)).mul_(factor).to(u.dtype)
         if not ctx.needs_input_grad[1]:
             return grad_x, None, None
         products = (grad * u).reshape(-1, u.shape[-1])

@@ -105,7 +105,7 @@ def load_example_image(model: Model) -> ImageInput | None:
 
 
 def make_image_arguments(method: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Select the tensors of a processor that a method of the model takes; some processors return others, too."""
+    """Select the tensors of a processor that a method of the model takes. Some processors return further tensors."""
     accepted = inspect.signature(method).parameters
     return {name: tensor for name, tensor in tensors.items() if name in accepted}
 
@@ -135,7 +135,7 @@ def _select_features(features: Any, images: ImageBatch) -> Tensor:
 
 def add_zero_vision_gradients(model: PreTrainedModel, states: Tensor) -> Tensor:
     """Add 0 times the parameters of a trained vision tower to hidden states, so that each parameter has a gradient on
-    every rank, also if the rank has no images. FSDP requires this."""
+    every rank, even if the rank has no images. FSDP requires this."""
     if not torch.is_grad_enabled():
         return states
     parameters = [parameter for part in find_vision_modules(model) for parameter in part.parameters()]

@@ -50,23 +50,23 @@ _read_split_sizes: ContextVar[ReadSizes] = ContextVar("read_split_sizes", defaul
 
 
 def keep_split_sizes() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return contexts for a checkpointed layer's forward pass and its recomputation, which exchanges as many tokens and
-    does not wait for the GPU again (`context_fn` of torch.utils.checkpoint)."""
-    kept: list[list[list[int]]] = []
+    """Return two contexts for a checkpointed layer (`context_fn` of torch.utils.checkpoint). The first keeps the split
+    sizes of its forward pass. The second uses them in the recomputation, which does not wait for the GPU again."""
+    kept_sizes: list[list[list[int]]] = []
 
     def read_and_keep(sizes: Tensor) -> list[list[int]]:
-        kept.append(sizes.tolist())
-        return kept[-1]
+        kept_sizes.append(sizes.tolist())
+        return kept_sizes[-1]
 
     @contextmanager
-    def use(read: ReadSizes) -> Iterator[None]:
+    def read_sizes_with(read: ReadSizes) -> Iterator[None]:
         token = _read_split_sizes.set(read)
         try:
             yield
         finally:
             _read_split_sizes.reset(token)
 
-    return use(read_and_keep), use(lambda _: kept.pop(0))
+    return read_sizes_with(read_and_keep), read_sizes_with(lambda _: kept_sizes.pop(0))
 
 
 @torch.compiler.disable
@@ -77,7 +77,7 @@ def _exchange_and_compute(
     size, (num_tokens, k) = group.size(), chosen.shape
     experts, order = chosen.flatten().sort(stable=True)
     counts = experts.new_zeros(num_experts).scatter_add_(0, experts, torch.ones_like(experts))
-    counts = counts.view(size, -1)  # number of pairs by rank and its experts
+    counts = counts.view(size, -1)  # token-expert pairs for each expert of each rank
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)
     sent_sizes, received_sizes = _read_split_sizes.get()(torch.stack([counts.sum(1), received.sum(1)]))
@@ -85,8 +85,8 @@ def _exchange_and_compute(
     local_experts = torch.arange(counts.shape[1], device=hidden.device).repeat(size)
     outputs = compute(pairs, local_experts.repeat_interleave(received.flatten(), output_size=len(pairs)))
     returned = all_to_all_single_autograd(outputs, sent_sizes, received_sizes, group)
-    of_tokens = returned[order.argsort()].view(num_tokens, k, -1)
-    return (of_tokens * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
+    expert_outputs = returned[order.argsort()].view(num_tokens, k, -1)
+    return (expert_outputs * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
 
 
 def _compute_local_experts(
@@ -104,7 +104,7 @@ def _compute_local_experts(
 
 def _iterate_local(experts: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield name and local part of each parameter. The gradient of the local part is the sum over the ranks that
-    exchange tokens. It is divided by their number, because FSDP averages over the other ranks only."""
+    exchange tokens. It is divided by their number, because FSDP averages only over the ranks with the same experts."""
     for name, parameter in experts.named_parameters(recurse=False):
         assert isinstance(parameter, DTensor)
         local = parameter.to_local()

@@ -51,13 +51,13 @@ def gather_parameters(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tu
     weights."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    adapted = lora.get_lora_layers(model)
+    lora_layers = lora.get_lora_layers(model)
     for names in _group_parameter_names_by_layer(model):
         parameters = dict(model.named_parameters())
         gathered = {}
         for name in names:
             if not lora.is_adapter_parameter(name):
-                weight = lora.merge_lora_weight(adapted[name]) if name in adapted else parameters[name].detach()
+                weight = lora.merge_lora_weight(lora_layers[name]) if name in lora_layers else parameters[name].detach()
                 gathered[lora.get_base_parameter_name(name)] = full_tensor(weight.to(dtype))
         for name, tensor in revert_weight_conversion(model, gathered).items():
             if model.config.model_type == "qwen3_vl_moe" and ".experts." in name:
@@ -171,9 +171,9 @@ def compute_transformers_outputs(folder: Path, kind: ModelKind, token_ids: list[
     import transformers
 
     config = load_config(source)
-    vision = reads_images(config) and not has_custom_code(source, config)
-    auto = getattr(transformers, "AutoModelForImageTextToText" if vision else AUTO_CLASSES[kind])
-    loaded = auto.from_pretrained(folder, dtype=torch.float32, trust_remote_code=source.trust_remote_code).eval()
+    is_vision_model = reads_images(config) and not has_custom_code(source, config)
+    auto_class = getattr(transformers, "AutoModelForImageTextToText" if is_vision_model else AUTO_CLASSES[kind])
+    loaded = auto_class.from_pretrained(folder, dtype=torch.float32, trust_remote_code=source.trust_remote_code).eval()
     return compute_outputs(loaded, kind, token_ids)
 
 
@@ -198,7 +198,7 @@ def check_exported_outputs(expected: list[float], exported: list[float], dtype: 
     allowed = TOLERANCES[dtype] * (1 + float(reference.abs().mean()))
     if not difference <= allowed:  # also true for NaN
         raise ValueError(
-            f"the outputs of the written model differ from those before by {difference:.1e} on average, but rounding "
+            f"the outputs of the written model differ from the original's by {difference:.1e} on average, but rounding "
             f"explains only {allowed:.0e}. The result is discarded."
         )
     return difference
@@ -215,16 +215,16 @@ def write_merged_model(
     adapter: Path, folder: Path, dtype: str = "auto", base_path: str = "", trusts_code: bool = False
 ) -> None:
     """Write the Hugging Face folder of an adapter's base model with the adapter merged in. dtype: auto = that of the
-    base model. base_path: base model, if it has moved. Raises ValueError if one of both cannot be read, or if the
-    log-probs of a text differ before and after merging, or in the written folder."""
+    base model. base_path: base model, if it has moved. Raises ValueError if adapter or base model cannot be read, or if
+    the log-probs of a text differ before and after merging, or in the written folder."""
     try:
-        adapted, base, stored = lora.load_adapter(adapter, base_path, trusts_code)
+        adapted, base, base_dtype = lora.load_adapter(adapter, base_path, trusts_code)
         tokens = make_probe_tokens(adapted.config)
         expected = compute_outputs(adapted, "policy", tokens)
         merged = adapted.merge_and_unload()
         check_exported_outputs(expected, compute_outputs(merged, "policy", tokens), torch.float32)
-        for parameter in merged.parameters():  # not the frequencies of position embeddings
-            parameter.data = parameter.data.to(stored if dtype == "auto" else getattr(torch, dtype))
+        for parameter in merged.parameters():  # but not buffers, e.g. frequencies of position embeddings
+            parameter.data = parameter.data.to(base_dtype if dtype == "auto" else getattr(torch, dtype))
         merged.save_pretrained(folder)
         check_written_model(merged.float(), folder, base)
     except (RuntimeError, ValueError, AttributeError, TypeError, LookupError) as error:  # also those of peft
@@ -239,14 +239,14 @@ def write_verl_model(shards: Sequence[Path], folder: Path, dtype: str = "auto", 
     saved = shards[0].parent / "huggingface"
     source = Model(path=str(saved if saved.is_dir() else saved.parent), trust_remote_code=trusts_code)
     try:
-        if len(shards) != (size := int(shards[0].name.split("_")[3])):
+        if len(shards) != (size := int(shards[0].name.split("_")[3])):  # model_world_size_8_rank_0.pt
             raise ValueError(f"{len(shards)} of {size} shards exist")
         logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # there is no process group
         states = [torch.load(shard, map_location="cpu", weights_only=True) for shard in shards]
         tensors = {name: _join_shards([state[name] for state in states]) for name in states[0]}
-        chosen = next(iter(tensors.values())).dtype if dtype == "auto" else getattr(torch, dtype)
-        tensors = {name: tensor.to(chosen) for name, tensor in tensors.items()}
-        _write_folder(folder, tensors, load_config(source), chosen, source)
+        target_dtype = next(iter(tensors.values())).dtype if dtype == "auto" else getattr(torch, dtype)
+        tensors = {name: tensor.to(target_dtype) for name, tensor in tensors.items()}
+        _write_folder(folder, tensors, load_config(source), target_dtype, source)
         load_causal_lm(source.model_copy(update={"path": str(folder)}), "padded")
     except Exception as error:  # those of torch for a damaged file, or for types other than tensors
         reason = str(error).split(". ")[0]  # torch's advice is to load the file without a check
@@ -262,16 +262,16 @@ def write_converted_model(source: Path, folder: Path, dtype: str, trusts_code: b
         return
     from safetensors.torch import load_file
 
-    model, chosen = Model(path=str(source), trust_remote_code=trusts_code), getattr(torch, dtype)
-    weights = {name: one for file in sorted(source.glob("*.safetensors")) for name, one in load_file(file).items()}
-    tensors = {name: one.to(chosen) if one.is_floating_point() else one for name, one in weights.items()}
+    model, target_dtype = Model(path=str(source), trust_remote_code=trusts_code), getattr(torch, dtype)
+    tensors = {name: t for file in sorted(source.glob("*.safetensors")) for name, t in load_file(file).items()}
+    tensors = {name: t.to(target_dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     config = load_config(model)
     is_scorer = any("SequenceClassification" in name for name in config.architectures or ())
     kind: ModelKind = "reward model" if is_scorer else "policy"
-    _write_folder(folder, tensors, config, chosen, model)
+    _write_folder(folder, tensors, config, target_dtype, model)
     tokens = make_probe_tokens(config)
-    expected, written = (compute_transformers_outputs(one, kind, tokens, model) for one in (source, folder))
-    check_exported_outputs(expected, written, chosen)
+    expected, written = (compute_transformers_outputs(path, kind, tokens, model) for path in (source, folder))
+    check_exported_outputs(expected, written, target_dtype)
 
 
 def _join_shards(parts: list[Any]) -> Tensor:
@@ -279,9 +279,9 @@ def _join_shards(parts: list[Any]) -> Tensor:
     first = parts[0]
     if isinstance(first, DTensor):
         parts = [part.to_local() for part in parts]
-        for size, how in zip(reversed(first.device_mesh.mesh.shape), reversed(first.placements), strict=True):
+        for size, placement in zip(reversed(first.device_mesh.mesh.shape), reversed(first.placements), strict=True):
             groups = [parts[start : start + size] for start in range(0, len(parts), size)]
-            parts = [torch.cat(group, how.dim) if isinstance(how, Shard) else group[0] for group in groups]
-        if parts[0].shape != first.shape or not all(type(how) in (Shard, Replicate) for how in first.placements):
+            parts = [torch.cat(group, placement.dim) if isinstance(placement, Shard) else group[0] for group in groups]
+        if parts[0].shape != first.shape or not {*map(type, first.placements)} <= {Shard, Replicate}:
             raise ValueError(f"placements {first.placements} are not supported")
     return cast("Tensor", parts[0])

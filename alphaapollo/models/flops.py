@@ -59,8 +59,8 @@ class FlopsEstimator:
         """Build an estimator from a model's parameters; None for an MoE model with an unknown number of experts."""
         config = model.config.get_text_config()
         experts = ExpertSizes.from_config(model.config)
-        vision = {id(parameter) for part in find_vision_modules(model) for parameter in part.parameters()}
-        named = ((name, parameter) for name, parameter in model.named_parameters() if id(parameter) not in vision)
+        vision_ids = {id(parameter) for part in find_vision_modules(model) for parameter in part.parameters()}
+        named = ((name, parameter) for name, parameter in model.named_parameters() if id(parameter) not in vision_ids)
         matrices = {name: parameter for name, parameter in named if parameter.ndim >= 2}
         if experts is None and any(EXPERTS in name for name in matrices):
             return None
@@ -72,10 +72,9 @@ class FlopsEstimator:
             count: int = parameter.numel()
             return count * experts.experts_per_token // experts.num_experts if experts and EXPERTS in name else count
 
-        total = sum(count_active_parameters(name, parameter) for name, parameter in matrices.items())
-        trained = sum(
-            count_active_parameters(name, parameter) for name, parameter in matrices.items() if parameter.requires_grad
-        )
+        counts = [(count_active_parameters(name, p), p.requires_grad) for name, p in matrices.items()]
+        total = sum(count for count, _ in counts)
+        trained = sum(count for count, is_trained in counts if is_trained)
         width = config.num_attention_heads * get_attention_head_size(config)
         return cls(total, trained, config.num_hidden_layers, width)
 

@@ -33,32 +33,32 @@ def make_image_batch(
     rows share is computed once.
 
     flat_indices: position of each token of the concatenated rows in the micro-batch. find_local: finds this rank's
-    tokens among positions; returns their positions in the rank's part, and their indices.
+    tokens among positions; returns their positions in the rank's part, and their indices among the given positions.
     """
     images: dict[str, tuple[int, ImageInput]] = {}
-    positions, numbers, offsets = [], [], []
+    positions, image_numbers, offsets = [], [], []  # of all placeholders; offset: index in its image
     for row, row_images in enumerate(rows.images or ()):
         start = rows.token_offsets[row]
         positions.append(start + find_placeholders(rows.token_ids[start : rows.token_offsets[row + 1]], row_images))
         for image in row_images:
             number, _ = images.setdefault(image.digest, (len(images), image))
-            numbers.append(np.full(image.num_placeholders, number))
+            image_numbers.append(np.full(image.num_placeholders, number))
             offsets.append(np.arange(image.num_placeholders))
     if not images:
         return None
-    flat, first = np.unique(flat_indices[np.concatenate(positions)], return_index=True)
-    local, selected = find_local(flat)
-    chosen = first[selected]
-    used, image_indices = np.unique(np.concatenate(numbers)[chosen], return_inverse=True)
-    if not len(used):
+    flat_positions, placeholders = np.unique(flat_indices[np.concatenate(positions)], return_index=True)
+    local_positions, selected = find_local(flat_positions)
+    chosen = placeholders[selected]
+    used_numbers, image_indices = np.unique(np.concatenate(image_numbers)[chosen], return_inverse=True)
+    if not len(used_numbers):
         return None
-    distinct = [image for number, image in images.values() if number in used]
+    distinct = [image for number, image in images.values() if number in used_numbers]
     starts = compute_offsets(np.array([image.num_placeholders for image in distinct]))
     return ImageBatch(
         tensors={
             name: to_device(np.concatenate([image.tensors[name] for image in distinct])) for name in distinct[0].tensors
         },
-        positions=to_device(local),
+        positions=to_device(local_positions),
         feature_indices=to_device(starts[image_indices] + np.concatenate(offsets)[chosen]),
         num_features=int(starts[-1]),
     )
@@ -71,19 +71,20 @@ def compute_mrope_positions(rows: Rows) -> np.ndarray | None:
         return None
     assert rows.images is not None
     bounds = zip(rows.token_offsets[:-1], rows.token_offsets[1:], rows.images, strict=True)
-    return np.concatenate([_compute_row_positions(rows.token_ids[a:b], images) for a, b, images in bounds], axis=1)
+    positions = [_compute_row_positions(rows.token_ids[start:end], images) for start, end, images in bounds]
+    return np.concatenate(positions, axis=1)
 
 
 def _compute_row_positions(token_ids: np.ndarray, images: Sequence[ImageInput]) -> np.ndarray:
     """Compute the M-RoPE position ids of one row, as transformers' get_rope_index does: an image of h x w placeholders
     takes max(h, w) positions. int64 [3, T]"""
-    steps, placed = np.ones(len(token_ids), dtype=np.int64), np.zeros((3, len(token_ids)), dtype=np.int64)
-    placeholders, done = find_placeholders(token_ids, images), 0
+    steps, offsets = np.ones(len(token_ids), dtype=np.int64), np.zeros((3, len(token_ids)), dtype=np.int64)
+    placeholders, num_done = find_placeholders(token_ids, images), 0
     for image in images:
         assert image.grid is not None, "all images of a model with M-RoPE have a grid"
         height, width = image.grid
-        first, end = placeholders[done], placeholders[done] + height * width
+        first, end = placeholders[num_done], placeholders[num_done] + height * width
         steps[first:end], steps[end - 1] = 0, max(height, width)
-        placed[1, first:end], placed[2, first:end] = np.divmod(np.arange(height * width), width)
-        done += height * width
-    return placed + np.cumsum(steps) - steps
+        offsets[1, first:end], offsets[2, first:end] = np.divmod(np.arange(height * width), width)
+        num_done += height * width
+    return offsets + np.cumsum(steps) - steps

@@ -12,7 +12,7 @@ from alphaapollo.config.schema import Optimizer
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], lr: float) -> None:
-    """Set the learning rate of the next step. torchao's optimizers have a tensor for it."""
+    """Set the learning rate of the next step. torchao's optimizers store it as a tensor."""
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)

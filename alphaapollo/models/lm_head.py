@@ -95,7 +95,7 @@ class DivergenceTarget:
     divergence: Divergence
     with_statistics: bool = False  # also compute reverse_kl, forward_kl and agreement
     top_k: int | None = None  # compare only the k most probable tokens of a model with hidden states
-    selects_policy_tokens: bool = False  # these are the policy's most probable tokens (arXiv 2601.20802, Eq. 11)
+    selects_policy_tokens: bool = False  # top_k selects the policy's most probable tokens (arXiv 2601.20802, Eq. 11)
 
 
 def compute_token_stats(
@@ -108,18 +108,19 @@ def compute_token_stats(
     fused: bool = False,
 ) -> TokenStats:
     """Compute log-probs of n target tokens under softmax(logits / temperature), and optionally entropy and divergence.
-    hidden: of the tokens before the targets. limits: chosen for the device by default.
+    hidden: states of the tokens before the targets. limits: chosen for the device by default.
     fused: compile the operations on logits, except a divergence."""
     states, head = hidden.states, hidden.head
     limits = limits or LOGIT_LIMITS.get(states.device.type, LOGIT_LIMITS["cuda"])
-    block, chunk = (max(1, limit // head.weight.shape[0]) for limit in limits)
+    block, chunk = (max(1, limit // head.weight.shape[0]) for limit in limits)  # tokens
     fused = fused and divergence_target is None
     is_plain = not (fused or divergence_target or head.softcap) and head.bias is None
     saves_slopes = is_plain and torch.is_grad_enabled() and len(states) <= block
     chunks = _ChunkedHead(head, temperature, needs_entropy, divergence_target, block, chunk, fused, saves_slopes)
-    logprobs, entropy, divergence, *extra = _TokenStatsFunction.apply(states, head.weight, head.bias, targets, chunks)
+    outputs = _TokenStatsFunction.apply(states, head.weight, head.bias, targets, chunks)
+    logprobs, entropy, divergence, *statistics = outputs
     divergence = None if divergence_target is None else divergence
-    return TokenStats(logprobs, entropy if needs_entropy else None, divergence, *extra)
+    return TokenStats(logprobs, entropy if needs_entropy else None, divergence, *statistics)
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class _ChunkedHead:
         return _compile(function) if self.fused else function
 
     def iterate_frozen_models(self, chunk: slice, logp: Tensor) -> Iterator[tuple[Tensor | float, Tensor]]:
-        """Yield weights [c] and log-probs of all tokens [c, V] of each frozen model. logp: of the policy, [c, V]."""
+        """Yield each frozen model's weights [c] and log-probs of all tokens [c, V]. logp: of the policy, [c, V]."""
         assert self.divergence_target is not None
         hidden = self.divergence_target.hidden
         if hidden is None:
@@ -160,9 +161,9 @@ class _ChunkedHead:
             yield 1.0, self._compute_frozen_model_logprobs(hidden, chunk, logp)
             return
         for model in hidden:
-            if (weights := model.weights[chunk]).any():
-                frozen = self._compute_frozen_model_logprobs(model.output, chunk, logp)
-                yield weights.to(logp, non_blocking=True), frozen
+            if (model_weights := model.weights[chunk]).any():
+                logq = self._compute_frozen_model_logprobs(model.output, chunk, logp)
+                yield model_weights.to(logp, non_blocking=True), logq
 
     def compute_divergence_gradient(
         self, raw: Tensor, chunk: slice, normaliser: Tensor, grad: Tensor | None
@@ -173,10 +174,10 @@ class _ChunkedHead:
             return None
         result: Tensor | None = None
         logp = self.transform(raw) - normaliser[chunk, None]
-        for weights, logq in self.iterate_frozen_models(chunk, logp):
-            part = self.divergence_target.divergence.gradient(logp, logq)
-            part.mul_((weights * grad[chunk])[:, None])
-            result = part if result is None else result.add_(part)
+        for model_weights, logq in self.iterate_frozen_models(chunk, logp):
+            model_gradient = self.divergence_target.divergence.gradient(logp, logq)
+            model_gradient.mul_((model_weights * grad[chunk])[:, None])
+            result = model_gradient if result is None else result.add_(model_gradient)
         return result
 
     def _compute_frozen_model_logprobs(self, output: LmHeadInput | TopTokens, chunk: slice, logp: Tensor) -> Tensor:
@@ -187,9 +188,9 @@ class _ChunkedHead:
         target = self.divergence_target
         if target is None or target.top_k is None:
             return logq
-        tokens = (logp if target.selects_policy_tokens else logq).topk(min(target.top_k, logq.shape[1])).indices
-        tail = logq.scatter(1, tokens, -math.inf).logsumexp(dim=-1)
-        return spread_tail(logp, tokens, logq.gather(1, tokens), tail)
+        top_ids = (logp if target.selects_policy_tokens else logq).topk(min(target.top_k, logq.shape[1])).indices
+        tail = logq.scatter(1, top_ids, -math.inf).logsumexp(dim=-1)
+        return spread_tail(logp, top_ids, logq.gather(1, top_ids), tail)
 
 
 def split_range(start: int, stop: int, size: int) -> Iterator[slice]:
@@ -237,9 +238,9 @@ def compute_chunk_stats(
     logits = transform(raw)
     top = logits.amax(dim=-1)
     if torch.compiler.is_compiling():  # one kernel
-        weights = (logits - top[:, None]).exp_()
-        normaliser = top + (total := weights.sum(dim=-1)).log()
-        mean = torch.linalg.vecdot(weights, logits) / total
+        exponentials = (logits - top[:, None]).exp_()
+        normaliser = top + (total := exponentials.sum(dim=-1)).log()
+        mean = torch.linalg.vecdot(exponentials, logits) / total
     else:  # few passes over memory
         p = logits.softmax(dim=-1)
         normaliser = top - p.amax(dim=-1).log()
@@ -259,10 +260,10 @@ def compute_logit_gradient(
     entropy: Tensor,
     grad_logprobs: Tensor | None,
     grad_entropy: Tensor | None,
-    further: Tensor | None = None,
+    grad_from_divergence: Tensor | None = None,
 ) -> Tensor:
-    """Return the gradient of raw logits [c, V] from the gradients of log-probs and entropy [c], and `further`, the
-    gradient of the transformed logits [c, V] from other outputs."""
+    """Return the gradient of raw logits [c, V] from the gradients of log-probs and entropy [c], and from
+    `grad_from_divergence`, the gradient of the transformed logits [c, V]."""
     logits = transform(raw)
     logp = logits - normaliser[:, None]
     slope = torch.zeros_like(normaliser[:, None])  # d loss / d z_v as a multiple of p_v
@@ -271,8 +272,8 @@ def compute_logit_gradient(
     if grad_entropy is not None:
         slope = slope - grad_entropy[:, None] * (logp + entropy[:, None])
     grad = logp.exp_().mul_(slope)
-    if further is not None:
-        grad.add_(further)
+    if grad_from_divergence is not None:
+        grad.add_(grad_from_divergence)
     if grad_logprobs is not None and torch.compiler.is_compiling():  # a scatter would end the fused kernel
         is_target = torch.arange(raw.shape[1], device=raw.device) == targets[:, None]
         grad = grad + is_target * grad_logprobs[:, None]
@@ -292,27 +293,28 @@ class _TokenStatsFunction(torch.autograd.Function):
         num_tokens, target = hidden.shape[0], chunks.divergence_target
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normaliser, entropy, divergence = (hidden.new_zeros(num_tokens, dtype=dtype) for _ in range(4))
-        extra = [torch.zeros_like(logprobs) for _ in range(3)] if target and target.with_statistics else []
+        functions = (kl, forward_kl, distribution_overlap) if target and target.with_statistics else ()
+        statistics = [torch.zeros_like(logprobs) for _ in functions]
         raw, compute_stats = None, chunks.fuse(compute_chunk_stats)
         for block in chunks.iterate_blocks(num_tokens):
             raw = compute_raw_logits(hidden[block], chunks.head)
-            for chunk, part in chunks.iterate_chunks(block, raw):
+            for chunk, raw_part in chunks.iterate_chunks(block, raw):
                 normaliser[chunk], logprobs[chunk], entropy[chunk] = compute_stats(
-                    part, targets[chunk], chunks.transform, chunks.needs_entropy, chunks.saves_slopes
+                    raw_part, targets[chunk], chunks.transform, chunks.needs_entropy, chunks.saves_slopes
                 )
                 if target is None:
                     continue
-                logp = chunks.transform(part) - normaliser[chunk, None]
-                for weights, logq in chunks.iterate_frozen_models(chunk, logp):
-                    divergence[chunk] += weights * target.divergence.value(logp, logq)
-                    for column, statistic in zip(extra, (kl, forward_kl, distribution_overlap), strict=False):
-                        column[chunk] += weights * statistic(logp, logq)
+                policy_logp = chunks.transform(raw_part) - normaliser[chunk, None]
+                for model_weights, frozen_logp in chunks.iterate_frozen_models(chunk, policy_logp):
+                    divergence[chunk] += model_weights * target.divergence.value(policy_logp, frozen_logp)
+                    for column, function in zip(statistics, functions, strict=True):
+                        column[chunk] += model_weights * function(policy_logp, frozen_logp)
         saved_logits = raw if num_tokens <= chunks.block_size else None
         ctx.chunks, ctx.needs_bias = chunks, bias is not None and ctx.needs_input_grad[2]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, targets, normaliser, entropy, saved_logits)
-        ctx.mark_non_differentiable(*extra)
-        return logprobs, entropy, divergence, *extra
+        ctx.mark_non_differentiable(*statistics)
+        return logprobs, entropy, divergence, *statistics
 
     @staticmethod
     def backward(
@@ -335,21 +337,21 @@ class _TokenStatsFunction(torch.autograd.Function):
         for block in chunks.iterate_blocks(hidden.shape[0]):
             raw = compute_raw_logits(hidden[block], chunks.head) if saved_logits is None else saved_logits
             grad = raw
-            for chunk, part in chunks.iterate_chunks(block, raw):
+            for chunk, raw_part in chunks.iterate_chunks(block, raw):
                 part_grad = compute_gradient(
-                    part,
+                    raw_part,
                     targets[chunk],
                     chunks.transform,
                     normaliser[chunk],
                     entropy[chunk],
                     None if grad_logprobs is None else grad_logprobs[chunk],
                     None if grad_entropy is None else grad_entropy[chunk],
-                    chunks.compute_divergence_gradient(part, chunk, normaliser, grad_divergence),
+                    chunks.compute_divergence_gradient(raw_part, chunk, normaliser, grad_divergence),
                 )
                 if chunk == block:
                     grad = part_grad
                 else:  # replaces the logits, which nothing needs any more
-                    part.copy_(part_grad)
+                    raw_part.copy_(part_grad)
             if grad_bias is not None:
                 grad_bias[: grad.shape[1]] += grad.sum(dim=0, dtype=grad_bias.dtype)
             grad_hidden[block] = linear(grad, weight[: grad.shape[1]].t())
@@ -362,7 +364,7 @@ class _TokenStatsFunction(torch.autograd.Function):
 
 
 def _add_weight_grad(total: Tensor | None, grad: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
-    """Add a block's gradient of the weight [V, H], in float32 if there are several. grad: of the raw logits."""
+    """Add a block's gradient of the weight [V, H] to `total`, in float32 for several blocks. grad: of raw logits."""
     part = compute_weight_grad(grad, hidden)
     if total is None and part.shape == weight.shape:
         return part

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 COMPILER = "inductor"  # torch's own: Triton on a GPU, C++ on a CPU
-FIT = "for missing or truncated weight files, and that config.json fits them"
+WEIGHT_FILES_FIX = "for missing or truncated weight files, and that config.json fits them"
 LIGER_ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
 """Architectures for which log-probs and gradients were compared with and without Liger's kernels."""
 
@@ -83,7 +83,7 @@ def check_weight_files(model: Model) -> list[str]:
     logging.disable_progress_bar()
     settings = {"device_map": "meta", "output_loading_info": True, "trust_remote_code": model.trust_remote_code}
     try:
-        with _explain_errors(model, "the model", FIT):
+        with _explain_errors(model, "the model", WEIGHT_FILES_FIX):
             _, info = getattr(transformers, name).from_pretrained(model.path, config=config, **settings)
             check_tensor_names(config, info["unexpected_keys"], info["missing_keys"])
     finally:
@@ -93,16 +93,16 @@ def check_weight_files(model: Model) -> list[str]:
 
 def load_without_weights(model: Model, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Build a causal language model on the meta device, without weights. Raises the errors of load_causal_lm."""
-    plain = {"enable_gradient_checkpointing": False, "use_torch_compile": False, "use_liger": False}
-    return load_causal_lm(model.model_copy(update=plain), "padded", dtype)
+    changes = {"enable_gradient_checkpointing": False, "use_torch_compile": False, "use_liger": False}
+    return load_causal_lm(model.model_copy(update=changes), "padded", dtype)
 
 
 def load_reward_model(
     model: Model, attention: Attention, dtype: torch.dtype | None = None, head_seed: int | None = None
 ) -> PreTrainedModel:
     """Load a trained reward model: a decoder with a linear head `score`, as transformers saves it. dtype: of parameters
-    without weights, on the meta device; None: load the weights, in the dtypes of their files. For training with
-    head_seed, a causal language model gets a new head. Raises the errors of load_causal_lm."""
+    without weights, on the meta device; None: load the weights, in the dtypes of their files. head_seed: load for
+    training, and give a causal language model a new head with this seed. Raises the errors of load_causal_lm."""
     config = load_config(model)
     if head_seed is not None and is_causal_lm(config):
         config.num_labels, config.pad_token_id = 1, _find_pad_token_id(config, model)
@@ -155,8 +155,8 @@ def _find_pad_token_id(config: PretrainedConfig, model: Model) -> int | None:
 def find_reward_model_class(config: PretrainedConfig, model_path: str) -> str:
     """Return the name of the auto class that loads a reward model. Raises ValueError for models of another kind."""
     names = getattr(config, "architectures", None) or []
-    kinds = ("ForSequenceClassification", "ForTokenClassification")  # of tokens, the last one's score is used
-    classes = [f"AutoModel{kind}" for name in names for kind in kinds if name.endswith(kind)]
+    endings = ("ForSequenceClassification", "ForTokenClassification")  # a token classifier's score is its last one
+    classes = [f"AutoModel{ending}" for name in names for ending in endings if name.endswith(ending)]
     if not classes or config.num_labels != 1:
         raise ValueError(
             f"model.path={model_path} is a {' or '.join(names) or config.model_type} with num_labels="
@@ -232,14 +232,14 @@ def _load_model(
             settings["attn_implementation"] = {"text_config": name, "vision_config": "sdpa"}
     if dtype == torch.float64:
         settings["experts_implementation"] = "eager"  # grouped matrix products do not support float64
-    kind: Any = getattr(transformers, auto_class)
-    with _explain_errors(model, "the model", FIT):
+    model_class: Any = getattr(transformers, auto_class)
+    with _explain_errors(model, "the model", WEIGHT_FILES_FIX):
         if dtype is None:
-            loaded, info = kind.from_pretrained(model.path, config=config, output_loading_info=True, **settings)
+            loaded, info = model_class.from_pretrained(model.path, config=config, output_loading_info=True, **settings)
             check_tensor_names(config, info["unexpected_keys"], {*info["missing_keys"]} - {*new_weights})
         else:
             with torch.device("meta"):
-                loaded = kind.from_config(config, **settings)
+                loaded = model_class.from_config(config, **settings)
     loaded.eval()
     if attention in ("varlen", "flash"):
         use_varlen_attention_in_vision_tower(loaded)
@@ -368,11 +368,11 @@ def list_template_notices(model: Model, renderer: Renderer, template_arguments: 
     the prompts rendered so far."""
     tokenizer = renderer.tokenizer
     unread = (name for name in template_arguments if tokenizer.chat_template and not renderer.template_reads(name))
-    effect = "has no effect: the tokenizer's chat template does not read it."
-    notices = [f"data.apply_chat_template_kwargs.{name} {effect}" for name in unread]
+    no_effect = "has no effect: the tokenizer's chat template does not read it."
+    notices = [f"data.apply_chat_template_kwargs.{name} {no_effect}" for name in unread]
     notices += [*renderer.list_control_notices(), *renderer.list_end_notices()]
-    trained = getattr(load_config(model), "chat_template_digest", None)
-    if tokenizer.chat_template and trained not in (None, make_template_digest(tokenizer)):
+    trained_digest = getattr(load_config(model), "chat_template_digest", None)
+    if tokenizer.chat_template and trained_digest not in (None, make_template_digest(tokenizer)):
         other = f"that of {model.tokenizer_path}" if model.tokenizer_path else "its folder has now"
         notices.append(
             f"{model.path} was trained with another chat template than {other}, which usually makes its answers much "

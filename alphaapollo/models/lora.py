@@ -154,7 +154,7 @@ def merge_lora_weight(layer: Any) -> Tensor:
     """Compute the merged weight W + scale B A of a LoRA layer in float32, sharded like W (a collective: gathers A)."""
     weight: Tensor = layer.base_layer.weight
     a = full_tensor(layer.lora_A[ADAPTER].weight.detach())
-    b = local_tensor(layer.lora_B[ADAPTER].weight.detach()).to(a.device)  # the rows that this rank has of W, too
+    b = local_tensor(layer.lora_B[ADAPTER].weight.detach()).to(a.device)  # the same rows as this rank's slice of W
     local = local_tensor(weight.detach()).to(a.device, torch.float32)
     merged = torch.addmm(local, b, a, alpha=layer.scaling[ADAPTER])
     if not isinstance(weight, DTensor):
@@ -205,10 +205,11 @@ def _try_patterns(config: Any, model: nn.Module, adapter: Path) -> None:
     for name in ("modules_to_save", "layers_pattern", "rank_pattern", "alpha_pattern"):
         field = getattr(config, name, None) or ()
         patterns += [field] if isinstance(field, str) else field
-    for pattern in (one for one in patterns if not re.fullmatch(r"[\w.]*", one)):  # others are names
-        reason = f"it takes more than {PATTERN_SECONDS} seconds"
+    for pattern in patterns:
+        if re.fullmatch(r"[\w.]*", pattern):
+            continue  # a name
         try:
-            with limit_seconds(PATTERN_SECONDS, reason):
+            with limit_seconds(PATTERN_SECONDS, f"it takes more than {PATTERN_SECONDS} seconds"):
                 for name, _ in model.named_modules():
                     re.fullmatch(pattern, name)
                     re.match(rf"(.*?\.)?({pattern})(\..*)?$", name)

@@ -73,12 +73,13 @@ class MicroBatch:
 
     def to_matrix(self, values: Tensor) -> Tensor:
         """Scatter values of the n response tokens into a matrix [b, L], one response per row and zeros after it."""
-        shape = len(self.rows), int(self.rows.response_lengths.max())
-        return values.new_zeros(shape[0] * shape[1]).index_copy(0, self.matrix_indices, values).view(shape)
+        num_rows, longest = len(self.rows), int(self.rows.response_lengths.max())
+        flat = values.new_zeros(num_rows * longest).index_copy(0, self.matrix_indices, values)
+        return flat.view(num_rows, longest)
 
     def drop_dummy_row(self, values: Tensor) -> Tensor:
         """Return `values` (one per row or response token) unchanged, or an empty tensor if the only row is a dummy."""
-        return values[: 0 if self.is_dummy else None]
+        return values[:0] if self.is_dummy else values
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class MicroBatchBuilder:
         predicted: Any = chosen.columns.get(TARGETS, chosen.token_ids)
         targets = self.to_device(predicted[token_index].astype(np.int64))
         matrix_indices = np.repeat(np.arange(len(chosen)) * responses.max(), responses) + _concatenate_ranges(responses)
+        find_local = partial(self._find_local_tokens, width=width)
         per_token = {name: column for name, column in rows.columns.items() if isinstance(column, np.ndarray)}
         return MicroBatch(
             token_ids=self.to_device(layout.token_ids[:, part]),
@@ -115,9 +117,7 @@ class MicroBatchBuilder:
                 name: self.to_device(_lay_out_column(column, chosen.columns.get(name), layout)[:, part])
                 for name, column in per_token.items()
             },
-            images=make_image_batch(
-                chosen, layout.flat_indices, partial(self._find_local, width=width), self.to_device
-            ),
+            images=make_image_batch(chosen, layout.flat_indices, find_local, self.to_device),
             packing=self._make_packing(layout),
             predicting_tokens=predictors,
             last_tokens=self._select_tokens(layout, chosen.token_offsets[1:] - 1),
@@ -141,10 +141,10 @@ class MicroBatchBuilder:
     def _select_tokens(self, layout: _TokenLayout, token_index: np.ndarray) -> TokenSelection:
         """Select the tokens that have the indices `token_index` in the concatenated rows."""
         positions = layout.flat_indices[token_index]
-        local, indices = self._find_local(positions, layout.token_ids.shape[1])
+        local, indices = self._find_local_tokens(positions, layout.token_ids.shape[1])
         return TokenSelection(self.to_device(local), self.to_device(indices) if self.sequence else None, len(positions))
 
-    def _find_local(self, positions: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    def _find_local_tokens(self, positions: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Find this rank's tokens among positions in a flattened array [b, width] that the ranks split by columns.
         Returns their positions in the rank's flattened part, and their indices in `positions`."""
         if self.sequence is None:
@@ -160,13 +160,13 @@ class MicroBatchBuilder:
             return None
         offsets = compute_offsets(lengths)
         if prefixes is not None:
-            before = np.where(prefixes == np.arange(len(prefixes)), 0, lengths[prefixes])
+            prefix_lengths = np.where(prefixes == np.arange(len(prefixes)), 0, lengths[prefixes])
             starts = np.stack([offsets[prefixes], offsets[:-1]], axis=1).ravel()
-            sizes = np.stack([before, lengths], axis=1).ravel()
+            sizes = np.stack([prefix_lengths, lengths], axis=1).ravel()
             keys = SegmentAttentionKeys(
                 prefix_segments=prefixes.tolist(),
-                lengths=(before + lengths).tolist(),
-                cu_seqlens=self.to_device(compute_offsets(before + lengths).astype(np.int32)),
+                lengths=(prefix_lengths + lengths).tolist(),
+                cu_seqlens=self.to_device(compute_offsets(prefix_lengths + lengths).astype(np.int32)),
                 positions=self.to_device(np.repeat(starts, sizes) + _concatenate_ranges(sizes)),
             )
         return Packing(self.to_device(offsets.astype(np.int32)), lengths.tolist(), keys)
@@ -225,14 +225,15 @@ def _compute_shared_prompt_layout(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lay out a packed micro-batch: each shared prompt once, then each row without its prompt. Returns the fields
     segment_lengths, prefix_segments and flat_indices of _TokenLayout."""
-    _, first, family = np.unique(shared_prompts.prefix_ids, return_index=True, return_inverse=True)
-    lengths = np.concatenate([shared_prompts.lengths[first], rows.lengths - shared_prompts.lengths])
+    _, first_rows, prefix_of_row = np.unique(shared_prompts.prefix_ids, return_index=True, return_inverse=True)
+    lengths = np.concatenate([shared_prompts.lengths[first_rows], rows.lengths - shared_prompts.lengths])
     starts = compute_offsets(lengths)[:-1]
-    within = _concatenate_ranges(rows.lengths)  # position of each token in its row
-    before = np.repeat(shared_prompts.lengths, rows.lengths)
-    remainder = np.repeat(starts[len(first) :], rows.lengths) + within - before
-    positions = np.where(within < before, np.repeat(starts[family], rows.lengths) + within, remainder)
-    return lengths, np.concatenate([np.arange(len(first)), family]), positions
+    in_row = _concatenate_ranges(rows.lengths)  # position of each token in its row
+    prefix_length = np.repeat(shared_prompts.lengths, rows.lengths)
+    in_prefix = np.repeat(starts[prefix_of_row], rows.lengths) + in_row
+    in_remainder = np.repeat(starts[len(first_rows) :], rows.lengths) + in_row - prefix_length
+    positions = np.where(in_row < prefix_length, in_prefix, in_remainder)
+    return lengths, np.concatenate([np.arange(len(first_rows)), prefix_of_row]), positions
 
 
 def _compute_position_ids(rows: Rows, layout: _TokenLayout) -> np.ndarray:

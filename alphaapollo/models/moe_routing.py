@@ -65,16 +65,16 @@ class RoutingRecord:
         """Record a router's logits [n, E], the experts used [n, k] and those that it would choose itself [n, k]."""
         real = self.is_real_token.type_as(self.counts)
         # Recomputations compute this, too, because they must save the same tensors for the backward pass.
-        share = (logits.float().softmax(-1) * real[:, None]).sum(0) if self.needs_probabilities else None
+        added = (logits.float().softmax(-1) * real[:, None]).sum(0) if self.needs_probabilities else None
         if not self.is_recording:
             return
-        if share is not None:
-            self.probabilities = share if self.probabilities is None else self.probabilities + share
-        spread = real[:, None].expand(experts.shape).reshape(-1)
-        self.counts[layer_index].scatter_add_(0, experts.reshape(-1), spread)
+        if added is not None:
+            self.probabilities = added if self.probabilities is None else self.probabilities + added
+        real_choices = real[:, None].expand(experts.shape).reshape(-1)
+        self.counts[layer_index].scatter_add_(0, experts.reshape(-1), real_choices)
         if self.forced_experts is not None:
-            changed = (experts[:, :, None] != unforced_experts[:, None, :]).all(-1)
-            self.num_overridden += (changed * real[:, None]).sum()
+            is_overridden = (experts[:, :, None] != unforced_experts[:, None, :]).all(-1)
+            self.num_overridden += (is_overridden * real[:, None]).sum()
 
 
 class RouterHooks:
@@ -91,8 +91,8 @@ class RouterHooks:
         self.follows_engine = True  # force the experts that the engine chose, if the micro-batch has them
         self.needs_probabilities = False  # collect `probabilities` for load_balancing_loss in passes with gradients
         self.current: RoutingRecord | None = None  # None: do not record or force the next forward pass
-        kinds = _find_router_classes(model)
-        routers = [(i, part) for i, layer in enumerate(layers) for part in layer.modules() if isinstance(part, kinds)]
+        classes = _find_router_classes(model)
+        routers = [(i, part) for i, layer in enumerate(layers) for part in layer.modules() if isinstance(part, classes)]
         if not all(_is_supported_router(router, sizes, model.config) for _, router in routers):
             routers = []
         self.layers = [layer for layer, _ in routers]  # indices of the decoder layers with a router
@@ -135,7 +135,8 @@ class RouterHooks:
             with _TopKOverride(self.sizes, forced) as override:
                 output = forward(*arguments, **keywords)
             assert override.unforced_experts is not None, "_is_supported_router has checked this"
-            current.record_layer(layer_index, output[0], output[2], override.unforced_experts)
+            logits, _, experts, *_ = output
+            current.record_layer(layer_index, logits, experts, override.unforced_experts)
             return output
 
         return route
@@ -207,9 +208,8 @@ class ExpertLoadBalancer:
         self.routers, self.coefficient, self.device, self.group = routers, coefficient, device, group
         routers.needs_probabilities = coefficient > 0
         self.counts = torch.zeros(routers.num_layers, routers.sizes.num_experts, dtype=torch.float64, device=device)
-        self.num_overridden = torch.zeros((), dtype=torch.float64, device=device)
-        self.num_forced = torch.zeros((), dtype=torch.float64, device=device)
-        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        zeros = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(3))
+        self.num_overridden, self.num_forced, self.loss = zeros
         self.steps = 0
         self.tokens = torch.ones((), device=device)  # tokens x layers of the optimizer step, over all ranks
         self.denominator: float | None = None  # of `num_counted`, for a step in several parts; None: the part's tokens
@@ -239,7 +239,7 @@ class ExpertLoadBalancer:
             return 0.0
         assert routing.probabilities is not None
         stacked = torch.stack([routing.counts.sum(0), routing.probabilities.detach()])
-        dist.all_reduce(stacked)  # over all ranks: those of one sequence have routed different tokens of it
+        dist.all_reduce(stacked)  # over all ranks, because ranks that share a sequence route different tokens
         counts, probabilities = stacked
         tokens = counts.sum().clamp(min=1.0) / self.routers.sizes.experts_per_token
         share = tokens / self.tokens
@@ -252,11 +252,11 @@ class ExpertLoadBalancer:
 
     def compute_metrics(self) -> dict[str, float]:
         """Compute metrics of the expert loads over all ranks (a collective), see docs/metrics.md."""
-        together = torch.cat([self.counts.flatten(), self.num_overridden[None], self.num_forced[None]])
-        dist.all_reduce(together)
-        together = torch.cat([together, self.loss[None]]).cpu()
-        counts = together[:-3].view_as(self.counts)[self.routers.layers]
-        num_overridden, num_forced, loss = together[-3:].tolist()
+        totals = torch.cat([self.counts.flatten(), self.num_overridden[None], self.num_forced[None]])
+        dist.all_reduce(totals)
+        totals = torch.cat([totals, self.loss[None]]).cpu()
+        counts = totals[:-3].view_as(self.counts)[self.routers.layers]
+        num_overridden, num_forced, loss = totals[-3:].tolist()
         mean = counts.mean(1, keepdim=True).clamp(min=1e-9)
         metrics = {"expert_load_max": float((counts / mean).max()), "expert_dead": float((counts == 0).double().mean())}
         if num_forced:

@@ -68,9 +68,9 @@ class PolicyModel(FsdpRoot):
         self.routers = RouterHooks.wrap_routers(model)  # of a mixture of experts
         self.placeholder_ids = find_placeholder_ids(model.config)
         self.excluded_ids = self.placeholder_ids if excluded_ids is None else tuple(excluded_ids)
-        unused = {*self.excluded_ids} - {*self.placeholder_ids}  # unlike placeholders, they never occur in text
+        unused_ids = {*self.excluded_ids} - {*self.placeholder_ids}  # unlike placeholders, they never occur in text
         self.num_tokens = model.get_output_embeddings().weight.shape[0]
-        while self.num_tokens - 1 in unused:
+        while self.num_tokens - 1 in unused_ids:
             self.num_tokens -= 1
         excluded = [index for index in self.excluded_ids if index < self.num_tokens]
         device = model.get_output_embeddings().weight.device
@@ -217,12 +217,12 @@ def read_logit_scale_and_softcap(config: PretrainedConfig) -> tuple[float, float
 @torch.no_grad()
 def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.dtype) -> float:
     """Compare the policy's log-probs of two short sequences, and of one with an image for a vision-language model, with
-    transformers' own forward pass (a collective). It detects unknown logit transforms, unsupported attention, ignored
-    sliding windows, packed sequences that influence each other, and layers without sequence parallelism. Returns the
-    mean |difference| in nats. Raises ValueError if it is larger than rounding, or not finite."""
+    transformers' own forward pass (a collective). The comparison detects unknown logit transforms, unsupported
+    attention, ignored sliding windows, packed sequences that influence each other, and layers without sequence
+    parallelism. Returns the mean |difference| in nats. Raises ValueError if it exceeds rounding, or is not finite."""
     text = policy.model.config.get_text_config()
     window = getattr(text, "sliding_window", None) or 0
-    lengths = (9 + window * (window <= 1024), 6)  # longer windows would need too much memory
+    lengths = (9 + (window if window <= 1024 else 0), 6)  # longer windows would need too much memory
     sequences = [(np.arange(length) * 37 + 11) % text.vocab_size for length in lengths]
     sequences = [replace_placeholder_ids(sequence, policy.excluded_ids) for sequence in sequences]
     starts, images = [1, 1], list[tuple[ImageInput, ...]]([(), ()])
@@ -231,8 +231,8 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
         starts, images = [1, 1, len(sequences[2]) - 5], [(), (), (image,)]
     rows = make_rows(sequences, starts, images=images)
     indices = list(range(len(sequences)))
-    batches = [indices, *([index] for index in indices)]
-    logprobs, *alone = (policy(builder.build(rows, chosen), 1.0).logprobs for chosen in batches)
+    logprobs = policy(builder.build(rows, indices), 1.0).logprobs
+    separate = torch.cat([policy(builder.build(rows, [index]), 1.0).logprobs for index in indices])
     native = torch.cat([_compute_native_logprobs(policy, builder, rows, index) for index in indices])
     name = type(policy.model).__name__
     if not native.isfinite().all():
@@ -240,7 +240,7 @@ def check_forward_vs_hf(policy: PolicyModel, builder: MicroBatchBuilder, dtype: 
             f"{name}: the model's log-probs are not finite, because its weights are damaged or too large for "
             f"{str(dtype).removeprefix('torch.')}. Use another copy of the model, or model.dtype=float32."
         )
-    influence = float((logprobs - torch.cat(alone)).abs().mean())
+    influence = float((logprobs - separate).abs().mean())
     if not influence <= min(LIMIT[dtype], WARN_ABOVE):
         raise ValueError(
             f"{name}: the log-probs of a sequence change by {influence:.2g} nats on average beside another sequence. "
@@ -260,9 +260,7 @@ def _compute_native_logprobs(policy: PolicyModel, builder: MicroBatchBuilder, ro
     token_ids = rows.token_ids[rows.token_offsets[row] : rows.token_offsets[row + 1]].astype(np.int64)
     tokens = torch.from_numpy(token_ids)[None].to(builder.device)
     images = rows.images[row] if rows.images else ()
-    tensors = {
-        name: torch.from_numpy(array).to(builder.device) for image in images for name, array in image.tensors.items()
-    }
+    tensors = {name: builder.to_device(array) for image in images for name, array in image.tensors.items()}
     return policy.compute_logprobs_with_hf_attention(tokens, tensors)[rows.response_starts[row] - 1 :]
 
 
@@ -279,8 +277,8 @@ def check_policy(policy: PolicyModel, builder: MicroBatchBuilder, dtype: torch.d
 
 
 class ValueModel(FsdpRoot):
-    """Critic: decoder of a causal language model with a new float32 value head, initialized with `seed`. GAE sums
-    differences of values, and bfloat16 has steps of 0.004 near 1."""
+    """Critic: decoder of a causal language model with a new value head, initialized with `seed`. The head is float32,
+    because GAE sums differences of values, and bfloat16 has steps of 0.004 near 1."""
 
     def __init__(self, model: PreTrainedModel, seed: int):
         super().__init__()

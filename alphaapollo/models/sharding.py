@@ -87,7 +87,7 @@ class ModelMesh:
     """Device meshes over which a model is sharded."""
 
     dense: DeviceMesh  # [shard] or [replicate, shard]: of all parameters except distributed experts
-    experts: DeviceMesh | None = None  # [expert_shard, expert] or [replicate, expert_shard, expert]; None: like others
+    experts: DeviceMesh | None = None  # [expert_shard, expert] or [replicate, expert_shard, expert]; None: as dense
 
     def is_first_replica(self) -> bool:
         """Return whether this rank belongs to the first replica of the model. Only HSDP has several replicas."""
@@ -121,21 +121,21 @@ def shard_model(
         offload_policy: use FSDP2's CPU offload: slices, gradients and optimizer state stay in host memory (GPU only).
     """
     device = torch.device(mesh.dense.device_type)
-    exact = torch.promote_types(dtype, torch.float32)
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=exact)
+    reduce_dtype = torch.promote_types(dtype, torch.float32)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
     policy = CPUOffloadPolicy() if offload_policy and device.type == "cuda" else OffloadPolicy()
     if device.type == "cpu":
         use_onednn(root)
         use_short_norms(root)
     if mesh.experts is not None:
         fsdp_mesh = mesh.experts[mesh.experts.mesh_dim_names[:-1]]  # type: ignore[index]
-        own_precision = replace(precision, cast_forward_inputs=False)  # keep the dtype of the routers' weights
+        expert_precision = replace(precision, cast_forward_inputs=False)  # keep the dtype of the routers' weights
         for experts in find_experts(root):
             distribute_experts(experts, mesh.experts["expert"])
             fully_shard(
                 experts,
                 mesh=fsdp_mesh,
-                mp_policy=own_precision,
+                mp_policy=expert_precision,
                 offload_policy=policy,
                 shard_placement_fn=lambda _: Shard(1),
             )
@@ -145,10 +145,10 @@ def shard_model(
     if mesh.experts is not None:
         prefetch_layers(root.layers)
     for module in root.float32_modules:
-        exact_precision = MixedPrecisionPolicy(param_dtype=exact, reduce_dtype=exact)
-        fully_shard(module, mesh=mesh.dense, mp_policy=exact_precision, offload_policy=policy)
-    # The root unit has the embedding and a tied head. The head stays gathered: the backward pass starts with it. As a
-    # unit of its own, its gradients are reduced while the layers compute theirs.
+        float32_precision = MixedPrecisionPolicy(param_dtype=reduce_dtype, reduce_dtype=reduce_dtype)
+        fully_shard(module, mesh=mesh.dense, mp_policy=float32_precision, offload_policy=policy)
+    # The root unit has the embedding and a tied head. The head stays gathered: the backward pass starts with it. An
+    # untied head is a unit of its own, so that its gradients are reduced while the layers compute theirs.
     for module in filter(None, [root.untied_head, root]):
         fully_shard(module, mesh=mesh.dense, mp_policy=precision, offload_policy=policy, reshard_after_forward=False)
     if root.untied_head is not None:
@@ -210,7 +210,7 @@ class TensorOffloader:
     """Moves the tensors that `list_tensors` returns to host memory and back, if enabled. Host buffers are reused.
 
     An offloaded tensor loses its storage but remains the same object, so views of FSDP and references of the optimizer
-    remain valid. Computing with it crashes the process, so its owner must reload it first.
+    remain valid. A computation with an offloaded tensor crashes the process, so its owner must reload it first.
     """
 
     def __init__(self, list_tensors: Callable[[], Iterable[Tensor]], enabled: bool):
@@ -231,7 +231,7 @@ class TensorOffloader:
             return
         listed = (local_tensor(tensor.detach()).untyped_storage() for tensor in self._list_tensors())
         storages = {storage._cdata: storage for storage in listed}
-        copies = {key: self._copies.get(key) or (one, make_host_buffer(one)) for key, one in storages.items()}
+        copies = {k: self._copies.get(k) or (storage, make_host_buffer(storage)) for k, storage in storages.items()}
         for storage, host in copies.values():
             if storage.nbytes():
                 host.copy_(_view_bytes(storage), non_blocking=True)

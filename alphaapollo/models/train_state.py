@@ -67,13 +67,12 @@ class TrainState:
         self.name, self.optim_key = name, optim_key
         fsdp = config.fsdp_config
         self.optimizers = make_optimizers(module, config.optim)
-        self.parameters = make_parameter_offloader(module, isinstance(fsdp, RoleFsdp) and fsdp.param_offload)
-        on_gpu = next(module.parameters()).is_cuda
-        self.moments = TensorOffloader(
-            lambda: [moment for _, moment in self._iterate_moments()], fsdp.optimizer_offload and on_gpu
-        )
+        offloads_parameters = isinstance(fsdp, RoleFsdp) and fsdp.param_offload
+        self.parameter_offloader = make_parameter_offloader(module, offloads_parameters)
+        offloads_moments = fsdp.optimizer_offload and next(module.parameters()).is_cuda
+        self.moment_offloader = TensorOffloader(lambda: [m for _, m in self._iterate_moments()], offloads_moments)
         self.syncs_each_micro_batch = fsdp.sync_each_micro_batch
-        self.take_step: Callable[[], float] | None = None  # moves the weights without optimizers; returns a step size
+        self.take_step: Callable[[], float] | None = None  # TRPO's step: moves the weights, returns the step size
         self.adam = AS_CONFIGURED  # of the last step
         self.record: UpdateRecord | None = None  # of the current update
         self.num_steps = 0  # steps made so far
@@ -101,7 +100,7 @@ class TrainState:
         `skip_bad_step`, a step with non-finite gradients is skipped and does not count in the schedule. Otherwise, or
         after too many skipped steps in a row, it raises FloatingPointError, and the weights remain unchanged.
 
-        lr: None: that of the schedule. grad_clip: maximum gradient norm; None: the configured one.
+        lr: learning rate; None: that of the schedule. grad_clip: maximum gradient norm; None: the configured one.
         """
         if self.record:
             self.record.write_gradients()
@@ -125,7 +124,7 @@ class TrainState:
             set_hyperparams(self.module, self.optimizers, self.config.optim, adam)
             self.adam = adam
         set_learning_rate(self.optimizers, lr)
-        self.moments.reload()
+        self.moment_offloader.reload()
         for optimizer in self.optimizers:
             optimizer.step()
         if self.take_step is not None:
@@ -155,13 +154,13 @@ class TrainState:
 
     def reload(self) -> None:
         """Move offloaded parameters back to the device. A second call does nothing."""
-        self.parameters.reload()
+        self.parameter_offloader.reload()
 
     def offload(self) -> None:
         """Free gathered parameters, and move the configured tensors to host memory."""
         reshard(self.module)
-        self.parameters.offload()
-        self.moments.offload()
+        self.parameter_offloader.offload()
+        self.moment_offloader.offload()
 
     def snapshot(self, folder: str) -> CheckpointSnapshot:
         """Take a snapshot for a checkpoint in `folder` (a collective). Raises like check_weights_finite."""
@@ -188,8 +187,8 @@ class TrainState:
         return slices
 
     def _reload_all_tensors(self) -> None:
-        self.parameters.reload()
-        self.moments.reload()
+        self.parameter_offloader.reload()
+        self.moment_offloader.reload()
 
     def _iterate_moments(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the name of each optimizer state with more than one value, and this rank's slice."""
@@ -265,10 +264,7 @@ def find_decayed(model: nn.Module) -> set[nn.Parameter]:
 
 
 def set_hyperparams(
-    model: nn.Module,
-    optimizers: Iterable[torch.optim.Optimizer],
-    config: Optimizer,
-    adam: AdamSettings = AS_CONFIGURED,
+    model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], config: Optimizer, adam: AdamSettings = AS_CONFIGURED
 ) -> None:
     """Set weight decay, betas and eps from `config` and, where given, from `adam`. Call it again after loading a
     checkpoint, which restores old values."""
@@ -290,14 +286,14 @@ def list_plain_tensors(state: Any) -> list[Tensor]:
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     """Clip the gradient norm over all ranks to `max_norm` (a collective). Returns the norm before clipping. Non-finite
-    gradients are not changed; then the returned norm is not finite either."""
-    slices = [p.grad for p in parameters if p.grad is not None]
-    gradients = [local_tensor(gradient) for gradient in slices]
-    total = torch.nn.utils.get_total_norm(gradients)
+    gradients are not changed, and their norm, which is not finite, is returned."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    slices = [local_tensor(gradient) for gradient in gradients]
+    total = torch.nn.utils.get_total_norm(slices)
     square = total.to(torch.promote_types(total.dtype, torch.float32)).square()
-    norm = math.sqrt(sum_over_shards(square, slices[0]).item())
+    norm = math.sqrt(sum_over_shards(square, gradients[0]).item())
     if max_norm < norm < math.inf:
-        torch._foreach_mul_(gradients, max_norm / norm)  # one kernel on a GPU
+        torch._foreach_mul_(slices, max_norm / norm)  # one kernel on a GPU
     return norm
 
 
@@ -312,11 +308,10 @@ def sum_over_shards(value: Tensor, like: Tensor) -> Tensor:
 
 
 class ShardedMuon(torch.optim.Muon):
-    """torch's Muon (arXiv 2502.16982, Eq. 2-4) with the result of one rank, on any number of ranks.
+    """torch's Muon (arXiv 2502.16982, Eq. 2-4), whose result does not depend on the number of ranks.
 
-    Orthogonalization needs complete matrices. The ranks that share the model take turns: each gathers and
-    orthogonalizes one matrix of every `len(ranks)` matrices, and sends the result to the others. Momentum and weights
-    remain sharded.
+    Orthogonalization needs complete matrices. Of as many matrices as ranks share the model, each rank gathers and
+    orthogonalizes one, and sends the result to the other ranks. Momentum and weights remain sharded.
     """
 
     @torch.no_grad()
@@ -328,9 +323,9 @@ class ShardedMuon(torch.optim.Muon):
             momenta: list[Tensor] = []
             self._init_group(group, parameters, gradients, momenta)
             first = parameters[0] if parameters else None
-            size = first.device_mesh["shard"].size() if isinstance(first, DTensor) else 1
-            for start in range(0, len(parameters), size):
-                turn = slice(start, start + size)
+            num_ranks = first.device_mesh["shard"].size() if isinstance(first, DTensor) else 1
+            for start in range(0, len(parameters), num_ranks):
+                turn = slice(start, start + num_ranks)  # one matrix per rank
                 updates = [
                     _update_momentum(gradient, momentum, group["momentum"])
                     for gradient, momentum in zip(gradients[turn], momenta[turn], strict=True)
@@ -349,14 +344,14 @@ def _update_momentum(gradient: Tensor, momentum: Tensor, decay: float) -> Tensor
 
 def _orthogonalize(updates: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
     """Orthogonalize up to one matrix per rank, and shard the results like the matrices (a collective)."""
-    kept, first = None, updates[0]
+    own, first = None, updates[0]  # own: this rank's matrix, if there is one for it
     rank = first.device_mesh.get_local_rank("shard") if isinstance(first, DTensor) else 0
     for owner, update in enumerate(updates):
         matrix = full_tensor(update)
-        kept = matrix if owner == rank else kept
-    if kept is not None:
-        kept = _zeropower_via_newtonschulz(kept, group["ns_coefficients"], group["ns_steps"], group["eps"]).contiguous()
-    return [_send_to_shards(kept if owner == rank else None, owner, update) for owner, update in enumerate(updates)]
+        own = matrix if owner == rank else own
+    if own is not None:
+        own = _zeropower_via_newtonschulz(own, group["ns_coefficients"], group["ns_steps"], group["eps"]).contiguous()
+    return [_send_to_shards(own if owner == rank else None, owner, update) for owner, update in enumerate(updates)]
 
 
 def _send_to_shards(matrix: Tensor | None, owner: int, like: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Ulysses sequence parallelism (arXiv 2309.14509): consecutive ranks split every sequence among them.
 
-Inside attention, each rank has its part of the heads for all tokens; an all-to-all before and after attention exchanges
-them. Values of response tokens, e.g. log-probs and masks, are complete on every rank: each computes the complete loss
-and the gradients of its tokens, which add up over the group.
+Inside attention, each rank has all tokens, but only its part of the heads. An all-to-all before attention exchanges
+tokens for heads, and one after attention exchanges them back. Values of response tokens, e.g. log-probs and masks, are
+complete on every rank: each rank computes the complete loss, and its gradient from the rank's own tokens. These
+gradients add up over the group.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Record an update for `alphaapollo verify`: the gradient of each optimizer step and the weights after the last one.
 
 <folder>/gradient_0.safetensors        complete gradients of the first step, before clipping; _1 of the second, ...
-<folder>/gradient_sample.safetensors   those of a few rows, before the first step
-<folder>/weights_1.safetensors         the trained parameters after the first step, if there are more
+<folder>/gradient_sample.safetensors   complete gradients of a few rows, before the first step
+<folder>/weights_1.safetensors         the trained parameters after the first step, if there are further steps
 <folder>/weights.safetensors           the trained parameters after the last step
 """
 
@@ -54,16 +54,16 @@ class UpdateRecord:
 def choose_sample(
     rows: Rows, mini_batches: Sequence[MiniBatch], trajectory_ids: np.ndarray, max_tokens: int
 ) -> list[int]:
-    """Choose rows of a rank's first mini-batch: those of the shortest trajectories with together at most max_tokens
-    tokens, but of at least one. trajectory_ids: [R]."""
+    """Choose the rows of the shortest trajectories of a rank's first mini-batch: at least one trajectory, and further
+    ones up to max_tokens tokens in total. trajectory_ids: [R]."""
     members = dict[int, list[int]]()
     for row in mini_batches[0].row_indices if mini_batches else ():
         members.setdefault(int(trajectory_ids[row]), []).append(row)
     chosen: list[int] = []
-    for one in sorted(members.values(), key=lambda one: int(rows.lengths[one].sum())):
-        if chosen and rows.lengths[chosen + one].sum() > max_tokens:
+    for row_indices in sorted(members.values(), key=lambda row_indices: int(rows.lengths[row_indices].sum())):
+        if chosen and rows.lengths[chosen + row_indices].sum() > max_tokens:
             break
-        chosen += one
+        chosen += row_indices
     return chosen
 
 

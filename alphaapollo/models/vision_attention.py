@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from alphaapollo.models.attention import NAME, activate_flash_attention_3
+from alphaapollo.models.attention import NAME_PREFIX, activate_flash_attention_3
 from alphaapollo.models.decoder import find_vision_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TOWER = NAME + "flash_tower"  # with "flash" in the name, vision towers pass the bounds of images
+TOWER = NAME_PREFIX + "flash_tower"  # vision towers pass the bounds of images only if the name has "flash"
 
 
 def use_varlen_attention_in_vision_tower(model: PreTrainedModel) -> None:

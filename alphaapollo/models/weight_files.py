@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")  # in names of weights
-HEAD = "lm_head.weight"  # end of the name of an output head, as vLLM finds it, too
-WITHOUT_EFFECT = re.compile(r"inv_freq$|scale$")  # computed from config.json; of quantized activations or caches
+LAYER_PREFIX = re.compile(r"^(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")  # in names of weights
+HEAD_SUFFIX = "lm_head.weight"  # of the name of an output head; vLLM finds it in the same way
+UNUSED_NAME = re.compile(r"inv_freq$|scale$")  # inv_freq is computed from config.json; scales are for quantization
 
 
 def find_weight_files(path: str) -> list[Path]:
@@ -27,7 +27,7 @@ def find_weight_files(path: str) -> list[Path]:
         folder = Path(str(config)).parent
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file() or not index.is_file():
-        return [single] * single.is_file()
+        return [single] if single.is_file() else []
     files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
     return files if all(map(Path.is_file, files)) else []
 
@@ -42,17 +42,18 @@ def find_head(path: str) -> Literal["", "tied", "own", "alone"]:
 def _find_head(files: tuple[tuple[Path, int], ...]) -> Literal["", "tied", "own", "alone"]:
     from safetensors import safe_open
 
-    places = {name: file for file, _ in files for name in safe_open(file, "pt").keys()}  # noqa: SIM118  it is no dict
-    head = next((name for name in places if name.endswith(HEAD)), None)
-    if head is None:
+    file_of = {name: file for file, _ in files for name in safe_open(file, "pt").keys()}  # noqa: SIM118  it is no dict
+    head_name = next((name for name in file_of if name.endswith(HEAD_SUFFIX)), None)
+    if head_name is None:
         return ""
-    with safe_open(places[head], "pt") as opened:
-        own = opened.get_tensor(head)
-    others = [one for one in places if one != head and not LAYER.match(one)]
-    embeddings = [one for one in others if _read_shape(places[one], one) == [*own.shape]]
+    with safe_open(file_of[head_name], "pt") as opened:
+        head = opened.get_tensor(head_name)
+    others = [name for name in file_of if name != head_name and not LAYER_PREFIX.match(name)]
+    embeddings = [name for name in others if _read_shape(file_of[name], name) == [*head.shape]]
     if not embeddings:
         return "alone"
-    return "tied" if any(safe_open(places[one], "pt").get_tensor(one).equal(own) for one in embeddings) else "own"
+    is_tied = any(safe_open(file_of[name], "pt").get_tensor(name).equal(head) for name in embeddings)
+    return "tied" if is_tied else "own"
 
 
 def _read_shape(file: Path, name: str) -> list[int]:
@@ -70,23 +71,25 @@ def check_tensor_names(config: PretrainedConfig, unexpected: Collection[str], mi
         missing: names of parameters that no file has.
     """
     text = config.get_text_config()
-    num_layers, has_more = getattr(text, "num_hidden_layers", None), getattr(text, "num_nextn_predict_layers", None)
-    layers = {name: int(match[1]) for name in unexpected if (match := LAYER.match(name))}
-    for name, wrapper in _find_wrapped(unexpected, missing):
+    num_layers, num_mtp_layers = (getattr(text, f"num_{kind}_layers", None) for kind in ("hidden", "nextn_predict"))
+    layers = {name: int(match[1]) for name in unexpected if (match := LAYER_PREFIX.match(name))}
+    if wrapped := _find_wrapped_name(unexpected, missing):
+        name, wrapper = wrapped
         raise ValueError(f"its tensors have names of a wrapper, e.g. {name}: save the inner model, without {wrapper!r}")
-    if num_layers and not has_more and (count := max(layers.values(), default=-1) + 1) > num_layers:
+    if num_layers and not num_mtp_layers and (count := max(layers.values(), default=-1) + 1) > num_layers:
         raise ValueError(f"the weights have {count} layers, but config.json has num_hidden_layers={num_layers}")
     if missing:
         raise ValueError(f"weights are missing ({len(missing)} in total), e.g. {', '.join(sorted(missing)[:3])}")
-    inner = [name for name, layer in layers.items() if num_layers and layer < num_layers]
-    if unused := sorted(name for name in inner if not WITHOUT_EFFECT.search(name)):
-        raise ValueError(f"no module takes {len(unused)} tensors of its layers, e.g. {unused[0]}")
+    in_layers = [name for name, layer in layers.items() if num_layers and layer < num_layers]
+    if unused := sorted(name for name in in_layers if not UNUSED_NAME.search(name)):
+        raise ValueError(f"the model has no parameters for {len(unused)} tensors of its layers, e.g. {unused[0]}")
 
 
-def _find_wrapped(unexpected: Collection[str], missing: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield names that have more parts than a missing one, e.g. those of a compiled model, and these parts."""
-    inner = {part for name in missing for part in name.split(".")}
+def _find_wrapped_name(unexpected: Collection[str], missing: Collection[str]) -> tuple[str, str] | None:
+    """Find a name with more parts than a missing name, e.g. of a compiled model. Returns the name and these parts."""
+    known_parts = {part for name in missing for part in name.split(".")}
     for name in sorted(unexpected):
-        more = [part for part in name.split(".") if part not in inner]
-        if more and ".".join(part for part in name.split(".") if part in inner) in missing:
-            yield name, "".join(f"{part}." for part in more)
+        further_parts = [part for part in name.split(".") if part not in known_parts]
+        if further_parts and ".".join(part for part in name.split(".") if part in known_parts) in missing:
+            return name, "".join(f"{part}." for part in further_parts)
+    return None

@@ -63,10 +63,12 @@ def entry_point(main: MainFunction) -> MainFunction:
             check_started_once()
             base = find_temp_base()
         except (ValueError, OSError) as error:
-            print(f"error: {error}{'. Set TMPDIR to a local folder' * isinstance(error, OSError)}", file=sys.stderr)
+            hint = ". Set TMPDIR to a local folder" if isinstance(error, OSError) else ""
+            print(f"error: {error}{hint}", file=sys.stderr)
             return 2
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of torch, which is not imported yet, and of workers:
-        # threads that wait for others by spinning make everything several times slower beside other processes
+        # torch, which is not imported yet, reads this variable here and in workers. Threads that wait by spinning make
+        # everything several times slower beside other processes.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         os.environ.setdefault("PYTHONSAFEPATH", "1")  # for processes that Ray and multiprocessing start
         try:
             if sys.excepthook is sys.__excepthook__:
@@ -149,9 +151,9 @@ LAUNCHERS = {  # variable with the number of processes -> (launcher, variable wi
 
 
 def check_started_once() -> None:
-    """Raise ValueError if a launcher started several processes of this command, of which all but the first exit.
+    """Raise ValueError if a launcher started several processes of this command. All but the first exit silently.
 
-    A driver in a Ray cluster may be in a step of Slurm that started Ray on each node."""
+    With RAY_ADDRESS, srun is accepted, because a Slurm step may have started Ray on each node."""
     for variable, (launcher, rank) in LAUNCHERS.items():
         count = os.environ.get(variable, "")
         if count.isdigit() and int(count) > 1 and not (launcher == "srun" and "RAY_ADDRESS" in os.environ):
@@ -159,13 +161,13 @@ def check_started_once() -> None:
                 raise SystemExit(0)  # not an error, for which the launcher could kill the first process too early
             raise ValueError(
                 f"started {count} times by {launcher} ({variable}={count}), but a run starts its own workers. Start "
-                f"the command once, with trainer.n_gpus_per_node={count}; several nodes: docs/scaling.md."
+                f"the command once, with trainer.n_gpus_per_node={count}. For several nodes, see docs/scaling.md."
             )
 
 
-def name_user() -> None:
-    """Set USER and HOME, which libraries read, if the user has neither a name nor a home folder, e.g. in a container
-    that runs with any user id."""
+def set_user_variables() -> None:
+    """Set USER if the user has no name, and HOME if the user has no home folder, e.g. in a container that runs with any
+    user id, because libraries read these variables."""
     try:
         getpass.getuser()
     except (KeyError, OSError):
@@ -183,13 +185,13 @@ def _is_in_event_loop() -> bool:
 
 
 PREFIX = "alphaapollo-tmp-"
-MAX_PATH, MAX_RAY_PATH = 70, 38  # bytes of the folder's path: paths of the sockets in it have at most 107
+MAX_PATH, MAX_RAY_PATH = 70, 38  # bytes of the folder's path, because the path of a socket in it has at most 107
 CLEAN_EXITS = (0, 130)  # exit codes of a completed and an interrupted command
 
 
 def run_in_temp_folder(command: Callable[[], int], base: Path | None = None) -> int:
     """Call the command with its own temporary folder in `base` (None: find_temp_base) and return its exit code."""
-    name_user()
+    set_user_variables()
     base = base or find_temp_base()
     if base != Path(tempfile.gettempdir()):
         print(f"note: temporary files are in {base}, because TMPDIR is too long for sockets", file=sys.stderr)
@@ -210,7 +212,7 @@ def find_temp_base() -> Path:
     """Return the folder in which commands create their temporary folders: TMPDIR, or /tmp if its path is too long for
     sockets. Raises OSError if sockets cannot be created in it."""
     base = Path(tempfile.gettempdir())
-    if len(os.fsencode(base)) > MAX_PATH - len(PREFIX) - 9:
+    if len(os.fsencode(base)) > MAX_PATH - len(f"/{PREFIX}") - 8:  # tempfile appends 8 random characters
         base = Path("/tmp")
     with tempfile.TemporaryDirectory(dir=base) as folder, socket.socket(socket.AF_UNIX) as probe:
         probe.bind(f"{folder}/socket")
@@ -219,7 +221,7 @@ def find_temp_base() -> Path:
 
 def remove_stale_folders(base: Path) -> None:
     """Remove folders in `base` that this user's earlier commands left behind."""
-    for folder in base.glob(f"{PREFIX}{'[a-z0-9_]' * 8}"):
+    for folder in base.glob(PREFIX + "[a-z0-9_]" * 8):
         with suppress(OSError):  # no folder, another user's, locked, or removed by another command
             lock = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -253,17 +255,17 @@ def _redirect_temporary_files(folder: Path, base: Path) -> Iterator[None]:
     if len(os.fsencode(folder)) > MAX_RAY_PATH:
         variables |= {"RAY_TMPDIR": str(base) if len(os.fsencode(base)) <= MAX_RAY_PATH else "/tmp"}
     variables = {name: value for name, value in variables.items() if name == "TMPDIR" or name not in os.environ}
-    before, cached = {name: os.environ[name] for name in variables if name in os.environ}, tempfile.tempdir
+    variables_before = {name: os.environ[name] for name in variables if name in os.environ}
     multiprocessing_config: Any = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
-    sockets = multiprocessing_config.get("tempdir")
+    folders_before = tempfile.tempdir, multiprocessing_config.get("tempdir")
     os.environ.update(variables)
     tempfile.tempdir = multiprocessing_config["tempdir"] = str(folder)
     try:
         yield
     finally:
-        tempfile.tempdir, multiprocessing_config["tempdir"] = cached, sockets
+        tempfile.tempdir, multiprocessing_config["tempdir"] = folders_before
         for name in variables:
             os.environ.pop(name, None)
-        os.environ.update(before)
+        os.environ.update(variables_before)
         server: Any = multiprocessing.forkserver._forkserver
         server._stop()  # its environment has this command's TMPDIR

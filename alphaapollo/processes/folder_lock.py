@@ -32,8 +32,8 @@ class FolderInUseError(ValueError):
 
 @contextmanager
 def lock_folder(folder: Path, key: str = "trainer.experiment_name") -> Iterator[None]:
-    """Context manager that locks the folder. key: that chooses another folder. Raises FolderInUseError if another
-    process has locked it, and OSError if the lock file cannot be written."""
+    """Context manager that locks the folder. key: config key with which the user can choose another folder. Raises
+    FolderInUseError if another process has locked it, and OSError if the lock file cannot be written."""
     with ExitStack() as stack:
         for path in _list_lock_files(folder):
             for parent in [parent for parent in path.parents if not parent.exists()][::-1]:
@@ -65,8 +65,8 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _list_lock_files(folder: Path) -> list[Path]:
-    names = {folder.parent.resolve() / folder.name, folder.resolve()}
-    return [name.with_name(f".{name.name}.lock") for name in sorted(names)]
+    locked_paths = {folder.parent.resolve() / folder.name, folder.resolve()}
+    return [path.with_name(f".{path.name}.lock") for path in sorted(locked_paths)]
 
 
 @contextmanager

@@ -3,7 +3,7 @@ second instead of ten.
 
     this process --- fork server (imports modules once) --- process, process, ...
 
-A driver may start a fork server for its workers (`share_fork_server`), which then import while it checks its inputs.
+A driver may start its workers' fork server (`share_fork_server`) early, to import while the driver checks its inputs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def start_fork_server(preload: str, provided: Sequence[str], shared: Mapping[str
 
     provided: modules that `preload` imports. A process whose own fork server has imported them forks its children from
         that server.
-    shared: variables with which the shared fork server can be used instead; None: it cannot.
+    shared: use the shared fork server instead, if it has these environment variables; None: do not use it.
     """
     server: Any = multiprocessing.forkserver._forkserver
     server.set_forkserver_preload([preload])
@@ -115,10 +115,10 @@ def _use_shared_server(server: Any, environment: Mapping[str, str]) -> bool:
     fork starts a server of this process."""
     pid, _, address = os.environ.get(SHARED, "0 ").partition(" ")
     try:
-        found = psutil.Process(int(pid)).environ()
+        server_environment = psutil.Process(int(pid)).environ()
     except psutil.Error:  # it has died, or another machine started this process
         return False
-    if not address or environment.items() - found.items():
+    if not address or environment.items() - server_environment.items():
         return False
 
     def ensure_running() -> None:

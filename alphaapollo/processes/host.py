@@ -1,13 +1,13 @@
 """Child process that answers requests: start, request, reply, time limit, kill and death in one place.
 
     host = await ProcessHost.start(command, environ)
-    report = await host.read_first_reply(timeout)       reply 0, of a process that has one
+    report = await host.read_first_reply(timeout)       reply 0, if the process sends one before any request
     reply = await host.request(payload, timeout)        request: a line with its number, and the payload
 
 A reply is a line with the number of its request, and text that the owner decodes: JSON if the process handles untrusted
-data. Requests may overlap, if the process serves them so. The process and what it started in its process group die with
-this process, after a timeout, and with `kill`. It serves graders (rewards/grader_processes/), agents' programs
-(rollout/agents/programs.py) and engines in processes of their own (engines/remote.py).
+data. Requests may overlap if the process can serve several at once. The process and its process group are killed after
+a timeout and by `kill`, and end with this process. The module is used for graders (rewards/grader_processes/), agents'
+programs (rollout/agents/programs.py) and engines in processes of their own (engines/remote.py).
 """
 
 from __future__ import annotations

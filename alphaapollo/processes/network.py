@@ -12,8 +12,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def list_trusted_hosts(host: str) -> list[str]:
-    """Return the values of the header Host that a server without a password may answer: on a loopback address only its
-    names, because a web page can reach it through a name of its own (DNS rebinding)."""
+    """Return the values of the Host header that a server without a password accepts. On a loopback address, these are
+    only the names of the address, because a web page can reach the server through its own domain (DNS rebinding)."""
     return [*LOOPBACK, "[::1]"] if host in LOOPBACK else ["*"]
 
 

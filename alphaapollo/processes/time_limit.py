@@ -35,7 +35,7 @@ class TimeLimit:
         self.seconds_left = seconds
         self._scope: asyncio.Timeout | None = None  # timeout of the current block
         self._since: float | None = None  # event loop time at which counting started; None: paused
-        self._waits = 0
+        self._num_excluded = 0  # blocks of `exclude` that are running
 
     @asynccontextmanager
     async def count_time(self) -> AsyncIterator[None]:
@@ -55,13 +55,13 @@ class TimeLimit:
 
     @contextmanager
     def exclude(self) -> Iterator[None]:
-        """Context manager whose block is not counted, also if it runs in another task. Blocks may overlap."""
-        self._waits += 1
+        """Context manager whose block is not counted, even in another task. Blocks may overlap."""
+        self._num_excluded += 1
         self._update_time_left()
         try:
             yield
         finally:
-            self._waits -= 1
+            self._num_excluded -= 1
             self._update_time_left()
 
     def _update_time_left(self, has_ended: bool = False) -> None:
@@ -74,7 +74,7 @@ class TimeLimit:
             return
         if has_ended:
             self._scope = None
-        elif not self._waits and not _paused:
+        elif not self._num_excluded and not _paused:
             self._since = now
         scope.reschedule(None if self._since is None else now + self.seconds_left)
 

@@ -28,7 +28,7 @@ from alphaapollo.processes.python_command import make_module_command, make_subpr
 RUN = "ALPHAAPOLLO_RUN"  # environment variable with the run's id, set in every process of a run
 JOB_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # of job systems and closed terminals, treated as Ctrl-C
 PR_SET_PDEATHSIG = 1
-_REPEAT_SECONDS = 1.0
+_REPEAT_SECONDS = 1.0  # a further signal within this time is ignored
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 2.0  # for processes that end on their own
 _REAP_SECONDS = 10.0  # maximum time to kill the processes of a run
@@ -49,7 +49,7 @@ def new_run_id() -> str:
         reserve_run_id()
     run_id = _reserved_run_ids.pop()
     os.environ[RUN] = run_id
-    os.environ["PYTHONSAFEPATH"] = "1"  # as entry_point does; an own loop has none
+    os.environ["PYTHONSAFEPATH"] = "1"  # entry_point sets it, too, but an own loop has none
     os.environ["SPT_NOENV"] = "1"  # keeps Ray from overwriting the environment, which the reaper reads
     return run_id
 
@@ -58,7 +58,7 @@ def new_run_id() -> str:
 def treat_signals_as_ctrl_c() -> Iterator[None]:
     """Context manager that treats SIGTERM and SIGHUP (unless under nohup) as Ctrl-C.
 
-    A second one within a second is ignored: `timeout` and job systems signal a process and then its group. SIGINT is
+    A second signal within a second is ignored: `timeout` and job systems signal a process and then its group. SIGINT is
     also handled in background jobs of shell scripts, which start with SIGINT ignored.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *JOB_SIGNALS)}
@@ -168,7 +168,7 @@ def kill_run_processes(run_id: str) -> None:
 
 
 if __name__ == "__main__":
-    for ignored in (signal.SIGINT, *JOB_SIGNALS):  # to all processes of a job; the driver may yet be killed
+    for ignored in (signal.SIGINT, *JOB_SIGNALS):  # these reach the whole job, and the driver may survive them
         signal.signal(ignored, signal.SIG_IGN)
     wait_for_exit(int(sys.argv[1]))
     time.sleep(_GRACE_SECONDS)

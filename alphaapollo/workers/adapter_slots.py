@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from alphaapollo.workers.policy import PolicyWorker
 
 OWN = ""
-"""Name of the adapter that the model is loaded with."""
+"""Name of the model's own adapter, with which it is loaded."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class AdapterSlots:
 
     def list_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of the adapter in the model, by name."""
-        return {name: one for name, one in self.worker.policy.named_parameters() if is_adapter_parameter(name)}
+        return {name: p for name, p in self.worker.policy.named_parameters() if is_adapter_parameter(name)}
 
     def list_layers(self) -> list[str]:
         """Return the paths of the layers with adapters."""
@@ -115,11 +115,11 @@ class AdapterSlots:
     @torch.no_grad()
     def _take_from_model(self) -> AdapterSlot:
         parameters, state = [*self.list_parameters().values()], self.worker.state
-        state.moments.reload()  # an offloader keeps the host buffers of one set of tensors only
+        state.moment_offloader.reload()  # an offloader keeps the host buffers of one set of tensors only
         return AdapterSlot(
             self.form,
-            [local_tensor(one).clone() for one in parameters],
-            [one.grad for one in parameters],
+            [local_tensor(parameter).clone() for parameter in parameters],
+            [parameter.grad for parameter in parameters],
             [dict(optimizer.state) for optimizer in state.optimizers],
             state.num_steps,
             state.num_skipped,
@@ -128,10 +128,8 @@ class AdapterSlots:
 
     @torch.no_grad()
     def _put_into_model(self, slot: AdapterSlot) -> None:
-        worker, self.form = self.worker, slot.form
-        for parameter, weights, gradient in zip(
-            self.list_parameters().values(), slot.weights, slot.gradients, strict=True
-        ):
+        worker, self.form, parameters = self.worker, slot.form, self.list_parameters().values()
+        for parameter, weights, gradient in zip(parameters, slot.weights, slot.gradients, strict=True):
             local_tensor(parameter).copy_(weights)
             parameter.grad = gradient
         for optimizer, moments in zip(worker.state.optimizers, slot.moments, strict=True):
@@ -145,7 +143,7 @@ class AdapterSlots:
     def write(self, folder: str, dtype: torch.dtype, base_path: str) -> str:
         """Write the current adapter to a new folder in peft's format (a collective; rank 0 writes). Returns the digest
         on rank 0, else ""."""
-        tensors = [(key, one.to("cpu", dtype)) for key, one in self._gather()]  # before what can fail on one rank
+        tensors = [(key, tensor.to("cpu", dtype)) for key, tensor in self._gather()]  # before rank 0 can fail alone
         if dist.get_rank():
             return ""
         target = Path(folder)

@@ -43,17 +43,17 @@ def make_weight_sender(transport: Transport, placement: RankPlacement, call_engi
         return sender(folder, dtype, is_writer=placement.engine_node is not None)
     master_address = str(urlsplit(placement.init_method).hostname)  # address of rank 0's node
     arguments = (call_engines, dtype, placement.rank, transport.kind, master_address, transport.num_engine_ranks)
-    make: Callable[..., WeightSender] = pkgutil.resolve_name(transport.sender)
-    return make(*arguments)
+    sender_class: Callable[..., WeightSender] = pkgutil.resolve_name(transport.sender)
+    return sender_class(*arguments)
 
 
 def make_teacher_model_sections(policy: Model, teacher: Teacher) -> dict[str, Model]:
     """Return the `model` section of each teacher on the policy's ranks, by its configuration key: the policy's section
     with the teacher's path, without LoRA."""
-    without = {"tokenizer_path": "", "lora_rank": 0, "enable_gradient_checkpointing": False}
+    changes = {"tokenizer_path": "", "lora_rank": 0, "enable_gradient_checkpointing": False}
     return {
-        key: policy.model_copy(update={"path": one.path, "trust_remote_code": one.trust_remote_code, **without})
-        for key, one in teacher.local_models.items()
+        key: policy.model_copy(update={"path": local.path, "trust_remote_code": local.trust_remote_code, **changes})
+        for key, local in teacher.local_models.items()
     }
 
 

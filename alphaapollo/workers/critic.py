@@ -1,4 +1,4 @@
-"""Workers of models with a number per token: the critic, one per training rank, and a frozen reward model.
+"""Workers of models that compute numbers instead of log-probs: the critic, and a frozen reward model.
 
     load_batch -> compute_values -> update(columns) -> offload
 
@@ -135,22 +135,18 @@ class RewardModelWorker(ModelWorker):
 
         root = load(self.dtype).requires_grad_(False)  # on the meta device
         self.model = shard_model(
-            root,
-            load_weights=lambda: load(None),
-            mesh=self.mesh,
-            dtype=self.dtype,
-            offload_policy=fsdp.offload_policy,
+            root, load_weights=lambda: load(None), mesh=self.mesh, dtype=self.dtype, offload_policy=fsdp.offload_policy
         )
-        self.parameters = make_parameter_offloader(self.model, fsdp.param_offload)
+        self.offloader = make_parameter_offloader(self.model, fsdp.param_offload)
         self.offload()
 
     def compute_scores(self, batch: RankBatch) -> np.ndarray:
         """Compute the score of each of R token sequences, whose response must be the last token. float32 [R]"""
-        self.parameters.reload()
+        self.offloader.reload()
         return compute_token_outputs(self.model, self.model, batch.rows, batch.mini_batches, self.builder)
 
     def offload(self) -> None:
         """Free GPU memory for other workers: reshard the model and offload the configured tensors."""
         reshard(self.model)
-        self.parameters.offload()
+        self.offloader.offload()
         torch.cuda.empty_cache()

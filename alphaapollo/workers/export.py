@@ -25,7 +25,7 @@ from alphaapollo.models.policy import PolicyModel, ScoreModel, ValueModel
 from alphaapollo.models.sharding import shard_model
 from alphaapollo.workers.process_group import NO_RENDEZVOUS, RankPlacement, initialize_rank, shut_down_rank
 
-WRAPS: dict[ModelKind, Callable[..., ScoreModel | ValueModel | PolicyModel]] = {
+WRAPPERS: dict[ModelKind, Callable[..., ScoreModel | ValueModel | PolicyModel]] = {
     "policy": PolicyModel,
     "reward model": ScoreModel,
     "critic": partial(ValueModel, seed=0),
@@ -51,9 +51,9 @@ def export_checkpoint(
     try:
         with torch.no_grad():
             load = load_trainable_reward_model if kind == "reward model" else load_trainable_lm
-            loaded, wrap = load(model, "padded", torch.float32, seed=0), WRAPS[kind]
-            root, empty = wrap(loaded), partial(load, model, "padded", None, seed=0)
-            shard_model(root, lambda: wrap(empty()), mesh, torch.float32, offload_policy=False)
+            loaded, wrap = load(model, "padded", torch.float32, seed=0), WRAPPERS[kind]  # on the meta device
+            root, load_weights = wrap(loaded), partial(load, model, "padded", None, seed=0)
+            shard_model(root, lambda: wrap(load_weights()), mesh, torch.float32, offload_policy=False)
             load_snapshot(checkpoint_folder, root, optimizers=())
             if isinstance(root, ValueModel):
                 export_critic(output_folder, root, model, dtype)
@@ -61,9 +61,8 @@ def export_checkpoint(
                 export_model(output_folder, loaded, model, dtype, form)
             tokens = make_probe_tokens(loaded.config)
             builder = MicroBatchBuilder(padded=True, device=torch.device("cpu"))
-            micro = builder.build(
-                make_rows([np.array(tokens)], [1]), [0]
-            )  # the response is all tokens except the first
+            rows = make_rows([np.array(tokens)], [1])  # the response is all tokens except the first
+            micro = builder.build(rows, [0])
             expected = (root(micro, 1.0).logprobs if isinstance(root, PolicyModel) else root(micro)).tolist()
     finally:
         shut_down_rank()

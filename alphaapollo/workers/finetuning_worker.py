@@ -97,7 +97,8 @@ class FinetuningWorker(TrainingWorker, ABC, Generic[B]):
         counts, sums = self._count_loss_terms_on_all_ranks(batch), MetricSums(self.data_group)
         for mini_batch in batch.mini_batches:
             for row_indices in mini_batch.micro_batches:
-                sums.add(self.compute_loss(batch, row_indices, counts)[1])
+                _, metric_sums = self.compute_loss(batch, row_indices, counts)
+                sums.add(metric_sums)
         reshard(self.model)
         return counts | sums.reduce(self.device)
 
@@ -139,9 +140,9 @@ class SftWorker(FinetuningWorker[RankBatch]):
             )
             for request in requests
         ]
-        dummy = PendingCompletion([0], Sampling(max_tokens=1))
+        computed = pending or [PendingCompletion([0], Sampling(max_tokens=1))]  # a dummy, if this rank has no requests
         with self.model.generation_mode():
-            decode_batch(self.model.next_logits, pending or [dummy], self.device, is_true_on_all_ranks)
+            decode_batch(self.model.next_logits, computed, self.device, is_true_on_all_ranks)
         reshard(self.model)
         torch.cuda.empty_cache()
         return [completion.to_completion(version) for completion in pending]

@@ -23,7 +23,7 @@ from alphaapollo.types import LONGER_PROMPT
 LossFunction = Callable[[Tensor, dict[str, Tensor]], Tensor]
 """(log-probs [b, L], columns [b, L] or [b]) -> loss of each token [b, L], or of each row [b]. Column 0 is the first
 token that a row is trained on."""
-INTERNAL_COLUMNS = (TARGETS, LONGER_PROMPT, TEACHER_SHARES, ROUTED_EXPERTS)  # columns of rows that other parts read
+INTERNAL_COLUMNS = (TARGETS, LONGER_PROMPT, TEACHER_SHARES, ROUTED_EXPERTS)  # not passed to loss functions
 
 
 def cross_entropy(logp: Tensor, columns: dict[str, Tensor]) -> Tensor:
@@ -35,7 +35,7 @@ class UserLoss:
     """Loss of a user's function, summed over tokens with their weights, or over rows."""
 
     function: LossFunction
-    denominator: float  # of the sum over all ranks
+    denominator: float  # divides the sum over all ranks
 
     def __call__(self, micro: MicroBatch, logprobs: Tensor, builder: MicroBatchBuilder) -> tuple[Tensor, Tensor]:
         """Compute a micro-batch's share of the loss, and the number of tokens or rows that it is summed over."""
@@ -61,12 +61,12 @@ class UserLoss:
 def make_function_columns(micro: MicroBatch, builder: MicroBatchBuilder) -> dict[str, Tensor]:
     """Return the columns of a micro-batch's rows, with `mask` (1 on trained tokens) and `weights` of tokens."""
     columns: dict[str, Any] = {"mask": micro.mask, WEIGHTS: micro.mask, **micro.rows.columns}
-    for name in (name for name in INTERNAL_COLUMNS if name in columns):
-        del columns[name]
+    for name in INTERNAL_COLUMNS:
+        columns.pop(name, None)
     for name, column in columns.items():
         if not isinstance(column, Tensor):
             array = micro.rows.take_responses(column) if isinstance(column, np.ndarray) else np.array(column)
             columns[name] = builder.to_device(array)
-        if not isinstance(column, tuple):
+        if not isinstance(column, tuple):  # values of tokens, not of rows
             columns[name] = micro.to_matrix(columns[name])
     return columns

@@ -98,7 +98,7 @@ def merge_token_values(rows: Rows, parts: TokenParts, initial_values: np.ndarray
 
     Tokens in no micro-batch keep their number in `initial_values` (None: 0). float32, or float64 if an input is.
     """
-    offsets, done = rows.response_offsets, 0
+    offsets, num_merged = rows.response_offsets, 0
     values = np.zeros(0, dtype=np.float32)
     if parts:
         computed = torch.cat([part for _, part in parts])
@@ -107,13 +107,13 @@ def merge_token_values(rows: Rows, parts: TokenParts, initial_values: np.ndarray
     column = column.astype(np.promote_types(column.dtype, values.dtype), copy=False)
     for index in (index for row_indices, _ in parts for index in row_indices):
         start, end = offsets[index], offsets[index + 1]
-        column[start:end] = values[done : done + end - start]
-        done += end - start
+        column[start:end] = values[num_merged : num_merged + end - start]
+        num_merged += end - start
     return column
 
 
 class ModelWorker:
-    """Worker with one rank of a model. All ranks must call its methods together (collectives), except `memory`.
+    """Worker with one rank of a model. All methods except get_memory_metrics are collectives.
 
     Args:
         model: model section after `resolve_model`.
@@ -191,8 +191,8 @@ class TrainingWorker(ModelWorker):
         torch.cuda.empty_cache()  # for other processes; does nothing on a CPU
 
     def save(self, checkpoint_folder: str) -> None:
-        """Start to write a checkpoint. Raises FloatingPointError if the weights are not finite, OSError if it cannot be
-        written; in the background, `get_save_future` raises it."""
+        """Start to write a checkpoint. Raises FloatingPointError if the weights are not finite, and OSError if the
+        checkpoint cannot be written; in the background, the future of `get_save_future` raises this OSError."""
         self.writer.start([self.state.snapshot(checkpoint_folder)])
 
     def get_save_future(self) -> Future[float]:

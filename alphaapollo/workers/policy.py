@@ -53,7 +53,7 @@ from alphaapollo.workers.shared_prompt_check import SharedPromptCheck
 from alphaapollo.workers.teacher import load_teacher
 from alphaapollo.workers.trust_region import TrustRegion
 
-OF_POLICY = DivergenceTarget(None, LogProbVariance("reverse"))
+LOG_PROB_VARIANCE = DivergenceTarget(None, LogProbVariance("reverse"))
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class PolicyWorker(PolicyLearner):
         self.policy = load_policy(model, self.mesh, self.dtype, fsdp.offload_policy, setup.seed)
         self.hf_model = self.policy.model
         self.logprob_check_warnings = check_policy(self.policy, self.builder, self.dtype)
-        self.sample_logprobs = self.policy.make_logprobs_function(self.temperature)
-        self.shared_prompts = SharedPromptCheck(self.policy, self.sample_logprobs, self.builder, self.dtype)
+        self.compute_sample_logprobs = self.policy.make_logprobs_function(self.temperature)
+        self.shared_prompts = SharedPromptCheck(self.policy, self.compute_sample_logprobs, self.builder, self.dtype)
         self.state = TrainState(self.policy, actor, setup.optimizer_steps, "policy", "actor_rollout_ref.actor.optim")
         self.adapters = AdapterSlots(self, AdapterForm(model.lora_rank, model.alpha, seed=setup.seed))
         self.mfu, self.plugins = MfuMeter(self.policy.model, placement.device), list[PolicyPlugin]()
@@ -110,10 +110,10 @@ class PolicyWorker(PolicyLearner):
         self.offload()
 
     def compute_log_probs(self, role: str = "policy") -> np.ndarray:
-        """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]. role: that of
-        a plug-in with a model, e.g. "reference", or "policy"."""
+        """Compute log-probs of the response tokens at the rollout temperature. float32 [response tokens]. role:
+        "policy", or the role of a plug-in with a model, e.g. "reference"."""
         if role != "policy":
-            column: np.ndarray = self.find(role).compute_log_probs(self.batch)
+            column: np.ndarray = self.find_plugin(role).compute_log_probs(self.batch)
             return column
         self.state.reload()
         self.shared_prompts.begin_update(self.batch)
@@ -124,7 +124,7 @@ class PolicyWorker(PolicyLearner):
         self.state.reload()
 
         def compute(micro: MicroBatch) -> Tensor:
-            stats = self.policy(micro, self.temperature, True, OF_POLICY)
+            stats = self.policy(micro, self.temperature, needs_entropy=True, divergence_target=LOG_PROB_VARIANCE)
             assert stats.entropy is not None and stats.divergence is not None
             return torch.stack([stats.logprobs, stats.entropy, stats.divergence], dim=1)
 
@@ -147,7 +147,7 @@ class PolicyWorker(PolicyLearner):
             columns: advantages etc. of all rows of the batch.
             mini_batches: mini-batches to train on, if some rows are left out; None: those of the loaded batch.
             skip_bad_step: skip an optimizer step with a non-finite gradient instead of raising FloatingPointError.
-            measures_entropy: compute the entropy also if the loss does not need it.
+            measures_entropy: compute the entropy even if the loss does not need it.
             kl_coef: coefficient of ppo_kl; None: the configured one.
 
         Raises ValueError if the first batch shares prompts and the model does not support shared prompts.
@@ -158,34 +158,35 @@ class PolicyWorker(PolicyLearner):
         self.state.reload()
         self.shared_prompts.begin_update(batch)
         self.balancer = self.make_expert_load_balancer(self.policy.routers)
-        records_old = old is None and self.state.take_step is None  # TRPO also needs those of the first mini-batch
+        # TRPO needs the old log-probs of the first mini-batch before its training forward pass, too.
+        records_old = old is None and self.state.take_step is None
         if old is None:
-            old = self._compute_log_probs(batch.rows, mini_batches[records_old:])
+            old = self._compute_log_probs(batch.rows, mini_batches[1 if records_old else 0 :])
         for plugin in self.plugins:
             plugin.begin_update(batch)
         self._record_sample(columns, mini_batches, kl_coef)
         self.mfu.begin_update()
-        needs_entropy, done = measures_entropy or self.actor.entropy_coeff > 0, list[OptimizerStep]()
+        needs_entropy, steps = measures_entropy or self.actor.entropy_coeff > 0, list[OptimizerStep]()
         for epoch in range(self.actor.ppo_epochs):
             for index, mini_batch in enumerate(mini_batches):
                 recorded: TokenParts | None = [] if records_old and epoch == index == 0 else None
                 inputs = replace(columns, old_logprobs=None if recorded is not None else old)
                 trained = TrainedRows(batch, mini_batch, self.policy_loss, inputs, kl_coef, needs_entropy, recorded)
                 self._add_gradients(trained, sums)
-                done.append(self._step(skip_bad_step))
+                steps.append(self._step(skip_bad_step))
                 if recorded is not None:
                     old = merge_token_values(batch.rows, recorded, old)
         self.mfu.add(batch.rows, [*mini_batches] * self.actor.ppo_epochs)
         self.last_old_logprobs, self.last_mini_batches = old, mini_batches
         self.last_trajectory_ids = columns.trajectory_ids
         totals = sums.reduce(self.device)
-        metrics = normalize_metrics(totals, len(done)) | compute_optimizer_metrics(done, self.actor.grad_clip)
-        metrics |= {"optimizer_steps": float(len(done)), "tokens": totals["tokens"]}
+        metrics = normalize_metrics(totals, len(steps)) | compute_optimizer_metrics(steps, self.actor.grad_clip)
+        metrics |= {"optimizer_steps": float(len(steps)), "tokens": totals["tokens"]}
         metrics |= self.balancer.compute_metrics() if self.balancer else {}
         if self.actor.policy_loss.adapts_kl_coef:
             metrics |= self._measure_policy_kl([(batch, mini_batches, replace(columns, old_logprobs=old))])
         metrics |= self.shared_prompts.pop_metrics() | self.mfu.compute_metrics(self.placement.sequence_parallel_size)
-        metrics |= self._pop_plugin_metrics()
+        metrics |= self._get_plugin_metrics()
         return {name if "/" in name else f"actor/{name}": value for name, value in metrics.items()}
 
     def _record_sample(
@@ -208,15 +209,15 @@ class PolicyWorker(PolicyLearner):
         return self.last_old_logprobs
 
     def sum_logprob_mismatch(self) -> MismatchSums:
-        """Compare these log-probs with those of the engine, for the action tokens that the last `update` trained on."""
+        """Compare the old log-probs of the last `update` with the engine's, at the action tokens that it trained on."""
         rows, tokens = self.batch.rows, find_trained_tokens(self.batch.rows, self.last_mini_batches)
-        row = np.repeat(np.arange(len(rows)), rows.response_lengths)[tokens]
+        row_indices = np.repeat(np.arange(len(rows)), rows.response_lengths)[tokens]
         assert self.last_trajectory_ids is not None
         return sum_mismatch(
             self.get_old_log_probs()[tokens],
             rows.rollout_logprobs[tokens],
-            self.last_trajectory_ids[row],
-            tokens - rows.response_offsets[row],
+            self.last_trajectory_ids[row_indices],
+            tokens - rows.response_offsets[row_indices],
         )
 
     def send_weights(self, version: int) -> WeightUpdate | None:
@@ -259,7 +260,7 @@ class PolicyWorker(PolicyLearner):
 
         The learning rate schedule continues.
         """
-        self.find(REFERENCE).copy_policy()
+        self.find_plugin(REFERENCE).copy_policy()
         self.state.reset_optimizer()
 
     def save(self, checkpoint_folder: str) -> None:

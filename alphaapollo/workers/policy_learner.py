@@ -46,12 +46,12 @@ class PolicyLearner(TrainingWorker):
     policy: PolicyModel
     plugins: list[PolicyPlugin]
     shared_prompts: SharedPromptCheck
-    sample_logprobs: Callable[[MicroBatch], Tensor]
+    compute_sample_logprobs: Callable[[MicroBatch], Tensor]
     temperature: float
     seed: int
-    accumulated: list[TrainedRows]  # whose gradients the next step uses
+    accumulated: list[TrainedRows]  # rows whose gradients the next step uses
 
-    def find(self, role: str) -> Any:
+    def find_plugin(self, role: str) -> Any:
         """Return the plug-in with this role; None if the run has none."""
         return next((plugin for plugin in self.plugins if plugin.role == role), None)
 
@@ -67,11 +67,11 @@ class PolicyLearner(TrainingWorker):
         the loss and metrics over all ranks, and this rank's log-probs [response tokens].
 
         Args:
-            columns: inputs of a policy loss, whose weights include the denominator. Without old log-probs, they are
-                those of this forward pass; a reference's log-probs are computed.
+            columns: inputs of a policy loss, whose weights include the denominator. Missing old log-probs are taken
+                from this forward pass, and missing log-probs of a reference are computed.
             loss: name of a policy loss, or a pickled LossFunction, which gets the columns of the rows.
-            denominator: of the sum over the tokens (or rows) of several calls, in the loss of a function and in the
-                weight of the experts' load-balancing loss; None: the call has all tokens of the step.
+            denominator: number by which a function's loss and the experts' load-balancing loss divide their sums over
+                the tokens (or rows) of several calls; None: this call has all tokens of the step.
             kl_coef: coefficient of ppo_kl; None: the configured one.
 
         Raises ValueError on all ranks if the loss fails or is not finite on one of them. The gradients are unchanged.
@@ -84,14 +84,14 @@ class PolicyLearner(TrainingWorker):
         else:
             policy_loss = get_policy_loss(loss)
             if self.actor.use_kl_loss and not self.actor.uses_full_kl and columns.ref_logprobs is None:
-                columns = replace(columns, ref_logprobs=self.find(REFERENCE).compute_log_probs(batch))
+                columns = replace(columns, ref_logprobs=self.find_plugin(REFERENCE).compute_log_probs(batch))
             for plugin in self.plugins:
                 plugin.begin_update(batch)
         recorded, needs_entropy = list[tuple[list[int], Tensor]](), self.actor.entropy_coeff > 0
         (mini_batch,) = batch.mini_batches
         trained = TrainedRows(batch, mini_batch, policy_loss, columns, kl_coef, needs_entropy, recorded, errors)
         parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
-        earlier = [parameter.grad for parameter in parameters]
+        earlier_gradients = [parameter.grad for parameter in parameters]
         self.policy.zero_grad(set_to_none=True)
         self.balancer = self.make_expert_load_balancer(self.policy.routers)
         if self.balancer:
@@ -99,32 +99,29 @@ class PolicyLearner(TrainingWorker):
         self._add_gradients(trained, sums)
         messages = [""] * dist.get_world_size()
         dist.all_gather_object(messages, "".join(str(error) or repr(error) for error in errors[:1]))
-        failed = next(filter(None, messages), "")
-        for parameter, gradient in zip(parameters, earlier, strict=True):
-            if failed or parameter.grad is None:
+        message = next(filter(None, messages), "")
+        for parameter, gradient in zip(parameters, earlier_gradients, strict=True):
+            if message or parameter.grad is None:
                 parameter.grad = gradient
             elif gradient is not None:
                 parameter.grad.add_(gradient)
-        if failed:
+        if message:
             self.accumulated.pop()
-            raise ValueError(failed) from next(iter(errors), None)
+            raise ValueError(message) from next(iter(errors), None)
         totals = sums.reduce(self.device)
         metrics = totals if isinstance(loss, bytes) else normalize_metrics(totals, 1)
         metrics |= self.balancer.compute_metrics() if self.balancer else {}
         return metrics, merge_token_values(batch.rows, recorded)
 
     def take_step(
-        self,
-        lr: float | None = None,
-        grad_clip: float | None = None,
-        adam: AdamSettings = AS_CONFIGURED,
+        self, lr: float | None = None, grad_clip: float | None = None, adam: AdamSettings = AS_CONFIGURED
     ) -> dict[str, float]:
-        """Take an optimizer step with the accumulated gradients, and clear them (a collective). None: as configured.
-        Raises FloatingPointError if they are not finite. The weights are then unchanged."""
+        """Take an optimizer step with the accumulated gradients, and clear them (a collective). lr, grad_clip: None =
+        as configured. Raises FloatingPointError, with unchanged weights, if the gradients are not finite."""
         self.state.reload()
         adapts, loss_name = self.actor.policy_loss.adapts_kl_coef, self.actor.policy_loss.loss_mode
         measured = [rows for rows in self.accumulated if adapts and getattr(rows.loss, "name", "") == loss_name]
-        step = self._step(True, lr, grad_clip, adam)
+        step = self._step(skip_bad_step=True, lr=lr, grad_clip=grad_clip, adam=adam)
         if step.skipped:
             self.state.num_skipped = 0
             self.offload()
@@ -132,7 +129,7 @@ class PolicyLearner(TrainingWorker):
                 f"the gradient norm is {step.grad_norm}. The weights are unchanged, and the gradients are dropped. "
                 "Lower the learning rate, or check the columns of the rows for huge values."
             )
-        metrics = {"grad_norm": step.grad_norm, "lr": step.lr} | self._pop_plugin_metrics()
+        metrics = {"grad_norm": step.grad_norm, "lr": step.lr} | self._get_plugin_metrics()
         if measured:
             metrics |= self._measure_policy_kl([(rows.batch, [rows.mini_batch], rows.columns) for rows in measured])
         self.offload()
@@ -164,8 +161,8 @@ class PolicyLearner(TrainingWorker):
             plugin.end_step()
         return step
 
-    def _pop_plugin_metrics(self) -> dict[str, float]:
-        return {name: value for plugin in self.plugins for name, value in plugin.pop_metrics().items()}
+    def _get_plugin_metrics(self) -> dict[str, float]:
+        return {name: value for plugin in self.plugins for name, value in plugin.get_metrics().items()}
 
     def _measure_policy_kl(
         self, trained: Sequence[tuple[RankBatch, Sequence[MiniBatch], Columns[np.ndarray]]]
@@ -186,15 +183,16 @@ class PolicyLearner(TrainingWorker):
 
     def _compute_log_probs(self, rows: Rows, mini_batches: Sequence[MiniBatch]) -> np.ndarray:
         """Compute log-probs of the rows in `mini_batches`, and 0 for other rows. float32 [response tokens]"""
-        return compute_token_outputs(self.policy, self.sample_logprobs, rows, mini_batches, self.builder)
+        return compute_token_outputs(self.policy, self.compute_sample_logprobs, rows, mini_batches, self.builder)
 
     def _compute_loss(self, trained: TrainedRows, sums: MetricSums, row_indices: list[int]) -> Tensor:
         """Compute the loss of one micro-batch, with the terms of all plug-ins, and add its metrics to the sums."""
-        batch, plugins = trained.batch, [] if isinstance(trained.loss, UserLoss) else self.plugins
+        batch = trained.batch
+        plugins = [] if isinstance(trained.loss, UserLoss) else self.plugins
         micro = self.builder.build(batch.rows, row_indices, trained.columns)
         with torch.no_grad():
-            made = (plugin.make_divergence_target(batch, row_indices, micro) for plugin in plugins)
-            target = next((target for target in made if target is not None), None)
+            targets = (plugin.make_divergence_target(batch, row_indices, micro) for plugin in plugins)
+            target = next((target for target in targets if target is not None), None)
         stats = self.policy(micro, self.temperature, trained.needs_entropy, target)
         if trained.logprobs is not None:
             trained.logprobs.append((row_indices, micro.drop_dummy_row(stats.logprobs.detach())))
@@ -219,8 +217,9 @@ class PolicyLearner(TrainingWorker):
         inputs = build_objective_inputs(micro, stats, trained.kl_coef)
         loss, metrics = compute_policy_objective(inputs, self.actor, trained.loss, self.correction)
         for plugin in self.plugins:
-            if (term := plugin.compute_loss(micro, stats, inputs)) is not None:
-                loss, metrics = loss + term[0], metrics | term[1]
+            if (loss_and_metrics := plugin.compute_loss(micro, stats, inputs)) is not None:
+                plugin_loss, plugin_metrics = loss_and_metrics
+                loss, metrics = loss + plugin_loss, metrics | plugin_metrics
         if trained.errors is not None and not loss.isfinite():
             raise ValueError(f"the loss is not finite: {loss.item()}. Check the columns and the weights of the rows")
         return loss, metrics.get("rows", metrics["tokens"]), metrics

@@ -36,11 +36,11 @@ class TrainedRows:
     batch: RankBatch
     mini_batch: MiniBatch
     loss: PolicyLoss | UserLoss
-    columns: Columns[np.ndarray]  # of a policy loss; without old log-probs, they are those of the forward pass
+    columns: Columns[np.ndarray]  # inputs of a policy loss; no old log-probs: those of the forward pass
     kl_coef: float | None = None  # coefficient of ppo_kl; None: the configured one
     needs_entropy: bool = False
-    logprobs: TokenParts | None = None  # to which the log-probs of the forward passes are appended
-    errors: list[Exception] | None = None  # to which errors of the loss are appended; None: they are raised
+    logprobs: TokenParts | None = None  # list to which the log-probs of the forward passes are appended
+    errors: list[Exception] | None = None  # list to which errors of the loss are appended; None: they are raised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,17 +78,13 @@ def build_objective_inputs(micro: MicroBatch, stats: TokenStats, kl_coef: float 
     matrices = {name: micro.to_matrix(column) for name, column in flat.items() if column is not None}
     mask, loss_weights, sequence_weights = micro.to_matrix(micro.mask), columns.loss_weights, columns.sequence_weights
     assert loss_weights is not None and sequence_weights is not None
-    divergence_weights = loss_weights if columns.divergence_weights is None else columns.divergence_weights
-    weights = {
-        "loss_weights": loss_weights,
-        "sequence_weights": sequence_weights,
-        "divergence_weights": divergence_weights,
-    }
+    weights = {"loss_weights": loss_weights, "sequence_weights": sequence_weights}
+    weights["divergence_weights"] = loss_weights if columns.divergence_weights is None else columns.divergence_weights
     if columns.trajectory_ids is not None:  # concatenate the rows of each trajectory
         joined = JoinedTrajectories.from_mask(mask, columns.trajectory_ids)
         matrices = {name: joined.join(matrix) for name, matrix in matrices.items()}
         mask = joined.mask
-        weights = {name: joined.rows_by_trajectory.take_value_per_group(one) for name, one in weights.items()}
+        weights = {name: joined.rows_by_trajectory.take_value_per_group(of_rows) for name, of_rows in weights.items()}
     return ObjectiveInputs(mask=mask, kl_coef=kl_coef, **weights, **matrices)
 
 

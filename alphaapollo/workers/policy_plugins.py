@@ -42,10 +42,10 @@ class PolicyPlugin:
         """Return a term of the micro-batch's loss, and metrics to sum."""
 
     def end_step(self) -> None:
-        """Follow an optimizer step of the policy."""
+        """Update the plug-in after an optimizer step of the policy."""
 
-    def pop_metrics(self) -> dict[str, float]:
-        """Return metrics of the steps, which begin with `actor/` unless they have another section."""
+    def get_metrics(self) -> dict[str, float]:
+        """Return metrics of the steps since begin_update. Names without a section are logged with `actor/`."""
         return {}
 
     def snapshot(self, checkpoint_folder: str) -> list[CheckpointSnapshot]:
@@ -63,18 +63,18 @@ class FrozenModel(PolicyPlugin):
     `role`."""
 
     def __init__(self, model: PolicyModel, param_offload: bool):
-        self.model, self.parameters = model, make_parameter_offloader(model, param_offload)
+        self.model, self.offloader = model, make_parameter_offloader(model, param_offload)
         self.offload()
 
     def snapshot(self, checkpoint_folder: str) -> list[CheckpointSnapshot]:
-        self.parameters.reload()
+        self.offloader.reload()
         return [take_snapshot(f"{checkpoint_folder}/{self.role}", self.model, (), {})]
 
     def load(self, checkpoint_folder: str) -> None:
         if Path(checkpoint_folder, self.role).is_dir():
-            self.parameters.reload()
+            self.offloader.reload()
             load_snapshot(f"{checkpoint_folder}/{self.role}", self.model, ())
 
     def offload(self) -> None:
         reshard(self.model)
-        self.parameters.offload()
+        self.offloader.offload()

@@ -57,7 +57,8 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             for mini_batch in batch.mini_batches:
                 for row_indices in mini_batch.micro_batches:
                     micro = self.builder.build(batch.rows, row_indices)
-                    parts.append(_sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)[0])
+                    logp, _ = _sum_answer_logprobs(micro, self.model(micro, 1.0).logprobs)
+                    parts.append(logp)
                     order += row_indices
         reshard(self.model)
         sums = np.empty(len(batch.rows))
@@ -69,15 +70,13 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
         caller adds the parts of all ranks modulo 2**64."""
         if not self.mesh.is_first_replica():
             return 0
-        named = self.model.named_parameters()
-        return compute_joint_digest(
-            local_tensor(tensor.detach()) for name, tensor in named if not is_adapter_parameter(name)
-        )
+        of_base_model = [p for name, p in self.model.named_parameters() if not is_adapter_parameter(name)]
+        return compute_joint_digest(local_tensor(parameter.detach()) for parameter in of_base_model)
 
     def compute_loss_denominators(self, batch: PreferenceBatch) -> dict[str, Tensor]:
         """Count this rank's pairs (or single answers) and tokens. For KTO, also sum the log-ratios for the KL."""
-        compared = len(batch.rows) // (2 if self.preference_loss.is_pairwise else 1)
-        counts = {"compared": torch.tensor(compared), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
+        num_examples = len(batch.rows) // (2 if self.preference_loss.is_pairwise else 1)
+        counts = {"examples": torch.tensor(num_examples), "tokens": torch.tensor(int(batch.rows.action_mask.sum()))}
         if self.preference_loss.is_pairwise:
             return counts
         return counts | {"kl": self._sum_log_ratios_of_unrelated_answers(batch)}
@@ -93,11 +92,11 @@ class PreferenceWorker(FinetuningWorker[PreferenceBatch]):
             lengths=lengths,
             is_desirable=self.builder.to_device(batch.is_good[row_indices]),
             ref_logp=None if batch.ref_logps is None else self.builder.to_device(batch.ref_logps[row_indices]),
-            kl=None if self.preference_loss.is_pairwise else torch.tensor(counts["kl"] / counts["compared"]),
+            kl=None if self.preference_loss.is_pairwise else torch.tensor(counts["kl"] / counts["examples"]),
         )
         output = self.preference_loss(answers, self.preference)
         metrics = output.metric_sums | count_correct_by_source(batch, row_indices, output.is_correct, self.builder)
-        return output.losses.sum() / counts["compared"], metrics
+        return output.losses.sum() / counts["examples"], metrics
 
     @torch.no_grad()
     def _sum_log_ratios_of_unrelated_answers(self, batch: PreferenceBatch) -> Tensor:
@@ -128,11 +127,11 @@ def count_correct_by_source(
     sums = {"right": correct.sum()}
     if len(batch.source_names) == 1:
         return sums
-    step = len(row_indices) // len(correct) if len(correct) else 1
-    sources = builder.to_device(batch.sources[row_indices[::step]])
+    rows_per_example = len(row_indices) // len(correct) if len(correct) else 1
+    sources = builder.to_device(batch.sources[row_indices[::rows_per_example]])
     for index, name in enumerate(batch.source_names):
-        is_own = sources == index
-        sums |= {f"{name}/compared": is_own.sum(), f"{name}/right": (correct & is_own).sum()}
+        is_from_source = sources == index
+        sums |= {f"{name}/examples": is_from_source.sum(), f"{name}/right": (correct & is_from_source).sum()}
     return sums
 
 
@@ -156,7 +155,7 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
         self.shared_prompts = SharedPromptCheck(self.model, self.model, self.builder, self.dtype, FINETUNING_KEY)
 
     def compute_loss_denominators(self, batch: PreferenceBatch) -> dict[str, Tensor]:
-        return {"compared": torch.tensor(len(batch.rows) // 2), "tokens": torch.tensor(int(batch.rows.lengths.sum()))}
+        return {"examples": torch.tensor(len(batch.rows) // 2), "tokens": torch.tensor(int(batch.rows.lengths.sum()))}
 
     def compute_loss(
         self, batch: PreferenceBatch, row_indices: list[int], counts: Mapping[str, float]
@@ -174,4 +173,4 @@ class RewardTrainingWorker(FinetuningWorker[PreferenceBatch]):
             "score_square": scores.double().square().sum(),
         }
         correct = count_correct_by_source(batch, row_indices, chosen > rejected, self.builder)
-        return losses.sum() / counts["compared"], sums | correct
+        return losses.sum() / counts["examples"], sums | correct

@@ -31,14 +31,14 @@ class ReferenceModel(PolicyPlugin):
         self.worker = worker
 
     @contextmanager
-    def use(self) -> Iterator[PolicyModel]:
-        """Yield the reference with its weights on the device."""
+    def reloaded_model(self) -> Iterator[PolicyModel]:
+        """Context manager: reload the weights, and yield the reference. The weights stay on the device."""
         self.worker.state.reload()
         with self.worker.policy.disable_adapters():
             yield self.worker.policy
 
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
-        with self.use() as model:
+        with self.reloaded_model() as model:
             compute = model.make_logprobs_function(self.worker.temperature)
             return compute_token_outputs(model, compute, batch.rows, batch.mini_batches, self.worker.builder)
 
@@ -47,7 +47,7 @@ class ReferenceModel(PolicyPlugin):
     ) -> DivergenceTarget | None:
         if not self.worker.actor.uses_full_kl:
             return None
-        with self.use() as model:
+        with self.reloaded_model() as model:
             return DivergenceTarget(model.compute_lm_head_input(micro), REVERSE)
 
 
@@ -61,20 +61,20 @@ class FrozenReference(FrozenModel, ReferenceModel):
         self.was_reset = False
 
     @contextmanager
-    def use(self) -> Iterator[PolicyModel]:
-        self.parameters.reload()
+    def reloaded_model(self) -> Iterator[PolicyModel]:
+        self.offloader.reload()
         yield self.model
 
     def compute_log_probs(self, batch: RankBatch) -> np.ndarray:
         column = super().compute_log_probs(batch)
-        self.parameters.offload()
+        self.offload()
         return column
 
     @torch.no_grad()
     def copy_policy(self) -> None:
         """Copy the policy's weights into the reference."""
         self.worker.state.reload()
-        self.parameters.reload()
+        self.offloader.reload()
         for frozen, trained in zip(self.model.parameters(), self.worker.policy.parameters(), strict=True):
             local_tensor(frozen).copy_(local_tensor(trained))
         self.was_reset = True

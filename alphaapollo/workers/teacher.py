@@ -1,6 +1,6 @@
 """Teachers for on-policy distillation: frozen models on the policy's ranks, applied to the policy's samples.
 
-Several teachers are used one after the other. Each reads only those rows in whose loss it has a weight.
+Several teachers are used one after the other. Each teacher reads only the rows for which its weight is not 0.
 A self-teacher is a moving average of the policy's weights, which reads a longer prompt before the same response.
 """
 
@@ -46,7 +46,7 @@ class FrozenTeacher(FrozenModel):
 
     def __init__(self, worker: PolicyLearner, model: Model, fsdp: FrozenFsdp):
         self.builder, dtype = worker.builder, worker.dtype
-        self.vocabulary = worker.policy.model.get_output_embeddings().weight.shape[0]  # at most the teacher's
+        self.vocabulary_size = worker.policy.model.get_output_embeddings().weight.shape[0]  # at most the teacher's
         loaded = load_policy(model, ModelMesh(worker.mesh.dense), dtype, fsdp.offload_policy)
         check_forward_vs_hf(loaded, self.builder, dtype)
         self.compute_logprobs = loaded.make_logprobs_function(worker.temperature)
@@ -63,17 +63,16 @@ class FrozenTeacher(FrozenModel):
 
     def begin_update(self, batch: RankBatch) -> None:
         """Reload the parameters, and check that the teacher supports the shared prompts of the batch."""
-        self.parameters.reload()
+        self.offloader.reload()
         self.shared_prompts.begin_update(batch)
 
     @torch.no_grad()
     def compute_lm_head_input(self, micro: MicroBatch) -> LmHeadInput:
         """Compute the hidden states of a micro-batch's response tokens, with the head for the policy's vocabulary."""
         hidden: LmHeadInput = self.model.compute_lm_head_input(micro)
-        head, count = hidden.head, self.vocabulary  # rows beyond the policy's vocabulary are padding
-        bias = None if head.bias is None else head.bias[:count]
-        common = replace(head, weight=head.weight[:count], bias=bias)
-        return LmHeadInput(hidden.states, common)
+        head, size = hidden.head, self.vocabulary_size  # rows beyond the policy's vocabulary are padding
+        bias = None if head.bias is None else head.bias[:size]
+        return LmHeadInput(hidden.states, replace(head, weight=head.weight[:size], bias=bias))
 
     @torch.no_grad()
     def compute_lm_head_input_of_rows(self, micro: MicroBatch, is_used: np.ndarray) -> LmHeadInput:
@@ -119,34 +118,36 @@ class TeacherGroup(PolicyPlugin):
         rows, total = batch.rows, np.zeros(batch.rows.response_offsets[-1], np.float32)
         for key, model in self.models.items():
             weights = self._get_weights(rows, key)
-            used = [
+            used_rows = [
                 MiniBatch([[row for row in micro if weights[row]] for micro in mini_batch.micro_batches])
                 for mini_batch in batch.mini_batches
             ]
-            total = total + np.repeat(weights, rows.response_lengths) * model.compute_log_probs_of_rows(batch, used)
+            log_probs = model.compute_log_probs_of_rows(batch, used_rows)
+            total = total + np.repeat(weights, rows.response_lengths) * log_probs
         return total
 
     def begin_update(self, batch: RankBatch) -> None:
-        for model in self.models.values() if self.teacher.uses_full_vocabulary else ():
-            model.begin_update(batch)
+        if self.teacher.uses_full_vocabulary:
+            for model in self.models.values():
+                model.begin_update(batch)
 
     def make_divergence_target(
         self, batch: RankBatch, row_indices: list[int], micro: MicroBatch
     ) -> DivergenceTarget | None:
         if not self.teacher.uses_full_vocabulary:
             return None
-        parts, lengths = [], micro.rows.response_lengths
-        local = micro.predicting_tokens.selection_indices  # the tokens of this rank with sequence parallelism
+        models, lengths = [], micro.rows.response_lengths
+        local = micro.predicting_tokens.selection_indices  # this rank's tokens with sequence parallelism; None: all
         for key in self.keys:
             weights = np.zeros(len(micro.rows), np.float32) if micro.is_dummy else self._get_weights(micro.rows, key)
-            of_tokens = torch.from_numpy(np.repeat(weights, lengths))
-            of_tokens = of_tokens if local is None else of_tokens[local.cpu()]
+            token_weights = torch.from_numpy(np.repeat(weights, lengths))
+            token_weights = token_weights if local is None else token_weights[local.cpu()]
             if key in self.models:
                 output: LmHeadInput | TopTokens = self.models[key].compute_lm_head_input_of_rows(micro, weights > 0)
             else:
                 output = self._get_top_tokens(micro, self.servers.index(key), local)
-            parts.append(WeightedModel(output, of_tokens))
-        return DivergenceTarget(parts, make_divergence(self.teacher), with_statistics=True, top_k=self.teacher.top_k)
+            models.append(WeightedModel(output, token_weights))
+        return DivergenceTarget(models, make_divergence(self.teacher), with_statistics=True, top_k=self.teacher.top_k)
 
     def compute_loss(
         self, micro: MicroBatch, stats: TokenStats, inputs: ObjectiveInputs
@@ -163,7 +164,7 @@ class TeacherGroup(PolicyPlugin):
         """Return the weight of a teacher in the loss of each row. float32 [R]"""
         index = self.keys.index(key)
         shares = rows.columns.get(TEACHER_SHARES)
-        return np.ones(len(rows), np.float32) if shares is None else np.array([x[index] for x in shares], np.float32)
+        return np.array([1.0] * len(rows) if shares is None else [of_row[index] for of_row in shares], np.float32)
 
     def _get_top_tokens(self, micro: MicroBatch, server: int, local: Tensor | None) -> TopTokens:
         tokens, logprobs = micro.columns.top_tokens, micro.columns.top_token_logprobs
@@ -196,13 +197,13 @@ class MovingAverageTeacher(FrozenModel):
 
     def make_divergence_target(self, batch: RankBatch, row_indices: list[int], micro: MicroBatch) -> DivergenceTarget:
         longer = self.worker.builder.build(batch.rows.rows_with_longer_prompts, row_indices)
-        self.parameters.reload()
+        self.offloader.reload()
         hidden = self.model.compute_lm_head_input(longer)
         if (sequence := micro.sequence) is not None:  # a longer prompt moves tokens to other ranks
-            every = gather_token_values(hidden.states.t(), longer.predicting_tokens, sequence)
-            hidden = replace(hidden, states=every.t()[micro.predicting_tokens.selection_indices].contiguous())
-        divergence = make_divergence(self.teacher)
-        return DivergenceTarget(hidden, divergence, True, self.teacher.top_k, selects_policy_tokens=True)
+            states = gather_token_values(hidden.states.t(), longer.predicting_tokens, sequence).t()
+            hidden = replace(hidden, states=states[micro.predicting_tokens.selection_indices].contiguous())
+        divergence, top_k = make_divergence(self.teacher), self.teacher.top_k
+        return DivergenceTarget(hidden, divergence, with_statistics=True, top_k=top_k, selects_policy_tokens=True)
 
     def compute_loss(
         self, micro: MicroBatch, stats: TokenStats, inputs: ObjectiveInputs
@@ -212,12 +213,12 @@ class MovingAverageTeacher(FrozenModel):
         return compute_distillation_loss(inputs, self.teacher), sum_distillation_metrics(stats, mask)
 
     def end_step(self) -> None:
-        self._follow(self.teacher.self_teacher.ema_rate)
+        self._move_towards_policy(self.teacher.self_teacher.ema_rate)
 
     @torch.no_grad()
-    def _follow(self, rate: float) -> None:
+    def _move_towards_policy(self, rate: float) -> None:
         """Move the weights towards the policy's: teacher = (1 - rate) teacher + rate policy."""
-        self.parameters.reload()
+        self.offloader.reload()
         reshard(self.model)  # the gathered copies of the weights become invalid
         for averaged, trained in zip(self.model.parameters(), self.worker.policy.parameters(), strict=True):
             if averaged.requires_grad:
@@ -227,14 +228,14 @@ class MovingAverageTeacher(FrozenModel):
         """Load the weights, or copy those of the policy if the run that saved the checkpoint had no self-teacher."""
         super().load(checkpoint_folder)
         if not Path(checkpoint_folder, TEACHER).is_dir():
-            self._follow(1.0)
+            self._move_towards_policy(1.0)
 
 
 def load_teacher(worker: PolicyLearner, teacher: Teacher, models: Mapping[str, Model]) -> PolicyPlugin:
-    """Load the teachers on the ranks, `models` by configuration key, or a self-teacher."""
+    """Load a self-teacher, or the frozen teachers on the ranks. models: their sections by configuration key."""
     if teacher.uses_self_teacher:
         return MovingAverageTeacher(worker, teacher)
-    loaded = {key: FrozenTeacher(worker, models[key], one.fsdp_config) for key, one in teacher.local_models.items()}
+    loaded = {key: FrozenTeacher(worker, models[key], local.fsdp_config) for key, local in teacher.local_models.items()}
     checks = [worker.shared_prompts, *(model.shared_prompts for model in loaded.values())]
     worker.shared_prompts.unsupported_reason = next(filter(None, (check.unsupported_reason for check in checks)), None)
     return TeacherGroup(teacher, loaded)

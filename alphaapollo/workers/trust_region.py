@@ -32,7 +32,7 @@ from alphaapollo.workers.policy_plugins import PolicyPlugin
 
 ComputeLoss = Callable[[TrainedRows, MetricSums, list[int]], Tensor]
 """Computes this rank's share of the loss of some rows of a mini-batch, and adds its metrics to the sums."""
-MAX_TRIALS = 10
+MAX_TRIALS = 10  # of a step size, and of eps
 OLD_TO_NEW = Divergence("forward")
 
 
@@ -42,8 +42,9 @@ class TrustRegion(PolicyPlugin):
     def __init__(self, worker: PolicyLearner):
         self.worker, self.options = worker, worker.actor.optim
         self.parameters = [p for p in worker.policy.parameters() if p.requires_grad]
-        self.is_active = False  # while a step is computed
-        self.old_states: dict[tuple[int, ...], Tensor] = {}  # rows -> hidden states of the old policy, in host memory
+        self.is_taking_step = False
+        self.old_states: dict[tuple[int, ...], Tensor] = {}
+        """Hidden states of the old policy in host memory, by id of the batch and indices of the rows."""
         self.metrics: dict[str, float] = {}
         self.old_head: LmHead | None = None
 
@@ -59,7 +60,7 @@ class TrustRegion(PolicyPlugin):
         self, batch: RankBatch, row_indices: list[int], micro: MicroBatch
     ) -> DivergenceTarget | None:
         """Return the old policy's distributions, which the first pass over the rows records."""
-        if not self.is_active:
+        if not self.is_taking_step:
             return None
         key = (id(batch), *row_indices)
         if key not in self.old_states:
@@ -76,40 +77,40 @@ class TrustRegion(PolicyPlugin):
         self, micro: MicroBatch, stats: TokenStats, inputs: ObjectiveInputs
     ) -> tuple[Tensor, dict[str, Tensor]] | None:
         """Return no loss, but the sum of KL(old||new) over action tokens."""
-        if not self.is_active:
+        if not self.is_taking_step:
             return None
         assert stats.divergence is not None
         return stats.logprobs.new_zeros(()), {"trust_region_kl": (micro.mask * stats.divergence.detach()).sum()}
 
     def take_step(self, trained: Sequence[TrainedRows], compute_loss: ComputeLoss) -> float:
         """Move the weights, given the rows and the gradients of their loss (a collective). Returns the step size s, or
-        0 if no trial of the line search succeeds; the weights are then unchanged."""
-        gradient, start = self._take_gradient(), [part.clone() for part in self.weights]
+        0 with unchanged weights if no trial of the line search succeeds."""
+        gradient, start = self._take_gradient(), [weight.clone() for weight in self.weights]
         evaluate = partial(self._evaluate, trained, compute_loss)
-        self.radius = math.sqrt(torch.finfo(start[0].dtype).eps)
-        self.is_active = True
+        self.radius = math.sqrt(torch.finfo(start[0].dtype).eps)  # norm of eps v, which _multiply_fisher adapts
+        self.is_taking_step = True
         old_loss, _, tokens = evaluate()  # also records the old policy (make_divergence_target)
         multiply = partial(self._multiply_fisher, trained, start, tokens)
         direction, curvature = conjugate_gradient(multiply, gradient, self._dot, self.options.cg_steps)
-        size = math.sqrt(2.0 * self.options.delta / curvature) if curvature > 0 else 0.0
-        for _ in range(MAX_TRIALS if size else 0):
-            self._set_weights(start, direction, -size)
+        step_size = math.sqrt(2.0 * self.options.delta / curvature) if curvature > 0 else 0.0
+        for _ in range(MAX_TRIALS if step_size else 0):
+            self._set_weights(start, direction, -step_size)
             loss, kl, _ = evaluate()
             self.metrics["trpo/trials"] += 1
             if loss < old_loss and kl <= self.options.delta:
                 self.metrics["trpo/kl"] = max(self.metrics["trpo/kl"], kl)
                 self.metrics["trpo/improvement"] += old_loss - loss
                 break
-            size /= 2.0
-        else:
+            step_size /= 2.0
+        else:  # no trial succeeded
             self._set_weights(start, direction, 0.0)
-            size = 0.0
+            step_size = 0.0
             self.metrics["trpo/rejected"] += 1
-        self.is_active, self.old_head = False, None
+        self.is_taking_step, self.old_head = False, None
         self.old_states.clear()
-        return size
+        return step_size
 
-    def pop_metrics(self) -> dict[str, float]:
+    def get_metrics(self) -> dict[str, float]:
         return self.metrics
 
     def _multiply_fisher(self, trained: Sequence[TrainedRows], start: Vector, tokens: float, vector: Vector) -> Vector:
@@ -135,7 +136,7 @@ class TrustRegion(PolicyPlugin):
             micro = worker.builder.build(batch.rows, row_indices)
             with torch.no_grad():
                 target = self.make_divergence_target(batch, row_indices, micro)
-            divergence = worker.policy(micro, worker.temperature, False, target).divergence
+            divergence = worker.policy(micro, worker.temperature, divergence_target=target).divergence
             kl = (micro.mask * divergence).sum() / tokens
             (kl * worker.placement.world_size).backward()  # FSDP averages over the ranks
         return self._take_gradient()
@@ -153,10 +154,10 @@ class TrustRegion(PolicyPlugin):
 
     def _take_gradient(self) -> Vector:
         """Return this rank's slices of the gradients, and clear the gradients."""
-        taken = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        gradient = [local_tensor(part) for part in taken]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        slices = [local_tensor(gradient) for gradient in gradients]
         self.worker.policy.zero_grad(set_to_none=True)
-        return gradient
+        return slices
 
     @torch.no_grad()
     def _set_weights(self, start: Vector, direction: Vector, factor: float) -> None:

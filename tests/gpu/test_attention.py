@@ -90,7 +90,7 @@ def test_worker_trains_and_resumes_on_a_gpu(folder: Path, tmp_path: Path, offloa
     if worker.actor.fsdp_config.param_offload:
         trained = sum(parameter.numel() for parameter in worker.policy.parameters())
         assert torch.cuda.memory_allocated() <= on_gpu - 3 * 4 * trained, "weights and moments are in host memory"
-        assert all(copy._host.is_pinned() for copy in worker.state.parameters._copies.values())
+        assert all(copy._host.is_pinned() for copy in worker.state.parameter_offloader._copies.values())
     after = worker.compute_log_probs()
     assert np.abs(after - before).max() > 1e-3
     worker.save(str(tmp_path / "saved"))

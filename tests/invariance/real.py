@@ -64,7 +64,10 @@ def load(worker: PolicyWorker, case: Case, view: View):
     prepared = prepare(view, case.episodes, case.logprobs, case.config, get_estimator(case.estimator))
     rank = worker.placement.rank // view.sequence_parallel
     worker.actor, worker.policy_loss = case.config.actor_rollout_ref.actor, get_policy_loss(case.loss)
-    worker.correction, worker.find("teacher").teacher = case.config.algorithm.rollout_correction, case.config.teacher
+    worker.correction, worker.find_plugin("teacher").teacher = (
+        case.config.algorithm.rollout_correction,
+        case.config.teacher,
+    )
     worker.load_batch(prepared.batch.layout.rank_batches[rank])
     return prepared, prepared.columns[rank]
 

@@ -37,16 +37,17 @@ class Turns:
     def sum_rewards(self, token_rewards: Tensor) -> Tensor:
         """Sum the token rewards of each turn. A reward after a turn, e.g. on an observation, is part of it.
         [B, L] -> [M]."""
-        inside = self.turn_of_token >= 0
+        is_action = self.turn_of_token >= 0
         sums = token_rewards.new_zeros(len(self.trajectory_ids))
-        return sums.index_add_(0, self.turn_of_token[inside], move_rewards_to_actions(token_rewards, inside)[inside])
+        moved = move_rewards_to_actions(token_rewards, is_action)
+        return sums.index_add_(0, self.turn_of_token[is_action], moved[is_action])
 
     def take_first_values(self, values: Tensor) -> Tensor:
         """Return the value at the first action token of each turn; 0 for a turn without tokens. [B, L] -> [M]."""
-        inside = self.turn_of_token >= 0
-        positions = torch.arange(inside.numel()).view_as(inside)[inside]
-        first = torch.full_like(self.trajectory_ids, inside.numel())
-        first.scatter_reduce_(0, self.turn_of_token[inside], positions, "amin")
+        is_action = self.turn_of_token >= 0
+        positions = torch.arange(is_action.numel()).view_as(is_action)[is_action]
+        first = torch.full_like(self.trajectory_ids, is_action.numel())  # without tokens: the 0 that `pad` appends
+        first.scatter_reduce_(0, self.turn_of_token[is_action], positions, "amin")
         return torch.nn.functional.pad(values.flatten(), (0, 1))[first]
 
     def join(self, values: Tensor) -> tuple[Tensor, JoinedTrajectories]:
@@ -61,10 +62,10 @@ class Turns:
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """Inputs of an advantage estimator for B token sequences (rows) of whole groups, in float64 during runs.
+    """Inputs of an advantage estimator: B token sequences (rows) of complete groups. Runs pass float64 tensors.
 
     L is the length of the longest response; column 0 is the first response token of a row. A trajectory usually has one
-    row, but one per turn or branch if these have new prompts. `Trajectories` and `join_rows` combine them.
+    row. It has several if a turn or branch starts with a new prompt; `Trajectories` and `join_rows` combine these rows.
     """
 
     token_rewards: Tensor  # [B, L] rewards after subtracting KL and penalties
@@ -76,7 +77,7 @@ class AdvantageInputs:
     greedy_rewards: Tensor | None = None  # [B] reward of a greedy rollout of the same prompt
     components: dict[str, Tensor] | None = None  # name -> [B], named rewards that the reward function returns
     turns: Turns | None = None  # None: not needed, and the rows of each trajectory are in the order of time
-    mini_batches: Tensor | None = None  # [B] int64, index of the mini-batch of each row; no group is split
+    mini_batches: Tensor | None = None  # [B] int64, index of the mini-batch of each row, equal in a group
     baseline: float = 0.0  # moving average of the returns of earlier iterations
 
     def join_rows(self) -> tuple[AdvantageInputs, JoinedTrajectories]:
@@ -86,7 +87,7 @@ class AdvantageInputs:
         joined = JoinedTrajectories.from_mask(self.mask, self.trajectory_ids, times)
         take = joined.rows_by_trajectory.take_value_per_group
         names = ("scores", "group_ids", "trajectory_ids", "greedy_rewards", "mini_batches")
-        common: dict[str, Any] = {name: take(v) for name in names if (v := getattr(self, name)) is not None}
+        common: dict[str, Any] = {name: take(value) for name in names if (value := getattr(self, name)) is not None}
         if self.components is not None:
             common["components"] = {name: take(value) for name, value in self.components.items()}
         return replace(
@@ -113,7 +114,7 @@ StartCheck = Callable[[Algorithm, int], None]
 class Estimator:
     """Registered advantage estimator. Calling it computes the advantages of a batch, and checks inputs and result.
 
-    `scope` is the type of `fn`, and what a run passes to one call:
+    `scope` decides the type of `fn`, and what a run passes to one call:
 
     * `trajectories`: `fn(Trajectories, Algorithm) -> Tensor [N]`: one advantage per trajectory. Called once per batch.
     * `groups`: `fn(AdvantageInputs, Algorithm) -> Advantages`: called several times, each with some whole groups.
@@ -127,10 +128,10 @@ class Estimator:
     needs: tuple[Need, ...] = ()  # optional inputs that the trainer must compute
     scope: Scope = "batch"
     whitens: Callable[[Algorithm], bool] = lambda config: False
-    """Whether to whiten the advantages over all action tokens of the batch, in a second pass. Not with trajectories."""
+    """Whether to whiten the advantages over all action tokens, in a second pass. Not with scope trajectories."""
     group: bool = False  # compares the samples of a prompt, and needs a group size of at least 2
     joins_rows: bool = False
-    """`fn` gets matrices with one row per trajectory, its action tokens in the order of time. Not with trajectories."""
+    """`fn` gets matrices with one row per trajectory, in the order of time. Not with scope trajectories."""
     per_token: bool = False  # tokens of one trajectory can have different advantages
     compares_states: bool = False  # compares turns that start from the same environment state
     on_policy: bool = False  # is valid for only one optimizer step per iteration
@@ -160,8 +161,8 @@ class Estimator:
         """Compute advantages of whole groups, before they are whitened."""
         self._check_scores(inputs.scores)
         with explain_user_errors(self.fn, str(self)):
-            rows, joined = inputs.join_rows() if self.joins_rows else (inputs, None)
-            result: Advantages = self.fn(rows, config)
+            fn_inputs, joined = inputs.join_rows() if self.joins_rows else (inputs, None)
+            result: Advantages = self.fn(fn_inputs, config)
             if joined is not None:
                 result = Advantages(joined.split(result.advantages), joined.split(result.returns))
             for name in ("advantages", "returns"):
@@ -226,7 +227,7 @@ class Trajectories:
             scores,
             lengths,
             inputs.mask,
-            None if inputs.components is None else {name: take(one) for name, one in inputs.components.items()},
+            None if inputs.components is None else {name: take(value) for name, value in inputs.components.items()},
             None if inputs.mini_batches is None else take(inputs.mini_batches),
         )
 

@@ -1,6 +1,6 @@
 """Advantages per token: REINFORCE, GAE (for PPO with a critic), REINFORCE++ (arXiv 2501.03262, version 9) and ReMax.
 
-The functions get one row per trajectory. Both results are 0 outside the mask.
+The functions get one row per trajectory. Advantages and returns are 0 outside the mask.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ PER_TOKEN = {"scope": "groups", "joins_rows": True, "per_token": True}
 def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Advantages:
     """Compute the GAE advantages A and the returns A + V of action tokens (arXiv 1506.02438, Eq. 16). All [B, L].
 
-    delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}, where k + 1 is the next action token (mask
-    1).
+    delta_k = R_k + gamma V_{k+1} - V_k, A_k = delta_k + gamma lam A_{k+1}, where k + 1 is the next token with mask 1.
     """
     values = apply_mask(values, mask)
     deltas = token_rewards + gamma * next_action_value(values, mask) - values
@@ -42,7 +41,7 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: 
 
 @register_estimator("reinforce", "token_rewards", "mask", "baseline", "gamma", "baseline_decay", **PER_TOKEN)
 def reinforce(token_rewards: Tensor, mask: Tensor, baseline: float, gamma: float, decay: float | None) -> Advantages:
-    """Compute G_k - b (Williams, 1992): the reward-to-go of each action token minus a constant, 0 without
+    """Compute G_k - b (Williams, 1992): the reward-to-go of each action token minus a constant b, which is 0 without
     algorithm.baseline_decay. The gradient is unbiased, because earlier iterations determine b (`next_baseline`)."""
     returns = reward_to_go(token_rewards, mask, gamma)
     return Advantages(returns - (0.0 if decay is None else baseline), returns)

@@ -1,13 +1,13 @@
 """GRPO and the estimators that compare the samples of a group: one advantage per trajectory.
 
-grpo, dr_grpo   the group's mean; divided by the standard deviation, or not
-rloo            the mean of the other samples
-opo             the length-weighted mean
-gpg             the mean; scaled by the share of groups with a gradient
-maxrl           the mean; divided by the mean
-magistral       the mean; then standardized over each mini-batch
+grpo, dr_grpo   subtract the group's mean; grpo also divides by the group's standard deviation
+rloo            subtracts the mean of the other samples
+opo             subtracts the length-weighted mean
+gpg             subtracts the mean, and scales by the share of samples in groups with a gradient
+maxrl           subtracts the mean, and divides by it
+magistral       subtracts the mean, then standardizes over each mini-batch
 grpo_passk      pass@k training, which rewards a group for its best samples; also grpo_passk_analytic
-gdpo            each named reward normalized over the group, then summed
+gdpo            normalizes each named reward over the group, then sums them
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def gpg_alpha(scores: Tensor, groups: Groups) -> Tensor:
     """
     num_constant = groups.is_constant(scores)[groups.group_index].sum()
     num_samples = scores.numel()
-    informative = num_samples - num_constant if num_constant < num_samples else num_samples
-    return scores.new_tensor(num_samples) / informative
+    num_with_gradient = num_samples - num_constant if num_constant < num_samples else num_samples
+    return scores.new_tensor(num_samples) / num_with_gradient
 
 
 @register_estimator("gpg", "scores", "groups", "norm_adv_by_std_in_grpo", **COMPARES_GROUP)
@@ -116,8 +116,8 @@ def magistral(centered: Tensor, mini_batch_ids: Tensor, ddof: int = 1, eps: floa
     """
     advantages = torch.zeros_like(centered)
     for mini_batch_id in mini_batch_ids.unique():
-        inside = mini_batch_ids == mini_batch_id
-        advantages[inside] = standardize(centered[inside], ddof, eps, eps_in_sqrt=False)
+        is_member = mini_batch_ids == mini_batch_id
+        advantages[is_member] = standardize(centered[is_member], ddof, eps, eps_in_sqrt=False)
     return advantages
 
 
@@ -137,9 +137,9 @@ def passk_leave_one_out(
     """
     best = groups.max(scores)
     is_best = scores == best[groups.group_index]
-    unique = groups.sum(is_best.to(scores.dtype)) == 1
+    has_unique_best = groups.sum(is_best.to(scores.dtype)) == 1
     second = groups.max(torch.where(is_best, torch.full_like(scores, -math.inf), scores))
-    gain = torch.where(unique & (groups.sizes > 1), best - second, torch.zeros_like(best))
+    gain = torch.where(has_unique_best & (groups.sizes > 1), best - second, torch.zeros_like(best))
     if std_norm:
         gain = gain / (groups.std(scores, ddof) + eps)
     return torch.where(is_best, gain[groups.group_index], torch.zeros_like(scores))
@@ -175,20 +175,21 @@ def passk_analytic(correct: Tensor, groups: Groups, k: int) -> Tensor:
         )
     wrong = groups.sum(1 - correct)
     pairs = [_compute_group_advantages(int(size), int(num), k) for size, num in zip(groups.sizes, wrong, strict=True)]
-    table = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.group_index]
-    return torch.where(correct > 0, table[:, 0], table[:, 1]).to(correct.dtype)
+    of_samples = torch.tensor(pairs, dtype=torch.float64, device=correct.device)[groups.group_index]
+    of_correct, of_wrong = of_samples.unbind(1)
+    return torch.where(correct > 0, of_correct, of_wrong).to(correct.dtype)
 
 
 def _compute_group_advantages(group_size: int, num_wrong: int, k: int) -> tuple[float, float]:
     """Compute the advantages (correct sample, wrong sample) of one group with the formula of passk_analytic."""
     if group_size < k:
         return 0.0, 0.0
-    all_fail = math.comb(num_wrong, k) / math.comb(group_size, k)
-    std = math.sqrt(all_fail * (1.0 - all_fail))
+    p_all_wrong = math.comb(num_wrong, k) / math.comb(group_size, k)  # 1 - R
+    std = math.sqrt(p_all_wrong * (1.0 - p_all_wrong))
     if std == 0.0:
         return 0.0, 0.0
-    all_fail_given_one = math.comb(num_wrong - 1, k - 1) / math.comb(group_size - 1, k - 1)
-    return all_fail / std, (all_fail - all_fail_given_one) / std
+    p_others_wrong = math.comb(num_wrong - 1, k - 1) / math.comb(group_size - 1, k - 1)
+    return p_all_wrong / std, (p_all_wrong - p_others_wrong) / std
 
 
 def gdpo_sum(rewards: Tensor, groups: Groups, weights: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
@@ -248,8 +249,8 @@ def _select_rewards(components: dict[str, Tensor], config: Algorithm) -> tuple[l
     """Return names and weights of the rewards to sum. Raises ValueError if one is missing or not finite."""
     ignored = {"accuracy"} if "task" in components else set()  # both measure correctness, which would count twice
     names = config.gdpo_rewards or sorted(components.keys() - ignored)
-    conditioned = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]
-    required = list(dict.fromkeys(names + conditioned))
+    in_conditions = [name for key, (other, _) in config.gdpo_conditions.items() for name in (key, other)]
+    required = list(dict.fromkeys(names + in_conditions))
     missing = [name for name in required if name not in components]
     if missing or not names:
         raise ValueError(

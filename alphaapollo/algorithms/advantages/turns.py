@@ -59,13 +59,13 @@ def turn_group(
     Returns advantages [N, K], 0 outside the mask.
     """
     is_turn = mask.bool()
-    compared = is_turn if baseline == "return_alive" else torch.ones_like(is_turn)
-    group_of = groups.group_index[:, None].expand_as(mask)[compared]
-    turn_of = torch.arange(mask.shape[1]).expand_as(mask)[compared]
-    cells = Groups.from_ids(group_of * mask.shape[1] + turn_of)  # returns of one turn index in one group
-    is_alone = (cells.sizes == 1)[cells.group_index] & (groups.sizes > 1)[group_of]
+    is_compared = is_turn if baseline == "return_alive" else torch.ones_like(is_turn)
+    group_index = groups.group_index[:, None].expand_as(mask)[is_compared]
+    turn_index = torch.arange(mask.shape[1]).expand_as(mask)[is_compared]
+    same_turns = Groups.from_ids(group_index * mask.shape[1] + turn_index)  # by prompt and index of the turn
+    is_alone = (same_turns.sizes == 1)[same_turns.group_index] & (groups.sizes > 1)[group_index]
     advantages = torch.zeros_like(returns)
-    advantages[compared] = torch.where(is_alone, returns[compared], rloo(returns[compared], cells))
+    advantages[is_compared] = torch.where(is_alone, returns[is_compared], rloo(returns[is_compared], same_turns))
     return advantages * mask
 
 
@@ -101,10 +101,8 @@ def _gigpo(inputs: AdvantageInputs, config: Algorithm) -> Advantages:
     turns = inputs.turns
     rewards, joined = turns.join(turns.sum_rewards(inputs.token_rewards))
     returns = joined.split(reward_to_go(rewards, joined.mask, config.gamma))[:, 0]  # Eq. 5
-    divides_by_std = config.norm_adv_by_std_in_grpo
-    turn_advantages = normalize(returns, Groups.from_ids(turns.anchor_ids), divides_by_std)
-    episode_advantages = from_scores(
-        inputs, lambda scores, groups: normalize(scores, groups, divides_by_std)
-    ).advantages
+    std_norm = config.norm_adv_by_std_in_grpo
+    turn_advantages = normalize(returns, Groups.from_ids(turns.anchor_ids), std_norm)
+    episode_advantages = from_scores(inputs, lambda scores, groups: normalize(scores, groups, std_norm)).advantages
     advantages = episode_advantages + config.gigpo_step_weight * turns.expand_to_tokens(turn_advantages)
     return Advantages(advantages, turns.expand_to_tokens(returns))

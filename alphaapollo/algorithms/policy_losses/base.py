@@ -75,10 +75,10 @@ class PolicyLoss:
     name: str
     fn: PolicyLossFn
     level: Level = "token"  # token: aggregated by loss_agg_mode; sequence: one value per sequence, averaged
-    on_policy: bool = False  # has no importance ratio, so it is valid for only one optimizer step per iteration
+    on_policy: bool = False  # has no importance ratio, so only one optimizer step per iteration is valid
     reads: tuple[str, ...] | None = None  # fields of Actor that `fn` reads, nested ones with dots; None = unknown
-    is_surrogate: bool = False  # is importance ratio times advantage at each token, as TRPO needs
-    zero_without_advantage: bool = False  # a token with advantage 0 has no gradient; the update skips such rows
+    is_surrogate: bool = False  # the loss of a token is -(importance ratio * advantage), which TRPO needs
+    zero_without_advantage: bool = False  # tokens with advantage 0 have no gradient; rows of such tokens are skipped
     needs_full_sequence: bool = False
     """The loss of a token depends on other tokens of its sequence, so all rows of a trajectory are in one micro-batch
     and joined into one row; implied by level=sequence."""
@@ -120,12 +120,12 @@ def compute_clip_metrics(clipped: Tensor, is_upper_bound: Tensor, mask: Tensor) 
         is_upper_bound: bool, same shape: True where the upper bound applies, False where the lower bound applies.
         mask: [B, L].
     """
-    total = row_sum if clipped.ndim == 1 else token_sum
+    sum_masked = row_sum if clipped.ndim == 1 else token_sum
     zeros = torch.zeros_like(clipped)
     return {
-        "pg_clipfrac": total(clipped, mask),
-        "clip_fraction_low": total(torch.where(is_upper_bound, zeros, clipped), mask),
-        "clip_fraction_high": total(torch.where(is_upper_bound, clipped, zeros), mask),
+        "pg_clipfrac": sum_masked(clipped, mask),
+        "clip_fraction_low": sum_masked(torch.where(is_upper_bound, zeros, clipped), mask),
+        "clip_fraction_high": sum_masked(torch.where(is_upper_bound, clipped, zeros), mask),
     }
 
 
@@ -137,8 +137,9 @@ def clip_range(config: Actor, default_low: float, default_high: float) -> tuple[
     """Return the clip radii below and above 1: clip_ratio_low and _high, else clip_ratio, else the given defaults."""
     if config.clip_ratio is not None:
         default_low = default_high = config.clip_ratio
-    low, high = config.clip_ratio_low, config.clip_ratio_high
-    return default_low if low is None else low, default_high if high is None else high
+    low = default_low if config.clip_ratio_low is None else config.clip_ratio_low
+    high = default_high if config.clip_ratio_high is None else config.clip_ratio_high
+    return low, high
 
 
 def token_sum(values: Tensor, mask: Tensor) -> Tensor:

@@ -37,9 +37,9 @@ def geometric_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     return clamp_log_ratio(row_mean(logp - old_logp, mask)).exp()
 
 
-def sequence_log_ratio(logp: Tensor, rollout_logp: Tensor, mask: Tensor) -> Tensor:
-    """Compute the sum of log(pi/mu) over each row's tokens, without length normalization. [B, L] -> [B]."""
-    return apply_mask(logp - rollout_logp, mask).sum(dim=1)
+def sequence_log_ratio(logp: Tensor, base_logp: Tensor, mask: Tensor) -> Tensor:
+    """Compute the sum of logp - base_logp over each row's tokens, without length normalization. [B, L] -> [B]."""
+    return apply_mask(logp - base_logp, mask).sum(dim=1)
 
 
 def product_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:

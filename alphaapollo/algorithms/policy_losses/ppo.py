@@ -148,7 +148,7 @@ def policy_gradient(logp: Tensor, advantages: Tensor) -> Tensor:
     return -advantages * logp
 
 
-# alpha of GPG is a factor of the advantages
+# GPG's factor alpha is part of the advantages (gpg_alpha), so its loss is that of REINFORCE.
 @register_policy_loss("gpg", zero_without_advantage=True, on_policy=True, reads=())
 @register_policy_loss("reinforce", zero_without_advantage=True, on_policy=True, reads=())
 def _reinforce(inputs: PolicyLossInputs, config: Actor) -> PolicyLossOutput:
@@ -168,9 +168,9 @@ def binary_kl(logp: Tensor, rollout_logp: Tensor) -> Tensor:
 
     Infinite if pi = 1 > mu.
     """
-    rest, rollout_rest = (-torch.expm1(each.clamp(max=0.0)) for each in (logp, rollout_logp))
-    others = torch.xlogy(rollout_rest, rollout_rest) - torch.xlogy(rollout_rest, rest)
-    return rollout_logp.exp() * (rollout_logp - logp) + others
+    other_pi, other_mu = (-torch.expm1(token_logp.clamp(max=0.0)) for token_logp in (logp, rollout_logp))
+    kl_of_others = torch.xlogy(other_mu, other_mu) - torch.xlogy(other_mu, other_pi)
+    return rollout_logp.exp() * (rollout_logp - logp) + kl_of_others
 
 
 def is_dropped(log_ratio: Tensor, divergence: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
@@ -194,7 +194,7 @@ def dppo(logp: Tensor, log_ratio: Tensor, advantages: Tensor, dropped: Tensor, c
 
 
 def _register_dppo(name: str, divergence: Callable[[Tensor, Tensor], Tensor], default: float) -> None:
-    """Register the DPPO loss with bounds of this divergence. default: of both bounds (section 5 of the paper).
+    """Register the DPPO loss with bounds of this divergence. default: default of both bounds (section 5 of the paper).
 
     inputs.old_logp are the engine's log-probs, because the loss has anchor="rollout".
     """
@@ -219,21 +219,21 @@ def token_covariance(logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def find_clip_cov_candidates(
-    covariance: Tensor, clipped: Tensor, mask: Tensor, ratio: float, low: float, high: float
+    covariance: Tensor, clipped: Tensor, mask: Tensor, share: float, low: float, high: float
 ) -> tuple[Tensor, int]:
     """Return the tokens from which Clip-Cov draws (bool [B, L]), and how many of them it draws. Tensors: [B, L].
 
-    These are the tokens with low < covariance < high that PPO has not clipped. The number is the share `ratio` of all
-    tokens in the mask, at least one, and at most the number of candidates.
+    The candidates are the tokens with low < covariance < high that PPO has not clipped. Clip-Cov draws
+    `share` times the number of tokens in the mask, at least one token, and at most all candidates.
     """
     candidates = (covariance > low) & (covariance < high) & ~clipped & mask.bool()
-    return candidates, min(_count_selected_tokens(ratio, mask), int(candidates.sum()))
+    return candidates, min(_count_selected_tokens(share, mask), int(candidates.sum()))
 
 
-def top_covariance_tokens(covariance: Tensor, mask: Tensor, ratio: float) -> Tensor:
-    """Select the share `ratio` of tokens (at least one) with the largest covariance. [B, L] each -> bool [B, L]."""
+def top_covariance_tokens(covariance: Tensor, mask: Tensor, share: float) -> Tensor:
+    """Select the given share of tokens (at least one) with the largest covariance. [B, L] each -> bool [B, L]."""
     positions = mask.bool().flatten().nonzero().squeeze(1)
-    order = covariance.flatten()[positions].argsort(descending=True, stable=True)[: _count_selected_tokens(ratio, mask)]
+    order = covariance.flatten()[positions].argsort(descending=True, stable=True)[: _count_selected_tokens(share, mask)]
     top = torch.zeros_like(mask, dtype=torch.bool).flatten()
     top[positions[order]] = True
     return top.view_as(mask)
@@ -244,13 +244,13 @@ def kl_cov_penalty(log_ratio: Tensor, selected: Tensor, coef: float) -> Tensor:
     return torch.where(selected, coef * log_ratio.abs(), torch.zeros_like(log_ratio))
 
 
-def _count_selected_tokens(ratio: float, mask: Tensor) -> int:
-    return max(1, int(ratio * int(mask.bool().sum())))
+def _count_selected_tokens(share: float, mask: Tensor) -> int:
+    return max(1, int(share * int(mask.bool().sum())))
 
 
 def _select_clipped_tokens(logp: Tensor, advantages: Tensor, config: Actor) -> Tensor:
-    """Select the tokens whose loss Clip-Cov sets to 0. The n tokens are in random order, so the first candidates, as
-    many as find_clip_cov_candidates returns, are a random draw. [n] each -> bool [n]."""
+    """Select the tokens whose loss Clip-Cov sets to 0. The n tokens are in random order, so that the first candidates
+    are a random draw. [n] each -> bool [n]."""
     options, mask = config.policy_loss, torch.ones_like(logp)
     candidates, count = find_clip_cov_candidates(
         token_covariance(logp, advantages, mask),

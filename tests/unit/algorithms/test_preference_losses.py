@@ -126,7 +126,7 @@ def test_losses_read_their_declared_keys(name: str):
 def test_figures_of_pairs():
     losses, right, sums = get_preference_loss("sigmoid")(PAIR, Preference())
     assert right.tolist() == [True]
-    figures = compute_preference_metrics({name: float(value) for name, value in sums.items()} | {"compared": 1.0})
+    figures = compute_preference_metrics({name: float(value) for name, value in sums.items()} | {"examples": 1.0})
     rewards = {"reward_chosen": 0.1, "reward_rejected": -0.1, "margin": 0.2}
     expected = {"loss": losses.item(), "logp_chosen": -4.0, "logp_rejected": -6.0, **rewards}
     assert figures == pytest.approx(expected)
@@ -139,7 +139,7 @@ def test_figures_of_single_answers():
     _, right, sums = get_preference_loss("kto")(bad, Preference(loss="kto"))
     assert right.tolist() == [False, True]
     totals = {name: float(value) for name, value in sums.items()}
-    figures = compute_preference_metrics(totals | {"compared": 2.0, "kl": -1.0})
+    figures = compute_preference_metrics(totals | {"examples": 2.0, "kl": -1.0})
     assert figures["reward_rejected"] == 0.0 and figures["kl"] == 0.0
     assert not {"margin", "reward_chosen", "logp_chosen"} & figures.keys()
 

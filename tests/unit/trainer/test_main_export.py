@@ -153,7 +153,7 @@ def test_what_computes_otherwise_is_not_written(
         worker_export, "compute_transformers_outputs", lambda *given: [one + 0.5 for one in right(*given)]
     )
     assert main([f"checkpoint={run}", f"output={tmp_path / 'hf'}", "dtype=float32"]) == 1
-    assert "differ from those before by 5.0e-01" in capsys.readouterr().err
+    assert "differ from the original's by 5.0e-01" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -79,7 +79,7 @@ def test_adapters_trained_in_turn_equal_adapters_trained_alone(start_on: Any, of
 
     def run(turns: list[str]) -> dict[str, Arrays]:
         worker, found = start_on(), {}
-        worker.state.moments.enabled = offloads
+        worker.state.moment_offloader.enabled = offloads
         make_pair(worker)
         for number, name in enumerate(turns):
             worker.adapters.switch(name)
@@ -87,7 +87,7 @@ def test_adapters_trained_in_turn_equal_adapters_trained_alone(start_on: Any, of
             worker.offload()
         for name in sorted(worker.adapters.names):
             worker.adapters.switch(name)
-            worker.state.moments.reload()
+            worker.state.moment_offloader.reload()
             found[name] = read_state(worker)
         worker.close()
         return found

@@ -34,7 +34,7 @@ def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folde
     at_once = CheckpointWriter(in_background=False)
     for name in ("first", "second"):
         worker.update(columns)
-        if worker.find("reference") is not None:
+        if worker.find_plugin("reference") is not None:
             worker.reset_reference_and_optimizer()
             worker.update(columns)
         saved = parameters(worker)
@@ -48,7 +48,7 @@ def save_and_continue(rank: int, num_ranks: int, address: str, case: Case, folde
         with pytest.raises(AssertionError, match="previous checkpoint"):
             worker.save(f"{folder}/another")
         worker.update(columns)
-        if worker.find("reference") is not None:
+        if worker.find_plugin("reference") is not None:
             worker.reset_reference_and_optimizer()
         worker.update(columns)
         gate.set()
@@ -63,10 +63,10 @@ def load(rank: int, num_ranks: int, address: str, case: Case, folder: str) -> di
     worker = make_worker(case, rank, num_ranks, address)
     worker.load(folder)
     found = parameters(worker)
-    if worker.find("reference") is not None:
+    if worker.find_plugin("reference") is not None:
         found |= {
             f"reference {name}": full_tensor(p).numpy().copy()
-            for name, p in worker.find("reference").model.named_parameters()
+            for name, p in worker.find_plugin("reference").model.named_parameters()
         }
     worker.close()
     return found

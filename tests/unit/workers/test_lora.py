@@ -75,7 +75,7 @@ def test_forward_export_and_engine_equal_peft(model_folder, tmp_path: Path, name
 
 def test_the_reference_is_the_base_model(start):
     worker, columns = start(actor=FULL, lora_rank=4, needs_reference=True)
-    assert type(worker.find("reference")) is ReferenceModel
+    assert type(worker.find_plugin("reference")) is ReferenceModel
     training.train_by_hand(worker.policy)
     before, reference = worker.compute_log_probs(), worker.compute_log_probs("reference")
     assert np.abs(before - reference).max() > 1e-2

@@ -16,7 +16,7 @@ from tests.unit.workers.training import Case, Recorder, assert_close, make_batch
 
 def held(worker: PolicyWorker) -> int:
     """Bytes of parameters, reference and moments on the device."""
-    models = worker.policy, worker.find("reference").model
+    models = worker.policy, worker.find_plugin("reference").model
     tensors = [parameter for model in models for parameter in model.parameters()]
     tensors += [moment for _, moment in worker.state._iterate_moments()]
     return sum(local_tensor(tensor.detach()).untyped_storage().nbytes() for tensor in tensors)
@@ -26,7 +26,11 @@ def phases(rank: int, num_ranks: int, address: str, case: Case, offload: bool, f
     """Results of two iterations with every call of the protocol as a phase."""
     sender = Recorder()
     worker = make_worker(case, rank, num_ranks, address, sender=sender, saves_in_background=offload)
-    for one in (worker.state.parameters, worker.state.moments, worker.find("reference").parameters):
+    for one in (
+        worker.state.parameter_offloader,
+        worker.state.moment_offloader,
+        worker.find_plugin("reference").offloader,
+    ):
         one.enabled = offload
     batch = make_batch(case, num_ranks)
     worker.offload()

@@ -59,7 +59,7 @@ LOSSES = [
 def test_gradients_are_those_of_transformers(locate, preference: dict[str, Any]):
     case = locate(Case("qwen3", role="preference", settings={"preference": preference}, max_tokens=40))
     (found,), (gradients, loss) = compute(0, 1, "", [case]), by_transformers(case)
-    assert found.metrics["loss"] / found.metrics["compared"] == pytest.approx(loss, rel=1e-4)
+    assert found.metrics["loss"] / found.metrics["examples"] == pytest.approx(loss, rel=1e-4)
     assert_gradients_close(found.gradients, gradients)
 
 
@@ -82,7 +82,7 @@ def test_before_the_first_step_policy_and_reference_are_equal(locate, close_late
     sums = worker.evaluate(batch)
     assert sums["loss"] / 5 == pytest.approx(np.log(2.0), abs=1e-6)
     assert sums["reward_chosen"] == pytest.approx(0.0, abs=1e-5)
-    assert (sums["a/compared"], sums["b/compared"], sums["compared"]) == (3, 2, 5)
+    assert (sums["a/examples"], sums["b/examples"], sums["examples"]) == (3, 2, 5)
     worker.step(batch)
     after = worker.evaluate(batch)
     assert after["loss"] < sums["loss"] and after["reward_chosen"] > after["reward_rejected"]

@@ -54,7 +54,7 @@ def copy_weights(worker: Any, case: Case) -> dict[str, np.ndarray]:
     found = parameters(worker)
     roles = ["reference"] * case.needs_reference + ["teacher"] * bool(case.teacher)
     for role in roles:
-        named = worker.find(role).model.named_parameters()
+        named = worker.find_plugin(role).model.named_parameters()
         found |= {f"{role} {name}": full_tensor(p.detach()).clone().numpy() for name, p in named}
     return found
 

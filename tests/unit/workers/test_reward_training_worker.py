@@ -37,7 +37,7 @@ def by_transformers(case: Case) -> tuple[dict[str, np.ndarray], float]:
 def test_gradients_are_those_of_transformers(locate, name: str):
     case = locate(replace(REWARD, folder=name, max_tokens=40))
     (found,), (gradients, loss) = compute(0, 1, "", [case]), by_transformers(case)
-    assert found.metrics["loss"] / found.metrics["compared"] == pytest.approx(loss, rel=1e-4)
+    assert found.metrics["loss"] / found.metrics["examples"] == pytest.approx(loss, rel=1e-4)
     assert_gradients_close(found.gradients, gradients)
 
 

@@ -30,7 +30,7 @@ def test_follows_the_policy(start, model_folder, lora_rank: int):
     worker, columns = start(case)
     before = weights_of(worker.policy)
     worker.update(columns)
-    teacher, policy = weights_of(worker.find("teacher").model), weights_of(worker.policy)
+    teacher, policy = weights_of(worker.find_plugin("teacher").model), weights_of(worker.policy)
     for own, first, now in zip(teacher, before, policy, strict=True):
         np.testing.assert_allclose(own, 0.75 * first + 0.25 * now, rtol=1e-6, atol=1e-8)
 
@@ -42,5 +42,5 @@ def test_starts_from_the_policy_if_the_checkpoint_has_no_teacher(start, model_fo
     worker.get_save_future().result()
     worker, _ = start(case_of(model_folder("qwen3")))
     worker.load(str(tmp_path))
-    for own, policy in zip(weights_of(worker.find("teacher").model), weights_of(worker.policy), strict=True):
+    for own, policy in zip(weights_of(worker.find_plugin("teacher").model), weights_of(worker.policy), strict=True):
         np.testing.assert_array_equal(own, policy)
