@@ -78,8 +78,8 @@ LOCAL_IMAGES = ImageReader()  # paths start at the working folder, no downloads
 
 
 def read_image_column(row: Mapping[str, object], reader: ImageReader) -> list[EncodedImage] | None:
-    """Read the column `images` of a data row; None without. Raises ValueError if an image cannot be read, or if the row
-    has boxes, videos or audio."""
+    """Read the column `images` of a data row; None if there is no such column. Raises ValueError if an image cannot be
+    read, or if the row has boxes, videos or audio."""
     _check_has_only_images(row)
     if IMAGES not in row and row.get("image") is not None:  # LLaVA: the picture of the only mark
         texts = (value for column, value in row.items() if column != "image")
