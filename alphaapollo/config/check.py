@@ -13,14 +13,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import (
-    Key,
-    find_key_rule,
-    format_value,
-    get_field_markers,
-    get_value,
-    list_all_keys,
-)
+from alphaapollo.config.keys import Key, find_key_rule, format_value, get_field_markers, get_value, list_all_keys
 from alphaapollo.config.requirements import UNKNOWN_CORES, CheckContext, find_conflicts, list_requirements
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config

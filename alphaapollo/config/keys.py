@@ -16,15 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.schema import (
-    Config,
-    DpoConfig,
-    EvalConfig,
-    ExportConfig,
-    GenerationConfig,
-    RmConfig,
-    SftConfig,
-)
+from alphaapollo.config.schema import Config, DpoConfig, EvalConfig, ExportConfig, GenerationConfig, RmConfig, SftConfig
 from alphaapollo.config.schema.base import ActiveWhen, ResumeRule, Section
 from alphaapollo.config.schema.plugins import PluginSections, describe_missing_section, find_section_class
 from alphaapollo.utils.json_types import to_json_value

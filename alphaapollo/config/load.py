@@ -212,8 +212,7 @@ def _list_layers(
 
     chosen: presets of the command line by group, which replace those of the file."""
     entries = values.get("defaults") or []
-    if "_self_" not in entries:
-        entries = ["_self_", *entries]
+    entries = entries if "_self_" in entries else ["_self_", *entries]
     for entry in entries:
         if entry == "_self_":
             yield "", {key: value for key, value in values.items() if key not in NOT_KEYS}

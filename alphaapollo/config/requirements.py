@@ -236,7 +236,7 @@ def mini_batches_split_the_batch(config: Config, context: CheckContext) -> Any:
     return size < total and total % size and (total, next(d for d in range(size, 0, -1) if total % d == 0))
 
 
-@requirement(Filtration, "method size /env.rollout.n", "the method needs a size from 2 to n", "Set size={}, or less")
+@requirement(Filtration, "method size /env.rollout.n", "the method needs a size from 2 to n", "Set at most {}")
 def selection_exceeds_the_group(filtration: Filtration, context: CheckContext) -> Any:
     size, n = filtration.size, context.config.group_size
     return filtration.selects and (size is None or size > n) and n

@@ -63,14 +63,13 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
                 _write_entry(file, content)
     gc.disable()  # it would search all new objects several times
     try:
-        cached: tuple[T, list[Counter[str]]] = pickle.loads(content)
+        result, increases = pickle.loads(content)
     finally:
         gc.enable()
-    cached_result, increases = cached
     for counter, old, increase in zip(counters, before, increases, strict=True):
         counter.clear()
         counter.update(old + increase)
-    return cached_result
+    return result
 
 
 def _read_entry(file: Path) -> bytes | None:

@@ -109,8 +109,7 @@ def _split_turns(turns: Any) -> Any:
 
 def _split_last_answer(row: DataRow) -> tuple[list[Any], list[Any]]:
     """Return a chat up to its last user message, and the messages after it. Raises ValueError if there is none."""
-    chat = read_chat_text(row["messages"]) or row["messages"]
-    messages: list[Any] = chat or []
+    messages: list[Any] = read_chat_text(row["messages"]) or row["messages"] or []
     roles = [str(message.get("role", message.get("from"))) for message in messages]
     ends = [number for number, role in enumerate(roles, 1) if role in ("user", "human")]
     if not ends:

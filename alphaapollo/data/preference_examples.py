@@ -71,11 +71,7 @@ class PreferenceExample:
 
 
 def load_preferences(
-    files: str | Sequence[str],
-    renderer: Renderer,
-    data: PairData,
-    max_samples: int = -1,
-    single_answers: bool = False,
+    files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1, single_answers: bool = False
 ) -> LoadedExamples[PreferenceExample]:
     """Load and tokenize preference data; at most max_samples data rows if positive. An example is a pair, or with
     single_answers, for KTO, one labelled answer with an answer to another prompt. Raises ValueError for invalid files
