@@ -59,10 +59,10 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
     if status := find_option_status(name, schema):
         return f"{shown}: {status}."
     near = find_similar_keys(name, list_keys(schema))
-    has_last_part = any(key.rpartition(".")[2] == name.rpartition(".")[2] for key in near)
-    for command, other in COMMANDS.items() if schema in COMMANDS.values() and not has_last_part else ():
-        if status := find_option_status(name, other):
-            return f"{shown}: {status} in {command}. This command has no such key."
+    if schema in COMMANDS.values() and not any(key.rpartition(".")[2] == name.rpartition(".")[2] for key in near):
+        for command, other in COMMANDS.items():
+            if status := find_option_status(name, other):
+                return f"{shown}: {status} in {command}. This command has no such key."
     return f"{shown}: unknown key.{format_suggestion(near) or ' docs/config.md lists the pages of all keys.'}"
 
 

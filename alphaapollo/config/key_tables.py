@@ -102,8 +102,7 @@ def load_project(prefix: str) -> Project:
 
 def _read_file(prefix: str) -> JsonObject:
     file = resources.files("alphaapollo.config").joinpath(f"{prefix}_keys.yaml")
-    found: JsonObject = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return found
+    return {**yaml.safe_load(file.read_text(encoding="utf-8"))}
 
 
 def exists(key: str, schema: type[BaseModel]) -> bool:

@@ -204,10 +204,10 @@ def describe_type(annotation: object, metadata: Iterable[object] = ()) -> str:
 
 def _describe_bounds(metadata: Iterable[object]) -> str:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    parts = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
     bounds = []
-    for item in metadata:
-        for part in item.metadata if isinstance(item, FieldInfo) else [item]:
-            bounds += [f"{sign} {getattr(part, name)}" for name, sign in signs.items() if hasattr(part, name)]
+    for part in parts:
+        bounds += [f"{sign} {getattr(part, name)}" for name, sign in signs.items() if hasattr(part, name)]
     return f" {' and '.join(bounds)}" if bounds else ""
 
 

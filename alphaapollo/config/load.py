@@ -222,7 +222,8 @@ def _list_layers(
             group, name = next(iter(entry.items()))
         group = str(group).removeprefix("override ").strip("/")
         names = chosen.get(group, name)
-        for preset in names if isinstance(names, list) else [names]:
+        presets = names if isinstance(names, list) else [names]
+        for preset in presets:
             file = find_yaml_file(folders, group, preset)
             is_global = not group or "@package _global_" in file.read_text(encoding="utf-8").partition("\n")[0]
             for label, layer in _list_layers(read_user_yaml(str(file), schema), schema, folders, chosen):

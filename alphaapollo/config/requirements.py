@@ -55,7 +55,8 @@ class Requirement(NamedTuple):
 
     def describe(self, subject: Any, prefix: str, context: CheckContext, found: object) -> str:
         shown, values = [], found if isinstance(found, tuple) else (found,)
-        for key in self.keys.split() if isinstance(subject, Section) else ():
+        shown_keys = self.keys.split() if isinstance(subject, Section) else ()
+        for key in shown_keys:
             owner, owner_prefix = (context.config, "") if key.startswith("/") else (subject, prefix)
             shown.append(f"{owner_prefix}{key.lstrip('/')}={format_value(get_value(owner, key.lstrip('/')))}")
         reason, fix, keys = (text.format(*values, use=subject) for text in (self.reason, self.fix, self.keys))
@@ -111,16 +112,12 @@ def list_divisors(*numbers: int) -> str:
 # The machine
 
 
-@requirement(
-    RunSettings,
-    "device",
-    "this machine has no GPU",
-    "Set trainer.device=auto or cpu, {}RAY_ADDRESS of a cluster with GPUs",
-)
+@requirement(RunSettings, "device", "this machine has no GPU", "Set trainer.device=auto or cpu, {}")
 def machine_lacks_gpus(trainer: Any, context: CheckContext) -> Any:
     has_engines = getattr(context.config, "has_engines", True)
     plan = "trainer.dry_run=true with trainer.planned_device=h100 to plan for GPUs, " * isinstance(trainer, Training)
-    return context.device == "cuda" and not context.num_gpus and has_engines and (f"{plan}or ",)
+    fixes = f"{plan}or RAY_ADDRESS of a cluster with GPUs"
+    return context.device == "cuda" and not context.num_gpus and has_engines and fixes
 
 
 @requirement(Optimizer, "name", "torchao is not installed", "Install it with pip, or set adamw")
@@ -271,9 +268,7 @@ def trpo_lacks_float32(config: Config, context: CheckContext) -> Any:
     return config.uses_trpo and config.actor_rollout_ref.model.dtype not in exact
 
 
-@requirement(
-    Actor, "kl_loss_type", "its gradient is zero on average, so it only adds noise", "Append +, or set k2", False
-)
+@requirement(Actor, "kl_loss_type", "its gradient is only noise with mean zero", "Append +, or set k2", is_error=False)
 def kl_loss_has_no_gradient(actor: Actor, context: CheckContext) -> Any:
     return actor.use_kl_loss and actor.kl_loss_type in ("kl", "k1")
 

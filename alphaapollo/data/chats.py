@@ -128,8 +128,9 @@ def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
         raise ValueError(f"'chat_template_kwargs' is {shorten_repr(arguments)}; it must be a dict.")
     arguments = drop_none({"enable_thinking": row.get("enable_thinking"), **arguments})
     tools = _parse(row.get("tools")) or []
+    tools = tools if isinstance(tools, list) else [tools]
     schemas = []
-    for tool in map(_parse, tools if isinstance(tools, list) else [tools]):
+    for tool in map(_parse, tools):
         if not isinstance(tool, dict) or not isinstance(tool.get("function", tool).get("name"), str):
             raise ValueError(f"'tools' has {shorten_repr(tool)}; it must be {{type, function: {{name, parameters}}}}.")
         schemas.append(drop_none(tool if "function" in tool else {"type": "function", "function": tool}))

@@ -224,8 +224,7 @@ def _choose_split(known: dict[str, Any], entry: DatasetEntry, splits: Sequence[s
 
     splits: names to try if the entry names none and there are several.
     """
-    unnamed = [*known] if len(known) == 1 else splits
-    wanted = [entry.split] if entry.split else unnamed
+    wanted = [entry.split] if entry.split else ([*known] if len(known) == 1 else splits)
     if found := next((split for split in wanted if split in known), None):
         return found, False
     if entry.split and ("[" in entry.split or "+" in entry.split):

@@ -50,8 +50,7 @@ class ImageReader:
         from PIL import Image
 
         if isinstance(value, Mapping):
-            found = next((value[key] for key in IMAGE_KEYS if value.get(key) is not None), None)
-            return self._find(found)
+            return self._find(next((value[key] for key in IMAGE_KEYS if value.get(key) is not None), None))
         if isinstance(value, bytes):
             return value
         if isinstance(value, np.ndarray):  # e.g. a frame of a game

@@ -158,7 +158,10 @@ def make_content_parts(message: ChatMessage) -> JsonObject:
         raise make_count_error(f"a message of role {message['role']}", len(texts) - 1, num_images)
     parts: list[dict[str, str]] = []
     for index, text in enumerate(texts):
-        parts += [{"type": "image"}] * (index > 0) + [{"type": "text", "text": text}] * bool(text)
+        if index > 0:
+            parts.append({"type": "image"})
+        if text:
+            parts.append({"type": "text", "text": text})
     return {**{key: value for key, value in message.items() if key != "images"}, "content": parts}
 
 

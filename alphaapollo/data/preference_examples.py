@@ -78,7 +78,7 @@ def load_preferences(
     or rows, if an answer is too long and data.truncation=error, or if all labels are equal."""
     pair = (data.chosen_key, data.rejected_key)
     needed: list[tuple[str, ...]] = [(*pair, data.prompt_key)]
-    names = {"chosen": pair[0], "rejected": pair[1], "prompt": data.prompt_key}
+    names = {"chosen": data.chosen_key, "rejected": data.rejected_key, "prompt": data.prompt_key}
     formats: Sequence[DataFormat] = [*PAIR_FORMATS, *make_pair_formats(*pair)]
     if single_answers and isinstance(data, PreferenceData):
         needed, formats = [(data.response_key, data.label_key), *needed], (*LABELLED_FORMATS, *formats)

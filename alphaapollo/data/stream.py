@@ -31,8 +31,7 @@ class PromptStream:
     def __init__(self, num_prompts: int, seed: int, shuffle: bool, start: int = 0):
         assert num_prompts > 0
         self.num_prompts, self._start = num_prompts, start
-        self._seed = seed
-        self._shuffle = shuffle
+        self._seed, self._shuffle = seed, shuffle
         self._order = lru_cache(maxsize=2)(self._epoch_order)
 
     def prompt_indices(self, start: int, count: int) -> list[int]:

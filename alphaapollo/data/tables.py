@@ -123,7 +123,8 @@ def _measure_message(header: memoryview, body: Any, is_dictionary: bool) -> tupl
     batch = follow(find(batch, 1)) if is_dictionary else batch
     rows, buffers, compression = (find(batch, field) for field in (0, 2, 3))
     num_bytes = 0
-    for index in range(struct.unpack_from("<I", header, follow(buffers))[0] if buffers else 0):
+    num_buffers = struct.unpack_from("<I", header, follow(buffers))[0] if buffers else 0
+    for index in range(num_buffers):
         offset, length = struct.unpack_from("<qq", header, follow(buffers) + 4 + 16 * index)
         declared = struct.unpack_from("<q", body, offset)[0] if compression and length else -1
         num_bytes += max(declared, length)

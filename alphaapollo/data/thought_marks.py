@@ -1,4 +1,4 @@
-"""Find the marks of thoughts that the text of an answer lacks: one that its prompt has, or special tokens."""
+"""Find the marks of thoughts that the text of an answer lacks, because they are in its prompt or special tokens."""
 
 from __future__ import annotations
 

@@ -38,13 +38,12 @@ def describe_function(function: Callable[..., object]) -> JsonObject:
     from transformers.utils import chat_template_utils as schemas
 
     try:
-        described: JsonObject = schemas.get_json_schema(function)["function"]
+        return {**schemas.get_json_schema(function)["function"]}
     except (schemas.DocstringParsingException, schemas.TypeHintParsingException) as error:
         raise ValueError(
             f"the tool {function.__name__}: {error}. Give it a docstring, and each argument a type and a line under "
             "`Args:`."
         ) from error
-    return described
 
 
 class ToolRenderer(Renderer):

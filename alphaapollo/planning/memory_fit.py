@@ -58,18 +58,19 @@ def fit_to_memory(
     capacity: as for plan_memory. host_memory: bytes of host memory of a GPU node; 0: unknown. request: of fine-tuning.
     num_gpus: GPUs of a node; 0: unknown.
     """
-    budget, checkpointing, *sizes = get_memory_keys(config)
-    free = {checkpointing} if is_gradient_checkpointing_auto else set()
-    if get_value(config, budget) == "auto":
-        free.add(budget)
-        config = replace_value(config, budget, MAX_TOKENS)
-    sizes = [key for key in sizes if get_value(config, key) == -1 and device == "cuda" and config.trainer.nnodes > 1]
-    config = replace_values(config, dict.fromkeys(sizes, config.trainer.num_ranks))
+    budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
+    free = {checkpointing_key} if is_gradient_checkpointing_auto else set()
+    if get_value(config, budget_key) == "auto":
+        free.add(budget_key)
+        config = replace_value(config, budget_key, MAX_TOKENS)
+    has_several_nodes = device == "cuda" and config.trainer.nnodes > 1
+    size_keys = [key for key in size_keys if has_several_nodes and get_value(config, key) == -1]
+    config = replace_values(config, dict.fromkeys(size_keys, config.trainer.num_ranks))
 
     def make_plan(settings: Settings) -> MemoryPlan:
         return plan_memory(replace_values(config, settings), device, capacity, request)
 
-    options = list_fast_settings(config, device, [*free, *(sizes if capacity else ())], request)
+    options = list_fast_settings(config, device, [*free, *(size_keys if capacity else ())], request)
     fitting = next((settings for settings in options if not make_plan(settings).excess), None)
     if fitting is None:
         fitting = min(options, key=lambda settings: make_plan(settings).excess)
@@ -149,15 +150,15 @@ def list_fast_settings(
 ) -> list[Settings]:
     """List values of the `free` keys of `get_memory_keys`, the fastest first: a copy of the model on each node, then
     smaller micro-batches as long as they cost less time than gradient checkpointing, then gradient checkpointing."""
-    budget, checkpointing, *sizes = get_memory_keys(config)
+    budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
     ranks, per_node = config.trainer.num_ranks, config.trainer.n_gpus_per_node
-    sizes = [key for key in sizes if key in free]
+    size_keys = [key for key in size_keys if key in free]
     shards = [get_trained_section(config).fsdp_config.count_shards(ranks)]
-    if sizes:
-        ep_sizes = [int(str(get_value(config, key.replace("fsdp_size", "ep_size")))) for key in sizes]
+    if size_keys:
+        ep_sizes = [int(str(get_value(config, key.replace("fsdp_size", "ep_size")))) for key in size_keys]
         shards = [per_node, ranks] if all(per_node % ep_size == 0 for ep_size in ep_sizes) else [ranks]
-    budgets = _list_budgets(config, request) if budget in free else [0]
-    may_omit_checkpointing = checkpointing in free and not get_value(config, checkpointing)
+    budgets = _list_budgets(config, request) if budget_key in free else [0]
+    may_omit_checkpointing = checkpointing_key in free and not get_value(config, checkpointing_key)
     options: list[Settings] = []
     for count in shards:
         smallest = MIN_TOKENS_IN_NODE if count <= per_node else MIN_TOKENS_BETWEEN_NODES
@@ -165,7 +166,8 @@ def list_fast_settings(
         min_tokens = {False: smallest, True: MIN_TOKENS} if may_omit_checkpointing else {True: MIN_TOKENS}
         for recomputes, fewest in min_tokens.items():
             chosen = [tokens for tokens in budgets if tokens >= min(budgets[0], fewest)]
-            values = [{**dict.fromkeys(sizes, count), checkpointing: recomputes, budget: tokens} for tokens in chosen]
+            common = {**dict.fromkeys(size_keys, count), checkpointing_key: recomputes}
+            values = [{**common, budget_key: tokens} for tokens in chosen]
             options += [{key: value for key, value in option.items() if key in free} for option in values]
     return options
 
@@ -186,9 +188,9 @@ def list_memory_saving_settings(
 ) -> Iterator[Settings]:
     """Yield settings that save memory, each in addition to those before it. The cheapest come first. num_gpus: GPUs
     of a node; 0: unknown. adds_devices: yield more GPUs and nodes instead of the slow offload_policy."""
-    budget, checkpointing, *sizes = get_memory_keys(config)
-    trainer, sections = config.trainer, [key.removesuffix("fsdp_size") for key in sizes]
-    yield from list_fast_settings(config, device, (budget, checkpointing))
+    budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
+    trainer, sections = config.trainer, [key.removesuffix("fsdp_size") for key in size_keys]
+    yield from list_fast_settings(config, device, (budget_key, checkpointing_key))
     if device == "cpu" and isinstance(config, Config):
         sequence_bytes = config.data.max_length * count_kv_token_bytes(config)
         yield {f"{ROLLOUT}.kv_cache_gib": math.ceil(10 * sequence_bytes / GIB) / 10}
@@ -203,7 +205,7 @@ def list_memory_saving_settings(
             yield {f"{section}param_offload": True for section in sections}
         if not adds_devices:
             yield {f"{section}offload_policy": True for section in sections}
-    yield dict.fromkeys(sizes, -1)
+    yield dict.fromkeys(size_keys, -1)
     if adds_devices and device == "cuda":
         for count in (2, 4, 8):
             if trainer.n_gpus_per_node < count <= num_gpus:
@@ -245,8 +247,7 @@ def suggest_settings(
     with more devices, and those with LoRA."""
     lora_key = get_memory_keys(config)[1].replace("enable_gradient_checkpointing", "lora_rank")
     on_these_devices = [*list_memory_saving_settings(config, device, num_gpus, adds_devices=False)]
-    cheapest = find_cheapest_settings(on_these_devices, is_acceptable)
-    found = [cheapest]
+    found = [cheapest := find_cheapest_settings(on_these_devices, is_acceptable)]
     if not cheapest or any(key.endswith("offload_policy") for key in cheapest):
         found.append(find_cheapest_settings(list_memory_saving_settings(config, device, num_gpus), is_acceptable))
         if not get_value(config, lora_key):

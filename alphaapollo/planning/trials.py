@@ -196,7 +196,8 @@ async def _start_environment(
         try:
             call = partial(caller.call, TimeLimit(seconds), environment)
             first = check_reset_reply(await call("reset", prompt))
-            for _ in range(config.max_steps if hasattr(environment, "propose_action") else 0):
+            max_steps = config.max_steps if hasattr(environment, "propose_action") else 0
+            for _ in range(max_steps):
                 if (action := await call("propose_action")) is None:
                     break
                 result = check_step_reply(await call("step", action))

@@ -202,7 +202,8 @@ def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessS
     if state == psutil.STATUS_ZOMBIE:
         return None
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-    name = name or module or (Path(words[0].split(" ")[0]).name if words else "") or f"process {pid}"
+    program = Path(words[0].split(" ")[0]).name if words else ""
+    name = name or module or program or f"process {pid}"
     is_stopped = state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return ProcessStatus(pid, name, is_stopped, times.user + times.system, is_required)
 

@@ -126,7 +126,7 @@ def _find_unreadable_files(folder: Path) -> Iterator[str]:
 
 @lru_cache(4096)
 def _find_json_damage(file: Path, _size: int, _mtime: int) -> list[str]:
-    """Return an error message if a configuration or an index of weights cannot be read, in a list. Else []."""
+    """Return [error message] for a configuration or an index that cannot be read, or []. _size, _mtime: cache keys."""
     try:
         text = read_small_file(file.resolve(), MAX_MODEL_TEXT)
         if size := ENDLESS_SIZE.search(text):
@@ -142,11 +142,11 @@ def explain_foreign_checkpoint(folder: Path) -> str:
     """Return how to use a folder that another trainer wrote and that is not also the folder of a model. Else ""."""
     if (folder / "config.json").is_file() and [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
         return ""
-    start = folder.parent if folder.name == "huggingface" else folder  # verl's name for files without weights
+    start = folder.parent if folder.name == "huggingface" else folder  # verl writes config and tokenizer there
     for pattern, hint in FOREIGN_CHECKPOINTS.items():
         if found := [file for depth in range(3) for file in start.glob("*/" * depth + pattern)]:
-            last = max(found, key=lambda file: [*map(int, re.findall(r"\d+", str(file)))])
-            return f"{folder} {hint.format(last.parent)}."
+            newest = max(found, key=lambda file: [*map(int, re.findall(r"\d+", str(file)))])
+            return f"{folder} {hint.format(newest.parent)}."
     return ""
 
 

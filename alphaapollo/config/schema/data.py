@@ -1,4 +1,4 @@
-"""`data`: the prompts of main_ppo."""
+"""`data`: files of training and validation, prompts and their choice."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class ValSampling(Section):
     """Also validate once greedily: val/accuracy_greedy."""
 
 
-ArgumentName = Annotated[str, AfterValidator(lambda name: name.replace("-", "_"))]  # as argparse does
+ArgumentName = Annotated[str, AfterValidator(lambda name: name.replace("-", "_"))]  # a-b means a_b
 EngineArguments = dict[ArgumentName, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]]
 
 

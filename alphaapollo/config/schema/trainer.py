@@ -169,7 +169,7 @@ class Trainer(Training):
     """Async: how many weight updates old a token may be when it is trained on; the run generates this many batches
     ahead. 0 = synchronous."""
     critic_warmup: NonNegativeInt = 0
-    """First iterations in which only the critic is trained."""
+    """Number of iterations at the start in which only the critic is trained."""
     controller: Annotated[
         Literal["ray", "local"],
         LOCAL_HAS_ONE_NODE,
