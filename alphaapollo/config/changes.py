@@ -60,14 +60,14 @@ def find_changes(saved_config: Mapping[str, object], config: Section) -> list[Co
 
 def find_resume_rule(config: Section, key: Key) -> ResumeRule:
     """Return the rule that decides what happens if a run resumes with another value of the key."""
-    if any(rule.verdict == "ignored" for _, rule in get_field_markers(key, ResumeRule)):
+    rules = get_field_markers(key, ResumeRule)
+    if any(rule.verdict == "ignored" for _, rule in rules):
         return ONLY_AT_START
     if (command_rule := find_key_rule(config.resume_rules, key)) is not None:
         return command_rule
-    for section, rule in reversed(get_field_markers(key, ResumeRule)):
-        is_met = rule.when is None or rule.when.is_met(get_value(config, section + rule.when.key))
-        return rule if is_met else ResumeRule("applied")
-    return ResumeRule("applied")
+    section, innermost = rules[-1] if rules else ("", ResumeRule("applied"))
+    is_met = innermost.when is None or innermost.when.is_met(get_value(config, section + innermost.when.key))
+    return innermost if is_met else ResumeRule("applied")
 
 
 def identify_command(saved_config: Mapping[str, object]) -> str | None:

@@ -163,8 +163,8 @@ def drop_thoughts(message: Message) -> Message:
     """Return a message without the thoughts of the assistant."""
     if message["role"] != "assistant":
         return message
-    kept = {key: part for key, part in message.items() if key not in THOUGHT_KEYS}
-    return cast(Message, {**kept, "content": split_answer(message["content"]).lstrip("\n")})
+    others = {key: part for key, part in message.items() if key not in THOUGHT_KEYS}
+    return cast(Message, {**others, "content": split_answer(message["content"]).lstrip("\n")})
 
 
 def split_answer(text: str) -> str:
@@ -308,5 +308,5 @@ def write_arguments_as_text(message: ChatMessage) -> ChatMessage:
         return message
     texts = [json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls]
     functions = [{**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True)]
-    new = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
-    return {**message, "content": message["content"] or None, "tool_calls": new}
+    new_calls = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return {**message, "content": message["content"] or None, "tool_calls": new_calls}

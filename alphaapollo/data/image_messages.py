@@ -140,13 +140,13 @@ def convert_parts(message: ChatMessage, reader: ImageReader) -> Message:
             has_images = True
         else:
             raise ValueError(f"a part of a message is {part!r:.80}. Its type must be text, image or image_url.")
-    if own := message.get("images"):
-        if slots.count(None) != len(own):
-            raise make_count_error(f"a message of role {message['role']}", slots.count(None), len(own))
-        remaining = iter([None if value is None else reader.read(value) for value in own])  # None stays for the column
+    if images := message.get("images"):
+        if slots.count(None) != len(images):
+            raise make_count_error(f"a message of role {message['role']}", slots.count(None), len(images))
+        remaining = iter([None if value is None else reader.read(value) for value in images])  # None: of the column
         slots = [next(remaining) if slot is None else slot for slot in slots]
     converted = {**message, "content": "".join(texts)}
-    return cast(Message, {**converted, IMAGES: slots} if own or has_images else converted)
+    return cast(Message, {**converted, IMAGES: slots} if images or has_images else converted)
 
 
 def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
@@ -157,10 +157,10 @@ def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
 
 def _list_slots(message: Message) -> list[EncodedImage | None]:
     """Return an image, or None if the column provides it, for each mark of a converted message."""
-    if own := message.get("images"):
+    if images := message.get("images"):
         if message["role"] == "assistant":
             raise ValueError("an assistant message has images, which a model cannot generate. Remove them.")
-        return [*own]
+        return [*images]
     return [] if message["role"] == "assistant" else [None] * message["content"].count(IMAGE_MARK)
 
 

@@ -277,15 +277,15 @@ class Renderer:
         frame = set[int]()
         with suppress(ValueError):  # a template for other chats
             shown = self._apply_template([question, answer, question], True) if self.tokenizer.chat_template else ""
-            frame = {*self.encode([shown])[0]} & self._marker_ids | {*self.eos_token_ids}
+            frame = ({*self.encode([shown])[0]} & self._marker_ids) | {*self.eos_token_ids}
         added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
         markers = {
             token for token in self._marker_ids & {*added} if added[token].special or added[token].content in template
         }
         id_sets = (markers | frame, frame, self._marker_ids)
         forbidden, framing, known = ({*self.tokenizer.convert_ids_to_tokens([*ids])} for ids in id_sets)
-        arguments = {"user": (forbidden, known), "tool": (forbidden,), "assistant": (framing, known)}
-        return {role: make_control_pattern(*tokens) for role, tokens in arguments.items()}
+        tokens_and_known = {"user": (forbidden, known), "tool": (forbidden, ()), "assistant": (framing, known)}
+        return {role: make_control_pattern(*arguments) for role, arguments in tokens_and_known.items()}
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -306,7 +306,7 @@ class Renderer:
     def template_end_ids(self) -> list[int]:
         """Token ids that the chat template adds after the last assistant turn; empty without a template."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER)]
-        shown = self._apply_template(chat, False) if self.tokenizer.chat_template else ""
+        shown = self._apply_template(chat, add_generation_prompt=False) if self.tokenizer.chat_template else ""
         return self.encode([shown.partition(PLACEHOLDER)[2]])[0] if shown else []
 
     @cached_property

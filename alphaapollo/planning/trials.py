@@ -119,8 +119,8 @@ async def try_reward_function(
             f"{function} compares the answers of a list. Rewards of two together, and of each alone: {rewards}. In the "
             "run, a list has all answers to a prompt."
         )
-    if new := [score.reason for answer, score in together.items() if score.outcome.failed and answer not in failed]:
-        raise ValueError(f"{function} fails on a list of two answers, but not on each alone: {new[0]}")
+    if reasons := [score.reason for answer, score in together.items() if score.outcome.failed and answer not in failed]:
+        raise ValueError(f"{function} fails on a list of two answers, but not on each alone: {reasons[0]}")
     groups = _group_by_place(prompts).values() if custom.path else ()
     without_truth = [rows[0] for rows in groups if all(row.ground_truth is None for row in rows)]
     for row in await _find_truth_readers(without_truth[:MAX_SOURCES], reward, custom):
@@ -176,10 +176,10 @@ async def grade_trial_answers(
     try:
         await client.start()
         answers = [answer.replace("TRUTH", prompt.ground_truth_text or "") for answer in TRIAL_ANSWERS]
-        alone = {answer: await client.score(prompt, answer) for answer in answers}
+        scores = {answer: await client.score(prompt, answer) for answer in answers}
         group, pair = CompletionGroup(2), [answers[0], answers[3]] * client.loaded.takes_groups
         pair_scores = await asyncio.gather(*(group.run(client.score, prompt, answer) for answer in pair))
-        return alone, client.loaded.columns, dict(zip(pair, pair_scores, strict=True))
+        return scores, client.loaded.columns, dict(zip(pair, pair_scores, strict=True))
     finally:
         await client.close()
 

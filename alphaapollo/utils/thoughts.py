@@ -59,7 +59,7 @@ def find_thoughts(text: str) -> list[Thought]:
     and what follows an opening mark without a closing one."""
     opening = OPENING.search(text)
     closing = CLOSING.search(text, 0, opening.start() if opening else len(text))
-    thoughts = [Thought(0, closing.end(), text[: closing.start()], True)] if closing else []
+    thoughts = [Thought(0, closing.end(), text[: closing.start()], is_closed=True)] if closing else []
     while opening:
         thoughts.append(read_thought(text, opening))
         opening = OPENING.search(text, thoughts[-1].end)

@@ -61,8 +61,8 @@ def format_error(error: BaseException, path: Path | None = None) -> str:
         line = f": {error.text.strip()}" if error.text else ""
         return f"{kind}: {error.msg} ({error.filename}, line {error.lineno}{line})"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if path is None or frame.filename == str(path)]
-    where = f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+    own_frames = [frame for frame in frames if path is None or frame.filename == str(path)]
+    where = f" ({own_frames[-1].filename}, line {own_frames[-1].lineno}: {own_frames[-1].line})" if own_frames else ""
     target = error.obj if isinstance(error, AttributeError) else None
     known = f". Its fields: {', '.join(field.name for field in fields(target))}" if is_dataclass(target) else ""
     return f"{kind}: {error}{where}{known}"
@@ -72,24 +72,24 @@ def _import_from_folder(folder: str, *arguments: Any, **options: Any) -> Any:
     """Import like `__import__`, but prefer the modules of this user folder to equal names in other user folders."""
     if len(_modules_by_folder) == 1:
         return builtins.__import__(*arguments, **options)
-    own = _modules_by_folder[folder]
+    own_modules = _modules_by_folder[folder]
     with _import_lock:
-        others = {
+        other_modules = {
             name: module
             for name, module in [*sys.modules.items()]
             if _find_user_folder(getattr(module, "__file__", None)) not in ("", folder)
             if any(Path(folder, name.partition(".")[0] + suffix).exists() for suffix in (".py", ""))
         }
-        for name in others:
+        for name in other_modules:
             del sys.modules[name]
-        sys.modules.update(own)
+        sys.modules.update(own_modules)
         sys.path.insert(next(index for index, path in enumerate(sys.path) if path in _modules_by_folder), folder)
         try:
             return builtins.__import__(*arguments, **options)
         finally:
             sys.path.remove(folder)
-            own.update({name: module for name, module in sys.modules.items() if name in others})
-            sys.modules.update(others)
+            own_modules.update({name: module for name, module in sys.modules.items() if name in other_modules})
+            sys.modules.update(other_modules)
 
 
 def _find_user_folder(path: str | None) -> str:

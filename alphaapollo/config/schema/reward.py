@@ -60,11 +60,11 @@ def _shows(*fields: str) -> AfterValidator:
     """Return the validator of a prompt that must contain each field in braces, e.g. `{answer}`."""
     shown = " and ".join(f"{{{name}}}" for name in fields)
     pattern = "".join(rf"(?=.*\{{{name}\}})" for name in fields) + ".*"
-    return matching(pattern, f"the model would not see {shown}, which the text lacks. Add {shown}.")
+    return matching(pattern, f"the text must contain {shown}, or the model would not see it. Add {shown}.")
 
 
 CriterionName = Annotated[
-    str, matching(r"\D.*", "a name that starts with a digit may be that of a row's own criterion. Use a letter.")
+    str, matching(r"\D.*", "a name with a digit at the start is reserved for a row's own criterion. Use a letter.")
 ]
 
 
