@@ -141,7 +141,7 @@ def find_key_status(project: str, name: str, *schemas: type[BaseModel]) -> str |
 def find_option_status(name: str, *schemas: type[BaseModel]) -> str | None:
     """Return what a name, or its last part, is in TRL, OpenRLHF or ms-swift: `an option of TRL, renamed to optim.lr`.
 
-    The last part counts only if no key of the schemas has it, because then the section is wrong."""
+    The last part is not looked up if a key of the schemas has it, because then only the section is wrong."""
     last = name.rpartition(".")[2]
     has_last = any(key.rpartition(".")[2] == last for schema in schemas for key in list_keys(schema))
     names = [name] if has_last else [name, last]

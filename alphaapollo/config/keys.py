@@ -247,9 +247,8 @@ def flatten_maps(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested maps to one map with dotted keys: `{"trainer": {"seed": 1}}` to `{"trainer.seed": 1}`."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= (
-            flatten_maps(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
-        )
+        key = f"{prefix}{name}"
+        found |= flatten_maps(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
     return found
 
 
@@ -258,10 +257,11 @@ def walk_sections(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, B
     yield prefix, section
     for name in type(section).model_fields:
         value = getattr(section, name)
-        entries = value.items() if isinstance(value, dict) else [("", value)]
-        for key, inner in entries:
-            if isinstance(inner, BaseModel):
-                yield from walk_sections(inner, f"{prefix}{name}." + f"{key}." * bool(key))
+        is_map = isinstance(value, dict)
+        entries = {f"{name}.{key}": entry for key, entry in value.items()} if is_map else {name: value}
+        for entry_name, entry in entries.items():
+            if isinstance(entry, BaseModel):
+                yield from walk_sections(entry, f"{prefix}{entry_name}.")
 
 
 def list_entry_keys(config: BaseModel) -> Iterator[Key]:

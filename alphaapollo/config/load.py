@@ -136,7 +136,7 @@ def load_config_and_user_settings(
     for _, layer in layers:
         merge_maps(values, layer)
     is_shipped = bool(file) and Path(file).parent in shipped
-    users = {} if is_shipped else flatten_maps({name: start[name] for name in start if name not in NOT_KEYS})
+    user_values = {} if is_shipped else flatten_maps({name: start[name] for name in start if name not in NOT_KEYS})
     with_presets = flatten_maps(values)
     for override in overrides:
         if not _is_preset(override, folders):
@@ -156,11 +156,11 @@ def load_config_and_user_settings(
         raise SystemExit(0)
     notices = tuple(
         f"{key}={format_value(with_presets[key])} of a preset replaces {format_value(value)} of your YAML file."
-        for key, value in users.items()
+        for key, value in user_values.items()
         if key not in given and with_presets.get(key, value) != value
     )
     labels = tuple(dict.fromkeys(label for label, _ in layers if label))
-    return config, UserSettings(labels, frozenset([*given, *users]), notices)
+    return config, UserSettings(labels, frozenset([*given, *user_values]), notices)
 
 
 def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -> SchemaT:
@@ -183,7 +183,7 @@ def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -
 def refuse_saved_code(folder: Path, refused: Mapping[str, object]) -> None:
     """Raise ConfigError if `refused` is not empty: {key naming code that the command line must repeat: value}."""
     if refused:
-        texts = [format_override(key, value) for key, value in refused.items()]  # with quotes of Hydra
+        texts = [format_override(key, value) for key, value in refused.items()]  # with Hydra's single quotes
         words = " ".join(
             f'"{text}"' if "'" in text and not set(text) & set('"$`!\\') else shlex.quote(text) for text in texts
         )
@@ -227,7 +227,7 @@ def _list_layers(
             file = find_yaml_file(folders, group, preset)
             is_global = not group or "@package _global_" in file.read_text(encoding="utf-8").partition("\n")[0]
             for label, layer in _list_layers(read_user_yaml(str(file), schema), schema, folders, chosen):
-                yield f"{group}={preset}" if group else label, layer if is_global else nest_value(group, layer)
+                yield (f"{group}={preset}" if group else label), (layer if is_global else nest_value(group, layer))
 
 
 def _apply_override(values: JsonObject, override: Override) -> None:

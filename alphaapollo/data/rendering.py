@@ -128,9 +128,9 @@ class Renderer:
         """Tokenize prompts with one placeholder per image. renderers: that of each prompt, by default this one."""
         pairs = zip(contents, renderers or [self] * len(contents), strict=True)
         texts = [renderer.render_chat(content) if isinstance(content, list) else content for content, renderer in pairs]
-        chats = {isinstance(content, list) for content in contents}
-        assert len(chats) <= 1, "chats and texts cannot be mixed"
-        return self.encode(texts, add_special_tokens=False in chats)
+        are_chats = [isinstance(content, list) for content in contents]
+        assert all(are_chats) or not any(are_chats), "chats and texts cannot be mixed"
+        return self.encode(texts, add_special_tokens=not all(are_chats))
 
     def encode_observation(self, messages: list[Message], last_sampled_token: int | None = None) -> list[int]:
         """Tokenize what follows sampled tokens: end of the assistant turn, `messages` of the environment, and

@@ -64,7 +64,7 @@ def _measure_dictionary(file: BinaryIO, chunk: Any) -> int:
     file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
     header = file.read(8)
     if header.startswith(b"\x15\x04\x15"):
-        digits = [*takewhile(lambda byte: byte > 127, header[3:])]
+        digits = [*takewhile(lambda byte: byte > 127, header[3:])]  # of the size, a zigzag varint
         return sum((byte & 127) << 7 * index for index, byte in enumerate([*digits, header[3 + len(digits)]])) // 2
     return chunk.total_uncompressed_size if "DELTA_BYTE_ARRAY" in chunk.encodings or chunk.has_dictionary_page else 0
 

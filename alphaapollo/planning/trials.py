@@ -177,7 +177,7 @@ async def grade_trial_answers(
         await client.start()
         answers = [answer.replace("TRUTH", prompt.ground_truth_text or "") for answer in TRIAL_ANSWERS]
         scores = {answer: await client.score(prompt, answer) for answer in answers}
-        group, pair = CompletionGroup(2), [answers[0], answers[3]] * client.loaded.takes_groups
+        group, pair = CompletionGroup(2), [answers[0], answers[3]] * client.loaded.takes_groups  # right, wrong
         pair_scores = await asyncio.gather(*(group.run(client.score, prompt, answer) for answer in pair))
         return scores, client.loaded.columns, dict(zip(pair, pair_scores, strict=True))
     finally:
