@@ -43,16 +43,16 @@ class DataFinding:
 
 
 def find_unread_content(
-    path: str, rows: Sequence[JsonObject], main: Collection[str], context: Collection[str] | None, renderer: Any
+    path: str, rows: Sequence[JsonObject], columns: Collection[str], context: Collection[str] | None, renderer: Any
 ) -> list[DataFinding]:
     """Find what a run ignores in the rows of a file: columns, keys of messages, variables for the chat template.
 
-    main: columns with prompts, chats or answers. context: columns that are also read; None if all are. renderer: the
+    columns: those with prompts, chats or answers. context: columns that are also read; None if all are. renderer: the
     model's, which knows what the chat template shows; None if the command has no model.
     """
     counts, values = Counter[Content](), dict[Content, Any]()
     for row in rows:
-        found = dict(_list_contents(row, main, context, renderer.added_bos if renderer else ""))
+        found = dict(_list_contents(row, columns, context, renderer.added_bos if renderer else ""))
         counts.update(found.keys())
         for content, value in found.items():
             if content not in values or (content[0] == KEY and value[content[1]]):  # a template may hide a false value
@@ -65,13 +65,13 @@ def find_unread_content(
 
 
 def _list_contents(
-    row: JsonObject, main: Collection[str], context: Collection[str] | None, bos: str
+    row: JsonObject, columns: Collection[str], context: Collection[str] | None, bos: str
 ) -> Iterator[tuple[Content, Any]]:
     """Yield (content, value) for what a run may ignore in a row. The value of a key is a part of its message."""
     for column, value in row.items():
         if value is None or column == "data_source":
             continue
-        if column not in main:
+        if column not in columns:
             if context is not None and column not in context:
                 yield ("the column", column, "not read"), True
             elif isinstance(value, str) and value.startswith(("[", "{")) and column not in PARSED_COLUMNS:

@@ -82,30 +82,30 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     # Linear layers save their inputs, and the operations after them save their outputs.
     per_token = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
     outputs = [sum(part.out_features for part in layer.modules() if isinstance(part, nn.Linear)) for layer in layers]
-    of_experts = [sum(matrix.shape[1] for matrix in matrices if matrix.ndim == 3) for matrices in experts]
-    saved = max(2 * (dense + per_token * expert) for dense, expert in zip(outputs, of_experts, strict=True))
+    expert_outputs = [sum(matrix.shape[1] for matrix in matrices if matrix.ndim == 3) for matrices in experts]
+    saved = max(2 * (dense + per_token * expert) for dense, expert in zip(outputs, expert_outputs, strict=True))
     scales = [getattr(part, "weight", None) for part in layers[-1].modules() if "Norm" in type(part).__name__]
     norms = [len(scale) for scale in scales if isinstance(scale, Tensor)]
-    head, heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
+    head_size, qk_heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
     # Attention saves the outputs of norms of queries and keys, which have one norm per head.
-    normed = sum(size * heads * 3 // 8 if size == head else size for size in norms)
-    latent = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
-    cached = latent + config.qk_rope_head_dim if latent else 2 * kv_heads * head
-    kinds = getattr(config, "layer_types", None) or []  # others have a window or a recurrent state of constant size
+    norm_numbers = sum(size * qk_heads * 3 // 8 if size == head_size else size for size in norms)
+    latent_size = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
+    kv_elements = latent_size + config.qk_rope_head_dim if latent_size else 2 * kv_heads * head_size
+    layer_types = getattr(config, "layer_types", None) or []  # other layers keep a window or a recurrent state
     return ModelSizes(
         parameters=total,
         root_parameters=total - sum(units),
         layer_parameters=max(units, default=0),
         num_layers=len(layers),
         saved_per_token=saved,
-        norms_per_token=max(normed, config.hidden_size) - config.hidden_size,
+        norms_per_token=max(norm_numbers, config.hidden_size) - config.hidden_size,
         expert_parameters=sum(expert_counts),
         layer_expert_parameters=max(expert_counts),
         head_parameters=model.get_output_embeddings().weight.numel(),
         hidden_size=config.hidden_size,
-        kv_elements_per_token=(kinds.count("full_attention") or len(layers)) * cached,
+        kv_elements_per_token=(layer_types.count("full_attention") or len(layers)) * kv_elements,
         num_heads=config.num_attention_heads,
-        num_kv_heads=1 if latent else kv_heads,
+        num_kv_heads=1 if latent_size else kv_heads,
         vision_parameters=sum(weight.numel() for part in find_vision_modules(model) for weight in part.parameters()),
     )
 
