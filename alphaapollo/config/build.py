@@ -59,10 +59,10 @@ def describe_unknown_key(name: str, schema: type[BaseModel], value: object) -> s
     if status := find_option_status(name, schema):
         return f"{shown}: {status}."
     near = find_similar_keys(name, list_keys(schema))
-    has_last_part = any(key.rpartition(".")[2] == name.rpartition(".")[2] for key in near)
-    for command, other in COMMANDS.items() if schema in COMMANDS.values() and not has_last_part else ():
-        if status := find_option_status(name, other):
-            return f"{shown}: {status} in {command}. This command has no such key."
+    if schema in COMMANDS.values() and not any(key.rpartition(".")[2] == name.rpartition(".")[2] for key in near):
+        for command, other in COMMANDS.items():
+            if status := find_option_status(name, other):
+                return f"{shown}: {status} in {command}. This command has no such key."
     return f"{shown}: unknown key.{format_suggestion(near) or ' docs/config.md lists the pages of all keys.'}"
 
 
@@ -72,11 +72,11 @@ def find_similar_keys(name: str, known_keys: Iterable[str], count: int = 3) -> l
     They have the same last part, e.g. `actor_rollout_ref.actor.optim.lr` for `lr`; else a similar one, or one that
     contains all its words, e.g. `trainer.n_gpus_per_node` for `gpus`.
     """
-    ends = {key: key.rpartition(".")[2] for key in known_keys}
+    last_parts = {key: key.rpartition(".")[2] for key in known_keys}
     last = name.rpartition(".")[2]
-    close = [last] if last in ends.values() else find_similar(last, {*ends.values()}, count, cutoff=0.6)
-    words = set() if close == [last] else {*last.split("_")}
-    near = [key for key, end in ends.items() if end in close or (words and words <= {*end.split("_")})]
+    similar = [last] if last in last_parts.values() else find_similar(last, {*last_parts.values()}, count, cutoff=0.6)
+    words = set() if similar == [last] else {*last.split("_")}
+    near = [key for key, part in last_parts.items() if part in similar or (words and words <= {*part.split("_")})]
     return find_similar(name, near, count, cutoff=0)
 
 

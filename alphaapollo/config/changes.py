@@ -11,6 +11,7 @@ from alphaapollo.config.keys import (
     COMMANDS,
     Key,
     find_key_rule,
+    find_nested_map,
     format_value,
     get_field_markers,
     get_value,
@@ -46,10 +47,12 @@ def find_changes(saved_config: Mapping[str, object], config: Section) -> list[Co
     found = []
     for key in list_all_keys(config).values():
         rule = find_resume_rule(config, key)
-        new = _get_nested_value(now, key.name, None)
-        old = _get_nested_value(saved_config, key.name, _get_nested_value(defaults, key.name, key.default))
+        outer, _, last = key.name.rpartition(".")
+        new: Any = find_nested_map(now, outer).get(last)
+        default = find_nested_map(defaults, outer).get(last, key.default)
+        old = find_nested_map(saved_config, outer).get(last, default)
         if get_field_markers(key, PluginSections) and old.keys() <= new.keys():
-            continue  # the keys of the sections follow
+            continue  # the keys of these sections are compared one by one
         if rule.verdict != "ignored" and _make_paths_absolute(key, old) != _make_paths_absolute(key, new):
             found.append(ConfigChange(key.name, old, new, rule.verdict, rule.reason))
     return found
@@ -57,27 +60,19 @@ def find_changes(saved_config: Mapping[str, object], config: Section) -> list[Co
 
 def find_resume_rule(config: Section, key: Key) -> ResumeRule:
     """Return the rule that decides what happens if a run resumes with another value of the key."""
-    if any(rule.verdict == "ignored" for _, rule in get_field_markers(key, ResumeRule)):
+    rules = get_field_markers(key, ResumeRule)
+    if any(rule.verdict == "ignored" for _, rule in rules):
         return ONLY_AT_START
     if (command_rule := find_key_rule(config.resume_rules, key)) is not None:
         return command_rule
-    for section, rule in reversed(get_field_markers(key, ResumeRule)):
-        is_met = rule.when is None or rule.when.is_met(get_value(config, section + rule.when.key))
-        return rule if is_met else ResumeRule("applied")
-    return ResumeRule("applied")
+    section, innermost = rules[-1] if rules else ("", ResumeRule("applied"))
+    is_met = innermost.when is None or innermost.when.is_met(get_value(config, section + innermost.when.key))
+    return innermost if is_met else ResumeRule("applied")
 
 
 def identify_command(saved_config: Mapping[str, object]) -> str | None:
     """Return the command, e.g. `main_sft`, whose configuration has the same sections as a parsed config.yaml."""
     return next((name for name, schema in COMMANDS.items() if schema.model_fields.keys() == saved_config.keys()), None)
-
-
-def _get_nested_value(values: object, dotted_key: str, default: object) -> Any:
-    for part in dotted_key.split("."):
-        if not isinstance(values, Mapping) or part not in values:
-            return default
-        values = values[part]
-    return values
 
 
 def _make_paths_absolute(key: Key, value: Any) -> object:

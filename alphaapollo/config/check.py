@@ -8,22 +8,16 @@ import os
 import pkgutil
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.keys import (
-    Key,
-    find_key_rule,
-    format_value,
-    get_field_markers,
-    get_value,
-    list_all_keys,
-)
+from alphaapollo.config.keys import Key, find_key_rule, format_value, get_field_markers, get_value, list_all_keys
 from alphaapollo.config.requirements import UNKNOWN_CORES, CheckContext, find_conflicts, list_requirements
 from alphaapollo.config.resolve import resolve_device
 from alphaapollo.config.schema import Config
-from alphaapollo.config.schema.base import ActiveWhen, Device, FilePath, RegisteredName, Requires, Section
+from alphaapollo.config.schema.base import NOT_SET, ActiveWhen, Device, FilePath, RegisteredName, Requires, Section
 from alphaapollo.config.schema.trainer import RunSettings
 from alphaapollo.config.verl import find_values_meant_for_verl
 from alphaapollo.utils.hub import DatasetEntry, explain_gguf_file, explain_model_folder, is_local_path
@@ -53,9 +47,9 @@ def check_config_and_get_notices(
     trainer = getattr(config, "trainer", None)
     device = resolve_device(trainer.device, num_gpus) if isinstance(trainer, RunSettings) else None
     context = CheckContext(config, device, num_gpus, num_cores)
-    table, paths = list_requirements(config), find_path_errors(config, optional_paths)
-    if found := [*paths, *extra_errors, *find_conflicts(context, table=table)]:
-        raise ConfigError(found)
+    table, path_errors = list_requirements(config), find_path_errors(config, optional_paths)
+    if errors := [*path_errors, *extra_errors, *find_conflicts(context, table=table)]:
+        raise ConfigError(errors)
     lines = describe_ineffective_keys(config, [*find_inactive_keys(config, device), *extra_ineffective_keys])
     lines += find_conflicts(context, is_error=False, table=table)
     return [*lines, *find_values_meant_for_verl(config, user_keys)] if isinstance(config, Config) else lines
@@ -89,36 +83,43 @@ def explain_inactive_key(config: Section, key: Key, device: Device | None = None
         if marker.key == "@device":
             if device is not None and not marker.is_met(device):
                 return marker.reason
-        elif (found := _find_other_value(config, section, marker)) and not marker.is_met(found[0]):
-            empty = found[2] in ("", [], {})
-            return marker.reason or f"{found[1]} is {'empty' if empty else format_value(found[2])}"
+        elif (other := _find_other_key(config, section, marker)) and not marker.is_met(other.value):
+            is_empty = other.shown_value in ("", [], {})
+            return marker.reason or f"{other.shown} is {'empty' if is_empty else format_value(other.shown_value)}"
     return None
 
 
-def _find_other_value(config: Section, section: str, marker: ActiveWhen) -> tuple[object, str, object] | None:
-    """Return a marker's value, and the key to show with its value; None if the command has no such key."""
-    names = [name[1:] if name[0] == "/" else section + name for name in (marker.key, marker.shown_key)]
+class _OtherKey(NamedTuple):
+    value: object  # of the key that a condition is about
+    shown: str  # the key that messages name: the same one, or one that users can set
+    shown_value: object
+
+
+def _find_other_key(config: Section, section: str, condition: ActiveWhen) -> _OtherKey | None:
+    """Return the key that a condition is about; None if the command has no such key."""
+    names = (condition.key, condition.shown_key)
+    key, shown = (name[1:] if name[0] == "/" else section + name for name in names)
     try:
-        value = get_value(config, names[0])
+        value = get_value(config, key)
     except AttributeError:
         return None
-    return value, names[1], value if " " in names[1] else get_value(config, names[1])
+    return _OtherKey(value, shown, get_value(config, shown))
 
 
 def find_unmet_requirements(config: Section) -> Iterator[str]:
-    """Yield an error for each key with an effect whose Requires markers are not met."""
-    for key in list_all_keys(config).values():
-        value, unread = get_value(config, key.name), find_key_rule(config.unread_keys, key)
+    """Yield an error for each active key that has an unmet Requires marker."""
+    for key in (key for key in list_all_keys(config).values() if not find_key_rule(config.unread_keys, key)):
+        value = get_value(config, key.name)
         for section, rule in get_field_markers(key, Requires):
-            is_used = not unread and (value != key.default if rule.when is ... else value == rule.when)
-            found = _find_other_value(config, section, rule.condition) if is_used else None
-            if found and not rule.condition.is_met(found[0]) and explain_inactive_key(config, key) is None:
-                other, needed, got = found
-                values = rule.condition.values or ((True,) if other is False else ())
-                choice = f"{needed}={format_value(values[0])}" if values else needed
-                choice = choice if rule.condition.expected else f"another {needed}"
+            condition, is_used = rule.condition, value == rule.when or (rule.when is NOT_SET and value != key.default)
+            other = _find_other_key(config, section, condition) if is_used else None
+            if other and not condition.is_met(other.value) and explain_inactive_key(config, key) is None:
+                needed_values = condition.values or ((True,) if other.value is False else ())
+                choice = f"{other.shown}={format_value(needed_values[0])}" if needed_values else other.shown
+                choice = choice if condition.expected else f"another {other.shown}"
                 fix = rule.fix or f"{choice}, or {key.name}={format_value(key.default)}"
-                yield (f"{key.name}={format_value(value)} needs {choice}, got {needed}={format_value(got)}. Set {fix}.")
+                got = f"{other.shown}={format_value(other.shown_value)}"
+                yield f"{key.name}={format_value(value)} needs {choice}, got {got}. Set {fix}."
 
 
 def find_unknown_names(config: BaseModel) -> Iterator[str]:
@@ -138,20 +139,20 @@ def find_unknown_names(config: BaseModel) -> Iterator[str]:
 def find_path_errors(config: Section, optional_paths: Set[str] = frozenset()) -> Iterator[str]:
     """Yield an error for each required path that is not set, and for each file or folder that does not exist."""
     for key in list_all_keys(config).values():
-        for _, path in get_field_markers(key, FilePath):
+        for _, marker in get_field_markers(key, FilePath):
             value = get_value(config, key.name)
             is_active = explain_inactive_key(config, key) is None
-            if not value and path.required and is_active and key.name not in optional_paths:
+            if not value and marker.required and is_active and key.name not in optional_paths:
                 yield f"{key.name} is required, but it is empty. Set {key.name}=..."
-            elif is_active or path.kind != "folder":
-                files = value if isinstance(value, list) else [str(value)]
-                yield from (f"{key.name}: {error}" for file in files if (error := _find_path_error(path, file)))
+            elif is_active or marker.kind != "folder":
+                paths = value if isinstance(value, list) else [str(value)]
+                yield from (f"{key.name}: {error}" for path in paths if (error := _find_path_error(marker, path)))
 
 
 def list_model_paths(config: BaseModel) -> Iterator[tuple[str, str]]:
     """Yield (key, path) of each model, also of those in maps of models."""
     for key in list_all_keys(config).values():
-        if any(path.kind == "model" for _, path in get_field_markers(key, FilePath)):
+        if any(marker.kind == "model" for _, marker in get_field_markers(key, FilePath)):
             yield key.name, str(get_value(config, key.name))
 
 

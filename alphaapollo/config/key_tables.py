@@ -53,10 +53,10 @@ class KeyTable:
             self.answers[key] = Answer(f"renamed to {new} {remark}".rstrip(), new, remark=remark.strip("()"))
         for key, cases in entries.get("cases", {}).items():
             ours = {
-                case: {find_key_in_section(new, schema): value for new, value in words.items()}
-                for case, words in cases.items()
+                case: {find_key_in_section(new, schema): value for new, value in settings.items()}
+                for case, settings in cases.items()
             }
-            names = ", ".join(dict.fromkeys(new for words in ours.values() for new in words))
+            names = ", ".join(dict.fromkeys(new for settings in ours.values() for new in settings))
             remark = meanings.get(key, "")
             status = f"converted to {names}" if names else f"dropped because {remark}"
             self.answers[key] = Answer(status, cases=ours, remark=remark)
@@ -102,8 +102,7 @@ def load_project(prefix: str) -> Project:
 
 def _read_file(prefix: str) -> JsonObject:
     file = resources.files("alphaapollo.config").joinpath(f"{prefix}_keys.yaml")
-    found: JsonObject = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return found
+    return {**yaml.safe_load(file.read_text(encoding="utf-8"))}
 
 
 def exists(key: str, schema: type[BaseModel]) -> bool:
@@ -112,7 +111,7 @@ def exists(key: str, schema: type[BaseModel]) -> bool:
 
 
 def find_key_in_section(key: str, schema: type[BaseModel]) -> str:
-    """Return the name of a key of fine-tuning for a command: main_ppo has `optim.lr` in actor_rollout_ref.actor."""
+    """Return a command's name of a key of fine-tuning: main_ppo calls optim.lr actor_rollout_ref.actor.optim.lr."""
     sections = ("", "actor_rollout_ref.actor.", "actor_rollout_ref.")
     return next((section + key for section in sections if exists(section + key, schema)), key)
 
@@ -123,14 +122,14 @@ def find_answer(project: str, name: str, *schemas: type[BaseModel]) -> Answer | 
     Precedence: names over patterns, then schemas that have the key's section over others, then longer over shorter
     patterns.
     """
-    found: list[tuple[tuple[bool, bool, int], Answer]] = []
+    answers: dict[tuple[bool, bool, int, str], Answer] = {}  # by precedence
     for schema in schemas:
         has_section = name.split(".")[0] in list_sections(schema)
         table = load_project(project).tables.get(_get_command_name(schema), KeyTable())
         for pattern, answer in table.answers.items():
             if fnmatchcase(name, pattern) or (pattern.endswith(".*") and fnmatchcase(name, pattern[:-2])):
-                found.append((("*" not in pattern, has_section, len(pattern)), answer))
-    return max(found, key=lambda pair: (*pair[0], pair[1].status))[1] if found else None
+                answers.setdefault(("*" not in pattern, has_section, len(pattern), answer.status), answer)
+    return answers[max(answers)] if answers else None
 
 
 def find_key_status(project: str, name: str, *schemas: type[BaseModel]) -> str | None:
@@ -142,12 +141,12 @@ def find_key_status(project: str, name: str, *schemas: type[BaseModel]) -> str |
 def find_option_status(name: str, *schemas: type[BaseModel]) -> str | None:
     """Return what a name, or its last part, is in TRL, OpenRLHF or ms-swift: `an option of TRL, renamed to optim.lr`.
 
-    The last part counts only if no key of the schemas has it, because then the section is wrong."""
+    The last part is not looked up if a key of the schemas has it, because then only the section is wrong."""
     last = name.rpartition(".")[2]
     has_last = any(key.rpartition(".")[2] == last for schema in schemas for key in list_keys(schema))
     names = [name] if has_last else [name, last]
     others = [project for project in PROJECTS if project != "verl"]
-    pairs = [(project, find_key_status(project, one, *schemas)) for one in names for project in others]
+    pairs = [(project, find_key_status(project, option, *schemas)) for option in names for project in others]
     return next((f"an option of {PROJECTS[project]}, {status}" for project, status in pairs if status), None)
 
 

@@ -16,15 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from alphaapollo.config.errors import ConfigError
-from alphaapollo.config.schema import (
-    Config,
-    DpoConfig,
-    EvalConfig,
-    ExportConfig,
-    GenerationConfig,
-    RmConfig,
-    SftConfig,
-)
+from alphaapollo.config.schema import Config, DpoConfig, EvalConfig, ExportConfig, GenerationConfig, RmConfig, SftConfig
 from alphaapollo.config.schema.base import ActiveWhen, ResumeRule, Section
 from alphaapollo.config.schema.plugins import PluginSections, describe_missing_section, find_section_class
 from alphaapollo.utils.json_types import to_json_value
@@ -59,8 +51,8 @@ class CommandConfigs(Mapping[str, type[BaseModel]]):
             return CORE_COMMANDS[command]
         if not is_available("configs", command):
             raise KeyError(command)
-        added: type[BaseModel] = load_plugin("configs", command)
-        return added
+        schema: type[BaseModel] = load_plugin("configs", command)
+        return schema
 
     def __iter__(self) -> Iterator[str]:
         yield from CORE_COMMANDS
@@ -137,7 +129,7 @@ def list_plugin_maps(schema: type[BaseModel]) -> dict[str, str]:
 
 def find_plugin_key(name: str, schema: type[BaseModel]) -> str:
     """Return the key that a name stands for: env.plugins.maze.size for env.maze.size of a package, and
-    env.harbor.backend for env.plugins.harbor.backend. Other names are returned as they are."""
+    env.harbor.backend for env.plugins.harbor.backend of a plug-in. Other names are returned as they are."""
     for map_key, parent in list_plugin_maps(schema).items():
         outer = map_key.rpartition(".")[0]
         if name.startswith(f"{outer}."):
@@ -153,15 +145,14 @@ def find_plugin_key(name: str, schema: type[BaseModel]) -> str:
 def move_plugin_sections(values: dict[str, Any], schema: type[BaseModel]) -> None:
     """Move the sections of plug-ins and packages in nested values to the keys that they stand for, in place. Those of
     plug-ins that are missing are dropped, because nothing reads them."""
-    for outer in (outer for map_key in list_plugin_maps(schema) for outer in (map_key.rpartition(".")[0], map_key)):
-        section: Any = values
-        for part in outer.split("."):
-            section = section.get(part) if isinstance(section, dict) else None
-        for name in [*section] if isinstance(section, dict) else ():
-            if describe_missing_section(f"{outer}.{name}"):
-                del section[name]
-            elif (new := find_plugin_key(f"{outer}.{name}", schema)) != f"{outer}.{name}":
-                merge_maps(values, nest_value(new, section.pop(name)))
+    for map_key in list_plugin_maps(schema):
+        for outer in (map_key.rpartition(".")[0], map_key):
+            section = find_nested_map(values, outer)
+            for name in [*section]:
+                if describe_missing_section(f"{outer}.{name}"):
+                    del section[name]
+                elif (new := find_plugin_key(f"{outer}.{name}", schema)) != f"{outer}.{name}":
+                    merge_maps(values, nest_value(new, section.pop(name)))
 
 
 def list_plugin_keys(name: str, schema: type[BaseModel]) -> dict[str, Key]:
@@ -213,15 +204,15 @@ def describe_type(annotation: object, metadata: Iterable[object] = ()) -> str:
 
 def _describe_bounds(metadata: Iterable[object]) -> str:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    parts = [part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
     bounds = []
-    for item in metadata:
-        for part in item.metadata if isinstance(item, FieldInfo) else [item]:
-            bounds += [f"{sign} {getattr(part, name)}" for name, sign in signs.items() if hasattr(part, name)]
+    for part in parts:
+        bounds += [f"{sign} {getattr(part, name)}" for name, sign in signs.items() if hasattr(part, name)]
     return f" {' and '.join(bounds)}" if bounds else ""
 
 
 def get_value(config: BaseModel | Mapping[str, object], key: str) -> object:
-    """Return the value of a dotted key. Raises AttributeError if there is no such key."""
+    """Return the value of a dotted key. Names in maps may contain dots. Raises AttributeError if the key is unknown."""
     value: Any = config
     while key:
         names = value if isinstance(value, Mapping) else [key.partition(".")[0]]
@@ -234,6 +225,13 @@ def get_value(config: BaseModel | Mapping[str, object], key: str) -> object:
 def nest_value(key: str, value: object) -> dict[str, Any]:
     """Return nested maps with the value of one dotted key: {"trainer": {"seed": 1}} for trainer.seed."""
     return reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value)  # type: ignore[arg-type]
+
+
+def find_nested_map(values: Any, key: str) -> dict[str, Any]:
+    """Return the map of a dotted key in nested maps, not a copy; a new empty map if there is none."""
+    for part in filter(None, key.split(".")):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else {}
 
 
 def merge_maps(values: dict[str, Any], others: Mapping[str, Any]) -> None:
@@ -249,9 +247,8 @@ def flatten_maps(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested maps to one map with dotted keys: `{"trainer": {"seed": 1}}` to `{"trainer.seed": 1}`."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= (
-            flatten_maps(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
-        )
+        key = f"{prefix}{name}"
+        found |= flatten_maps(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
     return found
 
 
@@ -260,19 +257,22 @@ def walk_sections(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, B
     yield prefix, section
     for name in type(section).model_fields:
         value = getattr(section, name)
-        for key, inner in value.items() if isinstance(value, dict) else [("", value)]:
-            if isinstance(inner, BaseModel):
-                yield from walk_sections(inner, f"{prefix}{name}." + f"{key}." * bool(key))
+        is_map = isinstance(value, dict)
+        entries = {f"{name}.{key}": entry for key, entry in value.items()} if is_map else {name: value}
+        for entry_name, entry in entries.items():
+            if isinstance(entry, BaseModel):
+                yield from walk_sections(entry, f"{prefix}{entry_name}.")
 
 
 def list_entry_keys(config: BaseModel) -> Iterator[Key]:
     """Yield the keys of sections that are entries of maps, such as models.policy.path."""
     for key in list_keys(type(config)).values():
         value = get_value(config, key.name)
-        for name, entry in value.items() if isinstance(value, dict) else ():
+        entries = value.items() if isinstance(value, dict) else ()
+        for name, entry in entries:
             if isinstance(entry, BaseModel):
                 defaults = type(entry).model_construct()  # without the values of required keys
-                markers = tuple(pair for pair in key.markers if isinstance(pair[1], ActiveWhen | ResumeRule))
+                markers = tuple((at, rule) for at, rule in key.markers if isinstance(rule, ActiveWhen | ResumeRule))
                 yield from _list_section_keys(defaults, f"{key.name}.{name}.", markers)
 
 

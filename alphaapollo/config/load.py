@@ -55,13 +55,13 @@ from alphaapollo.utils.registry import suggest_similar
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 MULTIRUN = ("--multirun", "-m")  # options of Hydra
-SWEPT = {"ppo": "rl", **{name: name for name in ("sft", "dpo", "rm")}}
+SWEEP_COMMANDS = {"ppo": "rl", "sft": "sft", "dpo": "dpo", "rm": "rm"}  # of `alphaapollo sweep`
 OPTIONS = "Options are --config, --config-name, --config-dir, --cfg and --help"
-IGNORED = ("defaults", "hydra")  # sections of a YAML file that are not keys
+NOT_KEYS = ("defaults", "hydra")  # sections of a YAML file that are not keys
 NUMBER, SPECIAL = r"[+-]?[\d.][\w.+-]*|true|false|nan|inf", r"[^\s,\[\]{}()]*[#~][^\s,\[\]{}()]*"
 UNLIKE_TEXT = re.compile(rf"(?<=[=\[,])\s*({NUMBER}|{SPECIAL})\s*(?=[,\]]|$)", re.IGNORECASE)
 """Values that Hydra's parser does not read as the text that is typed: 1e3, 1_000, true, a#b, ~/a."""
-EXPLAIN = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
+HELP_EPILOG = "Pages of all keys: docs/config.md. One key: python -m alphaapollo.config explain KEY"
 
 
 def find_command_module(schema: type[BaseModel], config_name: str) -> str:
@@ -113,8 +113,8 @@ def load_config_and_user_settings(
     --config or --config-name. `--help` and `--cfg` print and exit with code 0. Raises ConfigError if arguments, files,
     keys or values are wrong, or if the earlier run's configuration names code that argv does not name.
     """
-    beside = Path(inspect.getfile(schema)).resolve().parent / "configs"  # of a plug-in
-    shipped = [find_shipped_config_folder(), *[beside] * beside.is_dir()]
+    of_plugin = Path(inspect.getfile(schema)).resolve().parent / "configs"
+    shipped = [find_shipped_config_folder(), *[of_plugin] * of_plugin.is_dir()]
     presets = [f"{file.parent.name}={file.stem}" for file in sorted(shipped[0].glob("*/*.yaml"))] * (schema is Config)
     options = _parse_options(argv, schema, config_name, presets)
     folders = [Path(options.config_dir).expanduser().resolve(), *shipped] if options.config_dir else shipped
@@ -124,8 +124,8 @@ def load_config_and_user_settings(
     file = options.config
     if saved is None and not file:
         file = find_yaml_file(folders, "", (options.config_name or config_name).removesuffix(".yaml"))
-    start = read_user_yaml(str(file), schema) if file else saved.values if saved else {}
-    chosen = {one.key_or_group: one.value() for one in overrides if _is_preset(one, folders)}
+    start = read_user_yaml(str(file), schema) if file else (saved.values if saved else {})
+    chosen = {override.key_or_group: override.value() for override in overrides if _is_preset(override, folders)}
     try:
         layers = [*_list_layers(start, schema, folders, chosen)]
     except RecursionError:
@@ -136,8 +136,8 @@ def load_config_and_user_settings(
     for _, layer in layers:
         merge_maps(values, layer)
     is_shipped = bool(file) and Path(file).parent in shipped
-    own = {} if is_shipped else flatten_maps({name: start[name] for name in start if name not in IGNORED})
-    replaced = flatten_maps(values)
+    user_values = {} if is_shipped else flatten_maps({name: start[name] for name in start if name not in NOT_KEYS})
+    with_presets = flatten_maps(values)
     for override in overrides:
         if not _is_preset(override, folders):
             _apply_override(values, override)
@@ -147,43 +147,43 @@ def load_config_and_user_settings(
         raise ConfigError(" ".join(str(error).split())) from None
     _check_no_secrets(values)
     config = build_config(schema, values)
-    keys = {one.key_or_group: one.value() for one in overrides if "." in one.key_or_group}
-    keys |= flatten_maps(keys)
+    given = {override.key_or_group: override.value() for override in overrides if "." in override.key_or_group}
+    given |= flatten_maps(given)
     if saved and not file:
-        config = _refuse_saved_code(config, keys, saved)
+        config = _refuse_saved_code(config, given, saved)
     if options.cfg:
         print(dump_yaml(config), end="")
         raise SystemExit(0)
     notices = tuple(
-        f"{key}={format_value(replaced[key])} of a preset replaces {format_value(value)} of your YAML file."
-        for key, value in own.items()
-        if key not in keys and replaced.get(key, value) != value
+        f"{key}={format_value(with_presets[key])} of a preset replaces {format_value(value)} of your YAML file."
+        for key, value in user_values.items()
+        if key not in given and with_presets.get(key, value) != value
     )
     labels = tuple(dict.fromkeys(label for label, _ in layers if label))
-    return config, UserSettings(labels, frozenset([*keys, *own]), notices)
+    return config, UserSettings(labels, frozenset([*given, *user_values]), notices)
 
 
 def _refuse_saved_code(config: SchemaT, given: JsonObject, saved: SavedConfig) -> SchemaT:
-    """Raise ConfigError if a key that names code has a value that is not `given` on the command line. Returns the
-    configuration without such keys that the command does not read."""
-    asked, values = JsonObject(), config.model_dump(mode="json")
+    """Raise ConfigError if a key that names code has a value that is not `given` on the command line. Such keys that
+    the command does not read get their defaults in the configuration that is returned."""
+    refused, values = JsonObject(), config.model_dump(mode="json")
     for key in list_all_keys(config).values():
         value: Any = get_value(values, key.name)
         names_code = any(marker in (CODE, NAMES_CODE) for _, marker in key.markers)
         if not names_code or value in (key.default, given.get(key.name)):
             continue
         if key.name.startswith(saved.read_keys):
-            asked[key.name] = value
+            refused[key.name] = value
         else:
             config = replace_value(config, key.name, key.default)
-    refuse_saved_code(saved.folder, asked)
+    refuse_saved_code(saved.folder, refused)
     return config
 
 
-def refuse_saved_code(folder: Path, asked: Mapping[str, object]) -> None:
-    """Raise ConfigError if a folder's files ask for code. asked: {key that the command line must repeat: value}."""
-    if asked:
-        texts = [format_override(key, value) for key, value in asked.items()]  # with quotes of Hydra
+def refuse_saved_code(folder: Path, refused: Mapping[str, object]) -> None:
+    """Raise ConfigError if `refused` is not empty: {key naming code that the command line must repeat: value}."""
+    if refused:
+        texts = [format_override(key, value) for key, value in refused.items()]  # with Hydra's single quotes
         words = " ".join(
             f'"{text}"' if "'" in text and not set(text) & set('"$`!\\') else shlex.quote(text) for text in texts
         )
@@ -201,7 +201,7 @@ def find_yaml_file(folders: Sequence[Path], group: str, name: object) -> Path:
     prefix, where = f"{group}=" if group else "--config-name ", ", ".join(map(str, folders))
     if renamed := RENAMED_PRESETS.get(f"{prefix}{name}"):
         raise ConfigError(f"{prefix}{name}: renamed to {renamed}. Set {renamed}.")
-    hint = suggest_similar(str(name), [*files]) or f" Known: {', '.join(f'{prefix}{one}' for one in sorted(files))}."
+    hint = suggest_similar(str(name), [*files]) or f" Known: {', '.join(f'{prefix}{stem}' for stem in sorted(files))}."
     raise ConfigError(f"{prefix}{name}: there is no {group}{'/' * bool(group)}{name}.yaml in {where}.{hint}")
 
 
@@ -212,18 +212,22 @@ def _list_layers(
 
     chosen: presets of the command line by group, which replace those of the file."""
     entries = values.get("defaults") or []
-    for entry in entries if "_self_" in entries else ["_self_", *entries]:
+    entries = entries if "_self_" in entries else ["_self_", *entries]
+    for entry in entries:
         if entry == "_self_":
-            yield "", {key: value for key, value in values.items() if key not in IGNORED}
+            yield "", {key: value for key, value in values.items() if key not in NOT_KEYS}
             continue
-        group, names = next(iter(entry.items())) if isinstance(entry, dict) else str(entry).rpartition("/")[::2]
+        group, _, name = str(entry).rpartition("/")  # GROUP/NAME
+        if isinstance(entry, dict):  # {GROUP: NAME}
+            group, name = next(iter(entry.items()))
         group = str(group).removeprefix("override ").strip("/")
-        names = chosen.get(group, names)
-        for name in names if isinstance(names, list) else [names]:
-            file = find_yaml_file(folders, group, name)
+        names = chosen.get(group, name)
+        presets = names if isinstance(names, list) else [names]
+        for preset in presets:
+            file = find_yaml_file(folders, group, preset)
             is_global = not group or "@package _global_" in file.read_text(encoding="utf-8").partition("\n")[0]
             for label, layer in _list_layers(read_user_yaml(str(file), schema), schema, folders, chosen):
-                yield f"{group}={name}" if group else label, layer if is_global else nest_value(group, layer)
+                yield (f"{group}={preset}" if group else label), (layer if is_global else nest_value(group, layer))
 
 
 def _apply_override(values: JsonObject, override: Override) -> None:
@@ -244,11 +248,11 @@ def _takes_text(schema: type[BaseModel], name: str) -> bool:
     """Return whether a key, or an entry of a map, is a text or a list of texts."""
     name = find_plugin_key(name, schema)
     keys, map_key = list_keys(schema), find_map_key_of_entry(name, schema)
-    described = keys[map_key].type.partition(" to ")[2] if map_key else ""
+    value_type = keys[map_key].type.partition(" to ")[2] if map_key else ""
     if key := keys.get(name) or list_plugin_keys(name, schema).get(name):
-        described = key.type
-    is_path = described.startswith("a section") and name.endswith("path")  # of a model in a map of models
-    return described.startswith("text") or "list of text" in described or is_path
+        value_type = key.type
+    is_path = value_type.startswith("a section") and name.endswith("path")  # of a model in a map of models
+    return value_type.startswith("text") or "list of text" in value_type or is_path
 
 
 def read_user_yaml(file: str, schema: type[BaseModel]) -> JsonObject:
@@ -329,7 +333,7 @@ def _parse_options(
     argv: Sequence[str], schema: type[BaseModel], config_name: str, presets: Sequence[str]
 ) -> argparse.Namespace:
     program = f"python -m {find_command_module(schema, config_name)}"
-    parser = argparse.ArgumentParser(program, allow_abbrev=False, exit_on_error=False, epilog=EXPLAIN)
+    parser = argparse.ArgumentParser(program, allow_abbrev=False, exit_on_error=False, epilog=HELP_EPILOG)
     setting = "a key to set, e.g. trainer.seed=1 or data.train_files=[a.parquet,b.parquet], or a preset to apply: "
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=setting + (", ".join(presets) or "none"))
     source = parser.add_mutually_exclusive_group()
@@ -341,9 +345,9 @@ def _parse_options(
         options, unknown = parser.parse_known_intermixed_args(list(argv))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}. See --help.") from None
-    name = SWEPT.get(config_name) if is_available("commands", "sweep") else None
-    if unknown and unknown[0] in MULTIRUN and name:
-        words = shlex.join([name, *(word for word in argv if word not in MULTIRUN)])
+    swept = SWEEP_COMMANDS.get(config_name) if is_available("commands", "sweep") else None
+    if unknown and unknown[0] in MULTIRUN and swept:
+        words = shlex.join([swept, *(word for word in argv if word not in MULTIRUN)])
         raise ConfigError(f"{unknown[0]}: a command is one run. For all combinations, run: alphaapollo sweep {words}")
     if unknown:
         name = unknown[0].lstrip("-").partition("=")[0].replace("-", "_")
@@ -365,8 +369,8 @@ def _parse_overrides(words: Sequence[str], schema: type[BaseModel]) -> list[Over
 
 
 def parse_override(word: str, schema: type[BaseModel]) -> Override:
-    """Parse `KEY=VALUE` as it is typed: what Hydra would not read so, e.g. trainer.experiment_name=1e3, is quoted."""
-    if not {*"'\""} & {*word} and _takes_text(schema, word.partition("=")[0].lstrip("+")):
+    """Parse `KEY=VALUE`. A text that Hydra reads as something else, e.g. trainer.experiment_name=1e3, is quoted."""
+    if "'" not in word and '"' not in word and _takes_text(schema, word.partition("=")[0].lstrip("+")):
         word = UNLIKE_TEXT.sub(r"'\1'", word)
     try:
         word.encode()  # raises for an unpaired surrogate

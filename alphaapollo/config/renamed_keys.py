@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from alphaapollo.config.keys import merge_maps, nest_value
+from alphaapollo.config.keys import find_nested_map, merge_maps, nest_value
 
 RENAMED_KEYS: dict[str, str] = {}
 """Old key or section -> new key or section; oldest first."""
@@ -47,11 +47,9 @@ def describe_rename(name: str) -> str:
 def move_renamed_keys(values: dict[str, Any]) -> None:
     """Move the values of a saved configuration from old names to new names, and drop removed keys, in place."""
     for name in [*REMOVED_KEYS, *RENAMED_KEYS]:
-        *outer, last = name.split(".")
-        section: Any = values
-        for part in outer:
-            section = section.get(part) if isinstance(section, dict) else None
-        if isinstance(section, dict) and last in section:
+        outer, _, last = name.rpartition(".")
+        section = find_nested_map(values, outer)
+        if last in section:
             value = section.pop(last)
             if name in RENAMED_KEYS:
                 merge_maps(values, nest_value(RENAMED_KEYS[name], value))

@@ -1,4 +1,4 @@
-"""What combinations of settings, and machines, cannot do: the rows of one table, and the function that walks it.
+"""Combinations of settings, and machines, that cannot work: the rows of a table, and the function that checks them.
 
 A row is a function with the decorator `requirement`. Rows about advantage estimators and policy losses are in
 trainer/setup/combinations.py, rows about model families in planning/model_requirements.py, and rows about the engine of
@@ -43,27 +43,28 @@ class CheckContext:
 
 
 class Requirement(NamedTuple):
-    """Row of a table: `KEY=VALUE: {reason}. {fix}.`, if `find_conflict(subject, context)` returns a true value,
-    which replaces {} in the texts; a tuple replaces {0}, {1}, ..."""
+    """Row of a table. If `find_conflict(subject, context)` returns a true value, the message is
+    `KEY=VALUE: {reason}. {fix}.` The value replaces {} in the texts; a tuple replaces {0}, {1}, ..."""
 
     find_conflict: Callable[[Any, CheckContext], Any]  # its name says what is wrong
     subject: type[Any] | tuple[type[Any], ...]  # the row is about every section of this class, or a model's use
-    keys: str  # separated by spaces, of the section, or with a leading slash of the configuration; or a text with {}
+    keys: str  # separated by spaces: of the section, or, after a slash, of the configuration; or a text with {}
     reason: str
     fix: str
     is_error: bool  # False: it works, but is probably wrong
 
     def describe(self, subject: Any, prefix: str, context: CheckContext, found: object) -> str:
         shown, values = [], found if isinstance(found, tuple) else (found,)
-        for key in self.keys.split() if isinstance(subject, Section) else ():
-            owner, before = (context.config, "") if key.startswith("/") else (subject, prefix)
-            shown.append(f"{before}{key.lstrip('/')}={format_value(get_value(owner, key.lstrip('/')))}")
+        shown_keys = self.keys.split() if isinstance(subject, Section) else ()
+        for key in shown_keys:
+            owner, owner_prefix = (context.config, "") if key.startswith("/") else (subject, prefix)
+            shown.append(f"{owner_prefix}{key.lstrip('/')}={format_value(get_value(owner, key.lstrip('/')))}")
         reason, fix, keys = (text.format(*values, use=subject) for text in (self.reason, self.fix, self.keys))
         return f"{', '.join(shown) or keys}: {reason}. {fix}."
 
 
 REQUIREMENTS: list[Requirement] = []
-Row = Callable[[Any, CheckContext], Any]
+ConflictFinder = Callable[[Any, CheckContext], Any]
 
 
 def requirement(
@@ -73,12 +74,12 @@ def requirement(
     fix: str,
     is_error: bool = True,
     table: list[Requirement] = REQUIREMENTS,
-) -> Callable[[Row], Row]:
+) -> Callable[[ConflictFinder], ConflictFinder]:
     """Return the decorator that adds a row to a table (see Requirement)."""
 
-    def register(row: Row) -> Row:
-        table.append(Requirement(row, subject, keys, reason, fix, is_error))
-        return row
+    def register(find_conflict: ConflictFinder) -> ConflictFinder:
+        table.append(Requirement(find_conflict, subject, keys, reason, fix, is_error))
+        return find_conflict
 
     return register
 
@@ -86,10 +87,9 @@ def requirement(
 def find_conflicts(
     context: CheckContext, is_error: bool = True, table: list[Requirement] = REQUIREMENTS
 ) -> Iterator[str]:
-    """Yield an error, or a warning, for each row that a section of a configuration, or a model's use, does not meet."""
-    for prefix, subject in (
-        walk_sections(context.config) if isinstance(context.config, Section) else [("", context.config)]
-    ):
+    """Yield the errors, or the warnings, of a table about the sections of a configuration or about a model's use."""
+    subjects = walk_sections(context.config) if isinstance(context.config, Section) else [("", context.config)]
+    for prefix, subject in subjects:
         for row in table:
             is_about = row.is_error is is_error and isinstance(subject, row.subject)
             if is_about and (found := row.find_conflict(subject, context)):
@@ -97,8 +97,8 @@ def find_conflicts(
 
 
 def list_requirements(config: Section) -> list[Requirement]:
-    """Return REQUIREMENTS, and the rows of the engine that a configuration selects, if it is that of a plug-in or an
-    installed package. Raises ValueError if it is missing."""
+    """Return REQUIREMENTS and, if the configuration selects an engine of a plug-in or an installed package, the rows of
+    that engine. Raises ValueError if the engine is missing."""
     names = [section.name for _, section in walk_sections(config) if isinstance(section, Rollout)]
     engines = filter(None, (load_plugin("engines", name) for name in names))
     return [*REQUIREMENTS, *(row for engine in engines for row in engine.list_requirements())]
@@ -112,16 +112,12 @@ def list_divisors(*numbers: int) -> str:
 # The machine
 
 
-@requirement(
-    RunSettings,
-    "device",
-    "this machine has no GPU",
-    "Set trainer.device=auto or cpu, {}RAY_ADDRESS of a cluster with GPUs",
-)
+@requirement(RunSettings, "device", "this machine has no GPU", "Set trainer.device=auto or cpu, {}")
 def machine_lacks_gpus(trainer: Any, context: CheckContext) -> Any:
-    own = getattr(context.config, "has_engines", True)
+    has_engines = getattr(context.config, "has_engines", True)
     plan = "trainer.dry_run=true with trainer.planned_device=h100 to plan for GPUs, " * isinstance(trainer, Training)
-    return context.device == "cuda" and not context.num_gpus and own and (f"{plan}or ",)
+    fixes = f"{plan}or RAY_ADDRESS of a cluster with GPUs"
+    return context.device == "cuda" and not context.num_gpus and has_engines and fixes
 
 
 @requirement(Optimizer, "name", "torchao is not installed", "Install it with pip, or set adamw")
@@ -145,8 +141,8 @@ def node_has_fewer_cores(rollout: Rollout, context: CheckContext) -> Any:
 def engines_split_nodes(config: Config, context: CheckContext) -> Any:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     size, per_node = rollout.tensor_model_parallel_size, trainer.n_gpus_per_node
-    shares = context.device == "cuda" and rollout.colocate and not rollout.nnodes
-    if shares and per_node % size and (rollout.num_engines is None or trainer.nnodes > 1):
+    shares_gpus = context.device == "cuda" and rollout.colocate and not rollout.nnodes
+    if shares_gpus and per_node % size and (rollout.num_engines is None or trainer.nnodes > 1):
         return list_divisors(per_node)
     return None
 
@@ -155,32 +151,32 @@ def engines_split_nodes(config: Config, context: CheckContext) -> Any:
     Config,
     f"{ROLLOUT}.num_engines {ROLLOUT}.tensor_model_parallel_size",
     "the engines need {0} GPUs, but {1} GPUs on each of {2} nodes are {3}",
-    "Lower one of them, or change trainer.n_gpus_per_node",
+    "Lower one of these keys, or change trainer.n_gpus_per_node",
 )
 def engines_exceed_gpus(config: Config, context: CheckContext) -> Any:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     if context.device != "cuda" or not context.num_gpus or engines_split_nodes(config, context):
         return None
-    free, nodes, where = trainer.n_gpus_per_node, trainer.nnodes, "shared with training"
+    per_node, nodes, use = trainer.n_gpus_per_node, trainer.nnodes, "shared with training"
     if rollout.nnodes:
-        free, nodes, where = rollout.n_gpus_per_node or free, rollout.nnodes, "for engines"
+        per_node, nodes, use = rollout.n_gpus_per_node or per_node, rollout.nnodes, "for engines"
     elif not rollout.colocate:
-        free, where = context.num_gpus - free, "not used for training"
+        per_node, use = context.num_gpus - per_node, "not used for training"
     size = rollout.tensor_model_parallel_size
     engines = count_engines(rollout, "cuda", count_engine_gpus(rollout, trainer))
-    return engines > free // size * nodes and (engines * size, free, nodes, where)
+    return engines > per_node // size * nodes and (engines * size, per_node, nodes, use)
 
 
 @requirement(
     GenerationConfig,
     "rollout.num_engines rollout.tensor_model_parallel_size trainer.n_gpus_per_node trainer.nnodes",
     "{0} engines do not fit, only {1}",
-    "Lower one of them",
+    "Lower num_engines or tensor_model_parallel_size, or use more GPUs",
 )
 def generation_engines_exceed_gpus(config: GenerationConfig, context: CheckContext) -> Any:
     trainer, engines = config.trainer, count_engines(config.rollout, "cuda", config.trainer.num_gpus)
-    fit = trainer.n_gpus_per_node // config.rollout.tensor_model_parallel_size * trainer.nnodes
-    return context.device == "cuda" and not 0 < engines <= fit and (engines, fit)
+    most = trainer.n_gpus_per_node // config.rollout.tensor_model_parallel_size * trainer.nnodes
+    return context.device == "cuda" and engines > most and (engines, most)
 
 
 @requirement(
@@ -188,32 +184,31 @@ def generation_engines_exceed_gpus(config: GenerationConfig, context: CheckConte
 )
 def separate_engines_share_gpus(config: Config, context: CheckContext) -> Any:
     rollout = config.actor_rollout_ref.rollout
-    return (
-        context.device == "cuda" and config.trainer.async_mode == "separate" and rollout.colocate and not rollout.nnodes
-    )
+    shares_gpus = context.device == "cuda" and rollout.colocate and not rollout.nnodes
+    return shares_gpus and config.trainer.async_mode == "separate"
 
 
 # Ranks and batches
 
-DIVIDES_RANKS = "it must divide the ranks without splitting a node"
+DIVIDES_RANKS = "it must divide the number of ranks, and divide n_gpus_per_node or be a multiple of it"
 RANKS = "/trainer.n_gpus_per_node /trainer.nnodes"
 
 
-def _list_fitting_sizes(size: int, trainer: Training) -> str:
-    """Return the sizes of groups that divide the ranks without splitting a node; "" if `size` is one of them."""
+def _list_sizes_unless_valid(size: int, trainer: Training) -> str:
+    """Return the valid sizes of groups of ranks, see DIVIDES_RANKS; "" if `size` is one of them."""
     ranks, per_node = trainer.num_ranks, trainer.n_gpus_per_node
-    fits = [n for n in range(1, ranks + 1) if ranks % n == 0 and (per_node % n == 0 or n % per_node == 0)]
-    return "" if size in fits else ", ".join(map(str, fits))
+    valid = [n for n in range(1, ranks + 1) if ranks % n == 0 and (per_node % n == 0 or n % per_node == 0)]
+    return "" if size in valid else ", ".join(map(str, valid))
 
 
 @requirement(Fsdp, f"fsdp_size {RANKS}", DIVIDES_RANKS, "Set one of {}, or -1 for all")
 def shards_split_nodes(fsdp: Fsdp, context: CheckContext) -> Any:
-    return fsdp.fsdp_size != -1 and _list_fitting_sizes(fsdp.fsdp_size, context.config.trainer)
+    return fsdp.fsdp_size != -1 and _list_sizes_unless_valid(fsdp.fsdp_size, context.config.trainer)
 
 
 @requirement((Actor, TuningConfig), f"ulysses_sequence_parallel_size {RANKS}", DIVIDES_RANKS, "Set one of {}")
 def sequence_groups_split_nodes(section: Any, context: CheckContext) -> Any:
-    return _list_fitting_sizes(section.ulysses_sequence_parallel_size, context.config.trainer)
+    return _list_sizes_unless_valid(section.ulysses_sequence_parallel_size, context.config.trainer)
 
 
 @requirement(Fsdp, "ep_size fsdp_size", "ep_size must divide the {0} ranks of a copy of the model", "Set one of {1}")
@@ -238,10 +233,10 @@ def mini_batches_split_the_batch(config: Config, context: CheckContext) -> Any:
     return size < total and total % size and (total, next(d for d in range(size, 0, -1) if total % d == 0))
 
 
-@requirement(Filtration, "method size /env.rollout.n", "the method selects `size` of n samples", "Set 2 to {}")
+@requirement(Filtration, "method size /env.rollout.n", "the method needs a size from 2 to n", "Set at most {}")
 def selection_exceeds_the_group(filtration: Filtration, context: CheckContext) -> Any:
-    n = context.config.group_size
-    return filtration.selects and not 0 < (filtration.size or 0) <= n and n
+    size, n = filtration.size, context.config.group_size
+    return filtration.selects and (size is None or size > n) and n
 
 
 @requirement(TrainingFiles, "source_weights train_files", "there must be one weight per file", "Add or remove weights")
@@ -253,7 +248,7 @@ def files_lack_weights(data: TrainingFiles, context: CheckContext) -> Any:
 # The algorithm
 
 
-@requirement(Optimizer, "lr", "{0:g} to {1:g} are usual{2}", "Set a usual one, unless it is intended", is_error=False)
+@requirement(Optimizer, "lr", "{0:g} to {1:g} are usual{2}", "Set a usual value, or keep it", is_error=False)
 def learning_rate_is_unusual(optim: Optimizer, context: CheckContext) -> Any:
     role = getattr(context.config, "actor_rollout_ref", context.config)
     if (critic := getattr(context.config, "critic", None)) and critic.optim is optim:
@@ -273,9 +268,7 @@ def trpo_lacks_float32(config: Config, context: CheckContext) -> Any:
     return config.uses_trpo and config.actor_rollout_ref.model.dtype not in exact
 
 
-@requirement(
-    Actor, "kl_loss_type", "its gradient is zero on average, so it only adds noise", "Append +, or set k2", False
-)
+@requirement(Actor, "kl_loss_type", "its gradient is only noise with mean zero", "Append +, or set k2", is_error=False)
 def kl_loss_has_no_gradient(actor: Actor, context: CheckContext) -> Any:
     return actor.use_kl_loss and actor.kl_loss_type in ("kl", "k1")
 
@@ -294,15 +287,13 @@ def sampling_is_truncated(rollout: Rollout, context: CheckContext) -> Any:
 @requirement(
     RolloutCorrection, "method low high", "there must be bounds, with low below high", "Set high=2.0, low=null"
 )
-def correction_lacks_bounds(one: RolloutCorrection, context: CheckContext) -> Any:
-    return one.method and not (one.low or 0.0) < (one.high or (math.inf if one.low else 0.0))
+def correction_lacks_bounds(correction: RolloutCorrection, context: CheckContext) -> Any:
+    low, high = correction.low or 0.0, correction.high or math.inf
+    return correction.method and (low >= high or (low == 0 and high == math.inf))
 
 
 @requirement(
-    Config,
-    "data.val_files trainer.test_freq",
-    "data.curriculum.stages wait for {}",
-    "Set both, e.g. trainer.test_freq=10",
+    Config, "data.val_files trainer.test_freq", "data.curriculum.stages wait for {}", "Set both, e.g. test_freq=10"
 )
 def curriculum_lacks_validation(config: Config, context: CheckContext) -> Any:
     gates = [stage.metric for stage in config.data.curriculum.stages[:-1] if stage.metric != "pass_rate"]
@@ -340,13 +331,13 @@ def servers_ignore_temperature(config: Config, context: CheckContext) -> Any:
     return config.actor_rollout_ref.rollout.temperature != 1 and next(iter(config.teacher.servers), "")
 
 
-@requirement(Env, "plugins env_name", "{} is of another environment", "Remove it", is_error=False)
+@requirement(Env, "plugins env_name", "{} belongs to another environment", "Remove it", is_error=False)
 def environment_section_is_unused(env: Env, context: CheckContext) -> Any:
     used = {env.env_name, *find_plugins("tool_sources")}
     return next((name for name in env.plugins if name not in used), "")
 
 
-@requirement(Rollout, "plugins name", "{} is of another engine", "Remove it", is_error=False)
+@requirement(Rollout, "plugins name", "{} belongs to another engine", "Remove it", is_error=False)
 def engine_section_is_unused(rollout: Rollout, context: CheckContext) -> Any:
     return next((name for name in rollout.plugins if name != rollout.name), "")
 

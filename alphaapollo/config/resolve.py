@@ -18,7 +18,7 @@ Attention = Literal["varlen", "flash", "sdpa", "padded"]
 Number = TypeVar("Number", int, float)
 
 CPU_INFO = Path("/proc/cpuinfo")
-MIN_SEQUENCES, MAX_SEQUENCES = 256, 1024  # that an engine on a GPU decodes at a time; on a CPU the minimum
+MIN_SEQUENCES, MAX_SEQUENCES = 256, 1024  # bounds of max_num_seqs=auto on a GPU; a CPU has the minimum
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"], num_gpus: int) -> Device:
@@ -39,7 +39,7 @@ def resolve_controller(trainer: Trainer | TuningTrainer | GenerationTrainer) -> 
 
 
 def has_worker_processes(trainer: Trainer | TuningTrainer, num_engines: int | None = 1) -> bool:
-    """Whether each worker has a process of its own: as a Ray actor or, with several ranks or engines, a forked one."""
+    """Return whether each worker has its own process: a Ray actor or, with several ranks or engines, a forked one."""
     return resolve_controller(trainer) == "ray" or max(trainer.n_gpus_per_node, num_engines or 1) > 1
 
 
@@ -138,7 +138,7 @@ def count_engine_threads(rollout: Rollout, num_cores: int, nnodes: int, runs_dur
 
 
 def has_bfloat16_instructions() -> bool:
-    """Tell whether this CPU multiplies in bfloat16 (AMX or avx512_bf16); other CPUs convert each number."""
+    """Return whether this CPU multiplies in bfloat16 (AMX or avx512_bf16); other CPUs convert each number."""
     return CPU_INFO.exists() and not {"amx_bf16", "avx512_bf16"}.isdisjoint(CPU_INFO.read_text().split())
 
 

@@ -16,7 +16,7 @@ MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 def find_differences_from_verl(schema: type[BaseModel]) -> dict[str, str]:
     """Return the accepted keys with another meaning or default in verl: {key: difference}."""
     tables = load_project("verl").tables.items()
-    table = next((one for command, one in tables if COMMANDS[command] is schema), KeyTable())
+    table = next((table for command, table in tables if COMMANDS[command] is schema), KeyTable())
     defaults = {key: f"verl's default is {format_value(value)}" for key, value in table.default.items()}
     return {
         key: "; ".join(text for text in (table.meaning.get(key), defaults.get(key)) if text)

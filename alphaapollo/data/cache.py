@@ -27,12 +27,12 @@ from alphaapollo.utils.disk import replace_file
 T = TypeVar("T")
 MIN_SECONDS = 5.0  # CPU time; results that need less are not kept
 MAX_BYTES = 20 * 2**30  # of all entries; those that were used least recently are removed
-READ_CODE = ("data/*.py", "utils/*.py", "types.py")
+CODE_FILES = ("data/*.py", "utils/*.py", "types.py")  # a change of this code, or of these libraries, changes the key
 LIBRARIES = ("transformers", "tokenizers", "jinja2")
 
 
 def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]) -> T:
-    """Return the result of `compute`, which the renderer and `inputs`, values that JSON can represent, determine.
+    """Return the cached result of `compute`, or compute it. The renderer and `inputs`, JSON values, determine it.
 
     Token ids in a `Row` become arrays, and the renderer's counters are increased as `compute` does. Nothing is cached
     for models that read images, or with a tokenizer whose code is not part of transformers.
@@ -42,7 +42,7 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
         return compute()
     rendering = (type(renderer).__name__, str(renderer.template_arguments), renderer.eos_token_ids, template)
     tokens = (str(tokenizer.init_kwargs), tokenizer.backend_tokenizer.to_str())
-    files = sorted(file for pattern in READ_CODE for file in Path(__file__).parents[1].glob(pattern))
+    files = sorted(file for pattern in CODE_FILES for file in Path(__file__).parents[1].glob(pattern))
     code = [file.read_text() for file in files] + [*map(version, LIBRARIES)]
     today = str(date.today()) if DATE in template and DATE not in renderer.template_arguments else ""
     try:
@@ -51,8 +51,8 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
         return compute()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     file = Path(os.environ.get("ALPHAAPOLLO_CACHE") or Path(cache, "alphaapollo/rows")).expanduser() / f"{key}.pickle"
-    counters = [one for one in vars(renderer).values() if isinstance(one, Counter)]  # of what notices report
-    before = [one.copy() for one in counters]
+    counters = [value for value in vars(renderer).values() if isinstance(value, Counter)]  # for notices
+    before = [counter.copy() for counter in counters]
     if (content := _read_entry(file)) is None:
         started = time.process_time()
         result = compute()
@@ -63,19 +63,20 @@ def load_or_compute(renderer: Renderer, inputs: object, compute: Callable[[], T]
                 _write_entry(file, content)
     gc.disable()  # it would search all new objects several times
     try:
-        kept: tuple[T, list[Counter[str]]] = pickle.loads(content)
+        result, increases = pickle.loads(content)
     finally:
         gc.enable()
-    for counter, old, found in zip(counters, before, kept[1], strict=True):
+    for counter, old, increase in zip(counters, before, increases, strict=True):
         counter.clear()
-        counter.update(old + found)
-    return kept[0]
+        counter.update(old + increase)
+    return result
 
 
 def _read_entry(file: Path) -> bytes | None:
     """Return the content of an entry; None if there is none, it is damaged, or another user wrote it."""
     with suppress(OSError):
-        digest, content = (written := file.read_bytes())[:32], written[32:]
+        entry = file.read_bytes()
+        digest, content = entry[:32], entry[32:]
         if file.stat().st_uid == os.geteuid() and hashlib.sha256(content).digest() == digest:
             os.utime(file)
             return content
@@ -87,7 +88,7 @@ def _write_entry(file: Path, content: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, [hashlib.sha256(content).digest(), content])
     total = 0
-    for entry in sorted(file.parent.glob("*.pickle"), key=lambda one: -one.stat().st_mtime):
+    for entry in sorted(file.parent.glob("*.pickle"), key=lambda entry: -entry.stat().st_mtime):
         total += entry.stat().st_size
         if total > MAX_BYTES:
             entry.unlink()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TEMPLATE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError, MemoryError)
 """Errors that template code may raise in addition to Jinja errors, e.g. by adding a dict to a string."""
 MAX_SECONDS, MAX_CHARS = 10, 1 << 28  # of one rendering
-_refused = WeakKeyDictionary["PreTrainedTokenizerBase", object]()  # their templates that have exceeded a limit
+_refused_templates = WeakKeyDictionary["PreTrainedTokenizerBase", object]()  # those that have exceeded a limit
 
 
 def apply_chat_template(
@@ -30,7 +30,7 @@ def apply_chat_template(
 
     options = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
     try:
-        if tokenizer.chat_template and tokenizer.chat_template == _refused.get(tokenizer):
+        if tokenizer.chat_template and tokenizer.chat_template == _refused_templates.get(tokenizer):
             raise DeadlineError(
                 f"it ran for more than {MAX_SECONDS} seconds, or wrote more than {MAX_CHARS} characters"
             )
@@ -41,7 +41,7 @@ def apply_chat_template(
         rendered.encode()  # raises UnicodeEncodeError for an unpaired surrogate, which has no tokens
     except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
         if isinstance(error, DeadlineError):
-            _refused[tokenizer] = tokenizer.chat_template
+            _refused_templates[tokenizer] = tokenizer.chat_template
         roles, reason = [message["role"] for message in chat], str(error) or type(error).__name__
         owner = f" of {tokenizer.name_or_path}" if tokenizer.name_or_path else ""
         raise ValueError(f"the chat template{owner} rejects a chat with the roles {roles}: {reason}") from error

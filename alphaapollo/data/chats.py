@@ -1,4 +1,4 @@
-"""Read chats from data rows: names of roles, tool calls, thoughts and weights of messages as people have them.
+"""Read chats from data rows: roles, tool calls, thoughts and weights of messages in the forms that data sets have.
 
 {"from": "gpt", "value": "4"}                              ->  {"role": "assistant", "content": "4"}
 {"from": "function_call", "value": '{"name": "f", ...}'}   ->  {"role": "assistant", "tool_calls": [...]}
@@ -40,15 +40,15 @@ MESSAGE_KEYS |= {*THOUGHT_KEYS, *WEIGHT_KEYS, *MASK_KEYS, *SPAN_KEYS}  # keys of
 def read_chat(value: Sequence[object], column: str, reader: ImageReader = LOCAL_IMAGES) -> list[Message]:
     """Convert a list of {role, content} or {from, value} in `column` of a data file to messages.
 
-    Calls without an id get one, and tool results without an id get that of the first call without a result. A result
-    with another id belongs to the only such call. Raises ValueError if there are several, if a message is malformed, or
-    if all contents are empty.
+    Calls without an id get one. A tool result without an id belongs to the first call that has no result yet. A result
+    with an unknown id belongs to the only call without a result; ValueError is raised if there are several such calls.
+    Raises ValueError also if a message is malformed, or if all contents are empty.
     """
     messages: list[Message] = []
-    waiting: dict[str, ToolCall] = {}  # calls without a result, by id
-    for one in value:
+    unanswered: dict[str, ToolCall] = {}  # calls without a result, by id
+    for raw_message in value:
         try:
-            message, is_call = _read_message(one, reader)
+            message, is_call = _read_message(raw_message, reader)
         except ValueError as error:
             raise ValueError(f"{column} has an invalid message: {error}") from error
         if is_call and messages and messages[-1]["role"] == "assistant":  # ShareGPT: parallel calls follow each other
@@ -57,10 +57,10 @@ def read_chat(value: Sequence[object], column: str, reader: ImageReader = LOCAL_
         if message["role"] == "assistant":
             for number, call in enumerate(message.get("tool_calls", [])):
                 call["id"] = call["id"] or f"call{number:05}"  # nine letters and digits, as some templates require
-            waiting = {call["id"]: call for call in message.get("tool_calls", [])}
-        elif message["role"] == "tool" and waiting:
-            call = waiting.pop(_find_id_of_call(message, [*waiting], column))
-            # The message's own name wins.
+            unanswered = {call["id"]: call for call in message.get("tool_calls", [])}
+        elif message["role"] == "tool" and unanswered:
+            call = unanswered.pop(_find_id_of_call(message, [*unanswered], column))
+            # A name in the message replaces that of the call.
             named = {"name": call["function"]["name"], **message, "tool_call_id": call["id"]}
             message = cast(Message, named)
         messages.append(message)
@@ -69,25 +69,25 @@ def read_chat(value: Sequence[object], column: str, reader: ImageReader = LOCAL_
     return messages
 
 
-def _find_id_of_call(result: Message, waiting: list[str], column: str) -> str:
-    """Return the id of the call that a tool result answers. waiting: ids of the calls without a result, in order."""
+def _find_id_of_call(result: Message, unanswered: list[str], column: str) -> str:
+    """Return the id of the call that a tool result answers. unanswered: ids of the calls without a result, in order."""
     given = str(result.get("tool_call_id", ""))
-    if given and given not in waiting and len(waiting) > 1:
+    if given and given not in unanswered and len(unanswered) > 1:
         raise ValueError(
             f"{column} has a tool result with tool_call_id={given!r}, but the calls before it that have no result have "
-            f"the ids {', '.join(waiting)}. Use the id of its call, or remove tool_call_id."
+            f"the ids {', '.join(unanswered)}. Use the id of its call, or remove tool_call_id."
         )
-    return given if given in waiting else waiting[0]
+    return given if given in unanswered else unanswered[0]
 
 
 def read_chat_text(text: object) -> list[object] | None:
-    """Return the messages, or the one message, that a text shows as JSON or in Python's notation; None for another text
-    or value. A text with only unknown roles, e.g. `{"from": "Oslo", "value": 2}`, may be an answer in JSON."""
+    """Parse a text that contains a list of messages, or one, as JSON or in Python's notation. None for another text or
+    value. A text with only unknown roles, e.g. `{"from": "Oslo", "value": 2}`, may be an answer in JSON."""
     value: Any = read_literal(text) if isinstance(text, str) and ("role" in text or "from" in text) else None
     messages = [value] if isinstance(value, dict) else value or []
-    if not all(isinstance(one, dict) and MESSAGE_CONTENT & one.keys() for one in messages):
+    if not all(isinstance(message, dict) and MESSAGE_CONTENT & message.keys() for message in messages):
         return None
-    roles = (str(one.get("role", one.get("from"))).strip().lower() for one in messages)
+    roles = (str(message.get("role", message.get("from"))).strip().lower() for message in messages)
     return messages if any(role in ROLES for role in roles) else None
 
 
@@ -107,10 +107,10 @@ def read_context(row: Mapping[str, Any]) -> list[Message]:
 
 def join_context(context: list[Message], chat: list[Message]) -> list[Message]:
     """Put the messages of `read_context` before a chat. Raises ValueError if both have a different system message."""
-    systems = [one["content"] for one in (*context[:1], *chat[:1]) if one["role"] == "system"]
+    systems = [message["content"] for message in (*context[:1], *chat[:1]) if message["role"] == "system"]
     if len({*systems}) > 1:
         raise ValueError(f"the column 'system' and the chat have different system messages, {systems}. Remove one.")
-    return [*context, *chat[len(systems[1:]) :]]
+    return [*context, *(chat[1:] if len(systems) == 2 else chat)]
 
 
 def add_system_message(chat: list[Message], system_prompt: str) -> list[Message]:
@@ -128,8 +128,9 @@ def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
         raise ValueError(f"'chat_template_kwargs' is {shorten_repr(arguments)}; it must be a dict.")
     arguments = drop_none({"enable_thinking": row.get("enable_thinking"), **arguments})
     tools = _parse(row.get("tools")) or []
+    tools = tools if isinstance(tools, list) else [tools]
     schemas = []
-    for tool in map(_parse, tools if isinstance(tools, list) else [tools]):
+    for tool in map(_parse, tools):
         if not isinstance(tool, dict) or not isinstance(tool.get("function", tool).get("name"), str):
             raise ValueError(f"'tools' has {shorten_repr(tool)}; it must be {{type, function: {{name, parameters}}}}.")
         schemas.append(drop_none(tool if "function" in tool else {"type": "function", "function": tool}))
@@ -137,7 +138,7 @@ def read_template_arguments(row: Mapping[str, Any]) -> JsonObject:
 
 
 def read_thoughts(row: Mapping[str, Any]) -> str:
-    """Return the text of the first of the keys THOUGHT_KEYS with one; empty without. Raises ValueError for no text."""
+    """Return the first text under THOUGHT_KEYS that is not blank; "" without. Raises ValueError for another type."""
     for key in THOUGHT_KEYS:
         if (thoughts := row.get(key)) is not None:
             if not isinstance(thoughts, str):
@@ -153,17 +154,17 @@ def add_thoughts(message: Message, thoughts: str) -> Message:
 
 
 def read_inline_thoughts(message: Message) -> str:
-    """Return the first thought that an assistant's content has between marks, or before a closing one."""
-    found = find_thoughts(message["content"])[:1] if message["role"] == "assistant" else []
-    return found[0].content.strip("\n") if found and found[0].is_closed else ""
+    """Return the first thought in an assistant's content: the text between two marks, or before a closing mark."""
+    thoughts = find_thoughts(message["content"]) if message["role"] == "assistant" else []
+    return thoughts[0].content.strip("\n") if thoughts and thoughts[0].is_closed else ""
 
 
 def drop_thoughts(message: Message) -> Message:
     """Return a message without the thoughts of the assistant."""
     if message["role"] != "assistant":
         return message
-    kept = {key: part for key, part in message.items() if key not in THOUGHT_KEYS}
-    return cast(Message, {**kept, "content": split_answer(message["content"]).lstrip("\n")})
+    others = {key: part for key, part in message.items() if key not in THOUGHT_KEYS}
+    return cast(Message, {**others, "content": split_answer(message["content"]).lstrip("\n")})
 
 
 def split_answer(text: str) -> str:
@@ -201,9 +202,9 @@ def _read_message(value: object, reader: ImageReader) -> tuple[Message, bool]:
     thoughts = read_thoughts(raw)
     if isinstance(content, list):
         kinds = ("thinking", "reasoning")  # the text of such a part is under this key or `text`
-        inner = [part for part in content if isinstance(part, dict) and part.get("type") in kinds]
-        thoughts = thoughts or "".join(str(part.get(part["type"]) or part.get("text") or "") for part in inner)
-        content = [part for part in content if part not in inner]
+        thought_parts = [part for part in content if isinstance(part, dict) and part.get("type") in kinds]
+        thoughts = thoughts or "".join(str(part.get(part["type"]) or part.get("text") or "") for part in thought_parts)
+        content = [part for part in content if part not in thought_parts]
     rest = {key: part for key, part in raw.items() if key not in THOUGHT_KEYS}
     message = convert_parts({"role": role, "content": content, **rest}, reader)
     if role == "assistant":
@@ -221,20 +222,21 @@ def _read_weight(raw: JsonObject) -> bool:
             raise ValueError(f"{key}={shorten_repr(weight)} is not supported. Use weight: 1 or 0.")
     if spans := [key for key in SPAN_KEYS if raw.pop(key, None)]:
         raise ValueError(f"{', '.join(spans)} is not supported. Set `train: false` to exclude the complete message.")
-    return all(weight != (key in MASK_KEYS) for key, weight in weights.items())
+    return all(not weight if key in MASK_KEYS else weight for key, weight in weights.items())
 
 
 def _read_calls(value: object) -> list[ToolCall]:
     """Convert calls, or the text of calls, to OpenAI's format. Ids that are missing are empty."""
     value = (_parse(value) if isinstance(value, str) else drop_none(value)) or []
     calls = []
-    for one in value if isinstance(value, list) else [value]:
-        call = _parse(one)
+    raw_calls = value if isinstance(value, list) else [value]
+    for raw_call in raw_calls:
+        call = _parse(raw_call)
         function = call.get("function", call) if isinstance(call, dict) else {}
         arguments = _parse(function.get("arguments", function.get("parameters"))) or {}
         if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
             raise ValueError(
-                f"the tool call {shorten_repr(one)}; it must be {{name, arguments}} with a dict or its JSON."
+                f"the tool call {shorten_repr(raw_call)}; it must be {{name, arguments}} with a dict or its JSON."
             )
         named = {"name": function["name"], "arguments": arguments}
         calls.append(cast(ToolCall, {"id": str(call.get("id", "")), "type": "function", "function": named}))
@@ -284,8 +286,8 @@ class RowContext:
 
 
 def reads_arguments_as_text(render: Callable[[Sequence[ChatMessage], bool], str]) -> bool:
-    """Whether a chat template shows tool calls only if arguments are JSON text and an empty content is None, as those
-    of DeepSeek V3 and R1. render: see MarkFinder."""
+    """Return whether a chat template shows tool calls only if arguments are JSON text and an empty content is None, as
+    the templates of DeepSeek V3 and R1 do. render: see MarkFinder."""
     name = "name_of_a_tool"
     calls = [{"id": "call00000", "type": "function", "function": {"name": name, "arguments": {"a": 1}}}]
     call: ChatMessage = {"role": "assistant", "content": "", "tool_calls": calls}
@@ -306,5 +308,5 @@ def write_arguments_as_text(message: ChatMessage) -> ChatMessage:
         return message
     texts = [json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls]
     functions = [{**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True)]
-    new = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
-    return {**message, "content": message["content"] or None, "tool_calls": new}
+    new_calls = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return {**message, "content": message["content"] or None, "tool_calls": new_calls}

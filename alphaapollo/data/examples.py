@@ -77,18 +77,20 @@ def load_examples(
     convert = partial(_split_row_into_pieces, renderer=renderer, data=data)
     chats, findings = read_examples(files, read_rows, convert, max_samples, data)
     notices = list[str]()
-    read = [(place, pieces) for place, examples in chats for pieces in examples]
-    if len(read) > len(chats):
+    placed_pieces = [(place, pieces) for place, examples in chats for pieces in examples]
+    if len(placed_pieces) > len(chats):
         notices.append(
-            f"{len(chats)} rows are {len(read)} examples: the chat template changes earlier turns, so each assistant "
-            "turn is an example with the prompt that the model sees. data.train_turns=last uses the last turns only."
+            f"{len(chats)} rows are {len(placed_pieces)} examples: the chat template changes earlier turns, so each "
+            "assistant turn is an example with its own prompt. data.train_turns=last uses the last turns only."
         )
-    texts = [pieces for _, pieces in read]
+    texts = [pieces for _, pieces in placed_pieces]
     rows = tokenize_examples(texts, renderer)
     has_images = [bool(row.images) for row in rows]
-    placed = [(place, row) for (place, _), row in zip(read, rows, strict=True)]
+    placed_rows = [(place, row) for (place, _), row in zip(placed_pieces, rows, strict=True)]
     truncate = partial(_truncate_example, max_length=data.max_length, truncation=data.truncation)
-    loaded = apply_max_length(files, placed, lambda row: len(row.token_ids), "examples", data, truncate, has_images)
+    loaded = apply_max_length(
+        files, placed_rows, lambda row: len(row.token_ids), "examples", data, truncate, has_images
+    )
     notices = [*notices, *loaded.notices, *list_text_notices(list_text_prompts(texts), renderer)]
     return replace(loaded, notices=notices, findings=findings)
 
@@ -103,14 +105,14 @@ def read_examples(
     """Read the rows of all files with `read_rows` (read_rows_in_known_format), at most max_samples if positive, and
     convert them: `convert(row, reader=ImageReader)`. Returns examples and findings. Raises ValueError for invalid rows.
     """
-    read, findings = list[tuple[RowPlace, T]](), list[DataFinding]()
+    examples, findings = list[tuple[RowPlace, T]](), list[DataFinding]()
     for number, path in enumerate(to_file_list(files)):
-        rows, unread = read_rows(path)
-        findings += unread
+        rows, file_findings = read_rows(path)
+        findings += file_findings
         reader = ImageReader(rows.source.folder, data.allow_image_urls)
         places = ((number, location) for location in rows.locations)
-        read += zip(places, convert_rows(path, rows, partial(convert, reader=reader)), strict=True)
-    return choose_rows(read, max_samples, data.seed, data.shuffle), findings
+        examples += zip(places, convert_rows(path, rows, partial(convert, reader=reader)), strict=True)
+    return choose_rows(examples, max_samples, data.seed, data.shuffle), findings
 
 
 def apply_max_length(
@@ -159,7 +161,8 @@ def list_text_prompts(examples: Iterable[Sequence[TextPiece]]) -> list[str]:
 
 def make_text_pieces(prompt: str, answer: str) -> list[TextPiece]:
     """Return two pieces: a prompt that is plain text, and the answer that continues it."""
-    return [TextPiece(prompt, False, False), TextPiece(answer, True, False)]
+    make_piece = partial(TextPiece, is_chat_text=False)
+    return [make_piece(prompt, is_trained=False), make_piece(answer, is_trained=True)]
 
 
 def _split_row_into_pieces(
@@ -258,12 +261,12 @@ def tokenize_examples(examples: list[list[TextPiece]], renderer: Renderer) -> li
 
 def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list[Row]:
     pieces = [piece for example in examples for piece in example]
-    starts_text = [not piece.is_chat_text and not piece.is_trained for piece in pieces]  # a plain text gets BOS
+    gets_bos = [not piece.is_chat_text and not piece.is_trained for piece in pieces]  # the start of a plain text
     tokens: dict[bool, Iterator[list[int]]] = {}
-    for starts in (False, True):
-        texts = [piece.text for piece, starts_one in zip(pieces, starts_text, strict=True) if starts_one == starts]
-        tokens[starts] = iter(renderer.encode(texts, add_special_tokens=starts) if texts else [])
-    piece_tokens = (next(tokens[starts]) for starts in starts_text)
+    for with_bos in (False, True):
+        texts = [piece.text for piece, is_start in zip(pieces, gets_bos, strict=True) if is_start == with_bos]
+        tokens[with_bos] = iter(renderer.encode(texts, add_special_tokens=with_bos) if texts else [])
+    piece_tokens = (next(tokens[with_bos]) for with_bos in gets_bos)
     eos, ends_of_texts, rows = renderer.tokenizer.eos_token_id, {*renderer.eos_token_ids}, list[Row]()
     for example in examples:
         ids, mask, ends = list[int](), list[int](), list[int]()
@@ -271,9 +274,9 @@ def _tokenize_batch(examples: list[list[TextPiece]], renderer: Renderer) -> list
             if renderer.images:
                 token_ids = renderer.images.expand_placeholders(token_ids, piece.encoded_images)
             ids += token_ids
-            is_open = not piece.is_chat_text and ends_of_texts.isdisjoint(token_ids[-1:])
-            if piece.is_trained and is_open and eos is not None:
-                ids.append(eos)  # of a plain text
+            lacks_end = not piece.is_chat_text and ends_of_texts.isdisjoint(token_ids[-1:])
+            if piece.is_trained and lacks_end and eos is not None:
+                ids.append(eos)
             mask += [int(piece.is_trained)] * (len(ids) - len(mask))
             ends += [len(ids) - 1] * piece.is_trained
         mask[0] = 0  # the first token, trained on in a text without BOS, has no context

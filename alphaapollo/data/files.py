@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,8 +30,8 @@ T = TypeVar("T")
 DataRow = dict[str, Any]  # column -> plain Python value: nested parquet columns come as dicts and lists
 TRAIN = ("train",)
 HELD_OUT = ("validation", "val", "valid", "dev", "test")
-MAX_RATIO, MAX_EXPANDED = 100, 1 << 30  # a compressed file may expand to the larger one, in bytes
-SUFFIXES = (".parquet", ".jsonl", ".json")
+MAX_RATIO, MAX_EXPANDED = 100, 1 << 30  # a compressed file may expand 100 times or, if this is more, to a GiB
+SUFFIXES = (".parquet", ".jsonl", ".json")  # of files that examples/data_preprocess reads
 SURROGATE = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")  # also stands for a byte that is not UTF-8
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 
@@ -90,9 +91,9 @@ def to_file_list(files: str | Sequence[str]) -> list[str]:
 
 def name_splits(files: str | Sequence[str], splits: Sequence[str], notices: list[str]) -> list[str]:
     """Return the entries with the splits that they mean (see resolve_entry). Adds messages to `notices`."""
-    resolved = [resolve_entry(entry, splits) for entry in to_file_list(files)]
-    notices += [notice for one in resolved for notice in one.notices]
-    return [one.entry for one in resolved]
+    sources = [resolve_entry(entry, splits) for entry in to_file_list(files)]
+    notices += [notice for source in sources for notice in source.notices]
+    return [source.entry for source in sources]
 
 
 def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
@@ -108,28 +109,29 @@ def resolve_entry(text: str, splits: Sequence[str] = TRAIN) -> ResolvedFiles:
     if path.exists() and not path.is_dir():
         raise ValueError(f"{text} is a pipe or a device, which can be read only once. Write its content to a file.")
     if not path.is_dir() and (matches := sorted(glob.glob(str(path), recursive=True))):
-        found = [resolve_entry(one, splits) for one in matches]
-        if len(readers := {one.reader for one in found}) > 1:
+        sources = [resolve_entry(match, splits) for match in matches]
+        if len(readers := {source.reader for source in sources}) > 1:
             raise ValueError(f"{text} matches folders of {max(readers)} and other data. Use one entry for each.")
-        matched = tuple(file for one in found for file in one.files)
-        return ResolvedFiles(
-            text, matched, reader=readers.pop(), entries=tuple(x for one in found for x in one.entries)
-        )
+        files = tuple(file for source in sources for file in source.files)
+        folders = tuple(entry for source in sources for entry in source.entries)
+        return ResolvedFiles(text, files, reader=readers.pop(), entries=folders)
     folder = Path(entry.path).expanduser()
     results = folder / "results.jsonl"
     if results.is_file() and (folder / "config.yaml").is_file():  # run of main_generation
         return ResolvedFiles(text, (results,))
-    for name, plugin in find_plugins("data_folders").items() if folder.is_dir() else ():
-        if plugin.is_missing or not (entries := (reader := plugin.load()).find_entries(folder.absolute())):
+    plugins = find_plugins("data_folders") if folder.is_dir() else {}
+    for name, plugin in plugins.items():
+        reader = None if plugin.is_missing else plugin.load()
+        if reader is None or not (rows := reader.find_entries(folder.absolute())):
             continue
         if entry != DatasetEntry(entry.path):
             raise ValueError(f"{text}: a folder of {name} has no splits or configs. Use {entry.path}.")
-        listed = tuple(file for one in entries for file in reader.list_files(one))
-        return ResolvedFiles(str(folder.absolute()), listed, reader=name, entries=tuple(entries))
+        files = tuple(file for row in rows for file in reader.list_files(row))
+        return ResolvedFiles(str(folder.absolute()), files, reader=name, entries=tuple(rows))
     if folder.is_dir() and not entry.revision:
         source = _resolve_folder(folder.absolute(), entry, splits)
-        files = map(os.path.abspath, source.files)
-        if outside := [file for file in files if not Path(file).is_relative_to(folder.absolute())]:
+        paths = map(os.path.abspath, source.files)
+        if outside := [path for path in paths if not Path(path).is_relative_to(folder.absolute())]:
             raise ValueError(f"{text} names the file {outside[0]}, which is not in its folder. Copy it there.")
         return source
     if entry.is_hub_id:
@@ -151,14 +153,14 @@ def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) ->
         return _choose_dataset(loaded, entry, splits)
     with _explain_library_errors(name):
         listed = datasets.load_dataset_builder(str(folder), entry.config).config.data_files.items()
-    found = {str(split): tuple(map(Path, files)) for split, files in listed}
-    split, is_part = _choose_split(found, entry, splits)
-    files = tuple(file for one, files in found.items() if one == split or is_part for file in files)
+    by_split = {str(split): tuple(map(Path, files)) for split, files in listed}
+    split, is_part = _choose_split(by_split, entry, splits)
+    files = tuple(chain(*by_split.values())) if is_part else by_split[split]
     if is_part or not all(DATA_FILE.search(file.name) for file in files):
         with _explain_library_errors(name):
             loaded = datasets.load_dataset(str(folder), entry.config)
         return replace(_choose_dataset(loaded, replace(entry, split=split), splits), files=files)
-    known = {file for some in found.values() for file in some}
+    known = {*chain(*by_split.values())}
     unread = [file.name for file in sorted(folder.rglob("*")) if DATA_FILE.search(file.name) and file not in known]
     notice = f"{name}: files that belong to no split are not read: {', '.join(unread[:3])}."
     return ResolvedFiles(f"{name}#{split}", files, notices=(notice,) if unread and not entry.config else ())
@@ -166,9 +168,9 @@ def _resolve_folder(folder: Path, entry: DatasetEntry, splits: Sequence[str]) ->
 
 def _refuse_remote_files(folder: Path) -> None:
     """Raise ValueError if the description of a data set names files at other addresses, which would be requested."""
-    for name, read in {"README.md": _read_front_matter, ".huggingface.yaml": read_yaml}.items():
+    for name, parse in {"README.md": _read_front_matter, ".huggingface.yaml": read_yaml}.items():
         with _explain_library_errors(str(folder)):
-            configs = (read(folder / name) or {}).get("configs") if (folder / name).is_file() else None
+            configs = (parse(folder / name) or {}).get("configs") if (folder / name).is_file() else None
         if "://" in str(configs):
             raise ValueError(f"{folder}/{name} names files at other addresses: {configs}. Download them first.")
 
@@ -213,8 +215,8 @@ def _select_part(loaded: dict[str, Any], part: str) -> Any:
     from datasets.arrow_reader import ReadInstruction
 
     sizes = {split: len(dataset) for split, dataset in loaded.items()}
-    chosen = ReadInstruction.from_spec(part).to_absolute(sizes)
-    return datasets.concatenate_datasets([loaded[one.splitname].select(range(one.from_, one.to)) for one in chosen])
+    spans = ReadInstruction.from_spec(part).to_absolute(sizes)
+    return datasets.concatenate_datasets([loaded[span.splitname].select(range(span.from_, span.to)) for span in spans])
 
 
 def _choose_split(known: dict[str, Any], entry: DatasetEntry, splits: Sequence[str]) -> tuple[str, bool]:
@@ -222,7 +224,7 @@ def _choose_split(known: dict[str, Any], entry: DatasetEntry, splits: Sequence[s
 
     splits: names to try if the entry names none and there are several.
     """
-    wanted = [entry.split] if entry.split else [*known] if len(known) == 1 else splits
+    wanted = [entry.split] if entry.split else ([*known] if len(known) == 1 else splits)
     if found := next((split for split in wanted if split in known), None):
         return found, False
     if entry.split and ("[" in entry.split or "+" in entry.split):
@@ -259,16 +261,17 @@ def read_rows(path: str | Path) -> DataRows:
     rows, dataset = list[DataRow](), source.dataset
     tables = [*map(_read_file, source.files)] if dataset is None else [_read_dataset(dataset, source.entry)]
     root = Path(DatasetEntry.parse(source.entry).path).expanduser().absolute()
-    for number, row in ((number, row) for number, table in enumerate(tables) for row in table):
-        if isinstance(row, BadRow):
-            raise ValueError(str(row))
-        rows.append({**_read_partitions(root, source.files[number]), **row} if dataset is None else row)
+    for number, table in enumerate(tables):
+        for row in table:
+            if isinstance(row, BadRow):
+                raise ValueError(str(row))
+            rows.append({**_read_partitions(root, source.files[number]), **row} if dataset is None else row)
     if not rows:
         raise ValueError(f"{path}: the file has no rows. Use a file with data.")
     if source.hub_id and "data_source" not in list_column_names(rows):
         rows = [row | {"data_source": source.hub_id} for row in rows]
-    tabled = zip(names, tables, strict=True)
-    return DataRows(rows, [f"{name}, row {index}" for name, table in tabled for index in range(len(table))], source)
+    sizes = zip(names, map(len, tables), strict=True)
+    return DataRows(rows, [f"{name}, row {index}" for name, size in sizes for index in range(size)], source)
 
 
 def _read_dataset(dataset: Any, name: str) -> list[DataRow | BadRow]:

@@ -1,4 +1,4 @@
-"""Find what a run does not read in its data, or reads in its own way: one pass over the rows of each file.
+"""Find content of the data that a run ignores or interprets, in one pass over the rows of each file.
 
 The findings are printed with the plan, and are in plan.json and on the viewer's page of the run.
 """
@@ -29,7 +29,7 @@ Content = tuple[str, str, str]  # kind of content, its name, and what happens wi
 
 @dataclass(frozen=True)
 class DataFinding:
-    """What rows of the data have, and what the run does with it."""
+    """Content that rows of the data have, and what the run does with it."""
 
     place: str  # file or data source
     content: str  # e.g. "the column 'id'"
@@ -43,16 +43,16 @@ class DataFinding:
 
 
 def find_unread_content(
-    path: str, rows: Sequence[JsonObject], read: Collection[str], context: Collection[str] | None, renderer: Any
+    path: str, rows: Sequence[JsonObject], columns: Collection[str], context: Collection[str] | None, renderer: Any
 ) -> list[DataFinding]:
     """Find what a run ignores in the rows of a file: columns, keys of messages, variables for the chat template.
 
-    read: columns with prompts, chats or answers. context: columns that are also read; None if all are. renderer: the
+    columns: those with prompts, chats or answers. context: columns that are also read; None if all are. renderer: the
     model's, which knows what the chat template shows; None if the command has no model.
     """
     counts, values = Counter[Content](), dict[Content, Any]()
     for row in rows:
-        found = dict(_list_contents(row, read, context, renderer.added_bos if renderer else ""))
+        found = dict(_list_contents(row, columns, context, renderer.added_bos if renderer else ""))
         counts.update(found.keys())
         for content, value in found.items():
             if content not in values or (content[0] == KEY and value[content[1]]):  # a template may hide a false value
@@ -65,13 +65,13 @@ def find_unread_content(
 
 
 def _list_contents(
-    row: JsonObject, read: Collection[str], context: Collection[str] | None, bos: str
+    row: JsonObject, columns: Collection[str], context: Collection[str] | None, bos: str
 ) -> Iterator[tuple[Content, Any]]:
     """Yield (content, value) for what a run may ignore in a row. The value of a key is a part of its message."""
     for column, value in row.items():
         if value is None or column == "data_source":
             continue
-        if column not in read:
+        if column not in columns:
             if context is not None and column not in context:
                 yield ("the column", column, "not read"), True
             elif isinstance(value, str) and value.startswith(("[", "{")) and column not in PARSED_COLUMNS:
@@ -83,9 +83,10 @@ def _list_contents(
             yield (f"{IMAGE_MARK} without an image in the column", column, "shown to the model as text"), True
         if chat := read_chat_text(value):
             yield ("chats written as text in the column", column, "read as chats"), True
-        messages = [one for one in chat or value if isinstance(one, dict)] if chat or isinstance(value, list) else []
-        roles = [str(one.get("role", one.get("from"))).strip() for one in messages]
-        roles = [ROLES.get(role.lower(), role) for role in roles]
+        items = chat or (value if isinstance(value, list) else [])
+        messages = [item for item in items if isinstance(item, dict)]
+        names = (str(message.get("role", message.get("from"))).strip() for message in messages)
+        roles = [ROLES.get(name.lower(), name) for name in names]
         if roles[:1] == ["assistant"] and column.startswith(("messages", "conversation")):
             yield ("an answer before the first question in the column", column, "not trained on"), True
         for role, message in zip(roles, messages, strict=True):
@@ -103,11 +104,13 @@ def _list_contents(
 
 
 def _is_ignored(kind: str, name: str, value: Any, renderer: Renderer | None) -> bool:
-    """Whether the run ignores a content, of which a row has `value`."""
+    """Return whether the run ignores content of this kind and name. value: an example from a row."""
     if kind == JSON_TEXT:
         return read_literal(value) is not None
-    if renderer is None or kind not in (KEY, VARIABLE):
-        return kind not in (KEY, VARIABLE)
+    if kind not in (KEY, VARIABLE):
+        return True
+    if renderer is None:
+        return False
     if kind == VARIABLE:
         return not renderer.template_reads(name)
     bare = {"role": value["role"], "content": "?"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from alphaapollo.data.chats import read_chat_text
@@ -18,8 +19,8 @@ from alphaapollo.data.findings import DataFinding, find_unread_content
 if TYPE_CHECKING:
     from alphaapollo.data.rendering import Renderer
 
-RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # results.jsonl and rollouts/
-LOG_COLUMNS = ("prompt_id", "sample", "outcome")  # these, and scores.jsonl
+RESULT_COLUMNS = ("prompt_id", "turns", "rows")  # of results.jsonl and rollouts/
+LOG_COLUMNS = ("prompt_id", "sample", "outcome")  # of these files and of scores.jsonl
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ def read_rows_in_known_format(
     columns = {*list_column_names(rows)}
     if any({*group} <= columns for group in needed):
         return rows, find_unread_content(path, rows, {*names.values()}, optional, renderer)
-    for one in () if {*RESULT_COLUMNS} <= columns else formats:
-        if {*one.columns} <= columns:
-            converted = (row | {names.get(key, key): value for key, value in one.convert(row).items()} for row in rows)
-            names_read = f"the column{'s' * (len(one.columns) > 1)} {', '.join(one.columns)}"
-            guess = DataFinding(path, names_read, f"read as {one.name}", len(rows), len(rows))
-            unread = find_unread_content(path, rows, {*one.columns, *one.optional}, optional, renderer)
-            return DataRows(converted, rows.locations, rows.source), [guess, *unread]
+    candidates = () if {*RESULT_COLUMNS} <= columns else formats
+    if known := next((known for known in candidates if {*known.columns} <= columns), None):
+        converted = (row | {names.get(key, key): value for key, value in known.convert(row).items()} for row in rows)
+        names_read = f"the column{'s' * (len(known.columns) > 1)} {', '.join(known.columns)}"
+        guess = DataFinding(path, names_read, f"read as {known.name}", len(rows), len(rows))
+        unread = find_unread_content(path, rows, {*known.columns, *known.optional}, optional, renderer)
+        return DataRows(converted, rows.locations, rows.source), [guess, *unread]
     missing = " or ".join(" and ".join(map(repr, group)) for group in needed)
     keys = ", ".join(f"data.{name}_key" for name in names)
     raise ValueError(
@@ -81,7 +82,7 @@ def _suggest_command(path: str, columns: Collection[str], names: Collection[str]
         (script, [RESULT_COLUMNS, ("question", "answer")] if "messages" in names else [RESULT_COLUMNS] * bool(script)),
         ("alphaapollo dpo data.train_files", [("chosen", "rejected")]),
         ("alphaapollo dpo preference.loss=kto data.train_files", [("completion", "label"), ("response", "label")]),
-        ("alphaapollo sft data.train_files", [("messages",), *(one.columns for one in SFT_FORMATS)]),
+        ("alphaapollo sft data.train_files", [("messages",), *(known.columns for known in SFT_FORMATS)]),
         ("alphaapollo rl data.train_files", [("data_source", "prompt", "reward_model")]),
     ]
     found = (command for command, groups in commands if any({*group} <= {*columns} for group in groups))
@@ -89,32 +90,31 @@ def _suggest_command(path: str, columns: Collection[str], names: Collection[str]
 
 
 def _make_messages(value: Any, role: str = "assistant") -> list[Any]:
-    """Return a message with a text or parts; messages, or a text that shows them, as they are."""
+    """Return messages, or a text that contains messages, as messages; another text, or parts, as one message."""
     chat = read_chat_text(value) or value
-    is_chat = isinstance(chat, list) and all(isinstance(one, dict) and one.keys() & {"role", "from"} for one in chat)
+    is_chat = isinstance(chat, list) and all(isinstance(item, dict) and item.keys() & {"role", "from"} for item in chat)
     return chat if is_chat else [{"role": role, "content": value}]
 
 
 def _make_chat(question: Any, *answers: Any) -> list[Any]:
-    return [*_make_messages(question, "user"), *(one for answer in answers for one in _make_messages(answer))]
+    return [*_make_messages(question, "user"), *chain(*map(_make_messages, answers))]
 
 
 def _split_turns(turns: Any) -> Any:
     """Convert ms-swift's turns, [{"human": ..., "assistant": ...}, ...], to messages; other chats are unchanged."""
-    if not isinstance(turns, list) or not all(isinstance(one, dict) and "human" in one for one in turns):
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) and "human" in turn for turn in turns):
         return turns
-    return [message for one in turns for message in _make_chat(one["human"], one.get("assistant"))]
+    return [message for turn in turns for message in _make_chat(turn["human"], turn.get("assistant"))]
 
 
 def _split_last_answer(row: DataRow) -> tuple[list[Any], list[Any]]:
     """Return a chat up to its last user message, and the messages after it. Raises ValueError if there is none."""
-    chat = read_chat_text(row["messages"]) or row["messages"]
-    users = [
-        place for place, one in enumerate(chat or ()) if str(one.get("role", one.get("from"))) in ("user", "human")
-    ]
-    if not users:
+    messages: list[Any] = read_chat_text(row["messages"]) or row["messages"] or []
+    roles = [str(message.get("role", message.get("from"))) for message in messages]
+    ends = [number for number, role in enumerate(roles, 1) if role in ("user", "human")]
+    if not ends:
         raise ValueError("'messages' has no message of the user. Add one.")
-    return chat[: users[-1] + 1], chat[users[-1] + 1 :]
+    return messages[: ends[-1]], messages[ends[-1] :]
 
 
 def _read_messages_with_rejected(row: DataRow) -> DataRow:
@@ -133,7 +133,7 @@ def _read_labelled_messages(row: DataRow) -> DataRow:
 
 
 def _join_instruction(row: DataRow) -> Any:
-    """Return the texts of the columns `instruction` and `input`; another value as it is, which is then refused."""
+    """Join the texts of the columns `instruction` and `input`. A value that is not text is returned, to be refused."""
     parts = [*filter(None, (row.get("instruction"), row.get("input")))]
     return next((part for part in parts if not isinstance(part, str)), None) or "\n\n".join(parts)
 
@@ -182,14 +182,14 @@ PAIR_FORMATS = (
 )
 
 
-def _ask(row: DataRow, column: str) -> DataRow:
+def _make_prompt(row: DataRow, column: str) -> DataRow:
     question = row.get(column)
     return {"prompt": None if question is None else _make_chat(question)}
 
 
 PROMPT_FORMATS = (
     *(
-        DataFormat("questions, each asked in a chat", (name,), partial(_ask, column=name))
+        DataFormat("questions, each asked in a chat", (name,), partial(_make_prompt, column=name))
         for name in ("question", "problem", "Question", "Problem", "query")
     ),
     DataFormat(
@@ -200,17 +200,17 @@ PROMPT_FORMATS = (
 )
 
 
-def _ask_instruction(row: DataRow) -> DataRow:
+def _make_instruction_prompt(row: DataRow) -> DataRow:
     return {"prompt": _make_chat(_join_instruction(row))}
 
 
 def make_pair_formats(chosen: str, rejected: str) -> list[DataFormat]:
     """Return the formats of files that have the columns of a pair, but not the column of its prompt."""
-    pair, asked = (chosen, rejected), ("input", "problem", "Question", "Problem", "query")
+    pair, questions = (chosen, rejected), ("input", "problem", "Question", "Problem", "query")
     return [
         DataFormat("pairs with prompts", ("conversations", *pair), lambda row: {"prompt": row.get("conversations")}),
         DataFormat("pairs with prompts", ("question", *pair), lambda row: {"prompt": row.get("question")}),
-        DataFormat("pairs with Alpaca instructions", ("instruction", *pair), _ask_instruction, ("input",)),
-        *(DataFormat("pairs with questions", (name, *pair), partial(_ask, column=name)) for name in asked),
+        DataFormat("pairs with Alpaca instructions", ("instruction", *pair), _make_instruction_prompt, ("input",)),
+        *(DataFormat("pairs with questions", (name, *pair), partial(_make_prompt, column=name)) for name in questions),
         DataFormat("pairs, whose common beginning is the prompt", pair, lambda row: {}),
     ]

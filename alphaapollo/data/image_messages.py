@@ -50,8 +50,7 @@ class ImageReader:
         from PIL import Image
 
         if isinstance(value, Mapping):
-            found = next((value[key] for key in IMAGE_KEYS if value.get(key) is not None), None)
-            return self._find(found)
+            return self._find(next((value[key] for key in IMAGE_KEYS if value.get(key) is not None), None))
         if isinstance(value, bytes):
             return value
         if isinstance(value, np.ndarray):  # e.g. a frame of a game
@@ -78,8 +77,8 @@ LOCAL_IMAGES = ImageReader()  # paths start at the working folder, no downloads
 
 
 def read_image_column(row: Mapping[str, object], reader: ImageReader) -> list[EncodedImage] | None:
-    """Read the column `images` of a data row; None without. Raises ValueError if an image cannot be read, or if the row
-    has boxes, videos or audio."""
+    """Read the column `images` of a data row; None if there is no such column. Raises ValueError if an image cannot be
+    read, or if the row has boxes, videos or audio."""
     _check_has_only_images(row)
     if IMAGES not in row and row.get("image") is not None:  # LLaVA: the picture of the only mark
         texts = (value for column, value in row.items() if column != "image")
@@ -141,13 +140,13 @@ def convert_parts(message: ChatMessage, reader: ImageReader) -> Message:
             has_images = True
         else:
             raise ValueError(f"a part of a message is {part!r:.80}. Its type must be text, image or image_url.")
-    if own := message.get("images"):
-        if slots.count(None) != len(own):
-            raise make_count_error(f"a message of role {message['role']}", slots.count(None), len(own))
-        remaining = iter([None if value is None else reader.read(value) for value in own])  # None stays for the column
+    if images := message.get("images"):
+        if slots.count(None) != len(images):
+            raise make_count_error(f"a message of role {message['role']}", slots.count(None), len(images))
+        remaining = iter([None if value is None else reader.read(value) for value in images])  # None: of the column
         slots = [next(remaining) if slot is None else slot for slot in slots]
     converted = {**message, "content": "".join(texts)}
-    return cast(Message, {**converted, IMAGES: slots} if own or has_images else converted)
+    return cast(Message, {**converted, IMAGES: slots} if images or has_images else converted)
 
 
 def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
@@ -158,10 +157,10 @@ def convert_messages(messages: Sequence[ChatMessage]) -> list[Message]:
 
 def _list_slots(message: Message) -> list[EncodedImage | None]:
     """Return an image, or None if the column provides it, for each mark of a converted message."""
-    if own := message.get("images"):
+    if images := message.get("images"):
         if message["role"] == "assistant":
             raise ValueError("an assistant message has images, which a model cannot generate. Remove them.")
-        return [*own]
+        return [*images]
     return [] if message["role"] == "assistant" else [None] * message["content"].count(IMAGE_MARK)
 
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 CACHE_SIZE = 256  # prepared images
 NUM_LOCKS = 64  # so that few different images share a lock
 MAX_PIXELS = 2**26  # of an image, before the processor resizes it
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # decoders of others may start programs; MPO is a JPEG
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # decoders of other formats may start programs; MPO is a JPEG
 DECODING = BoundedSemaphore(2)  # an image of MAX_PIXELS needs a GiB while it is decoded
-GRID, MERGE = "image_grid_thw", "merge_size"  # of processors for models with M-RoPE
+GRID, MERGE = "image_grid_thw", "merge_size"  # names that processors for models with M-RoPE use
 EXCLUDED_LOGIT = -1e9  # of placeholders in engine and trainer
 PLACEHOLDER_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in a model's config
 ORIENTATION, SIDEWAYS = 0x0112, range(5, 9)  # EXIF tag, and its values that swap width and height
@@ -146,11 +146,8 @@ class LazyImages(Sequence[ImageInput]):
 
 def collect_images(content: Sequence[ChatMessage] | str) -> list[EncodedImage]:
     """Return the images of a chat, in order. A text without messages has none."""
-    return (
-        []
-        if isinstance(content, str)
-        else [encoded_image for one in content for encoded_image in one.get("images") or ()]
-    )
+    messages = () if isinstance(content, str) else content
+    return [encoded_image for message in messages for encoded_image in message.get("images") or ()]
 
 
 def make_content_parts(message: ChatMessage) -> JsonObject:
@@ -161,7 +158,10 @@ def make_content_parts(message: ChatMessage) -> JsonObject:
         raise make_count_error(f"a message of role {message['role']}", len(texts) - 1, num_images)
     parts: list[dict[str, str]] = []
     for index, text in enumerate(texts):
-        parts += [{"type": "image"}] * (index > 0) + [{"type": "text", "text": text}] * bool(text)
+        if index > 0:
+            parts.append({"type": "image"})
+        if text:
+            parts.append({"type": "text", "text": text})
     return {**{key: value for key, value in message.items() if key != "images"}, "content": parts}
 
 

@@ -30,10 +30,10 @@ def make_stream(
 def describe_mixture(data: TrainingFiles, file_sizes: Mapping[int, int], epochs: float) -> dict[str, str]:
     """Return one line per training file: number of rows, share of each batch, and passes in the run; none for a single
     file."""
-    rows, weights = dict[str, str](), data.source_weights or [1.0] * len(file_sizes)
+    lines, weights = dict[str, str](), data.source_weights or [1.0] * len(file_sizes)
     total = sum(size * weights[file] for file, size in file_sizes.items())
     names = make_source_names(data.train_files) if len(file_sizes) > 1 else []
     for file, name in enumerate(names):
         share, passes = file_sizes[file] * weights[file] / total, weights[file] * epochs
-        rows[f"  {name}"] = f"{file_sizes[file]} rows x {weights[file]:g}, {share:.0%} of a batch, {passes:.2f} passes"
-    return rows
+        lines[f"  {name}"] = f"{file_sizes[file]} rows x {weights[file]:g}, {share:.0%} of a batch, {passes:.2f} passes"
+    return lines

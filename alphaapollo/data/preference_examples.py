@@ -71,18 +71,14 @@ class PreferenceExample:
 
 
 def load_preferences(
-    files: str | Sequence[str],
-    renderer: Renderer,
-    data: PairData,
-    max_samples: int = -1,
-    single_answers: bool = False,
+    files: str | Sequence[str], renderer: Renderer, data: PairData, max_samples: int = -1, single_answers: bool = False
 ) -> LoadedExamples[PreferenceExample]:
     """Load and tokenize preference data; at most max_samples data rows if positive. An example is a pair, or with
     single_answers, for KTO, one labelled answer with an answer to another prompt. Raises ValueError for invalid files
     or rows, if an answer is too long and data.truncation=error, or if all labels are equal."""
     pair = (data.chosen_key, data.rejected_key)
     needed: list[tuple[str, ...]] = [(*pair, data.prompt_key)]
-    names = {"chosen": pair[0], "rejected": pair[1], "prompt": data.prompt_key}
+    names = {"chosen": data.chosen_key, "rejected": data.rejected_key, "prompt": data.prompt_key}
     formats: Sequence[DataFormat] = [*PAIR_FORMATS, *make_pair_formats(*pair)]
     if single_answers and isinstance(data, PreferenceData):
         needed, formats = [(data.response_key, data.label_key), *needed], (*LABELLED_FORMATS, *formats)
@@ -92,17 +88,17 @@ def load_preferences(
         read_rows_in_known_format, needed=needed, formats=formats, names=names, optional=optional, renderer=renderer
     )
     convert = partial(_parse_row, renderer=renderer, data=data, single_answers=single_answers)
-    read, findings = read_examples(files, read_rows, convert, max_samples, data)
-    texts = [pieces for _, (answers, _) in read for pieces in answers]
+    parsed_rows, findings = read_examples(files, read_rows, convert, max_samples, data)
+    texts = [pieces for _, (answers, _) in parsed_rows for pieces in answers]
     rows = iter(tokenize_examples(texts, renderer))
     examples = list[tuple[RowPlace, PreferenceExample]]()
-    for place, (_, example) in read:
+    for place, (_, example) in parsed_rows:
         example.rows = [next(rows) for _ in example.is_good]
-        pairs = zip(example.rows, example.is_good, strict=True)
-        singles = [replace(example, rows=[row], is_good=[good]) for row, good in pairs]
-        examples += [(place, one) for one in (singles if single_answers else [example])]
+        labelled_rows = zip(example.rows, example.is_good, strict=True)
+        single_examples = [replace(example, rows=[row], is_good=[good]) for row, good in labelled_rows]
+        examples += [(place, part) for part in (single_examples if single_answers else [example])]
     noun = "answers" if single_answers else "pairs"
-    loaded = apply_max_length(files, examples, lambda one: one.longest_row_length, noun, data)
+    loaded = apply_max_length(files, examples, lambda example: example.longest_row_length, noun, data)
     if single_answers:
         _add_unrelated_answers(files, loaded.examples, data)
     return replace(
@@ -156,11 +152,8 @@ def _parse_row(
     if single_answers and isinstance(data, PreferenceData) and {data.response_key, data.label_key} <= row.keys():
         if (label := row[data.label_key]) not in (True, False):  # 1 and 0 are equal to True and False
             raise ValueError(f"{data.label_key!r} is {label!r}; it must be true (desirable) or false.")
-        prompt, answers, example.is_good = (
-            row.get(data.prompt_key),
-            [read_answer(row, data.response_key, reader)],
-            [bool(label)],
-        )
+        prompt, example.is_good = row.get(data.prompt_key), [bool(label)]
+        answers = [read_answer(row, data.response_key, reader)]
     else:
         prompt, *answers = _read_pair(row, data, reader)
     texts = [

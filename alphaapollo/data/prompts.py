@@ -16,11 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
-from alphaapollo.data.chats import (
-    RowContext,
-    read_chat_text,
-    shorten_repr,
-)
+from alphaapollo.data.chats import RowContext, read_chat_text, shorten_repr
 from alphaapollo.data.files import DataRow, convert_rows, to_file_list
 from alphaapollo.data.findings import READ_AS_TRUTH, TRUTH_COLUMNS, DataFinding
 from alphaapollo.data.formats import LOG_COLUMNS, PROMPT_FORMATS, read_rows_in_known_format
@@ -51,7 +47,7 @@ def load_prompts(
         names = {"prompt": prompt_key}
         rows, unread = read_rows_in_known_format(path, [(prompt_key,)], PROMPT_FORMATS, names, renderer=renderer)
         if findings is not None:
-            findings += [one for one in unread if not (ground_truth_key and one.effect == READ_AS_TRUTH)]
+            findings += [found for found in unread if not (ground_truth_key and found.effect == READ_AS_TRUTH)]
         if ground_truth_key and not any(ground_truth_key in row for row in rows):
             columns = ", ".join(rows[0]) if len(rows) else "none"
             raise ValueError(f"{path} has no column data.ground_truth_key={ground_truth_key}. Columns: {columns}.")
@@ -69,7 +65,7 @@ def load_prompts(
             replace(prompt, id=number, file=file, location=location)
             for number, (prompt, location) in enumerate(zip(converted_rows, rows.locations, strict=True), len(prompts))
         ]
-    others = [one for one in prompts if isinstance(one.content, str) != isinstance(prompts[0].content, str)]
+    others = [prompt for prompt in prompts if isinstance(prompt.content, str) != isinstance(prompts[0].content, str)]
     if others:
         kind, kind_of_first = ("text", "chat") if isinstance(others[0].content, str) else ("chat", "text")
         raise ValueError(
@@ -94,8 +90,8 @@ def _convert_row_to_prompt(
         metadata = row["metadata"]
         parsed = read_literal(metadata) if isinstance(metadata, str) else None
         extra_info = {**extra_info, "metadata": metadata if parsed is None else parsed}
-    read = {prompt_key, *READ_COLUMNS}
-    extra_info = {key: value for key, value in row.items() if key not in read and value is not None} | extra_info
+    known = {prompt_key, *READ_COLUMNS}
+    extra_info = {key: value for key, value in row.items() if key not in known and value is not None} | extra_info
     truths = [section.get("ground_truth") for section in (reward_model, extra_info, env_kwargs, row)]
     answer = row.get("answer")
     truths.append(answer.rsplit("####")[-1].strip() if isinstance(answer, str) else answer)  # GSM8K
@@ -182,9 +178,10 @@ def apply_length_limit(
     batches = (prompts[start : start + BATCH] for start in range(0, len(prompts), BATCH))
     lengths = [*chain.from_iterable(map(renderer.count_prompt_tokens, batches))]
     has_images = [bool(collect_images(prompt.content)) for prompt in prompts]
-    limit = ("prompts", "data.max_prompt_length", max_prompt_length, truncation)
     locations = [prompt.location or f"row {prompt.id}" for prompt in prompts]
-    num_long = check_length_limit(lengths, locations, *limit, has_images)
+    num_long = check_length_limit(
+        lengths, locations, "prompts", "data.max_prompt_length", max_prompt_length, truncation, has_images
+    )
     if truncation != "drop":
         return list(prompts), num_long
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_prompt_length], num_long
@@ -201,12 +198,10 @@ def check_length_limit(
 ) -> int:
     """Count the lengths over `limit`, the value of the config key `key`. Raises ValueError if some are too long and
     truncation=error, one with an image would be truncated, or all are too long and truncation=drop."""
-    chosen = [index for index, has_image in enumerate(has_images) if has_image]
-    if chosen and truncation != "drop":
-        rows = [locations[index] for index in chosen]
-        check_length_limit(
-            [lengths[index] for index in chosen], rows, f"{plural_noun} with images", key, limit, "error"
-        )
+    with_images = [index for index, has_image in enumerate(has_images) if has_image]
+    if with_images and truncation != "drop":
+        rows, row_lengths = [locations[index] for index in with_images], [lengths[index] for index in with_images]
+        check_length_limit(row_lengths, rows, f"{plural_noun} with images", key, limit, "error")
     long = [index for index, length in enumerate(lengths) if length > limit]
     if long and truncation == "error":
         choices = "drop, left or right" if plural_noun in ("prompts", "examples") else "drop"

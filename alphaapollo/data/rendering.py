@@ -35,7 +35,7 @@ from alphaapollo.types import ChatMessage, EncodedImage, ImageInput, JsonObject,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-DATE = "strftime_now"  # function of the chat template
+DATE = "strftime_now"  # function that a chat template calls for the date
 PLACEHOLDER = "\u2063action\u2063"  # replaces the sampled text in a chat that is rendered
 
 
@@ -102,7 +102,7 @@ class Renderer:
     def prepare_images(self, content: Sequence[ChatMessage] | str) -> tuple[ImageInput, ...]:
         """Return the prepared images of a chat, in order. Raises ValueError if an image cannot be read."""
         check_images_are_supported(content, self.images)
-        return tuple(self.images.prepare(one) for one in collect_images(content)) if self.images else ()
+        return tuple(map(self.images.prepare, collect_images(content))) if self.images else ()
 
     def tokenize_images(self, content: Sequence[ChatMessage]) -> tuple[ImageTokens, ...]:
         """Return the images of a chat with their tokens, in order. Raises ValueError if an image cannot be read."""
@@ -128,16 +128,16 @@ class Renderer:
         """Tokenize prompts with one placeholder per image. renderers: that of each prompt, by default this one."""
         pairs = zip(contents, renderers or [self] * len(contents), strict=True)
         texts = [renderer.render_chat(content) if isinstance(content, list) else content for content, renderer in pairs]
-        chats = {isinstance(content, list) for content in contents}
-        assert len(chats) <= 1, "chats and texts cannot be mixed"
-        return self.encode(texts, add_special_tokens=False in chats)
+        are_chats = [isinstance(content, list) for content in contents]
+        assert all(are_chats) or not any(are_chats), "chats and texts cannot be mixed"
+        return self.encode(texts, add_special_tokens=not all(are_chats))
 
     def encode_observation(self, messages: list[Message], last_sampled_token: int | None = None) -> list[int]:
         """Tokenize what follows sampled tokens: end of the assistant turn, `messages` of the environment, and
         generation prompt. The end of the turn is left out if it is the last sampled token."""
         if "tools" not in self.template_arguments:
             check_chat_is_shown([Message(role="user", content="?"), *messages], self)
-        ids = self.expand_placeholders(self._encode_following_messages(messages, True), messages)
+        ids = self.expand_placeholders(self._encode_following_messages(messages, add_generation_prompt=True), messages)
         return self.skip_turn_end(ids, last_sampled_token)
 
     def skip_turn_end(self, following: list[int], last_sampled_token: int | None) -> list[int]:
@@ -202,7 +202,8 @@ class Renderer:
     def split_control_strings(self, chat: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Return messages whose texts have no control strings when they are rendered and encoded."""
         patterns = [self._control_patterns.get(message["role"], self._control_patterns["user"]) for message in chat]
-        return [split_control_text(*pair, self.control_strings) for pair in zip(chat, patterns, strict=True)]
+        pairs = zip(chat, patterns, strict=True)
+        return [split_control_text(message, pattern, self.control_strings) for message, pattern in pairs]
 
     def _apply_template(
         self, chat: Sequence[ChatMessage], add_generation_prompt: bool, arguments: Mapping[str, Any] | None = None
@@ -233,8 +234,8 @@ class Renderer:
         return not self.render_chat(chat).startswith(self.render_chat(question) + action)
 
     def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
-        """Tokenize each text. The text of a rendered chat needs add_special_tokens=False; another one gets a single BOS
-        if the tokenizer adds it."""
+        """Tokenize each text. The text of a rendered chat needs add_special_tokens=False. With add_special_tokens=True,
+        a text gets a single BOS if the tokenizer adds it."""
         if add_special_tokens:
             texts = [text.removeprefix(self.added_bos) for text in texts]
             for text in texts:
@@ -258,13 +259,13 @@ class Renderer:
 
     def list_control_notices(self) -> list[str]:
         """Return notices about the control strings in the chats and texts rendered so far."""
-        ends = (
+        kinds = (
             (self.control_strings, "Messages", "They are ordinary text, so that they do not end or start a turn."),
             (self.control_strings_of_texts, "Text prompts", "They stay control tokens. Use messages for a chat."),
         )
         return [
-            f"{where} contain {strings.total()} control strings, e.g. {next(iter(strings))}. {what}"
-            for strings, where, what in ends
+            f"{texts} contain {strings.total()} control strings, e.g. {next(iter(strings))}. {effect}"
+            for strings, texts, effect in kinds
             if strings
         ]
 
@@ -276,14 +277,15 @@ class Renderer:
         frame = set[int]()
         with suppress(ValueError):  # a template for other chats
             shown = self._apply_template([question, answer, question], True) if self.tokenizer.chat_template else ""
-            frame = {*self.encode([shown])[0]} & self._marker_ids | {*self.eos_token_ids}
+            frame = ({*self.encode([shown])[0]} & self._marker_ids) | {*self.eos_token_ids}
         added, template = self.tokenizer.added_tokens_decoder, str(self.tokenizer.chat_template)
         markers = {
             token for token in self._marker_ids & {*added} if added[token].special or added[token].content in template
         }
-        names = [{*self.tokenizer.convert_ids_to_tokens([*ids])} for ids in (markers | frame, frame, self._marker_ids)]
-        kinds = {"user": (names[0], names[2]), "tool": (names[0],), "assistant": (names[1], names[2])}
-        return {role: make_control_pattern(*kind) for role, kind in kinds.items()}
+        id_sets = (markers | frame, frame, self._marker_ids)
+        forbidden, framing, known = ({*self.tokenizer.convert_ids_to_tokens([*ids])} for ids in id_sets)
+        tokens_and_known = {"user": (forbidden, known), "tool": (forbidden, ()), "assistant": (framing, known)}
+        return {role: make_control_pattern(*arguments) for role, arguments in tokens_and_known.items()}
 
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -304,14 +306,14 @@ class Renderer:
     def template_end_ids(self) -> list[int]:
         """Token ids that the chat template adds after the last assistant turn; empty without a template."""
         chat = [Message(role="user", content="?"), Message(role="assistant", content=PLACEHOLDER)]
-        shown = self._apply_template(chat, False) if self.tokenizer.chat_template else ""
+        shown = self._apply_template(chat, add_generation_prompt=False) if self.tokenizer.chat_template else ""
         return self.encode([shown.partition(PLACEHOLDER)[2]])[0] if shown else []
 
     @cached_property
     def missing_end_ids(self) -> list[int]:
-        """Token to append to the last answer of a chat whose template ends a turn with no stop token, but with nothing,
-        as for GLM, or with text, e.g. a newline: the stop token that starts the next user message, or EOS. Empty if the
-        template has an end."""
+        """Token to append to the last answer of a chat: the stop token that starts the next user message, or EOS. Empty
+        if the template ends a turn with a stop token, instead of with nothing, as GLM's, or with text, e.g. a newline.
+        """
         if not self.tokenizer.chat_template or {*self.eos_token_ids} & {*self.template_end_ids}:
             return []
         question = self._encode_following_messages([Message(role="user", content="?")], add_generation_prompt=True)

@@ -31,8 +31,7 @@ class PromptStream:
     def __init__(self, num_prompts: int, seed: int, shuffle: bool, start: int = 0):
         assert num_prompts > 0
         self.num_prompts, self._start = num_prompts, start
-        self._seed = seed
-        self._shuffle = shuffle
+        self._seed, self._shuffle = seed, shuffle
         self._order = lru_cache(maxsize=2)(self._epoch_order)
 
     def prompt_indices(self, start: int, count: int) -> list[int]:
@@ -60,8 +59,8 @@ class WeightedFileStream:
         self._sources = [
             PromptStream(size, derive_seed(seed, "source", number), shuffle) for number, size in enumerate(file_sizes)
         ]
-        self._ends = np.cumsum(self._quotas)
-        self._firsts, self._start = np.cumsum([0, *file_sizes]), start
+        self._quota_ends = np.cumsum(self._quotas)
+        self._file_starts, self._start = np.cumsum([0, *file_sizes]), start
 
     @property
     def num_prompts(self) -> int:
@@ -74,7 +73,7 @@ class WeightedFileStream:
 
     def _example_index(self, position: int) -> int:
         (slot,) = self._slots.prompt_indices(position, 1)
-        source = int(np.searchsorted(self._ends, slot, side="right"))
+        source = int(np.searchsorted(self._quota_ends, slot, side="right"))
         quota = self._quotas[source]
-        source_position = position // self.num_prompts * quota + slot - (int(self._ends[source]) - quota)
-        return int(self._firsts[source]) + self._sources[source].prompt_indices(source_position, 1)[0]
+        source_position = position // self.num_prompts * quota + slot - (int(self._quota_ends[source]) - quota)
+        return int(self._file_starts[source]) + self._sources[source].prompt_indices(source_position, 1)[0]

@@ -1,5 +1,5 @@
-"""Read parquet, arrow and CSV files with pyarrow. A small file may stand for more rows or texts than the machine has
-memory for, so that what its metadata declares is compared with the available memory before the content is decoded."""
+"""Read parquet, arrow and CSV files with pyarrow. A small file may expand to more than the memory of the machine, so
+the sizes that its metadata declares are compared with the available memory before the content is decoded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _convert_batches(batches: Iterable[Any], max_rows: int = MAX_ROWS_AT_ONCE) -
 
 
 def _limit_rows(num_bytes: int) -> int:
-    """Return how many rows fit into the reserve of _convert_batches, twice, if each repeats a text of `num_bytes`."""
+    """Return how many rows need half the reserve of _convert_batches, if each of them repeats a text of `num_bytes`."""
     return max(1, min(MAX_ROWS_AT_ONCE, measure_available_memory() // (8 * num_bytes + 1)))
 
 
@@ -59,12 +59,12 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def _measure_dictionary(file: BinaryIO, chunk: Any) -> int:
-    """Return the bytes of the texts that a column chunk may repeat in each row: from the header of its dictionary page,
-    whose first fields are type and size in Thrift's compact protocol, or those of the chunk."""
+    """Return the bytes of the texts that a column chunk may repeat in each row: the size in the header of a dictionary
+    page, which starts with type and size in Thrift's compact protocol, or else the size of the chunk."""
     file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
     header = file.read(8)
     if header.startswith(b"\x15\x04\x15"):
-        digits = [*takewhile(lambda byte: byte > 127, header[3:])]
+        digits = [*takewhile(lambda byte: byte > 127, header[3:])]  # of the size, a zigzag varint
         return sum((byte & 127) << 7 * index for index, byte in enumerate([*digits, header[3 + len(digits)]])) // 2
     return chunk.total_uncompressed_size if "DELTA_BYTE_ARRAY" in chunk.encodings or chunk.has_dictionary_page else 0
 
@@ -123,7 +123,8 @@ def _measure_message(header: memoryview, body: Any, is_dictionary: bool) -> tupl
     batch = follow(find(batch, 1)) if is_dictionary else batch
     rows, buffers, compression = (find(batch, field) for field in (0, 2, 3))
     num_bytes = 0
-    for index in range(struct.unpack_from("<I", header, follow(buffers))[0] if buffers else 0):
+    num_buffers = struct.unpack_from("<I", header, follow(buffers))[0] if buffers else 0
+    for index in range(num_buffers):
         offset, length = struct.unpack_from("<qq", header, follow(buffers) + 4 + 16 * index)
         declared = struct.unpack_from("<q", body, offset)[0] if compression and length else -1
         num_bytes += max(declared, length)
@@ -135,7 +136,7 @@ def read_csv(content: bytes, separator: str) -> list[dict[str, Any]]:
     from pyarrow import BufferReader, csv, string
 
     header = content.decode().partition("\n")[0]
-    separator = next((one for one in (separator, ";", "\t") if one in header), separator)
+    separator = next((candidate for candidate in (separator, ";", "\t") if candidate in header), separator)
     _check_columns(header.count(separator) + 1)
     one_block = csv.ReadOptions(block_size=len(content) + 1)
     lines = csv.ParseOptions(delimiter=separator, newlines_in_values=True)

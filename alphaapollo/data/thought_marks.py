@@ -1,4 +1,4 @@
-"""Find the marks of thoughts that the text of an answer lacks: one that its prompt has, or special tokens."""
+"""Find the marks of thoughts that the text of an answer lacks, because they are in its prompt or special tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alphaapollo.utils.thoughts import PAIRS, SPECIAL_TOKENS, Marks, split_open_
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-DEFAULT = ("<think>", "</think>")
+DEFAULT_MARKS = ("<think>", "</think>")
 THOUGHT = "\u2063thought\u2063"  # replaces a thought in a chat that is rendered
 MARK = r"(?:<[^<>\s]+>|\[[^\[\]\s]+\])"
 MAX_MARK = 16  # tokens
@@ -35,8 +35,8 @@ class MarkFinder:
         render: Callable[[Sequence[ChatMessage], bool], str],
         skips_special_tokens: bool,
     ):
-        self.pair = find_template_marks(render) if tokenizer.chat_template else DEFAULT
-        names = {} if self.pair[0] in PAIRS else dict(zip(self.pair, DEFAULT, strict=True))
+        self.pair = find_template_marks(render) if tokenizer.chat_template else DEFAULT_MARKS
+        names = {} if self.pair[0] in PAIRS else dict(zip(self.pair, DEFAULT_MARKS, strict=True))
         self._names, self._pattern = names, re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
         special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -46,32 +46,34 @@ class MarkFinder:
         self._skips_special_tokens = skips_special_tokens
 
     def find(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Marks:
-        """Return the marks that the text of an answer lacks. Those that only this chat template has become DEFAULT."""
+        """Return the marks that the text of an answer lacks. Marks of this chat template become DEFAULT_MARKS."""
         end = self._decode(list(prompt_ids[-MAX_MARK:])).rstrip()
         opened = split_open_mark(end)[1] or next((name for mark, name in self._names.items() if end.endswith(mark)), "")
         return [(0, opened)] * bool(opened) + [*self._find_in_answer(token_ids)]
 
     def _find_in_answer(self, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
         position = 0
-        for is_mark, run in groupby(token_ids, self._ids.__contains__) if self._ids or self._names else ():
+        if not self._ids and not self._names:
+            return
+        for is_mark, run in groupby(token_ids, self._ids.__contains__):
             text = self._decode([*run], skip_special_tokens=self._skips_special_tokens and not is_mark)
             if is_mark:
                 yield position, self._names.get(text, text)
                 continue
             for found in self._pattern.finditer(text):  # the thought includes the template's marks
                 name = self._names[found[0]]
-                yield position + (found.start() if name == DEFAULT[0] else found.end()), name
+                yield position + (found.start() if name == DEFAULT_MARKS[0] else found.end()), name
             position += len(text)
 
 
 def find_template_marks(render: Callable[[Sequence[ChatMessage], bool], str]) -> tuple[str, str]:
-    """Return the marks around thoughts in a chat template; DEFAULT if it shows no thoughts."""
+    """Return the marks around thoughts in a chat template; DEFAULT_MARKS if it shows no thoughts."""
     thinking = add_thoughts(Message(role="assistant", content="!"), THOUGHT)
     try:
         before, _, after = render([Message(role="user", content="?"), thinking], False).partition(THOUGHT)
     except ValueError:  # a template for other chats
-        return DEFAULT
+        return DEFAULT_MARKS
     opening, closing = re.search(rf"({MARK})\s*\Z", before), re.match(rf"\s*({MARK})", after)
     if known := split_open_mark(before)[1]:
-        return (known, PAIRS[known]) if known in PAIRS else DEFAULT
-    return (opening[1], closing[1]) if opening and closing else DEFAULT
+        return (known, PAIRS[known]) if known in PAIRS else DEFAULT_MARKS
+    return (opening[1], closing[1]) if opening and closing else DEFAULT_MARKS

@@ -38,13 +38,12 @@ def describe_function(function: Callable[..., object]) -> JsonObject:
     from transformers.utils import chat_template_utils as schemas
 
     try:
-        described: JsonObject = schemas.get_json_schema(function)["function"]
+        return {**schemas.get_json_schema(function)["function"]}
     except (schemas.DocstringParsingException, schemas.TypeHintParsingException) as error:
         raise ValueError(
             f"the tool {function.__name__}: {error}. Give it a docstring, and each argument a type and a line under "
             "`Args:`."
         ) from error
-    return described
 
 
 class ToolRenderer(Renderer):
@@ -103,7 +102,7 @@ class ToolRenderer(Renderer):
         thought = "{0}\n{2}\n{1}\n\n{2}".format(*self.marks.pair, PLACEHOLDER)
         call = _make_call_message([self.first_tool], {}) | {"content": thought}
         answer = Message(role="tool", content="?", name=self.first_tool)
-        return not self.render_chat([QUESTION, call, _add_call_id(answer, 0)], True).startswith(
+        return not self.render_chat([QUESTION, call, _add_call_id(answer, 0)]).startswith(
             self.render_chat([QUESTION]) + thought
         )
 
@@ -137,7 +136,7 @@ class ToolRenderer(Renderer):
 
     def render_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Return the text that the model must sample to call the tool `name`."""
-        text = self.render_chat([QUESTION, _make_call_message([name], arguments)], False)
+        text = self.render_chat([QUESTION, _make_call_message([name], arguments)], add_generation_prompt=False)
         start = count_equal_items(text, self.render_chat([QUESTION]))
         ids = self.encode([text[start:]])[0]
         action = list(takewhile(lambda token: token not in self.eos_token_ids, ids))

@@ -36,10 +36,10 @@ class TextPiece:
 def split_chat(
     chat: Sequence[Message], renderer: Renderer, last_turn_only: bool = False, in_one_example: bool = False
 ) -> list[list[TextPiece]]:
-    """Split a chat into examples. All assistant messages are trained on, except those with `train: False` and a first
-    message, which answers nothing; with last_turn_only, only the last one. With in_one_example, a turn follows the
-    earlier ones as the model wrote them, also if the template rewrites them. Raises ValueError if there is nothing to
-    train on, or the template does not show it."""
+    """Split a chat into examples. Each assistant message (turn) is trained on, except those with `train: False` and a
+    first message of the chat, which answers nothing. last_turn_only: train only on the last of these turns.
+    in_one_example: the turns are one example, as the model wrote them, even if the template rewrites earlier ones.
+    Raises ValueError if there is nothing to train on, or the template does not show it."""
     check_chat_is_shown(chat, renderer)
     chat = [_drop_end(message, renderer) for message in chat]
     template = str(renderer.tokenizer.chat_template)
@@ -49,17 +49,19 @@ def split_chat(
             for message in chat
         ]
     answers = [index for index, message in enumerate(chat) if message["role"] == "assistant"]
-    turns = [index for index in answers if index and chat[index].get("train", True)][-1 if last_turn_only else 0 :]
+    turns = [index for index in answers if index > 0 and chat[index].get("train", True)]
+    turns = turns[-1:] if last_turn_only else turns
     if not turns:
-        reason = "its assistant messages are excluded (weight 0) or first" if answers else "it has no assistant message"
+        excluded = "its assistant messages have the weight 0 or precede the first question"
+        reason = excluded if answers else "it has no assistant message"
         raise ValueError(f"the chat has nothing to train on: {reason}. Add an answer or remove the row.")
     examples: list[list[TextPiece]] = []
-    added = renderer.missing_end_ids if renderer.template_end_ids else []  # after an end as text
-    added_end = "".join(renderer.tokenizer.convert_ids_to_tokens(added))
+    stop_ids = renderer.missing_end_ids if renderer.template_end_ids else []  # if the template ends a turn with text
+    appended_stop = "".join(renderer.tokenizer.convert_ids_to_tokens(stop_ids))
     seen, num_seen = "", 0  # text and number of messages of the current example
     for turn in turns:
         prompt, answer = render_turn(chat, turn, renderer)
-        if not prompt.startswith(seen) and prompt.startswith(shown := seen.removesuffix(added_end)):
+        if not prompt.startswith(seen) and prompt.startswith(shown := seen.removesuffix(appended_stop)):
             prompt = seen + prompt[len(shown) :]  # as in an episode, the stop token that the model writes stays
         if in_one_example and seen and not prompt.startswith(seen):
             prompt = seen + _find_text_after(seen, examples[-1][-1].text, prompt, turn)
@@ -67,7 +69,8 @@ def split_chat(
             examples.append([])
             seen, num_seen = "", 0
         encoded_images = renderer.tokenize_images(chat[num_seen:turn])
-        pieces = [TextPiece(prompt[len(seen) :], False, encoded_images=encoded_images), TextPiece(answer, True)]
+        prompt_piece = TextPiece(prompt[len(seen) :], is_trained=False, encoded_images=encoded_images)
+        pieces = [prompt_piece, TextPiece(answer, is_trained=True)]
         if images := renderer.images:
             for piece in pieces:
                 images.check_placeholders(piece.text.count(images.placeholder), len(piece.encoded_images))
@@ -77,7 +80,7 @@ def split_chat(
 
 
 def _drop_end(message: Message, renderer: Renderer) -> Message:
-    """Return a message without the stop token that an assistant's content may end with, as the template writes one."""
+    """Return a message without a stop token at the end of an assistant's content, because the template writes one."""
     text = message["content"].rstrip() if message["role"] == "assistant" else ""
     stops = renderer.tokenizer.convert_ids_to_tokens([*renderer.eos_token_ids])
     found = next((stop for stop in stops if text.endswith(stop)), "")
@@ -105,8 +108,8 @@ def render_turn(chat: Sequence[Message], turn: int, renderer: Renderer) -> tuple
 
 
 def _find_answer(history: Sequence[Message], message: Message, prompt: str, renderer: Renderer) -> str | None:
-    """Return the text that the model must write after a prompt; None if the rendered chat does not continue it, or the
-    prompt ends thoughts that the message has."""
+    """Return the text that the model must write after a prompt; None if the rendered chat does not continue the prompt,
+    or if the prompt has already closed the thoughts, but the message has some."""
     chat = [*history, message]
     shown = renderer.render_chat(chat, add_generation_prompt=False)
     start, opening = split_open_mark(prompt)  # the template opens the thoughts of the answer
@@ -139,8 +142,8 @@ def _find_answer(history: Sequence[Message], message: Message, prompt: str, rend
 
 
 def _find_text_after(seen: str, answer: str, prompt: str, turn: int) -> str:
-    """Return the text of a prompt after an earlier answer, with which `seen` ends. The template may have dropped the
-    thoughts of this answer from the prompt."""
+    """Return the text of a prompt after an earlier `answer`, which is the end of `seen`. The template may have dropped
+    the thoughts of this answer from the prompt."""
     start, _ = split_open_mark(seen.removesuffix(answer))
     common = count_equal_items(prompt, start)
     _, found, following = prompt[common:].partition(split_answer(answer).lstrip("\n"))

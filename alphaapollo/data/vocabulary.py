@@ -1,4 +1,4 @@
-"""Load tokenizers, find the token ids that a model must never sample, and split control strings in texts of others."""
+"""Load tokenizers, find the token ids that a model must never sample, and split control strings in texts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         if len(tokenizer) < 2:  # from_pretrained returns this for a folder with a config and no vocabulary
             raise ValueError(f"its vocabulary has only {len(tokenizer)} tokens")
         if not hasattr(tokenizer, "is_fast"):  # e.g. that of mistral-common, for tekken.json
-            raise ValueError(f"{type(tokenizer).__name__} is none with a tokenizer.json; convert tekken.json to it")
+            raise ValueError(f"{type(tokenizer).__name__} does not use a tokenizer.json; convert tekken.json to it")
     except Exception as error:  # the tokenizers library raises plain Exception for a broken file
         reason = str(error).partition("\n")[0]
         raise ValueError(
@@ -67,8 +67,8 @@ def find_stop_ids(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tu
 
 def make_control_pattern(tokens: Iterable[str], known: Collection[str] = ()) -> re.Pattern[str]:
     """Return a pattern of control strings: `tokens` except tags, e.g. <think>, which people write on purpose. A tag and
-    its end, e.g. </think>, are both in `known`. <s> and </s> are no tags."""
-    tags = {tag for one in known if one != "<s>" and (end := f"</{one[1:]}") in known for tag in (one, end)}
+    its end, e.g. </think>, are both in `known`. <s> and </s> are not tags."""
+    tags = {tag for start in known if start != "<s>" and (end := f"</{start[1:]}") in known for tag in (start, end)}
     controls = sorted({*tokens} - tags, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, controls)) or "(?!)")
 
@@ -84,7 +84,7 @@ def split_control_text(value: object, pattern: re.Pattern[str], found: Counter[s
     return [split_control_text(item, pattern, found) for item in value] if isinstance(value, list | tuple) else value
 
 
-FILE_NAME = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 
 def find_model_file(model_path: str, name: str) -> Path | None:
@@ -108,7 +108,7 @@ def find_model_file(model_path: str, name: str) -> Path | None:
 
 def find_generation_config(model_path: str) -> Path | None:
     """Return the generation_config.json of a model, given as local folder or hub id. None if it has none."""
-    return find_model_file(model_path, FILE_NAME)
+    return find_model_file(model_path, GENERATION_CONFIG)
 
 
 def read_generation_config(model_path: str) -> JsonObject:
@@ -125,8 +125,8 @@ def read_generation_config(model_path: str) -> JsonObject:
 def read_end_token_ids(model_path: str) -> list[int]:
     """Return `eos_token_id` of a model's generation_config.json as a list. Raises ValueError if it is not token ids."""
     value = read_generation_config(model_path).get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if wrong := [one for one in ids if not isinstance(one, int) or isinstance(one, bool) or one < 0]:
+    ids = value if isinstance(value, list) else ([] if value is None else [value])
+    if wrong := [token for token in ids if not isinstance(token, int) or isinstance(token, bool) or token < 0]:
         file = find_generation_config(model_path)
         raise ValueError(f"{file}: eos_token_id={wrong[0]!r} is not a token id. Use an id or a list of ids.")
     return ids

@@ -147,7 +147,7 @@ def prepare_restart_from_newest_checkpoint(prepared: Any, console: Console) -> A
     """Return the run with its newest checkpoint as start point, or with its earlier start point if it has none."""
     config, trainer = prepared.config, prepared.config.trainer
     written = list_checkpoints(trainer.folder)
-    if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # the start moved later aside
+    if any(parse_step(checkpoint) > prepared.start.step for checkpoint in written):  # this command has written it
         config = config.model_copy(update={"trainer": trainer.model_copy(update={"resume_mode": "auto"})})
     detect_node_resources(config)
     start = find_start_point(config, prepared.start.inputs.digests)  # the files may have changed meanwhile

@@ -40,8 +40,8 @@ class InferencePreparation(Preparation):
         return [ModelUse("model.path", self.model, engine=self.config.rollout, lengths=self.config.data)]
 
     def resolve_workers(self) -> None:
-        size = self.machine.num_gpus, self.machine.num_cores
-        self.device, self.rollout = resolve_generation(self.config, *size)
+        num_gpus, num_cores = self.machine.num_gpus, self.machine.num_cores
+        self.device, self.rollout = resolve_generation(self.config, num_gpus, num_cores)
 
     def make_specs(self, folder: Path) -> WorkerSpecs:
         """Describe the rollout workers. folder: for their logs."""

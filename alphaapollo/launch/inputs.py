@@ -76,12 +76,11 @@ def find_local_paths(config: Config | TuningConfig | GenerationConfig) -> dict[s
     Data files are left out, because only the driver reads them."""
     values = flatten_maps(config.model_dump(exclude={"data", "trainer"}))
     engines = {key: load_engine_class(value) for key, value in values.items() if key.endswith("rollout.name")}
-    texts = ((key, one) for key, value in values.items() for one in (value if isinstance(value, list) else [value]))
-    return {key: str(python) for key, engine in engines.items() if (python := engine.find_python())} | {
-        key: one
-        for key, one in texts
-        if isinstance(one, str) and ("/" in one or one.endswith(".py")) and Path(one).exists()
-    }
+    pythons = {key: str(python) for key, engine in engines.items() if (python := engine.find_python())}
+    items = ((key, item) for key, value in values.items() for item in (value if isinstance(value, list) else [value]))
+    texts = ((key, item) for key, item in items if isinstance(item, str))
+    paths = {key: text for key, text in texts if ("/" in text or text.endswith(".py")) and Path(text).exists()}
+    return pythons | paths
 
 
 def find_environment_spec(env: Env) -> EnvironmentSpec:
@@ -106,8 +105,8 @@ def collect_environment_notices(
         unused += [(key, f"env.env_name is {env.env_name}, and no tools are given to it") for key in limits]
     elif env.max_steps == 1:
         tools = ", ".join([*environment.list_tools(env), *env.mcp_servers])
-        shown = f"env.max_steps=1 ends an episode before the model sees the output of {tools}."
-        return [*describe_ineffective_keys(config, unused), shown]
+        notice = f"env.max_steps=1 ends an episode before the model sees the output of {tools}."
+        return [*describe_ineffective_keys(config, unused), notice]
     return describe_ineffective_keys(config, unused)
 
 
@@ -202,14 +201,14 @@ def _load_prompts(
     keys = {"system_prompt": data.system_prompt, "ground_truth_key": data.ground_truth_key}
 
     def load() -> tuple[list[Prompt], list[DataFinding]]:
-        more: list[DataFinding] = []
-        return load_prompts(files, data.prompt_key, data.allow_image_urls, renderer, more, **keys), more
+        found: list[DataFinding] = []
+        return load_prompts(files, data.prompt_key, data.allow_image_urls, renderer, found, **keys), found
 
     sources = [resolve_entry(entry) for entry in files]
     digests = [digest_file(file) for source in sources for file in source.files]
     digests += [str(entry) for source in sources for entry in source.entries]  # rows name their folders
-    prompts, found = load_or_compute(renderer, (files, digests, data.prompt_key, keys), load)
-    findings += found
+    prompts, prompt_findings = load_or_compute(renderer, (files, digests, data.prompt_key, keys), load)
+    findings += prompt_findings
     return prompts
 
 

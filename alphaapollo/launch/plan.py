@@ -26,7 +26,7 @@ class Plan:
     model: Model  # settings of all trained models, with dtype and attention resolved
     rollout: Rollout  # rollout section, with dtype and number of engines resolved
     actor: Actor  # actor section, with the ranks that share a copy of the model resolved
-    critic: Critic  # likewise
+    critic: Critic  # critic section, likewise
     max_tokens: int  # token budget of a micro-batch, over the ranks that share its rows
     needs_old_logprobs: bool  # the driver needs old log-probs before the update
     uses_rollout_logprobs: bool  # the old log-probs are those of the rollout engine; the trainer computes none
@@ -56,8 +56,8 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str]) -> Plan:
     trainer = config.trainer
     device = resolve_device(trainer.device, machine.num_gpus)
     model = resolve_model(config.actor_rollout_ref.model, device, config.data.max_length)
-    at_a_time = config.trajectories_per_batch * (max(1, trainer.max_staleness) if trainer.async_mode else 1)
-    rollout = resolve_rollout(rollout, model, device, count_engine_gpus(rollout, trainer), at_a_time)
+    num_trajectories = config.trajectories_per_batch * (max(1, trainer.max_staleness) if trainer.async_mode else 1)
+    rollout = resolve_rollout(rollout, model, device, count_engine_gpus(rollout, trainer), num_trajectories)
     placement = make_placement(config, rollout, device, machine, has_critic="values" in estimator.needs)
     return Plan(
         placement=placement,
@@ -80,7 +80,7 @@ def resolve_plan(config: Config, machine: Machine, notices: list[str]) -> Plan:
 
 
 def can_skip_rows_without_advantage(config: Config, policy_loss: PolicyLoss) -> bool:
-    """Whether sequences with zero advantage get no gradient from any loss term, so the policy update can skip them."""
+    """Return whether no loss term gives a gradient to rows with zero advantage, so that the update can skip them."""
     role = config.actor_rollout_ref
     other_terms = role.actor.use_kl_loss or role.actor.entropy_coeff or role.model.router_aux_loss_coef
     other_terms = other_terms or config.uses_trpo  # its KL is over all action tokens
@@ -94,14 +94,13 @@ def _decide_shared_prompts(config: Config, notices: list[str]) -> bool:
     Router losses and router replay of mixture-of-experts models, and self-teachers do not support this.
     """
     role = config.actor_rollout_ref
-    experts = {
+    unsupported = {
         "model.router_aux_loss_coef": role.model.router_aux_loss_coef,
         "rollout.router_replay": role.rollout.router_replay,
         "teacher.self_teacher": config.teacher.uses_self_teacher,
     }
-    problem = next(
-        (f"{name} needs a copy of the prompt for each sample" for name, value in experts.items() if value), None
-    )
+    used = next((name for name, value in unsupported.items() if value), None)
+    problem = f"{used} needs a copy of the prompt for each sample" if used else None
     return decide_shared_prompts(SHARING, role.actor.use_prefix_grouper, problem, notices.append)
 
 
@@ -118,8 +117,8 @@ def add_memory_plan(plan: Plan, config: Config, machine: Machine, notices: list[
     resolved = role.model_copy(update={"model": plan.model, "rollout": plan.rollout})
     config = config.model_copy(update={"actor_rollout_ref": resolved})
     may_choose = role.model.enable_gradient_checkpointing == "auto"
-    fitted, memory, more = fit_to_memory_if_measurable(config, plan.placement.device, machine, may_choose)
-    notices += more
+    fitted, memory, memory_notices = fit_to_memory_if_measurable(config, plan.placement.device, machine, may_choose)
+    notices += memory_notices
     chosen = fitted.actor_rollout_ref
     return replace(
         plan,

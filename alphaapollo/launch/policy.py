@@ -57,7 +57,7 @@ class PolicyPreparation(Preparation):
 
     def check_teachers(self) -> None:
         teacher = self.config.teacher
-        for key, model in teacher.local_models.items() if teacher.divergence else ():
+        for key, model in teacher.local_models.items():
             self.notices += check_teacher_vocabulary(key, model, teacher, self.model, self.renderer)
 
 
@@ -102,21 +102,21 @@ def check_teacher_vocabulary(
     teacher.divergence except `sampled`), the teacher must also have no extra tokens, and at least as many logits.
     """
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    known, written = tokenizer.get_vocab(), policy_renderer.tokenizer.get_vocab()
+    teacher_ids, policy_ids = tokenizer.get_vocab(), policy_renderer.tokenizer.get_vocab()
     path = f"{key}.path={model.path}"
-    if other := [token for token, number in written.items() if known.get(token) != number]:
+    if differing := [token for token, number in policy_ids.items() if teacher_ids.get(token) != number]:
         raise ValueError(
-            f"{path} lacks these tokens of the policy, or has them with another id: {_format_tokens(other)}. "
+            f"{path} lacks these tokens of the policy, or has them with another id: {_format_tokens(differing)}. "
             f"{OTHER_TOKENIZER}"
         )
     if teacher.uses_full_vocabulary:
         cause = f"teacher.divergence={teacher.divergence} compares full distributions"
         reader = Model(path=model.path, trust_remote_code=model.trust_remote_code)
-        rows, needed = (int(load_config(one).get_text_config().vocab_size) for one in (reader, policy))
-        if (more := [token for token in known if token not in written]) or rows < needed:
+        logits, needed = (int(load_config(section).get_text_config().vocab_size) for section in (reader, policy))
+        if (extra := [token for token in teacher_ids if token not in policy_ids]) or logits < needed:
             raise ValueError(
-                f"{cause}, but {path} has {rows} logits (the policy {needed}), and these tokens that the policy lacks: "
-                f"{_format_tokens(more) or 'none'}. Set teacher.divergence=sampled, or use another teacher."
+                f"{cause}, but {path} has {logits} logits (the policy {needed}), and these tokens that the policy "
+                f"lacks: {_format_tokens(extra) or 'none'}. Set teacher.divergence=sampled, or use another teacher."
             )
     if tokenizer.chat_template == policy_renderer.tokenizer.chat_template:
         return []

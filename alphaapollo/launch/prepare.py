@@ -180,7 +180,8 @@ class Preparation:
     def try_rewards(self) -> None:
         """Try the reward function on some prompts."""
         is_graded, custom = self.environment.is_graded(self.config.env), self.config.custom_reward_function
-        self.notices += check_rewards(self.list_graded_prompts(), self.config.reward, custom, is_graded)[0]
+        notices, _ = check_rewards(self.list_graded_prompts(), self.config.reward, custom, is_graded)
+        self.notices += notices
 
     def try_environment(self) -> None:
         """Reset the environment for a prompt."""
@@ -196,8 +197,8 @@ class Preparation:
         shows_memory = trainer.dry_run or (memory is not None and bool(memory.problem or memory.warning))
         plan = self.describe()
         if trainer.dry_run and self.chosen:
-            more = describe_planned_device(trainer), describe_chosen_keys(self.config, self.chosen)
-            plan = replace(plan, settings=more[0] | plan.settings | more[1])
+            device, chosen_keys = describe_planned_device(trainer), describe_chosen_keys(self.config, self.chosen)
+            plan = replace(plan, settings=device | plan.settings | chosen_keys)
         print_plan_table(trainer.folder, plan, self.console, shows_memory)
         if memory and memory.problem:
             raise ValueError(memory.problem)

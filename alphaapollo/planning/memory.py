@@ -31,9 +31,9 @@ from alphaapollo.models.sharding import MIN_UNIT
 
 GIB = 2**30
 FLOAT32 = 4
-MOMENTS = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": FLOAT32, "trpo": 5 * FLOAT32}
-"""Bytes per parameter. TRPO keeps no state, but has the old weights and four vectors during a step."""
-LOGIT_COPIES, DIVERGENCE_COPIES = 4, 6  # float32 copies of a chunk of logits; with those of a frozen model
+STATE_BYTES = {"adamw": 2 * FLOAT32, "adamw_8bit": 2 * (1 + FLOAT32 / 256), "muon": FLOAT32, "trpo": 5 * FLOAT32}
+"""Bytes per parameter of the optimizer. TRPO keeps no state, but has the old weights and four vectors during a step."""
+LOGIT_COPIES, DIVERGENCE_COPIES = 4, 6  # float32 copies of a chunk of logits: of the policy, and with a frozen model
 SCORE_BYTES = 10  # saved per head and pair of tokens by attention that is not fused
 
 Usage = Counter[str]
@@ -49,12 +49,12 @@ class ModelSizes:
     layer_parameters: int  # of the largest such layer; 0 if layers are too small to be gathered one at a time
     num_layers: int
     saved_per_token: int  # numbers that a layer saves per token for its backward pass, besides those of its norms
-    norms_per_token: int  # numbers per token that the norms of a layer compute in float32, without one of hidden_size
+    norms_per_token: int  # numbers per token in float32 of a layer's norms, besides one norm of hidden_size
     expert_parameters: int  # of the experts that expert parallelism can split, in all layers
     layer_expert_parameters: int  # of these, in one layer
     head_parameters: int  # of the output projection
     hidden_size: int
-    kv_elements_per_token: int  # in the KV cache of the layers that keep the whole sequence
+    kv_elements_per_token: int  # in the KV cache of the layers that attend to the complete sequence
     num_heads: int
     num_kv_heads: int  # over which tensor-parallel ranks divide the cache
     vision_parameters: int = 0  # of the vision tower; they are among root_parameters
@@ -79,34 +79,34 @@ def _load_model_sizes(path: str, trust_remote_code: bool) -> ModelSizes:
     expert_counts = [sum(parameter.numel() for parameter in parameters) for parameters in experts]
     total = sum(parameter.numel() for parameter in model.parameters())
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    # products save their inputs, and what follows saves their outputs
+    # Linear layers save their inputs, and the operations after them save their outputs.
     per_token = getattr(ExpertSizes.from_config(model.config), "experts_per_token", 0)
     outputs = [sum(part.out_features for part in layer.modules() if isinstance(part, nn.Linear)) for layer in layers]
-    of_experts = [sum(matrix.shape[1] for matrix in matrices if matrix.ndim == 3) for matrices in experts]
-    saved = max(2 * (dense + per_token * each) for dense, each in zip(outputs, of_experts, strict=True))
+    expert_outputs = [sum(matrix.shape[1] for matrix in matrices if matrix.ndim == 3) for matrices in experts]
+    saved = max(2 * (dense + per_token * expert) for dense, expert in zip(outputs, expert_outputs, strict=True))
     scales = [getattr(part, "weight", None) for part in layers[-1].modules() if "Norm" in type(part).__name__]
     norms = [len(scale) for scale in scales if isinstance(scale, Tensor)]
-    head, heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
-    # Of the norms of queries and keys by head, attention saves the output.
-    normed = sum(size * heads * 3 // 8 if size == head else size for size in norms)
-    latent = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
-    cached = latent + config.qk_rope_head_dim if latent else 2 * kv_heads * head
-    kinds = getattr(config, "layer_types", None) or []  # layers with a window or a recurrent state keep no more
+    head_size, qk_heads = get_attention_head_size(config), config.num_attention_heads + kv_heads
+    # Attention saves the outputs of norms of queries and keys, which have one norm per head.
+    norm_numbers = sum(size * qk_heads * 3 // 8 if size == head_size else size for size in norms)
+    latent_size = getattr(config, "kv_lora_rank", None)  # multi-head latent attention: one vector for all heads
+    kv_elements = latent_size + config.qk_rope_head_dim if latent_size else 2 * kv_heads * head_size
+    layer_types = getattr(config, "layer_types", None) or []  # other layers keep a window or a recurrent state
     return ModelSizes(
         parameters=total,
         root_parameters=total - sum(units),
         layer_parameters=max(units, default=0),
         num_layers=len(layers),
         saved_per_token=saved,
-        norms_per_token=max(normed, config.hidden_size) - config.hidden_size,
+        norms_per_token=max(norm_numbers, config.hidden_size) - config.hidden_size,
         expert_parameters=sum(expert_counts),
         layer_expert_parameters=max(expert_counts),
         head_parameters=model.get_output_embeddings().weight.numel(),
         hidden_size=config.hidden_size,
-        kv_elements_per_token=(kinds.count("full_attention") or len(layers)) * cached,
+        kv_elements_per_token=(layer_types.count("full_attention") or len(layers)) * kv_elements,
         num_heads=config.num_attention_heads,
-        num_kv_heads=1 if latent else kv_heads,
-        vision_parameters=sum(p.numel() for part in find_vision_modules(model) for p in part.parameters()),
+        num_kv_heads=1 if latent_size else kv_heads,
+        vision_parameters=sum(weight.numel() for part in find_vision_modules(model) for weight in part.parameters()),
     )
 
 
@@ -114,7 +114,7 @@ def estimate_layer_bytes(model: Model, num_rows: int, row_length: int) -> int:
     """Estimate what a layer saves for the backward pass of rows of equal length."""
     sizes, kernel = load_model_sizes(model), get_attention_kernel(model)
     text = load_config(model).get_text_config()
-    is_fused = kernel == "flash" or not find_unsupported_features(text, "varlen")  # the others do not fuse softcap
+    is_fused = kernel == "flash" or not find_unsupported_features(text, "varlen")  # other kernels do not fuse softcap
     score_bytes = 0 if is_fused else SCORE_BYTES
     if is_fused and kernel == "padded" and row_length <= MAX_KEYS:
         score_bytes = get_dtype_bytes(model.dtype)  # probabilities (models/cpu_attention.py)
@@ -132,7 +132,7 @@ def estimate_image_bytes(model: Model, num_image_tokens: int) -> int:
     ratio = getattr(load_config(model), "downsample_ratio", 1)  # InternVL; the others merge patches
     patches = int(num_image_tokens * (getattr(vision, "spatial_merge_size", 0) or 1 / ratio) ** 2)
     depth = getattr(vision, "depth", 0) or vision.num_hidden_layers
-    # inputs of two norms and of qkv, q, k and v with rotated q and k, attention and its projection; the MLP's three
+    # Inputs of two norms, of qkv and of the projection; q, k, v, rotated q and k; three activations of the MLP.
     block = 9 * vision.hidden_size + 3 * vision.intermediate_size
     block = vision.hidden_size if model.enable_gradient_checkpointing is True else block
     return patches * int(depth) * int(block) * get_dtype_bytes(model.dtype)
@@ -169,10 +169,10 @@ class RankModel:
     def traffic_bytes(self) -> int:
         """Bytes that a rank receives per micro-batch: the other ranks' weights twice, and float32 gradients."""
         assert isinstance(self.fsdp, Fsdp)
-        others, experts = (self.shards - 1) / self.shards, self.sizes.expert_parameters
-        gathered = 1 - experts * (1 - 1 / self.fsdp.ep_size) / self.sizes.parameters
+        others_share, experts = (self.shards - 1) / self.shards, self.sizes.expert_parameters
+        gathered_share = 1 - experts * (1 - 1 / self.fsdp.ep_size) / self.sizes.parameters
         gradients = FLOAT32 * self.trained * (self.fsdp.sync_each_micro_batch and not self.adapts)
-        return int((2 * self.dtype_bytes * self.sizes.parameters + gradients) * gathered * others)
+        return int((2 * self.dtype_bytes * self.sizes.parameters + gradients) * gathered_share * others_share)
 
     def offloads(self, key: str) -> bool:
         """Return whether an offload key of fsdp_config is set. On a CPU, it has no effect."""
@@ -225,7 +225,7 @@ def make_rank_model(
         fsdp,
         shards,
         width,
-        state=Usage({"weights": weights, "optimizer": math.ceil(MOMENTS[optimizer] * shard)}),
+        state=Usage({"weights": weights, "optimizer": math.ceil(STATE_BYTES[optimizer] * shard)}),
         trained=trained,
         adapts=bool(adapters),
         saved_bytes=sizes.num_layers * saved + estimate_image_bytes(model, rows * min(length, image_tokens_per_row)),
@@ -238,9 +238,9 @@ def make_rank_model(
 
 def estimate_idle(model: RankModel) -> Usage:
     """Estimate the memory of a model while another one uses the device."""
-    keys = {"optimizer": "optimizer_offload"}
-    kept = [kind for kind in model.state if not model.offloads(keys.get(kind, "param_offload"))]
-    return Usage() if model.offloads("offload_policy") else Usage({kind: model.state[kind] for kind in kept})
+    keys = {kind: "optimizer_offload" if kind == "optimizer" else "param_offload" for kind in model.state}
+    stays = {kind: size for kind, size in model.state.items() if not model.offloads(keys[kind])}
+    return Usage() if model.offloads("offload_policy") else Usage(stays)
 
 
 def estimate_pass(model: RankModel) -> Usage:
@@ -262,7 +262,7 @@ def estimate_update(model: RankModel) -> Usage:
     if model.offloads("optimizer_offload") and model.steps_per_update == 1:
         del passes["optimizer"]
     if reduction and not fsdp.sync_each_micro_batch:  # float32 gradients stay unsharded until the optimizer step
-        experts = sizes.expert_parameters  # of which other ranks train a part
+        experts = sizes.expert_parameters  # other ranks have the gradients of their part
         passes["gradients"] += FLOAT32 * (model.trained - experts + experts // fsdp.ep_size)
         reduction = 0
     trained_root = 0 if model.adapts else root - (sizes.parameters - model.trained)

@@ -52,24 +52,25 @@ def fit_to_memory(
     num_gpus: int = 0,
 ) -> tuple[ConfigT, MemoryPlan]:
     """Plan the memory of a run, and choose gradient checkpointing, the token budget, the ranks that share a model on
-    several nodes, and the engines' share of a GPU, where they are `auto`. Returns the configuration and the plan, with
-    a `problem` if the run cannot fit, and the keys with which it fits.
+    several nodes, and the engines' share of a GPU, where they are `auto`. Returns the configuration and the plan. If
+    the run cannot fit, `problem` of the plan says why, and names keys with which it fits.
 
     capacity: as for plan_memory. host_memory: bytes of host memory of a GPU node; 0: unknown. request: of fine-tuning.
     num_gpus: GPUs of a node; 0: unknown.
     """
-    budget, checkpointing, *sizes = get_memory_keys(config)
-    free = {checkpointing} if is_gradient_checkpointing_auto else set()
-    if get_value(config, budget) == "auto":
-        free.add(budget)
-        config = replace_value(config, budget, MAX_TOKENS)
-    sizes = [key for key in sizes if get_value(config, key) == -1 and device == "cuda" and config.trainer.nnodes > 1]
-    config = replace_values(config, dict.fromkeys(sizes, config.trainer.num_ranks))
+    budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
+    free = {checkpointing_key} if is_gradient_checkpointing_auto else set()
+    if get_value(config, budget_key) == "auto":
+        free.add(budget_key)
+        config = replace_value(config, budget_key, MAX_TOKENS)
+    has_several_nodes = device == "cuda" and config.trainer.nnodes > 1
+    size_keys = [key for key in size_keys if has_several_nodes and get_value(config, key) == -1]
+    config = replace_values(config, dict.fromkeys(size_keys, config.trainer.num_ranks))
 
     def make_plan(settings: Settings) -> MemoryPlan:
         return plan_memory(replace_values(config, settings), device, capacity, request)
 
-    options = list_fast_settings(config, device, [*free, *(sizes if capacity else ())], request)
+    options = list_fast_settings(config, device, [*free, *(size_keys if capacity else ())], request)
     fitting = next((settings for settings in options if not make_plan(settings).excess), None)
     if fitting is None:
         fitting = min(options, key=lambda settings: make_plan(settings).excess)
@@ -79,19 +80,19 @@ def fit_to_memory(
     if shortage:
 
         def is_acceptable(settings: Settings) -> bool:
-            changed, other = replace_values(config, settings), make_plan(settings)
-            missing = _explain_missing_host_memory(changed, other, host_memory)
-            return not (other.describe_shortage() or missing or list_errors(changed) - errors)
+            changed, changed_plan = replace_values(config, settings), make_plan(settings)
+            missing = _explain_missing_host_memory(changed, changed_plan, host_memory)
+            return not (changed_plan.describe_shortage() or missing or list_errors(changed) - known_errors)
 
         def list_errors(changed: Config | TuningConfig) -> set[str]:
             context = CheckContext(changed, device, num_gpus)
             return {*find_conflicts(context), *find_unmet_requirements(changed)}
 
-        errors = list_errors(config)  # of an unknown machine
+        known_errors = list_errors(config)  # e.g. because the machine is not known
 
         shortage += f" {suggest_settings(config, device, num_gpus, is_acceptable)}"
     problem, warning = ("", shortage) if plan.is_possible else (shortage, "")
-    used, usable = plan.peak[1].total(), USABLE * capacity  # where checkpoints are copied before they are written
+    used, usable = plan.peak[1].total(), USABLE * capacity  # of the memory that holds the copies of checkpoints
     if device == "cuda":
         used, usable = plan.offloaded_bytes, USABLE * host_memory
         problem = problem or _explain_missing_host_memory(config, plan, host_memory)
@@ -108,7 +109,7 @@ def fit_to_memory_if_measurable(
     is_gradient_checkpointing_auto: bool,
     request: MemoryRequest | None = None,
 ) -> tuple[ConfigT, MemoryPlan | None, list[str]]:
-    """Do the same, and return notices, too. The plan is None if the sizes of the model cannot be read."""
+    """Call fit_to_memory, and also return notices. The plan is None if the sizes of the model cannot be read."""
     capacity = machine.memory if device == "cpu" else machine.gpu_memory
     checkpointing, host = is_gradient_checkpointing_auto, machine.memory
     try:
@@ -149,23 +150,25 @@ def list_fast_settings(
 ) -> list[Settings]:
     """List values of the `free` keys of `get_memory_keys`, the fastest first: a copy of the model on each node, then
     smaller micro-batches as long as they cost less time than gradient checkpointing, then gradient checkpointing."""
-    budget, checkpointing, *sizes = get_memory_keys(config)
+    budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
     ranks, per_node = config.trainer.num_ranks, config.trainer.n_gpus_per_node
-    sizes = [key for key in sizes if key in free]
+    size_keys = [key for key in size_keys if key in free]
     shards = [get_trained_section(config).fsdp_config.count_shards(ranks)]
-    if sizes:
-        parts = [int(str(get_value(config, key.replace("fsdp_size", "ep_size")))) for key in sizes]
-        shards = [per_node] * all(per_node % part == 0 for part in parts) + [ranks]
-    budgets = _list_budgets(config, request) if budget in free else [0]
-    is_open = checkpointing in free and not get_value(config, checkpointing)
+    if size_keys:
+        ep_sizes = [int(str(get_value(config, key.replace("fsdp_size", "ep_size")))) for key in size_keys]
+        shards = [per_node, ranks] if all(per_node % ep_size == 0 for ep_size in ep_sizes) else [ranks]
+    budgets = _list_budgets(config, request) if budget_key in free else [0]
+    may_omit_checkpointing = checkpointing_key in free and not get_value(config, checkpointing_key)
     options: list[Settings] = []
     for count in shards:
         smallest = MIN_TOKENS_IN_NODE if count <= per_node else MIN_TOKENS_BETWEEN_NODES
         smallest = MIN_TOKENS if device == "cpu" or count == 1 else smallest
-        for recomputes, fewest in ((False, smallest), (True, MIN_TOKENS))[not is_open :]:
+        min_tokens = {False: smallest, True: MIN_TOKENS} if may_omit_checkpointing else {True: MIN_TOKENS}
+        for recomputes, fewest in min_tokens.items():
             chosen = [tokens for tokens in budgets if tokens >= min(budgets[0], fewest)]
-            values = [{**dict.fromkeys(sizes, count), checkpointing: recomputes, budget: tokens} for tokens in chosen]
-            options += [{key: value for key, value in each.items() if key in free} for each in values]
+            common = {**dict.fromkeys(size_keys, count), checkpointing_key: recomputes}
+            values = [{**common, budget_key: tokens} for tokens in chosen]
+            options += [{key: value for key, value in option.items() if key in free} for option in values]
     return options
 
 
@@ -185,12 +188,12 @@ def list_memory_saving_settings(
 ) -> Iterator[Settings]:
     """Yield settings that save memory, each in addition to those before it. The cheapest come first. num_gpus: GPUs
     of a node; 0: unknown. adds_devices: yield more GPUs and nodes instead of the slow offload_policy."""
-    budget, checkpointing, *sizes = get_memory_keys(config)
-    trainer, sections = config.trainer, [key.removesuffix("fsdp_size") for key in sizes]
-    yield from list_fast_settings(config, device, (budget, checkpointing))
+    budget_key, checkpointing_key, *size_keys = get_memory_keys(config)
+    trainer, sections = config.trainer, [key.removesuffix("fsdp_size") for key in size_keys]
+    yield from list_fast_settings(config, device, (budget_key, checkpointing_key))
     if device == "cpu" and isinstance(config, Config):
-        row = config.data.max_length * count_kv_token_bytes(config)
-        yield {f"{ROLLOUT}.kv_cache_gib": math.ceil(10 * row / GIB) / 10}
+        sequence_bytes = config.data.max_length * count_kv_token_bytes(config)
+        yield {f"{ROLLOUT}.kv_cache_gib": math.ceil(10 * sequence_bytes / GIB) / 10}
     elif isinstance(config, Config):
         yield {ENGINE_SHARE: "auto"}
         yield {f"{ROLLOUT}.free_cache_engine": True}
@@ -202,7 +205,7 @@ def list_memory_saving_settings(
             yield {f"{section}param_offload": True for section in sections}
         if not adds_devices:
             yield {f"{section}offload_policy": True for section in sections}
-    yield dict.fromkeys(sizes, -1)
+    yield dict.fromkeys(size_keys, -1)
     if adds_devices and device == "cuda":
         for count in (2, 4, 8):
             if trainer.n_gpus_per_node < count <= num_gpus:
@@ -242,13 +245,13 @@ def suggest_settings(
 ) -> str:
     """Describe the cheapest settings with which a run fits. If these are slow, or there are none, also describe those
     with more devices, and those with LoRA."""
-    rank = get_memory_keys(config)[1].replace("enable_gradient_checkpointing", "lora_rank")
-    here = [*list_memory_saving_settings(config, device, num_gpus, adds_devices=False)]
-    found = [find_cheapest_settings(here, is_acceptable)]
-    if not found[0] or any(key.endswith("offload_policy") for key in found[0]):
+    lora_key = get_memory_keys(config)[1].replace("enable_gradient_checkpointing", "lora_rank")
+    on_these_devices = [*list_memory_saving_settings(config, device, num_gpus, adds_devices=False)]
+    found = [cheapest := find_cheapest_settings(on_these_devices, is_acceptable)]
+    if not cheapest or any(key.endswith("offload_policy") for key in cheapest):
         found.append(find_cheapest_settings(list_memory_saving_settings(config, device, num_gpus), is_acceptable))
-        if not get_value(config, rank):
-            found.append(find_cheapest_settings([{rank: 32}, *here], is_acceptable))
+        if not get_value(config, lora_key):
+            found.append(find_cheapest_settings([{lora_key: 32}, *on_these_devices], is_acceptable))
     texts = [", ".join(f"{key}={format_value(value)}" for key, value in keys.items()) for keys in found if keys]
     if texts:
         return f"It fits with {'; or with '.join(texts)} (docs/scaling.md)."

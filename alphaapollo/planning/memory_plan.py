@@ -87,7 +87,7 @@ class MemoryPlan:
 
     @property
     def excess(self) -> float:
-        """Bytes, over all phases, above 90 % of the device; the rest is for fragmentation. 0: unknown capacity."""
+        """Bytes above 90 % of the device, summed over the phases; 10 % are for fragmentation. 0: unknown capacity."""
         limit = USABLE * self.capacity or math.inf
         return sum(max(0.0, usage.total() - limit) for usage in self.phases.values())
 
@@ -119,27 +119,28 @@ def plan_memory(
     further = len(trained) - 1 + (isinstance(config, Config) and config.reward_model.enable)  # processes of a rank
     runtime = PROCESS[device] + FURTHER_PROCESS * further * (device == "cuda")
     idle = sum(map(estimate_idle, models), Usage(runtime=runtime))
-    grown = {name: estimate_update(model) - estimate_idle(model) for name, model in trained.items()}
+    increases = {name: estimate_update(model) - estimate_idle(model) for name, model in trained.items()}
     has_processes = has_worker_processes(trainer)
-    if device == "cpu" and has_processes:  # each process keeps what its update has freed
-        grown = dict.fromkeys(grown, sum(grown.values(), Usage()))
-    phases = {name: idle + usage for name, usage in grown.items()}
+    if device == "cpu" and has_processes:  # each process keeps the memory that its update has freed
+        increases = dict.fromkeys(increases, sum(increases.values(), Usage()))
+    phases = {name: idle + increase for name, increase in increases.items()}
     if isinstance(config, Config):
         phases = _add_phases(config, phases, idle, policy, frozen)
-    written = sum(FLOAT32 * -(-model.trained // model.shards) + model.state["optimizer"] for model in trained.values())
-    if isinstance(config, Config) and _moves_frozen_models(config):
-        written += sum(model.state.total() for model in frozen if model.sizes is policy.sizes)
+    copied = sum(FLOAT32 * -(-model.trained // model.shards) + model.state["optimizer"] for model in trained.values())
+    if isinstance(config, Config) and _changes_frozen_models(config):
+        copied += sum(model.state.total() for model in frozen if model.sizes is policy.sizes)
     if device == "cpu":
         libraries = has_processes * (1 + ranks * further) * PROCESS["cpu"]  # of the driver, and the further processes
         libraries += RAY * (resolve_controller(trainer) == "ray")
         phases = {name: _multiply(usage, ranks) + Usage(runtime=libraries) for name, usage in phases.items()}
     records = any(getattr(trainer, key, None) for key in ("record_steps", "verify_first_iteration"))
+    gpu = f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU"
     plan = MemoryPlan(
         phases,
         capacity,
-        "this machine" if device == "cpu" else f"a GPU of {capacity / GIB:.0f} GiB" if capacity else "a GPU",
+        "this machine" if device == "cpu" else gpu,
         offloaded_bytes=ranks * sum((model.state - estimate_idle(model)).total() for model in models),
-        checkpoint_copy_bytes=ranks * written * bool(trainer.save_freq not in (-1, 0) or records),
+        checkpoint_copy_bytes=ranks * copied * bool(trainer.save_freq not in (-1, 0) or records),
         shards=policy.shards,
         traffic_bytes=policy.traffic_bytes,
     )
@@ -198,8 +199,8 @@ def _computes_divergence(config: Config) -> bool:
     return config.actor_rollout_ref.actor.uses_full_kl or config.teacher.uses_full_vocabulary
 
 
-def _moves_frozen_models(config: Config) -> bool:
-    """Whether reference or self-teacher change, so that checkpoints contain them."""
+def _changes_frozen_models(config: Config) -> bool:
+    """Return whether training changes the reference or the self-teacher, so that checkpoints contain them."""
     reset, adapts = config.algorithm.reference_reset, bool(config.actor_rollout_ref.model.lora_rank)
     return bool(reset.every or reset.patience or (config.teacher.uses_self_teacher and not adapts))
 
@@ -225,25 +226,25 @@ def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan
     """Add the engines to the phases of a rank (on a CPU: of a machine), and choose the size of their KV cache."""
     rollout, capacity, phases = config.actor_rollout_ref.rollout, plan.capacity, plan.phases
     engine, token_bytes = _estimate_engine(config, device), count_kv_token_bytes(config)
-    row, has_process, shortage = config.data.max_length * token_bytes, rollout.has_engine_process, ""
+    sequence_bytes, has_process, shortage = config.data.max_length * token_bytes, rollout.has_engine_process, ""
     if device == "cpu":
         share, cache, key = 0.0, int(rollout.kv_cache_gib * GIB), f"kv_cache_gib={rollout.kv_cache_gib:g}"
     else:
-        share = _choose_engine_share(config, phases, engine.total() + MIN_ROWS * row, capacity)
+        share = _choose_engine_share(config, phases, engine.total() + MIN_ROWS * sequence_bytes, capacity)
         cache = int(share * capacity) - engine.total()
         key = f"gpu_memory_utilization={share:g} of {plan.device_name}"
     # too small only if a sequence does not fit even without the engine buffers, which are an estimate
-    if has_process and (capacity or device == "cpu") and row > cache + engine["engine buffers"]:
+    if has_process and (capacity or device == "cpu") and sequence_bytes > cache + engine["engine buffers"]:
         weights = f"{engine['engine weights'] / GIB:.1f} GiB for its weights and " if device == "cuda" else ""
-        needs = f"{weights}{row / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
+        needs = f"{weights}{sequence_bytes / GIB:.2f} GiB for a sequence of {config.data.max_length} tokens"
         shortage = f"{ROLLOUT}.{key} is too small: an engine needs {needs}."
     engine["kv cache"] = max(0, cache) * has_process
+    is_reducible = device == "cuda" and rollout.gpu_memory_utilization == "auto"
     plan = replace(
         plan,
         engine_share=share,
         kv_cache_tokens=engine["kv cache"] // token_bytes,
-        spare_kv_cache=max(0, engine["kv cache"] - row)
-        * (device == "cuda" and rollout.gpu_memory_utilization == "auto"),
+        spare_kv_cache=max(0, engine["kv cache"] - sequence_bytes) * is_reducible,
         problem=shortage,
     )
     if device == "cpu":
@@ -274,8 +275,8 @@ def _choose_engine_share(config: Config, phases: dict[str, Usage], needed: int, 
         return rollout.gpu_memory_utilization
     if not capacity:
         return DEFAULT_ENGINE_SHARE
-    beside = [phases["generate"]] if rollout.free_cache_engine else phases.values()
-    training = max(usage.total() for usage in beside) * rollout.colocate + SLEEPING_ENGINE * rollout.has_engine_process
+    shared = [phases["generate"]] if rollout.free_cache_engine else phases.values()
+    training = max(usage.total() for usage in shared) * rollout.colocate + SLEEPING_ENGINE * rollout.has_engine_process
     return math.floor(100 * max(USABLE - training / capacity, min(USABLE, needed / capacity))) / 100
 
 
@@ -310,11 +311,13 @@ def find_micro_batch_shape(config: Config | TuningConfig, request: MemoryRequest
     request = request or MemoryRequest(config.data.max_length)
     if isinstance(config, Config):
         actor = config.actor_rollout_ref.actor
-        step, budget = min(actor.ppo_mini_batch_size, config.trajectories_per_update), actor.ppo_max_token_len_per_gpu
+        batch, budget = min(actor.ppo_mini_batch_size, config.trajectories_per_update), actor.ppo_max_token_len_per_gpu
     else:
-        step, budget = config.data.train_batch_size, config.data.max_token_len_per_gpu
+        batch, budget = config.data.train_batch_size, config.data.max_token_len_per_gpu
     parallel = get_trained_section(config).ulysses_sequence_parallel_size
-    examples = -(-step // (config.trainer.num_ranks // parallel))  # of an optimizer step, on the ranks that share them
+    examples = -(
+        -batch // (config.trainer.num_ranks // parallel)
+    )  # of a batch, per group of ranks that share sequences
     longest = request.longest_row * request.rows_per_example
     tokens = max(longest, min(get_resolved(budget) * parallel, examples * longest)) // parallel
     examples = max(1, -(-tokens // longest))

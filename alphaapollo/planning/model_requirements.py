@@ -1,8 +1,8 @@
 """What models do not support: one table for all commands that train or serve a model.
 
-A command describes how it uses its models (ModelUse). `check_models` walks MODELS, whose rows (config/requirements.py)
-are the functions below. A row returns a true value if it is violated; a tuple fills {0}, {1}, ... of the texts. The
-column of vLLM in docs/models.md is generated from the same rows.
+A command describes how it uses its models (ModelUse). `check_models` applies the rows of MODELS, the functions below
+(config/requirements.py). A function returns a true value if the model lacks support; a tuple fills {0}, {1}, ... of the
+texts. The column of vLLM in docs/models.md is generated from the same rows.
 """
 
 from __future__ import annotations
@@ -80,15 +80,14 @@ model_requirement = partial(requirement, ModelUse, table=MODELS)
 def check_models(uses: Iterable[ModelUse]) -> list[str]:
     """Raise ValueError if a model does not support the settings of its command, or an engine its arguments. Return
     notices."""
-    notices = dict[str, None]()
+    notices = list[str]()
     for use in uses:
-        for message in find_unsupported_features(use):
+        if message := next(find_unsupported_features(use), ""):
             raise ValueError(message)
         if unused := check_weight_files(use.model):
-            notices[
-                f"{use}: no module takes {len(unused)} tensors of its files, e.g. {unused[0]}; they are ignored."
-            ] = None
-    return [*notices]
+            tensors = f"{len(unused)} tensors in the files of the model, e.g. {unused[0]}"
+            notices.append(f"{use}: no module takes {tensors}; they are ignored.")
+    return [*dict.fromkeys(notices)]
 
 
 def find_unsupported_features(use: ModelUse) -> Iterator[str]:
@@ -98,13 +97,13 @@ def find_unsupported_features(use: ModelUse) -> Iterator[str]:
 
 
 @model_requirement("weights", "{use} has quantized weights ({}), for vLLM only", "Use the original model")
-def full_weights(use: ModelUse, case: CheckContext) -> Any:
+def weights_are_quantized(use: ModelUse, context: CheckContext) -> Any:
     is_served = use.engine is not None and not use.fsdp and load_engine_class(use.engine.name).reads_quantized
     return not is_served and find_quantization(use.config)
 
 
 @model_requirement("{use.engine_section}.engine_kwargs.{0}", "{1}", "Remove it")
-def arguments_of_engines(use: ModelUse, case: CheckContext) -> Any:
+def engine_argument_is_unusable(use: ModelUse, context: CheckContext) -> Any:
     if use.engine is None or not use.engine.has_engine_process:
         return None
     name, engine = use.engine.name, load_engine_class(use.engine.name)
@@ -122,12 +121,12 @@ def arguments_of_engines(use: ModelUse, case: CheckContext) -> Any:
 
 
 @model_requirement("text generation", "{use} is a {}, not a causal language model", "Use the model before it")
-def text_generation(use: ModelUse, case: CheckContext) -> Any:
+def model_writes_no_text(use: ModelUse, context: CheckContext) -> Any:
     return use.writes_text and not is_causal_lm(use.config) and use.config.architectures[0]
 
 
 @model_requirement("main_rm", "{use} has no reward model in transformers", "Choose another family, e.g. Qwen3 or Llama")
-def reward_models(use: ModelUse, case: CheckContext) -> Any:
+def reward_model_is_missing(use: ModelUse, context: CheckContext) -> Any:
     if use.trains_scores and not is_causal_lm(use.config):
         find_reward_model_class(use.config, use.model.path)  # raises for other classifiers
         return None
@@ -135,7 +134,7 @@ def reward_models(use: ModelUse, case: CheckContext) -> Any:
 
 
 @model_requirement("images", "{use} reads other images or placeholder tokens than {}", "Use the policy's family")
-def images_of_policy(use: ModelUse, case: CheckContext) -> Any:
+def images_differ_from_the_policys(use: ModelUse, context: CheckContext) -> Any:
     policy = use.policy or use.model
     is_same = policy.path == use.model.path or describe_image_input(use.model) == describe_image_input(policy)
     return not is_same and policy.path
@@ -144,7 +143,7 @@ def images_of_policy(use: ModelUse, case: CheckContext) -> Any:
 @model_requirement(
     "{use.engine_section}.name={}", "{use} is a vision-language model", "Set {use.engine_section}.name=vllm"
 )
-def engine_with_vision(use: ModelUse, case: CheckContext) -> Any:
+def engine_reads_no_images(use: ModelUse, context: CheckContext) -> Any:
     name = use.engine.name if use.engine and reads_images(use.config) else ""
     return name and not load_engine_class(name).reads_images and name
 
@@ -154,7 +153,7 @@ def engine_with_vision(use: ModelUse, case: CheckContext) -> Any:
     "{use} has an output head and no embedding in its files, which this engine does not load",
     "Save the model again with transformers, or set {use.engine_section}.name=hf",
 )
-def tied_heads_of_engines(use: ModelUse, case: CheckContext) -> Any:
+def engine_needs_an_embedding(use: ModelUse, context: CheckContext) -> Any:
     has_process = use.engine is not None and use.engine.has_engine_process
     return has_process and find_tied_head(read_config(use.model), use.model.path) == "alone"
 
@@ -164,7 +163,7 @@ def tied_heads_of_engines(use: ModelUse, case: CheckContext) -> Any:
     "{use} has {}",
     "Lower one of the two keys",
 )
-def context_length(use: ModelUse, case: CheckContext) -> Any:
+def sequences_exceed_the_context(use: ModelUse, context: CheckContext) -> Any:
     if use.lengths is None or use.engine is None or not use.engine.has_engine_process:
         return None
     text = use.config.get_text_config()
@@ -173,7 +172,7 @@ def context_length(use: ModelUse, case: CheckContext) -> Any:
     families = load_engine_class(use.engine.name).without_mixed_windows
     if text.model_type in families and "full_attention" in text.layer_types:
         limits["layers with a sliding window of {} tokens, which vLLM does not support"] = text.sliding_window
-    return next((name.format(n) for name, n in limits.items() if n is not None and use.lengths.max_length > n), "")
+    return next((part.format(n) for part, n in limits.items() if n is not None and use.lengths.max_length > n), "")
 
 
 @model_requirement(
@@ -181,7 +180,7 @@ def context_length(use: ModelUse, case: CheckContext) -> Any:
     "{use} has {0} attention heads",
     "Set {use.engine_section}.tensor_model_parallel_size to one of {1}",
 )
-def heads_of_engines(use: ModelUse, case: CheckContext) -> Any:
+def engines_split_heads(use: ModelUse, context: CheckContext) -> Any:
     heads = getattr(use.config.get_text_config(), "num_attention_heads", None)
     return use.engine and heads and heads % use.engine.tensor_model_parallel_size and (heads, list_divisors(heads))
 
@@ -191,7 +190,7 @@ def heads_of_engines(use: ModelUse, case: CheckContext) -> Any:
     "{use} is not a mixture of experts",
     "Set {use.engine_section}.expert_parallel_size=1",
 )
-def experts_of_engines(use: ModelUse, case: CheckContext) -> Any:
+def engines_lack_experts(use: ModelUse, context: CheckContext) -> Any:
     return use.engine and use.engine.expert_parallel_size > 1 and ExpertSizes.from_config(use.config) is None
 
 
@@ -200,7 +199,7 @@ def experts_of_engines(use: ModelUse, case: CheckContext) -> Any:
     "{use} {0}",
     "Set {use.ulysses_section}ulysses_sequence_parallel_size={1}",
 )
-def sequence_parallelism(use: ModelUse, case: CheckContext) -> Any:
+def sequence_groups_split_heads(use: ModelUse, context: CheckContext) -> Any:
     heads = getattr(use.config.get_text_config(), "num_attention_heads", 0)
     if use.model.trust_remote_code and hasattr(use.config, "auto_map"):
         reason, possible = "has its own modeling code, whose attention cannot be split", 1
@@ -213,7 +212,7 @@ def sequence_parallelism(use: ModelUse, case: CheckContext) -> Any:
 
 
 @model_requirement("{0}", "{use} {1} (docs/parallelism.md)", "Remove {0}")
-def routers(use: ModelUse, case: CheckContext) -> Any:
+def routers_are_unsupported(use: ModelUse, context: CheckContext) -> Any:
     coef, replays = use.model.router_aux_loss_coef, use.engine is not None and use.engine.router_replay
     if not use.fsdp or use.policy or not (coef or replays):  # only the policy, and models of fine-tuning
         return None
@@ -228,14 +227,14 @@ def routers(use: ModelUse, case: CheckContext) -> Any:
 @model_requirement(
     "{use.ulysses_section}optim.name=trpo", "{use} is a mixture of experts, whose routers make the KL jump", "Set adamw"
 )
-def trust_region(use: ModelUse, case: CheckContext) -> Any:
+def routers_disturb_trpo(use: ModelUse, context: CheckContext) -> Any:
     return use.optimizer == "trpo" and RouterHooks.wrap_routers(load_without_weights(use.model)) is not None
 
 
 @model_requirement(
     "{use.fsdp_section}.ep_size={use.fsdp.ep_size}", "{use} has {0}", "Set {use.fsdp_section}.ep_size to {1}"
 )
-def expert_parallelism(use: ModelUse, case: CheckContext) -> Any:
+def experts_cannot_be_split(use: ModelUse, context: CheckContext) -> Any:
     if use.fsdp is None or (size := use.fsdp.ep_size) == 1:
         return None
     experts, shards = find_experts(load_without_weights(use.model)), use.fsdp.count_shards(use.num_ranks)
@@ -251,7 +250,7 @@ def expert_parallelism(use: ModelUse, case: CheckContext) -> Any:
 
 
 @model_requirement("{0}lora_rank={use.model.lora_rank}", "{use} cannot have the adapters: {1}", "{2}")
-def adapters_lack_layers(use: ModelUse, case: CheckContext) -> Any:
+def adapters_lack_layers(use: ModelUse, context: CheckContext) -> Any:
     try:
         if use.fsdp and use.model.lora_rank:
             resolve_target_modules(load_without_weights(use.model), use.model)
@@ -262,7 +261,7 @@ def adapters_lack_layers(use: ModelUse, case: CheckContext) -> Any:
 
 
 @model_requirement("teacher.self_teacher.context", "{use} is a vision-language model", "Set null, or use a text model")
-def self_teacher(use: ModelUse, case: CheckContext) -> Any:
+def self_teacher_reads_images(use: ModelUse, context: CheckContext) -> Any:
     return use.self_teacher_length and reads_images(use.config)
 
 
@@ -271,7 +270,7 @@ def self_teacher(use: ModelUse, case: CheckContext) -> Any:
     "{use} has a context length of {} tokens",
     "Lower one of the two keys",
 )
-def context_of_self_teacher(use: ModelUse, case: CheckContext) -> Any:
+def self_teacher_exceeds_the_context(use: ModelUse, context: CheckContext) -> Any:
     limit = getattr(use.config.get_text_config(), "max_position_embeddings", None)
     return limit is not None and use.self_teacher_length > limit and limit
 

@@ -18,7 +18,7 @@ from alphaapollo.runs.resume import read_earlier_config
 
 TRAINER = "trainer.cpu_threads"
 ENGINE = "actor_rollout_ref.rollout.cpu_threads"
-PROCESSES = (
+PROCESS_KEYS = (
     "trainer.n_gpus_per_node",
     "trainer.nnodes",
     "trainer.async_mode",
@@ -39,7 +39,7 @@ def choose_cpu_threads(config: TrainingT, machine: Machine) -> tuple[TrainingT, 
     if resolve_device(config.trainer.device, machine.num_gpus) != "cpu":
         return config, []
     values, earlier, notices = flatten_maps(config.model_dump()), flatten_maps(read_earlier_config(config)), []
-    has_same_processes = all(earlier.get(key) == values.get(key) for key in PROCESSES)
+    has_same_processes = all(earlier.get(key) == values.get(key) for key in PROCESS_KEYS)
     for key, default in _compute_threads_from_cores(config, machine).items():
         if values[key] is not None:
             continue

@@ -81,7 +81,7 @@ async def try_reward_function(
     prompt, (scores, columns, together) = prompts[0], await grade_trial_answers(prompts[0], reward, custom)
     for column in columns:
         is_truth = column in TRUTHS
-        if not any(one.ground_truth is not None if is_truth else column in one.extra_info for one in prompts):
+        if not any(row.ground_truth is not None if is_truth else column in row.extra_info for row in prompts):
             other_columns = ", ".join(prompt.extra_info) or "those of every row"
             missing, hint = "the data has no such column", "Rename the column or the parameter"
             if is_truth:
@@ -91,11 +91,13 @@ async def try_reward_function(
             raise ValueError(f"{needs}, but {missing} (others: {other_columns}). {hint}.")
     failed = {answer: score.reason for answer, score in scores.items() if score.outcome.failed}
     function = f"{custom.path}: {', '.join(custom.names)}" if custom.path else f"{reward.custom_module}: a component"
-    notices = [
-        f"{function} fails on {len(failed)} of {len(scores)} trial answers to row {prompt.id}, e.g. {answer!r}: "
-        f"{reason}. Return a reward for every answer."
-        for answer, reason in [*failed.items()][:1]
-    ]
+    notices = list[str]()
+    if failed:
+        answer, reason = next(iter(failed.items()))
+        notices.append(
+            f"{function} fails on {len(failed)} of {len(scores)} trial answers to row {prompt.id}, e.g. {answer!r}: "
+            f"{reason}. Return a reward for every answer."
+        )
     if 2 * len(failed) > len(scores):
         raise ValueError(notices[0])
     graded = [score for score in scores.values() if not score.outcome.failed]
@@ -110,31 +112,28 @@ async def try_reward_function(
         if needs_accuracy:
             raise ValueError(f"{text}, or change the key.")
         notices.append(f"{text}. Without it, they are left out.")
-    graded_twice = [each for each in together if each not in failed and not together[each].outcome.failed]
-    rewards = {each: [round(one[each].reward, 6) for one in (together, scores)] for each in graded_twice}
-    if any(one != alone for one, alone in rewards.values()):
+    graded_twice = [answer for answer in together if answer not in failed and not together[answer].outcome.failed]
+    rewards = {answer: [round(by[answer].reward, 6) for by in (together, scores)] for answer in graded_twice}
+    if any(reward_of_two != reward_alone for reward_of_two, reward_alone in rewards.values()):
         notices.append(
             f"{function} compares the answers of a list. Rewards of two together, and of each alone: {rewards}. In the "
             "run, a list has all answers to a prompt."
         )
-    if new := [score.reason for answer, score in together.items() if score.outcome.failed and answer not in failed]:
-        raise ValueError(f"{function} fails on a list of two answers, but not on each alone: {new[0]}")
-    lacking = (
-        []
-        if not custom.path
-        else [rows[0] for rows in _group_by_place(prompts).values() if all(one.ground_truth is None for one in rows)]
-    )
-    for one in await _find_truth_readers(lacking[:MAX_SOURCES], reward, custom):
-        where = one.location.rpartition(",")[0] or f"data source {one.data_source!r}"
+    if reasons := [score.reason for answer, score in together.items() if score.outcome.failed and answer not in failed]:
+        raise ValueError(f"{function} fails on a list of two answers, but not on each alone: {reasons[0]}")
+    groups = _group_by_place(prompts).values() if custom.path else ()
+    without_truth = [rows[0] for rows in groups if all(row.ground_truth is None for row in rows)]
+    for row in await _find_truth_readers(without_truth[:MAX_SOURCES], reward, custom):
+        where = row.location.rpartition(",")[0] or f"data source {row.data_source!r}"
         notices.append(
             f"{where}: {function} grades with the ground truth, but no row has one (other columns: "
-            f"{', '.join(one.extra_info) or 'none'}). Set data.ground_truth_key to its column."
+            f"{', '.join(row.extra_info) or 'none'}). Set data.ground_truth_key to its column."
         )
     return notices
 
 
 async def _find_truth_readers(prompts: Sequence[Prompt], reward: Reward, custom: CustomRewardFunction) -> list[Prompt]:
-    """Return the prompts to which the user's function grades answers in another way if they have a ground truth."""
+    """Return the prompts for which the user's function gives other rewards if they have a ground truth."""
     if not prompts:
         return []
     client = RewardClient(reward.model_copy(update={"num_workers": 1, "components": {}, "required": []}), custom)
@@ -146,8 +145,9 @@ async def _find_truth_readers(prompts: Sequence[Prompt], reward: Reward, custom:
                 [await client.score(replace(prompt, ground_truth=truth), answer) for answer in answers]
                 for truth in (None, TRIAL_TRUTH, None)
             ]
-            rewards = [[(score.reward, score.outcome.failed) for score in each] for each in scores]
-            if rewards[0] == rewards[2] != rewards[1]:  # other differences are random
+            results = ([(score.reward, score.outcome.failed) for score in answer_scores] for answer_scores in scores)
+            without, with_truth, repeated = results
+            if without == repeated != with_truth:  # other differences are random
                 found.append(prompt)
         return found
     finally:
@@ -168,18 +168,18 @@ async def grade_trial_answers(
     """Grade TRIAL_ANSWERS to a prompt in a grader process. Returns {answer: score}, the columns that the user's
     function requires, and the scores of two answers together. The components of a policy that judges itself are left
     out, because no engine runs yet."""
-    tried: JsonObject = {"num_workers": 1}
+    changes: JsonObject = {"num_workers": 1}
     if reward.judge.backend == "policy":
-        tried["components"] = {name: weight for name, weight in reward.components.items() if name not in JUDGES}
-        tried["required"] = [name for name in reward.required if name not in JUDGES]
-    client = RewardClient(reward.model_copy(update=tried), custom)
+        changes["components"] = {name: weight for name, weight in reward.components.items() if name not in JUDGES}
+        changes["required"] = [name for name in reward.required if name not in JUDGES]
+    client = RewardClient(reward.model_copy(update=changes), custom)
     try:
         await client.start()
         answers = [answer.replace("TRUTH", prompt.ground_truth_text or "") for answer in TRIAL_ANSWERS]
-        alone = {answer: await client.score(prompt, answer) for answer in answers}
-        group, pair = CompletionGroup(2), [answers[0], answers[3]] * client.loaded.takes_groups
-        scores = await asyncio.gather(*(group.run(client.score, prompt, answer) for answer in pair))
-        return alone, client.loaded.columns, dict(zip(pair, scores, strict=True))
+        scores = {answer: await client.score(prompt, answer) for answer in answers}
+        group, pair = CompletionGroup(2), [answers[0], answers[3]] * client.loaded.takes_groups  # right, wrong
+        pair_scores = await asyncio.gather(*(group.run(client.score, prompt, answer) for answer in pair))
+        return scores, client.loaded.columns, dict(zip(pair, pair_scores, strict=True))
     finally:
         await client.close()
 
@@ -196,7 +196,8 @@ async def _start_environment(
         try:
             call = partial(caller.call, TimeLimit(seconds), environment)
             first = check_reset_reply(await call("reset", prompt))
-            for _ in range(config.max_steps if hasattr(environment, "propose_action") else 0):
+            max_steps = config.max_steps if hasattr(environment, "propose_action") else 0
+            for _ in range(max_steps):
                 if (action := await call("propose_action")) is None:
                     break
                 result = check_step_reply(await call("step", action))
@@ -237,16 +238,17 @@ def try_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> tuple[dict[s
         if 2 * len(failed) > len(scores):
             raise ValueError(message)
         notices.append(message)
-    return {name: f"ground truth right in {one[True]} of {one.total()} rows" for name, one in counts.items()}, notices
+    results = {name: f"ground truth right in {count[True]} of {count.total()} rows" for name, count in counts.items()}
+    return results, notices
 
 
 async def _grade_ground_truths(prompts: Sequence[Prompt], reward: Reward) -> list[list[tuple[Prompt, Score]]]:
     """Return the first rows of each file and data source with their scores."""
-    groups = _group_by_place(prompts)
+    groups = [rows for (source, _), rows in _group_by_place(prompts).items() if get_grader(source) not in JUDGES]
     client = RewardClient(Reward(timeout=reward.timeout), CustomRewardFunction())
     found: list[list[tuple[Prompt, Score]]] = []
     try:
-        for rows in (rows for (source, _), rows in groups.items() if get_grader(source) not in JUDGES):
+        for rows in groups:
             scores = list[tuple[Prompt, Score]]()
             for prompt in rows[:NUM_ROWS]:
                 if sum(score.reward != 1 for _, score in scores) < MAX_FAILURES:
@@ -274,8 +276,8 @@ def describe_sources(
         lengths = renderer.count_prompt_tokens(first)
         sizes = f"{min(lengths)} to {max(lengths)} tokens (median {median_low(lengths)} of {len(lengths)} rows)"
         parts = [f"{len(rows)} rows, prompts of {sizes}", truths.get(source, "ground truth not tried")]
-        unread = sorted({name for one in first for name in one.extra_info} - READ_COLUMNS - {truth_key})
+        unread = sorted({name for prompt in first for name in prompt.extra_info} - READ_COLUMNS - {truth_key})
         parts += [f"not read: {', '.join(unread)}"] * bool(unread and not reads_columns)
         found[source or "no data_source"] = "; ".join(parts)
-    more = len(sources) - len(found)
-    return found | ({"more": f"{more} data sources"} if more > 0 else {})
+    num_left_out = len(sources) - len(found)
+    return found | ({"more": f"{num_left_out} data sources"} if num_left_out > 0 else {})

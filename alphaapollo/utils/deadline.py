@@ -1,4 +1,4 @@
-"""Limit the time of code that files of others determine: chat templates and regular expressions."""
+"""Limit the time of code from files that others wrote: chat templates and regular expressions."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def limit_seconds(seconds: float, message: str) -> Iterator[None]:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:  # also if the signal arrives at the end of the block
+    finally:  # even if the signal arrives at the end of the block
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)

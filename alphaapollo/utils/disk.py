@@ -46,7 +46,7 @@ def parse_json(text: bytes) -> Any:
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
     level, depth = [value], 0
-    while level := [item for one in level for item in _list_items(one)]:
+    while level := [item for parent in level for item in _list_items(parent)]:
         depth += 1
         if depth > MAX_DEPTH:
             raise ValueError("its values are nested too deeply")
@@ -54,7 +54,8 @@ def parse_json(text: bytes) -> Any:
 
 
 def _list_items(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    items = value if isinstance(value, list) else ()
+    return value.values() if isinstance(value, dict) else items
 
 
 def find_special_file(folder: Path) -> str | None:
@@ -75,21 +76,21 @@ def read_yaml(path: Path) -> Any:
 
 def parse_yaml(text: bytes | str) -> Any:
     """Parse YAML. Raises ValueError if it is damaged, nested too deeply, or its aliases stand for too much text."""
-    kind, size, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0, 0
+    loader, size, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0, 0
     try:
-        for event in yaml.parse(text, kind):
+        for event in yaml.parse(text, loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:  # libyaml would crash the process
                 raise ValueError("its values are nested too deeply")
-        nodes = [root := yaml.compose(text, kind)]
+        nodes = [root := yaml.compose(text, loader)]
         while nodes:
             value = getattr(nodes.pop(), "value", "")
             size += 1 + len(value)
             if size > MAX_EXPANDED:
                 raise ValueError("its aliases stand for too much text")
-            for item in value if isinstance(value, list) else ():
-                nodes += item if isinstance(item, tuple) else [item]
-        return kind("").construct_document(root) if root else None
+            for item in _list_items(value):
+                nodes += item if isinstance(item, tuple) else [item]  # a tuple has the nodes of a key and its value
+        return loader("").construct_document(root) if root else None
     except (TypeError, RecursionError, OverflowError, yaml.YAMLError) as error:
         raise ValueError(" ".join(str(error).split())) from None
 
@@ -130,7 +131,7 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def replace_folder(written: Path, folder: Path) -> None:
-    """Rename a complete folder to `folder`, whose earlier content is complete under one of two names until then."""
+    """Rename the complete folder `written` to `folder`. Until then, the earlier one exists under one of two names."""
     replaced = folder.with_name(f".replaced_{folder.name}")
     shutil.rmtree(replaced, ignore_errors=True)
     if folder.exists():

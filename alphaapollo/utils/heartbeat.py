@@ -1,5 +1,5 @@
-"""Track what this process is doing: active calls, a progress counter, and subprocesses, to detect hung workers; and
-spans for a trace, in the iterations that trainer.profile_steps lists.
+"""Track the activity of this process to detect hung workers: active calls, a progress counter and subprocesses. In the
+iterations that trainer.profile_steps lists, also record spans for a trace.
 
     with HEARTBEAT.record_call("grade", timeout=10):    # an operation that another process may wait for
         ...
@@ -94,16 +94,16 @@ class Heartbeat:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._ticks = 0
-        self._open: dict[object, tuple[str, str, float, float | None]] = {}
-        self._progress: Callable[[], int] = int
-        self._helpers: Callable[[], Mapping[int, str]] = dict
+        self._open_calls: dict[object, tuple[str, str, float, float | None]] = {}  # name, worker, start, timeout
+        self._get_engine_progress: Callable[[], int] = int  # int() is 0
+        self._get_helpers: Callable[[], Mapping[int, str]] = dict
         self._recorded: list[Span] | None = None  # None: not recording
         self._zero = 0.0  # unix time of the zero of time.perf_counter
 
     @property
     def ticks(self) -> int:
         """Progress counter: this process's ticks, call starts and call ends, plus the progress of a watched engine."""
-        return self._ticks + self._progress()
+        return self._ticks + self._get_engine_progress()
 
     def tick(self) -> None:
         """Count one unit of progress."""
@@ -115,13 +115,13 @@ class Heartbeat:
         worker: called worker; empty: this process. timeout: time limit of the operation in seconds; None: no limit.
         """
         key = object()
-        self._open[key] = (name, worker, self._clock(), timeout)
+        self._open_calls[key] = (name, worker, self._clock(), timeout)
         self._ticks += 1
         return key
 
     def end_call(self, key: object) -> None:
         """Record the end of the operation for which `begin_call` returned this key. Counts as progress."""
-        self._open.pop(key, None)
+        self._open_calls.pop(key, None)
         self._ticks += 1
 
     @contextmanager
@@ -135,15 +135,14 @@ class Heartbeat:
         finally:
             self.end_call(key)
             if recorded is not None and not worker:
-                recorded.append(
-                    Span(*_track_and_lane.get(), name, self._zero + begin, time.perf_counter() - begin, args)
-                )
+                seconds = time.perf_counter() - begin
+                recorded.append(Span(*_track_and_lane.get(), name, self._zero + begin, seconds, args))
 
     @contextmanager
     def use_track(self, track: str | None = None, lane: str | None = None) -> Iterator[None]:
         """Context manager that sets the track and lane of the spans in its block. None: keep the current value."""
-        before = _track_and_lane.get()
-        token = _track_and_lane.set((track or before[0], lane or before[1]))
+        outer_track, outer_lane = _track_and_lane.get()
+        token = _track_and_lane.set((track or outer_track, lane or outer_lane))
         try:
             yield
         finally:
@@ -164,11 +163,11 @@ class Heartbeat:
 
         get_progress: returns the engine's progress counter. helpers: returns {pid: name} of required helper processes.
         """
-        self._progress, self._helpers = get_progress, helpers
+        self._get_engine_progress, self._get_helpers = get_progress, helpers
 
     def make_report(self, with_stacks: bool = False) -> Report:
         """Return the progress counter, the active calls and the state of this process and its subprocesses."""
-        required = {os.getpid(): "", **self._helpers()}
+        required = {os.getpid(): "", **self._get_helpers()}
         processes = [read_process(pid, name) for pid, name in required.items()]
         processes += [read_process(pid, is_required=False) for pid in list_descendants(*required)]
         disk_bytes, stacks = 0, dump_stacks(required) if with_stacks else ""
@@ -179,11 +178,11 @@ class Heartbeat:
 
     def list_active_calls(self) -> tuple[ActiveCall, ...]:
         now, merged = self._clock(), dict[tuple[str, str], ActiveCall]()
-        for name, worker, since, limit in list(self._open.values()):
+        for name, worker, since, limit in list(self._open_calls.values()):
             count, seconds = 1, now - since
-            if before := merged.get((name, worker)):
-                count, seconds = count + before.count, max(seconds, before.seconds)
-                limit = None if limit is None or before.limit is None else max(limit, before.limit)
+            if same := merged.get((name, worker)):
+                count, seconds = count + same.count, max(seconds, same.seconds)
+                limit = None if limit is None or same.limit is None else max(limit, same.limit)
             merged[name, worker] = ActiveCall(name, worker, count, seconds, limit)
         return tuple(sorted(merged.values(), key=lambda call: -call.seconds))
 
@@ -203,7 +202,8 @@ def read_process(pid: int, name: str = "", is_required: bool = True) -> ProcessS
     if state == psutil.STATUS_ZOMBIE:
         return None
     module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-    name = name or module or (Path(words[0].split(" ")[0]).name if words else "") or f"process {pid}"
+    program = Path(words[0].split(" ")[0]).name if words else ""
+    name = name or module or program or f"process {pid}"
     is_stopped = state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return ProcessStatus(pid, name, is_stopped, times.user + times.system, is_required)
 

@@ -1,4 +1,4 @@
-"""Paths of models and data: ids on the Hugging Face hub, local folders, and what is wrong with a folder."""
+"""Paths of models and data: ids on the Hugging Face hub, local folders, and errors that explain unusable folders."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DATA_FILE = re.compile(r"\.(parquet|arrow|jsonl|ndjson|json|csv|tsv)(\.(gz|bz2|z
 """End of the name of a data file: its format and, except for parquet and arrow, a compression."""
 ENTRY = re.compile(r"(?P<path>.+?)(:(?P<config>[^:@#/]+))?(@(?P<revision>[^:@#]+))?(#(?P<split>[^#/]+))?")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-MODEL_TEXTS = (".json", ".jinja", ".model", ".txt", ".py")  # files of a model that are read at once
+MODEL_TEXTS = (".json", ".jinja", ".model", ".txt", ".py")  # files of a model that are read into memory
 MAX_MODEL_TEXT = 1 << 27  # bytes
-ENDLESS = re.compile(rb'"n(?:um)?_\w*(?:layers?|experts)"\s*:\s*\d{6,}')
-"""A number in config.json with which making the model would not end."""
+ENDLESS_SIZE = re.compile(rb'"n(?:um)?_\w*(?:layers?|experts)"\s*:\s*\d{6,}')
+"""Number of layers or experts in config.json with which building the model would not end."""
 FOREIGN_CHECKPOINTS = {  # file of another trainer: what to do with its folder
     "model_world_size_*_rank_*.pt": "has a checkpoint of verl. Set the folder with its shards, {}",
     "checkpoint-*/config.json": "has checkpoints of transformers' Trainer. Set the last one, {}",
@@ -94,18 +94,20 @@ def explain_gguf_file(path: str) -> str:
 
 
 def explain_model_folder(path: str | Path) -> str:
-    """Return an error message if a folder is no complete model: another trainer's checkpoint, without config.json, or
-    with missing or damaged files. Else ""."""
+    """Return an error message if a folder is not a complete model, because it has another trainer's checkpoint, no
+    config.json, or missing or damaged files. Else ""."""
     folder = Path(path).expanduser()
-    if (foreign := explain_foreign_checkpoint(folder)) or (folder / "config.json").is_file():
-        return foreign or next(_find_unreadable_files(folder), "") or next(_find_damage(folder), "")
-    return f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."
+    if foreign := explain_foreign_checkpoint(folder):
+        return foreign
+    if not (folder / "config.json").is_file():
+        return f"{path} has no config.json. Set the folder of a Hugging Face model, or a hub id."
+    return next(_find_unreadable_files(folder), "") or next(_find_damage(folder), "")
 
 
 def check_model_files(path: str | Path) -> None:
     """Check the files of a local folder of a model, a tokenizer or an adapter before a library opens them. Raises
-    ValueError for a pipe or a device, a large file that is not weights, a configuration that is damaged or nested too
-    deeply or has 100,000 layers, and weights in other folders."""
+    ValueError if the folder has a pipe, a device or a too large text file, or if a configuration is damaged, is nested
+    too deeply, has 100,000 layers or more, or names weights in another folder."""
     if error := next(_find_unreadable_files(Path(path).expanduser()), ""):
         raise ValueError(error)
 
@@ -124,11 +126,11 @@ def _find_unreadable_files(folder: Path) -> Iterator[str]:
 
 @lru_cache(4096)
 def _find_json_damage(file: Path, _size: int, _mtime: int) -> list[str]:
-    """Return an error message if a configuration or an index of weights cannot be read, in a list. Else []."""
+    """Return [error message] for a configuration or an index that cannot be read, or []. _size, _mtime: cache keys."""
     try:
         text = read_small_file(file.resolve(), MAX_MODEL_TEXT)
-        if count := ENDLESS.search(text):
-            raise ValueError(f"it has {count[0].decode()}")
+        if size := ENDLESS_SIZE.search(text):
+            raise ValueError(f"it has {size[0].decode()}")
         content = parse_json(text)
         names = content["weight_map"].values() if file.name.endswith(".index.json") else []
         return [f"{file} names {name}, which is in another folder. Copy it." for name in names if "/" in name][:1]
@@ -140,11 +142,11 @@ def explain_foreign_checkpoint(folder: Path) -> str:
     """Return how to use a folder that another trainer wrote and that is not also the folder of a model. Else ""."""
     if (folder / "config.json").is_file() and [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
         return ""
-    start = folder.parent if folder.name == "huggingface" else folder  # verl's name for files without weights
+    start = folder.parent if folder.name == "huggingface" else folder  # verl writes config and tokenizer there
     for pattern, hint in FOREIGN_CHECKPOINTS.items():
         if found := [file for depth in range(3) for file in start.glob("*/" * depth + pattern)]:
-            last = max(found, key=lambda file: [*map(int, re.findall(r"\d+", str(file)))])
-            return f"{folder} {hint.format(last.parent)}."
+            newest = max(found, key=lambda file: [*map(int, re.findall(r"\d+", str(file)))])
+            return f"{folder} {hint.format(newest.parent)}."
     return ""
 
 

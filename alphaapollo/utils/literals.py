@@ -23,9 +23,9 @@ def read_literal(text: str, has_answers: bool = False) -> list[Any] | dict[Any, 
         return None
     python = BETWEEN_TEXTS.sub(", ", text) if has_answers else text
     attempts = ((json.loads, text), (ast.literal_eval, python), (ast.literal_eval, BETWEEN_DICTS.sub(", ", python)))
-    for read, written in attempts:
+    for parse, source in attempts:
         try:
-            value: object = read(written)
+            value: object = parse(source)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         return value if isinstance(value, list | dict) else None

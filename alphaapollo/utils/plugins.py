@@ -56,10 +56,10 @@ class Plugin:
 def _read_list() -> dict[str, dict[str, Plugin]]:
     """Read plugins.toml: {group: {name: plug-in}}."""
     groups: dict[str, dict[str, Plugin]] = {}
-    for plugin, added in tomllib.loads(LIST.read_text(encoding="utf-8")).items():
-        for group, lines in added.items():
-            for name, line in lines.items():
-                value, summary = (line, "") if isinstance(line, str) else (line["object"], line["summary"])
+    for plugin, added_groups in tomllib.loads(LIST.read_text(encoding="utf-8")).items():
+        for group, entries in added_groups.items():
+            for name, entry in entries.items():
+                value, summary = (entry, "") if isinstance(entry, str) else (entry["object"], entry["summary"])
                 folder = PACKAGE / "plugins" / plugin
                 groups.setdefault(group, {})[name] = Plugin(name, value, f"the plug-in {plugin}", summary, folder)
     return groups

@@ -14,7 +14,7 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def derive_seeds(seed: int, keys: Iterable[int]) -> list[int]:
-    """Return `seed` for the first of equal keys, and a seed of its own for each repeat."""
+    """Return a seed for each key: `seed` where a key occurs first, and a different seed at each repeat."""
     counts, seeds = Counter[int](), list[int]()
     for key in keys:
         seeds.append(derive_seed(seed, "repeat", counts[key]) if counts[key] else seed)

@@ -22,9 +22,9 @@ PAIRS = {f"<{tag}>": f"</{tag}>" for tag in TAGS} | {
     "<unused94>thought": "<unused95>",
 }
 """{mark before a thought: mark after it}. Only the second one is in the text if the prompt ends with the first one."""
-FINAL = r"(?:<\|start\|>assistant)?(?:<\|channel\|>final<\|message\|>)?"
+FINAL_HEADER = r"(?:<\|start\|>assistant)?(?:<\|channel\|>final<\|message\|>)?"
 CHANNELS = {  # of gpt-oss, also in a text without special tokens
-    r"<\|channel\|>analysis<\|message\|>": rf"(?:<\|end\|>|(?=<\|start\|>|<\|channel\|>)){FINAL}",
+    r"<\|channel\|>analysis<\|message\|>": rf"(?:<\|end\|>|(?=<\|start\|>|<\|channel\|>)){FINAL_HEADER}",
     r"\Aanalysis(?=.*?assistantfinal)": "assistantfinal",
     r"\A(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>": "",
 }
@@ -59,7 +59,7 @@ def find_thoughts(text: str) -> list[Thought]:
     and what follows an opening mark without a closing one."""
     opening = OPENING.search(text)
     closing = CLOSING.search(text, 0, opening.start() if opening else len(text))
-    thoughts = [Thought(0, closing.end(), text[: closing.start()], True)] if closing else []
+    thoughts = [Thought(0, closing.end(), text[: closing.start()], is_closed=True)] if closing else []
     while opening:
         thoughts.append(read_thought(text, opening))
         opening = OPENING.search(text, thoughts[-1].end)
@@ -83,14 +83,14 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
 def remove_thoughts(text: str) -> str:
     """Remove the thoughts of a completion. A thought that is not closed ends before an `<answer>`."""
-    last = find_thoughts(text)[-1:]
-    open_thought = last[0].content if last and not last[0].is_closed else ""
+    thoughts = find_thoughts(text)
+    open_thought = thoughts[-1].content if thoughts and not thoughts[-1].is_closed else ""
     _, tag, answer = open_thought.partition("<answer>")
     return split_thoughts(text)[1] + tag + answer
 
 
 def split_open_mark(prompt: str) -> tuple[str, str]:
-    """Split a prompt before the mark at its end that opens the thought of the answer, which is empty without one."""
+    """Split off the mark at the end of a prompt that opens the answer's thought; the mark is empty if there is none."""
     found = _OPEN_AT_END.search(prompt)
     return (prompt[: found.start()], found[0].rstrip()) if found else (prompt, "")
 

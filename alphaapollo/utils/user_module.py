@@ -18,7 +18,7 @@ from alphaapollo.utils.registry import suggest_similar
 from alphaapollo.utils.seeds import derive_seed
 
 _import_lock = RLock()  # a second thread waits until the import is complete
-_neighbours: dict[str, dict[str, ModuleType]] = {}  # folder of a user file -> its modules whose names others have, too
+_modules_by_folder: dict[str, dict[str, ModuleType]] = {}  # only those whose names others have in sys.modules
 
 
 def load_user_module(path: str, path_key: str) -> ModuleType:
@@ -47,7 +47,7 @@ def load_user_object(path: str, name: str, path_key: str, name_key: str) -> Any:
     arguments. Raises ValueError if the file has no such object."""
     module = load_user_module(path, path_key)
     if not hasattr(module, name):
-        defined = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        defined = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         hint = suggest_similar(name, defined) or f" It defines {', '.join(defined) or 'nothing'}."
         raise ValueError(f"{name_key}={name}: {path} has no such object.{hint}")
     return getattr(module, name)
@@ -61,51 +61,52 @@ def format_error(error: BaseException, path: Path | None = None) -> str:
         line = f": {error.text.strip()}" if error.text else ""
         return f"{kind}: {error.msg} ({error.filename}, line {error.lineno}{line})"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if path is None or frame.filename == str(path)]
-    where = f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
+    own_frames = [frame for frame in frames if path is None or frame.filename == str(path)]
+    where = f" ({own_frames[-1].filename}, line {own_frames[-1].lineno}: {own_frames[-1].line})" if own_frames else ""
     target = error.obj if isinstance(error, AttributeError) else None
-    known = f". Its fields: {', '.join(one.name for one in fields(target))}" if is_dataclass(target) else ""
+    known = f". Its fields: {', '.join(field.name for field in fields(target))}" if is_dataclass(target) else ""
     return f"{kind}: {error}{where}{known}"
 
 
 def _import_from_folder(folder: str, *arguments: Any, **options: Any) -> Any:
     """Import like `__import__`, but prefer the modules of this user folder to equal names in other user folders."""
-    if len(_neighbours) == 1:
+    if len(_modules_by_folder) == 1:
         return builtins.__import__(*arguments, **options)
-    own = _neighbours[folder]
+    own_modules = _modules_by_folder[folder]
     with _import_lock:
-        others = {
+        other_modules = {
             name: module
             for name, module in [*sys.modules.items()]
             if _find_user_folder(getattr(module, "__file__", None)) not in ("", folder)
             if any(Path(folder, name.partition(".")[0] + suffix).exists() for suffix in (".py", ""))
         }
-        for name in others:
+        for name in other_modules:
             del sys.modules[name]
-        sys.modules.update(own)
-        sys.path.insert(next(index for index, path in enumerate(sys.path) if path in _neighbours), folder)
+        sys.modules.update(own_modules)
+        sys.path.insert(next(index for index, path in enumerate(sys.path) if path in _modules_by_folder), folder)
         try:
             return builtins.__import__(*arguments, **options)
         finally:
             sys.path.remove(folder)
-            own.update({name: module for name, module in sys.modules.items() if name in others})
-            sys.modules.update(others)
+            own_modules.update({name: module for name, module in sys.modules.items() if name in other_modules})
+            sys.modules.update(other_modules)
 
 
 def _find_user_folder(path: str | None) -> str:
     """Return the folder of a user file that contains a module's file; empty if there is none."""
-    return max((one for one in _neighbours if path and path.startswith(one + os.sep)), key=len, default="")
+    folders = [folder for folder in _modules_by_folder if path and path.startswith(folder + os.sep)]
+    return max(folders, key=len, default="")
 
 
 def _import_file(file: Path, module_name: str, path_key: str, path: str) -> None:
     folders = str(file.parent), str(Path.cwd())
     sys.path += [folder for folder in folders if folder not in sys.path]  # at the end: they shadow no installed module
-    _neighbours.setdefault(str(file.parent), {})
+    _modules_by_folder.setdefault(str(file.parent), {})
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    imports = partial(_import_from_folder, str(file.parent))
-    vars(module)["__builtins__"] = {**vars(builtins), "__import__": imports}
+    import_module = partial(_import_from_folder, str(file.parent))
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_module}
     sys.modules[module_name] = module
     # Cached bytecode of a file that is edited twice within a second is not recognized as outdated.
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True

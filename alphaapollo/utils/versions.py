@@ -20,8 +20,8 @@ def find_version(name: str) -> str | None:
     for distribution in (name, name.replace("_", "-"), f"{name}-cpu"):
         if version := _read_version(distribution):
             return version
-    own = [str(folder) for folder in Path(sys.prefix, name, "lib").glob("python*/site-packages")]
-    return next((found.version for found in importlib.metadata.distributions(name=name, path=own)), None)
+    folders = [str(folder) for folder in Path(sys.prefix, name, "lib").glob("python*/site-packages")]
+    return next((found.version for found in importlib.metadata.distributions(name=name, path=folders)), None)
 
 
 def _read_version(distribution: str) -> str | None:

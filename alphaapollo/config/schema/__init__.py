@@ -26,7 +26,8 @@ FILES = ("reward", "model", "data", "env", "trainer", "algorithm", "generation",
 
 
 def __getattr__(name: str) -> Any:
-    for file in FILES if name[0].isupper() else ():
+    files = FILES if name[0].isupper() else ()  # only classes are found
+    for file in files:
         module = importlib.import_module(f"{__name__}.{file}")
         if name in vars(module):
             return vars(module)[name]

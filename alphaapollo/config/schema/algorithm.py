@@ -1,4 +1,4 @@
-"""`algorithm`, `actor_rollout_ref.actor`, `.ref` and `critic`: advantages, KL, losses, and who is trained on them."""
+"""`algorithm`, `actor_rollout_ref.actor`, `.ref` and `critic`: advantages, KL, losses, and what they train."""
 
 from __future__ import annotations
 
@@ -279,8 +279,8 @@ class Algorithm(Section):
     lam: Ratio = 1.0
     """Lambda of GAE; gae: per token, turn_gae: per turn."""
     baseline_decay: DecayRate | None = None
-    """reinforce: subtract a moving average over earlier iterations of the mean return, in which older iterations have
-    this weight (e.g. 0.9); null = no baseline."""
+    """reinforce: subtract a moving average of the mean returns of earlier iterations. The average before the newest of
+    them has this weight (e.g. 0.9); null = no baseline."""
     whiten_advantages: bool = True
     """gae, turn_gae: whiten advantages over the action tokens of the batch."""
     norm_adv_by_std_in_grpo: bool | None = None

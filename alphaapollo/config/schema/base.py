@@ -4,7 +4,7 @@ The schema declares three kinds of rules for a field:
 
 * valid values: the type of the field; `Annotated[bool, Requires(ActiveWhen("name", "vllm"))]` for what it needs in
   another field. All other combinations that do not work are rows of the table in config/requirements.py;
-* when the field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/requirements.py);
+* when the field has an effect: `Annotated[float, ActiveWhen("use_kl_loss")]` (config/check.py);
 * whether a resumed run may change it: `Annotated[str, ResumeRule("refused", "another model")]` (config/changes.py).
 
 A marker on a field that is a section applies to all fields of that section.
@@ -26,6 +26,9 @@ Verdict = Literal["applied", "kept", "refused", "ignored"]
 """applied: the new value is used. kept: the new value has no effect. refused: error. ignored: not even reported."""
 
 
+NOT_SET = ...  # in markers, because None may be the value of a field
+
+
 class ActiveWhen:
     """Marker in `Annotated`: the field has an effect only if another field, `key`, has one of `values`.
 
@@ -40,7 +43,7 @@ class ActiveWhen:
 
     expected = True
 
-    def __init__(self, key: str, *values: object, reason: str = "", shown_key: str = "", silent_value: object = ...):
+    def __init__(self, key: str, *values: object, reason: str = "", shown_key: str = "", silent_value: Any = NOT_SET):
         self.key, self.values, self.reason = key, values, reason
         self.shown_key, self.silent_value = shown_key or key, silent_value
 
@@ -57,12 +60,12 @@ class ActiveUnless(ActiveWhen):
 
 @dataclass(frozen=True)
 class Requires:
-    """Marker in `Annotated`: if the field has an effect and not its default value, it needs `condition`, which is about
-    another field. Nothing is needed if the command does not have that field."""
+    """Marker in `Annotated`: if the field has an effect and a value other than its default, `condition`, which is about
+    another field, must be met. Nothing is needed if the command does not have that field."""
 
     condition: ActiveWhen
     fix: str = ""  # "" = set the field of the condition, or the default
-    when: object = ...  # the only value of the marked field that needs it
+    when: object = NOT_SET  # if set, the only value of the marked field that needs the condition
 
 
 NEEDS_GPU = ActiveWhen("@device", "cuda", reason="it needs a GPU")
@@ -90,7 +93,7 @@ CHANGES_CODE = ResumeRule("refused", "the new file may register different code u
 
 @dataclass(frozen=True)
 class FilePath:
-    """Marker in `Annotated`: the field is a path, whose `~` is replaced; config/check.py checks that it exists."""
+    """Marker in `Annotated`: the field is a path. `~` is replaced, and config/check.py checks that the path exists."""
 
     kind: Literal["data", "model", "tokenizer", "code", "folder", "unchecked"]
     """model and tokenizer: folder or hub id; unchecked: the path need not exist."""
@@ -112,18 +115,18 @@ folder's saved configuration must be repeated on the command line (config/load.p
 
 @dataclass(frozen=True)
 class RegisteredName:
-    """Marker in `Annotated`: the field is a name of a registry. `find`, as `module:function` of this package, raises
-    ValueError for a name that is not registered; a file of a key `custom_module` may register others."""
+    """Marker in `Annotated`: the field is a name of a registry. `find` names a function of this package that raises
+    ValueError for an unknown name, as `module:function`. The file of a key `custom_module` may register more names."""
 
     find: str
 
 
-def matching(pattern: str, meaning: str) -> AfterValidator:
-    """Return the validator of a text that must match a pattern. meaning: what is needed and a fix, for the error."""
+def matching(pattern: str, error: str) -> AfterValidator:
+    """Return the validator of a text that must match a pattern. error: message with what is needed and a fix."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value, re.DOTALL):
-            raise ValueError(meaning)
+            raise ValueError(error)
         return value
 
     return AfterValidator(check)

@@ -1,4 +1,4 @@
-"""`data`: the prompts of main_ppo."""
+"""`data`: files of training and validation, prompts and their choice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alphaapollo.config.schema.base import (
     TemplateArguments,
 )
 
-WHEN_SAMPLED = ActiveWhen("/data.sampler", "difficulty", "frontier")
+WHEN_ADAPTIVE_SAMPLER = ActiveWhen("/data.sampler", "difficulty", "frontier")
 NEEDS_SHUFFLE = Requires(ActiveWhen("/data.shuffle", True))
 
 
@@ -26,7 +26,7 @@ class Chats(Section):
     """Keys of every `data` section with chats."""
 
     system_prompt: Annotated[str, CHANGES_DATA] = ""
-    """System message of every chat that has none; a prompt that is a text becomes a chat (docs/data.md)."""
+    """System message for every chat without one. A prompt that is a string becomes a chat with it (docs/data.md)."""
     allow_image_urls: bool = False
     """Download images that data rows give as http(s) addresses, when the run starts (docs/vision.md)."""
     apply_chat_template_kwargs: TemplateArguments = {}
@@ -46,7 +46,7 @@ class TrainingFiles(Chats):
     seed: int = 0
     """Seed of the shuffle, and of the rows chosen by train_max_samples and val_max_samples."""
     train_max_samples: CountOrMinusOne = -1
-    """Maximum training rows, drawn by data.seed, or the first ones without data.shuffle; -1 or 0 = all."""
+    """Maximum training rows: a random choice by data.seed, or the first rows without data.shuffle; -1 or 0 = all."""
     val_max_samples: CountOrMinusOne = -1
     """Maximum validation rows, chosen as for train_max_samples; -1 or 0 = all."""
     source_weights: list[PositiveFloat] | None = None
@@ -87,9 +87,9 @@ class Stage(Section):
 class Curriculum(Section):
     target: Annotated[float, Field(gt=0, lt=1), ActiveWhen("/data.sampler", "frontier")] = 0.5
     """Pass rate that frontier prefers."""
-    revisit_rate: Annotated[PositiveRatio, WHEN_SAMPLED] = 0.05
-    """Weight of a prompt whose pass rate is at least 0.95, and lowest weight of frontier. A prompt never
-    sampled has weight 1."""
+    revisit_rate: Annotated[PositiveRatio, WHEN_ADAPTIVE_SAMPLER] = 0.05
+    """Weight of a prompt whose pass rate is at least 0.95, and with frontier the lowest weight of any prompt. A prompt
+    that was never sampled has weight 1."""
     stages: Annotated[list[Stage], NEEDS_SHUFFLE] = []
     """Stages by data source: a prompt is drawn only after its stage has opened (docs/data.md); empty = all at
     once. E.g. [{data_source: easy/*, threshold: 0.8}, {data_source: "*"}]"""

@@ -68,7 +68,7 @@ class Agent(Section):
     """Maximum answers that a session may request; a later request is refused, and ends the episode as the turn limit
     does."""
     reasoning_parser: str = ""
-    """vLLM's parser of reasoning, e.g. qwen3, which separates it from the answer; empty = it is part of the answer."""
+    """vLLM's parser that separates reasoning from the answer, e.g. qwen3; empty = the answer contains the reasoning."""
 
 
 class ToolLimits(Section):

@@ -31,7 +31,7 @@ SAMPLING_KEYS = ("temperature", "top_p", "top_k", "stop", "include_stop_str_in_o
 JUDGE_CONNECTION = ("base_url", "api_key_env", "timeout", "max_connections", "cache_size")
 ENGINE_KEYS = ("name", "dtype", "engine_kwargs.vllm", "engine_kwargs.sglang", "plugins")
 ENGINE_IDENTITY = [*(f"rollout.{name}" for name in ENGINE_KEYS), "trainer.seed"]
-WITHOUT_IDENTITY = ("rollout", "trainer", "env.episode_timeout", "reward.timeout", "reward.num_workers")
+NOT_SAMPLE_IDENTITY = ("rollout", "trainer", "env.episode_timeout", "reward.timeout", "reward.num_workers")
 APPLIED = ResumeRule("applied")
 SAMPLE_IDENTITY = ResumeRule("refused", "it determines what is sampled")
 
@@ -65,7 +65,7 @@ class GenerationTrainer(RunSettings):
     """ray = worker processes on any number of nodes; local = one node without Ray: one engine in this process, or
     several in forked processes."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds that cluster nodes may take to join, and that starting engines may use neither the CPU nor the disk."""
+    """Seconds that nodes may take to join, and that starting engines may spend without using the CPU or the disk."""
 
     @property
     def num_gpus(self) -> int:
@@ -89,7 +89,7 @@ class GenerationConfig(InferenceConfig):
     }
     resume_rules = {  # prompts are compared one by one, so data.path may change
         "": SAMPLE_IDENTITY,
-        **dict.fromkeys((*WITHOUT_IDENTITY, "data.path", "data.max_samples", "data.prompt_key"), APPLIED),
+        **dict.fromkeys((*NOT_SAMPLE_IDENTITY, "data.path", "data.max_samples", "data.prompt_key"), APPLIED),
         **dict.fromkeys([f"reward.judge.{name}" for name in JUDGE_CONNECTION], APPLIED),
         **dict.fromkeys([*ENGINE_IDENTITY, *(f"rollout.{name}" for name in SAMPLING_KEYS)], SAMPLE_IDENTITY),
     }

@@ -31,7 +31,7 @@ OptimizerName = Literal["adamw", "muon", "adamw_8bit"]
 PolicyOptimizerName = Literal[OptimizerName, "trpo"]
 LoraForm = Literal["merged", "adapter"]
 """Weights that the trainer exports or syncs: full weights with the adapters merged in, or the adapters alone."""
-DETERMINES_GPU = ActiveWhen("@device", "cuda", reason="computations on a CPU are always deterministic")
+WHEN_NONDETERMINISTIC = ActiveWhen("@device", "cuda", reason="computations on a CPU are always deterministic")
 WHEN_SHARDED = ActiveUnless("/trainer.num_ranks", 1, reason="there is one training rank")
 NEEDS_ADAPTERS = Requires(ActiveWhen("lora_rank"), fix="lora_rank=16")
 INACTIVE_WITH_OFFLOAD_POLICY = ActiveUnless("offload_policy")
@@ -150,9 +150,9 @@ class Fsdp(Section):
     """Keep the optimizer state in host memory between updates (GPU only)."""
     offload_policy: Annotated[bool, NEEDS_GPU] = False
     """FSDP2's CPU offload: parameters, gradients and optimizer step stay on the CPU; slow (GPU only)."""
-    full_determinism: Annotated[bool, DETERMINES_GPU] = False
-    """Use only deterministic GPU kernels, so that equal updates are equal bit for bit; slower. An operation that has
-    none ends the run with torch's error. See docs/reliability.md."""
+    full_determinism: Annotated[bool, WHEN_NONDETERMINISTIC] = False
+    """Use only deterministic GPU kernels, so that equal updates are equal bit for bit; slower. An operation without
+    such a kernel ends the run with torch's error. See docs/reliability.md."""
 
     def count_shards(self, num_ranks: int) -> int:
         """Return the number of ranks that share one copy of the model."""
@@ -189,7 +189,7 @@ class ValSampling(Section):
     """Also validate once greedily: val/accuracy_greedy."""
 
 
-ArgumentName = Annotated[str, AfterValidator(lambda name: name.replace("-", "_"))]  # as on a command line, too
+ArgumentName = Annotated[str, AfterValidator(lambda name: name.replace("-", "_"))]  # a-b means a_b
 EngineArguments = dict[ArgumentName, Scalar | list[Scalar] | dict[str, Scalar | list[Scalar]]]
 
 
@@ -218,8 +218,8 @@ class Rollout(Section):
     top_k: CountOrMinusOne = -1
     """Top-k sampling; -1 or 0 = all tokens."""
     stop: Annotated[str | list[NonEmptyText], ActiveUnless("name", "fake")] = []
-    """Strings that end an answer like a stop token, for models without an end of turn, e.g. ["\\n\\nQuestion:"]. The
-    tokens up to the one that completes the string are trained on."""
+    """Strings that end an answer like a stop token, for models without an end of turn, e.g. ["\\n\\nQuestion:"].
+    Training includes the tokens of the string."""
     include_stop_str_in_output: Annotated[bool, ActiveWhen("stop")] = False
     """Graders and environments see the stop string at the end of the answer; false = only the text before it."""
     tensor_model_parallel_size: Annotated[PositiveInt, Requires(ActiveWhen("name", "vllm", "sglang"))] = 1
@@ -230,7 +230,7 @@ class Rollout(Section):
     num_engines: PositiveInt | None = None
     """Number of engines; null = GPUs of the run / tensor_model_parallel_size, 1 on a CPU."""
     colocate: Annotated[bool, NEEDS_GPU] = True
-    """Engines share the training GPUs; false, or with nnodes, they get their own GPUs."""
+    """Engines share the training GPUs; false = engines get their own GPUs, as they always do with nnodes > 0."""
     nnodes: NonNegativeInt = 0
     """Nodes for engines only, in addition to the trainer.nnodes nodes; 0 = engines run on the training nodes."""
     n_gpus_per_node: Annotated[PositiveInt | None, NEEDS_GPU, ActiveWhen("nnodes")] = None
@@ -251,7 +251,7 @@ class Rollout(Section):
     """Maximum tokens per engine step."""
     enforce_eager: Annotated[bool | None, ActiveWhen("name", "vllm")] = None
     """Run the engine without compilation and CUDA graphs; null = true on a CPU, false on a GPU."""
-    full_determinism: Annotated[bool, NEEDS_VLLM, DETERMINES_GPU] = False
+    full_determinism: Annotated[bool, NEEDS_VLLM, WHEN_NONDETERMINISTIC] = False
     """Use vLLM's batch-invariant kernels (Hopper or newer): the tokens of a request do not depend on other requests in
     the batch; slower."""
     lora: Annotated[
@@ -262,7 +262,7 @@ class Rollout(Section):
     ] = "merged"
     """Weight sync of a policy with LoRA: merged = full weights; adapter = adapters only, which the engine serves."""
     max_loras: Annotated[PositiveInt, NEEDS_VLLM, ActiveWhen("lora", "adapter")] = 2
-    """Adapters that vLLM applies in one step, e.g. of running and of new requests. Requests of others wait."""
+    """Adapters that vLLM applies in one step, e.g. of running and of new requests. Requests of other adapters wait."""
     enable_prefix_caching: bool = True
     """Share the prefill of equal prefixes: the n samples of a prompt, the turns of an episode."""
     router_replay: Annotated[

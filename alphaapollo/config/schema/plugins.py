@@ -22,7 +22,7 @@ GROUPS = {"env": ("environments", "tool_sources"), "reward": ("rewards",), "roll
 @dataclass(frozen=True)
 class PluginSections:
     """Marker in `Annotated`: the field is a map of sections of packages, declared as entry points `PARENT.NAME` of the
-    group alphaapollo.sections. It always has the sections of what the configuration selects."""
+    group alphaapollo.sections. It always has the sections of the objects that the configuration selects."""
 
     parent: str  # env, reward or rollout
     selected_by: str  # field before this one, with the name, or a map of names, that the configuration selects
@@ -84,8 +84,8 @@ def add_plugin_sections(parent: str, make_marker: Callable[[str], object]) -> Ca
     def decorate(section: type[Section]) -> type[Section]:
         fields = dict[str, Any]()
         for key, plugin in find_own_plugins("sections").items():
-            of, _, name = key.partition(".")
-            if of == parent and not plugin.is_missing:
+            section_parent, _, name = key.partition(".")
+            if section_parent == parent and not plugin.is_missing:
                 schema = plugin.load()
                 fields[name] = (Annotated[schema, make_marker(name)], schema())
         return create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)

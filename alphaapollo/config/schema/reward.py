@@ -60,11 +60,11 @@ def _shows(*fields: str) -> AfterValidator:
     """Return the validator of a prompt that must contain each field in braces, e.g. `{answer}`."""
     shown = " and ".join(f"{{{name}}}" for name in fields)
     pattern = "".join(rf"(?=.*\{{{name}\}})" for name in fields) + ".*"
-    return matching(pattern, f"the model would not see {shown}, which the text lacks. Add {shown}.")
+    return matching(pattern, f"the text must contain {shown}, or the model would not see it. Add {shown}.")
 
 
 CriterionName = Annotated[
-    str, matching(r"\D.*", "a name that starts with a digit may be that of a row's own criterion. Use a letter.")
+    str, matching(r"\D.*", "a name with a digit at the start is reserved for a row's own criterion. Use a letter.")
 ]
 
 
@@ -177,7 +177,7 @@ class RewardModel(Section):
 
 Distance = Literal["sampled", "reverse", "forward", "jsd"]
 WHEN_TEACHER = ActiveWhen("divergence")
-WHEN_LOCAL, WHEN_SERVER = ActiveUnless("base_url"), ActiveWhen("base_url")
+WHEN_LOCAL, WHEN_REMOTE = ActiveUnless("base_url"), ActiveWhen("base_url")
 WHEN_SELF, UNLESS_SELF = ActiveWhen("context"), ActiveUnless("self_teacher.context")
 WHEN_FEEDBACK, WHEN_DEMONSTRATION = ActiveWhen("context", "feedback"), ActiveWhen("context", "demonstration")
 
@@ -198,11 +198,11 @@ class TeacherModel(Section):
     fsdp_config: Annotated[FrozenFsdp, WHEN_LOCAL] = FrozenFsdp()
     base_url: Annotated[str, Requires(ActiveWhen("name"))] = ""
     """URL of a vLLM server, e.g. http://localhost:8000/v1; empty = the teacher runs on the policy's ranks."""
-    name: Annotated[str, WHEN_SERVER] = ""
+    name: Annotated[str, WHEN_REMOTE] = ""
     """Name of the model on that server (required with base_url)."""
-    api_key_env: Annotated[str, WHEN_SERVER] = "OPENAI_API_KEY"
+    api_key_env: Annotated[str, WHEN_REMOTE] = "OPENAI_API_KEY"
     """Environment variable with the API key; if unset, the key is `none`."""
-    timeout: Annotated[PositiveFloat, WHEN_SERVER] = 120.0
+    timeout: Annotated[PositiveFloat, WHEN_REMOTE] = 120.0
     """Seconds per request. Failed requests are sent again for five minutes; then the run stops."""
 
 
@@ -311,9 +311,9 @@ class Teacher(Section):
         """
         if not self.models:
             return [1.0]
-        matching = (value for key, value in self.by_source.items() if fnmatchcase(data_source.lower(), key.lower()))
-        chosen = next(matching, {})
-        weights = {chosen: 1.0} if isinstance(chosen, str) else chosen
+        matches = (value for key, value in self.by_source.items() if fnmatchcase(data_source.lower(), key.lower()))
+        first_match = next(matches, {})
+        weights = {first_match: 1.0} if isinstance(first_match, str) else first_match
         return [weights.get(name, 0.0) for name in self.models]
 
 

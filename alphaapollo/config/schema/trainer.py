@@ -87,10 +87,7 @@ class Training(RunSettings):
     max_ckpt_to_keep: Annotated[PositiveInt | None, ActiveUnless("save_freq", -1, silent_value=None)] = 2
     """Number of newest checkpoints to keep; null = all."""
     keep_best: Annotated[
-        str | None,
-        ActiveUnless("save_freq", -1),
-        ActiveUnless("max_ckpt_to_keep", None),
-        VALIDATES,
+        str | None, ActiveUnless("save_freq", -1), ActiveUnless("max_ckpt_to_keep", None), VALIDATES
     ] = None
     """Validation metric, e.g. val/accuracy: the best checkpoint by it is kept besides the newest max_ckpt_to_keep. A
     checkpoint counts if its iteration also validated. Higher is better, except for losses, perplexities and
@@ -119,7 +116,7 @@ class Training(RunSettings):
     or values skip all steps of the iteration (batch/left_out)."""
     save_on_signal: bool = False
     """On SIGTERM or Ctrl-C, write a checkpoint of the last complete iteration before the run ends; an update in
-    progress is finished first. A second signal ends the run at once. false = the first signal already does."""
+    progress is finished first. A second signal ends the run at once. false = the first signal ends it at once."""
     max_restarts: NonNegativeInt = 3
     """How often the command may restart from its newest checkpoint after a worker, an engine, Ray or a node has died or
     hung (docs/reliability.md); an engine on a CPU is first replaced. A second death of the same role in the same
@@ -132,8 +129,8 @@ class Training(RunSettings):
     """Torch threads per training rank; null = cores of a node / its ranks. A run that resumes on a CPU keeps its number
     of threads."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds that cluster nodes may take to join, and that starting workers and engines may use neither the CPU nor
-    the disk; the error names the missing ones."""
+    """Seconds that cluster nodes may take to join, and that starting workers and engines may spend without using the
+    CPU or the disk; the error names the missing ones."""
 
     planned_device: Annotated[
         PlannedDevice, Requires(ActiveWhen("dry_run")), Requires(ActiveUnless("device", "cpu")), ONLY_AT_START
@@ -172,7 +169,7 @@ class Trainer(Training):
     """Async: how many weight updates old a token may be when it is trained on; the run generates this many batches
     ahead. 0 = synchronous."""
     critic_warmup: NonNegativeInt = 0
-    """First iterations in which only the critic is trained."""
+    """Number of iterations at the start in which only the critic is trained."""
     controller: Annotated[
         Literal["ray", "local"],
         LOCAL_HAS_ONE_NODE,

@@ -23,8 +23,8 @@ from alphaapollo.config.schema.env import Env
 from alphaapollo.config.schema.generation import (
     APPLIED,
     ENGINE_IDENTITY,
+    NOT_SAMPLE_IDENTITY,
     UNREAD_ROLLOUT_KEYS,
-    WITHOUT_IDENTITY,
     GenerationData,
     GenerationRollout,
     InferenceConfig,
@@ -159,7 +159,7 @@ class EvolvingConfig(InferenceConfig):
     }
     resume_rules = {
         "": REQUEST_IDENTITY,
-        **dict.fromkeys((*WITHOUT_IDENTITY, "budget"), APPLIED),
+        **dict.fromkeys((*NOT_SAMPLE_IDENTITY, "budget"), APPLIED),
         **dict.fromkeys(ENGINE_IDENTITY, REQUEST_IDENTITY),
         "evolving.rounds": ResumeRule("applied", "the new total"),
         "models": ResumeRule("applied", "existing replies are reused; the new model answers the remaining requests"),
