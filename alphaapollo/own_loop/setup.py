@@ -22,7 +22,7 @@ from alphaapollo.planning.plan_table import summarize_memory
 from alphaapollo.processes.watchdog import new_run_id
 from alphaapollo.runs.newest_model import resolve_model_paths
 from alphaapollo.runs.run_plan import RunPlan
-from alphaapollo.trainer.setup.combinations import COMBINATIONS, trust_region_of_distributions
+from alphaapollo.trainer.setup.combinations import COMBINATIONS, trpo_with_other_distributions
 
 CALLER = "the caller brings prompts, rows and rewards"
 PREFIXES = ("actor_rollout_ref.", "actor_rollout_ref.model.", "actor_rollout_ref.actor.")
@@ -87,7 +87,7 @@ class LoopPreparation(PolicyPreparation):
 
 def check_settings(config: Config) -> None:
     """Raise ConfigError for settings that no call of a policy loss could use."""
-    table = [row for row in COMBINATIONS if row.find_conflict is trust_region_of_distributions]
+    table = [row for row in COMBINATIONS if row.find_conflict is trpo_with_other_distributions]
     errors = [*find_conflicts(CheckContext(config), table=table)]
     if config.trainer.dry_run:
         errors.append("trainer.dry_run=true: a loop of your own has no dry run. Check its settings with main_ppo.")
