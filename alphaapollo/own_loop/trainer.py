@@ -51,7 +51,7 @@ def _make_sync(verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]]) ->
 async def _call_verb(
     verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]], verbs: Verbs, *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call a verb, and count its time. The verbs that it calls are part of it."""
+    """Call a verb, and count its time, which includes that of the verbs that it calls."""
     with verbs.timer(verb.__name__):
         return await verb(verbs, *args, **kwargs)
 
@@ -74,7 +74,7 @@ class Trainer:
         self.config, self._has_engines = load_loop_config(settings, overrides, engines, ranks), engines != 0
         self._verbs, self._stop = Future[Verbs](), threading.Event()
         self._failure: BaseException | None = None  # why the workers have ended
-        self._loop_error: BaseException | None = None  # that ended the caller's block
+        self._loop_error: BaseException | None = None  # error that ended the caller's block
         self._environment: dict[str, str] = {}  # environment variables at the start of the block
         self._thread = threading.Thread(target=self._run, name="own-loop", daemon=True)
 

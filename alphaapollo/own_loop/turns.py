@@ -12,12 +12,12 @@ from alphaapollo.session.training import PolicySession
 from alphaapollo.workers.adapter_slots import OWN
 
 
-class Turns:
-    """Decides who computes: the training ranks, or engines on the same GPUs."""
+class ComputeTurns:
+    """Turns in which either the training ranks or the engines on the same GPUs compute."""
 
     def __init__(self, session: PolicySession, adapters: Adapters, shares_gpus: bool):
         self._session, self._adapters, self._shares_gpus = session, adapters, shares_gpus
-        self._ranks, self._num_sampling = asyncio.Lock(), 0
+        self._ranks_lock, self._num_sampling = asyncio.Lock(), 0
         if session.weights:
             session.workers.engines.replace_engine = self.replace_engine
 
@@ -25,7 +25,7 @@ class Turns:
     async def use_ranks(self, adapter: str = OWN) -> AsyncIterator[None]:
         """Context manager in which the training ranks work, with this adapter in the model. Engines on the same GPUs
         free their memory first, and get the weights again before the next sample, or at once if samples wait."""
-        async with self._ranks:
+        async with self._ranks_lock:
             weights = self._session.weights
             if self._shares_gpus and weights and weights.engines_hold_weights:
                 await self._session.hand_over(pauses_requests=True)
@@ -38,12 +38,12 @@ class Turns:
 
     @asynccontextmanager
     async def use_engines(self) -> AsyncIterator[None]:
-        """Context manager in which the engines hold their weights. If they share GPUs with the ranks, these wait."""
+        """Context manager in which the engines hold their weights. Ranks on the same GPUs wait until it ends."""
         weights = self._session.require_engines()
         if not self._shares_gpus and weights.engines_hold_weights:
             yield
             return
-        async with self._ranks:
+        async with self._ranks_lock:
             if not weights.engines_hold_weights:
                 await self.publish()
             yield
@@ -60,7 +60,8 @@ class Turns:
     async def replace_engine(self, death: WorkerDied) -> None:
         """Replace an engine that died (WeightPublisher.replace_engine), in a turn of the ranks."""
         weights = self._session.require_engines()
-        async with self.use_ranks() if weights.on_cpus else nullcontext():  # on shared GPUs, the caller may have them
+        turn = self.use_ranks() if weights.on_cpus else nullcontext()  # on shared GPUs, the caller may use the ranks
+        async with turn:
             await weights.replace_engine(death)
 
     async def publish(self) -> dict[str, float]:

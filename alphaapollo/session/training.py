@@ -42,7 +42,7 @@ class TrainingSession:
                 await group.load(str(checkpoint / name))
 
     async def resume(self, checkpoint: Path) -> None:
-        """Load the checkpoint from which the run continues, and say so."""
+        """Load the checkpoint from which the run continues, and print a notice."""
         await self.load(checkpoint)
         self.console.notify(f"resumed from {checkpoint}")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.own_loop.turns import Turns
+from alphaapollo.own_loop.turns import ComputeTurns
 
 
 class FakeSession:
@@ -44,22 +44,22 @@ class FakeAdapters:
         return self.version
 
 
-def run(test: Callable[[FakeSession, Turns], Awaitable[None]], shares_gpus: bool = True) -> list[str]:
+def run(test: Callable[[FakeSession, ComputeTurns], Awaitable[None]], shares_gpus: bool = True) -> list[str]:
     session: Any = FakeSession()
     adapters: Any = FakeAdapters()
-    asyncio.run(asyncio.wait_for(test(session, Turns(session, adapters, shares_gpus)), 30))
+    asyncio.run(asyncio.wait_for(test(session, ComputeTurns(session, adapters, shares_gpus)), 30))
     calls: list[str] = session.calls
     return calls
 
 
-async def train(turns: Turns) -> None:
+async def train(turns: ComputeTurns) -> None:
     async with turns.use_ranks():
         await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("shares_gpus", [True, False])
 def test_engines_sleep_while_ranks_on_their_gpus_work(shares_gpus: bool) -> None:
-    async def test(session: FakeSession, turns: Turns) -> None:
+    async def test(session: FakeSession, turns: ComputeTurns) -> None:
         await train(turns)
         await train(turns)
         async with turns.use_engines():
@@ -69,7 +69,7 @@ def test_engines_sleep_while_ranks_on_their_gpus_work(shares_gpus: bool) -> None
 
 
 def test_waiting_samples_go_on_after_a_verb_that_trains() -> None:
-    async def test(session: FakeSession, turns: Turns) -> None:
+    async def test(session: FakeSession, turns: ComputeTurns) -> None:
         async with turns.sample():
             await train(turns)
             assert session.weights.engines_hold_weights
@@ -81,7 +81,7 @@ def test_waiting_samples_go_on_after_a_verb_that_trains() -> None:
 
 
 def test_ranks_wait_while_an_adapter_is_loaded() -> None:
-    async def test(session: FakeSession, turns: Turns) -> None:
+    async def test(session: FakeSession, turns: ComputeTurns) -> None:
         async with turns.use_engines():
             training = asyncio.create_task(train(turns))
             await asyncio.sleep(0.01)
