@@ -137,13 +137,8 @@ class DpoTask(PairTask):
         for start in range(0, len(examples), REFERENCE_BATCH):
             run.session.console.show_phase("reference", start, len(examples))
             batch_examples = examples[start : start + REFERENCE_BATCH]
-            layout = distribute_rows_for_reference(
-                batch_examples,
-                plan.placement.data_parallel_size,
-                plan.max_tokens,
-                plan.padded,
-                self.uses_shared_prompts,
-            )
+            limits = plan.placement.data_parallel_size, plan.max_tokens, plan.padded
+            layout = distribute_rows_for_reference(batch_examples, *limits, self.uses_shared_prompts)
             batches = [batch for batch in layout.rank_batches for _ in range(ranks_per_batch)]
             columns = await ranks.call_with_items(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
             parts.append(collect_row_values(layout, columns[::ranks_per_batch]))

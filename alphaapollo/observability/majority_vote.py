@@ -27,7 +27,7 @@ def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]
     return math.fsum(counted) / len(counted)  # leaders have equally many samples, so this is the mean of their means
 
 
-TAIL = 10_000  # only so many characters at the end of a text are searched
+TAIL = 10_000  # number of characters at the end of a text that are searched
 
 
 NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")

@@ -32,11 +32,7 @@ OMITTED_PREFIXES = ("actor_rollout_ref.", "actor_rollout_ref.model.", "actor_rol
 class LoopPreparation(PolicyPreparation):
     """Checked settings of a loop that has not started any worker."""
 
-    LEFT_OUT: ClassVar = {
-        "read_data": LEFT_OUT_REASON,
-        "try_rewards": LEFT_OUT_REASON,
-        "try_environment": LEFT_OUT_REASON,
-    }
+    LEFT_OUT: ClassVar = dict.fromkeys(("read_data", "try_rewards", "try_environment"), LEFT_OUT_REASON)
     OPTIONAL_PATHS = frozenset({"data.train_files"})
     reader: RowReader
     has_engines: bool
@@ -71,14 +67,9 @@ class LoopPreparation(PolicyPreparation):
         """Describe how to build the policy workers and, if there are engines, the rollout workers. A loop has no critic
         and no reward model."""
         steps = self.config.trainer.total_training_steps or 1  # if it is not set, no schedule needs it (check_config)
+        run_id = new_run_id()
         specs = make_worker_specs(
-            self.config,
-            self.plan,
-            new_run_id(),
-            steps,
-            has_reward_function=True,
-            policy_steps=steps,
-            serves_clients=True,
+            self.config, self.plan, run_id, steps, has_reward_function=True, policy_steps=steps, serves_clients=True
         )
         specs = replace(specs, rank_builders={"policy": specs.rank_builders["policy"]})
         if self.has_engines:

@@ -84,11 +84,7 @@ async def open_session(prepared: Preparation, specs: WorkerSpecs, timer: Timer) 
 
 @asynccontextmanager
 async def open_policy_session(
-    prepared: PolicyPreparation,
-    specs: WorkerSpecs,
-    timer: Timer,
-    probe: Probe,
-    pauses_requests: bool,
+    prepared: PolicyPreparation, specs: WorkerSpecs, timer: Timer, probe: Probe, pauses_requests: bool
 ) -> AsyncIterator[PolicySession]:
     """Context manager of a policy's training, with a publisher of its weights if there are engines.
 

@@ -145,10 +145,8 @@ class TeacherClient:
         except (msgspec.MsgspecError, IndexError) as error:
             raise self.make_error(f"returns no prompt_logprobs ({error}). Use a vLLM server") from None
         logprobs = [score or {} for score in scores]
-        positions = range(1, len(token_ids))
-        if len(logprobs) != len(token_ids) or any(
-            token_ids[position] not in logprobs[position] for position in positions
-        ):
+        pairs = [*zip(token_ids, logprobs, strict=False)]
+        if len(logprobs) != len(token_ids) or any(token not in of_position for token, of_position in pairs[1:]):
             raise self.make_error("does not return the log-prob of each token of a request. Use a vLLM server")
         return logprobs
 

@@ -82,15 +82,9 @@ def take_stream_positions(progress: Progress, count: int) -> list[int]:
 
 def make_group_requests(run: TrainingRun, positions: Sequence[int]) -> list[GroupRequest]:
     """Build the requests for all samples of the prompts at these positions in the stream of training prompts."""
-    indices = run.sampler.choose_prompts(run.progress, positions)
+    indices, size, plan = run.sampler.choose_prompts(run.progress, positions), run.config.group_size, run.plan
     return [
-        GroupRequest(
-            run.prompts[index],
-            run.config.group_size,
-            run.plan.sampling,
-            stream_position=position,
-            greedy_baseline=run.plan.greedy_baseline,
-        )
+        GroupRequest(run.prompts[index], size, plan.sampling, position, greedy_baseline=plan.greedy_baseline)
         for index, position in zip(indices, positions, strict=True)
     ]
 

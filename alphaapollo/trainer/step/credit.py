@@ -131,15 +131,12 @@ def _add_kl_penalty(
         algorithm.kl_penalty,
     )
     rewards = shaped.token_rewards.numpy()
-    return (
-        rewards,
-        sum_per_trajectory(rewards, batch.trajectory_offsets),
-        {
-            "actor/reward_kl_penalty_coeff": kl_coef,
-            "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
-            "actor/reward_kl_penalty": float(shaped.kl_per_token),
-        },
-    )
+    metrics = {
+        "actor/reward_kl_penalty_coeff": kl_coef,
+        "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
+        "actor/reward_kl_penalty": float(shaped.kl_per_token),
+    }
+    return rewards, sum_per_trajectory(rewards, batch.trajectory_offsets), metrics
 
 
 def _add_target_advantages(

@@ -96,12 +96,9 @@ def compute_loss_weights(
         mini_batch_rows: rows of each mini-batch. owners: [B], trajectory of each row.
     """
     actor, filtration = config.actor_rollout_ref.actor, config.algorithm.filtration
-    is_taught = torch.tensor(
-        [
-            not config.teacher.uses_self_teacher or any(LONGER_PROMPT in row.columns for row in trajectory.rows)
-            for trajectory in trajectories
-        ]
-    )
+    all_are_taught = not config.teacher.uses_self_teacher
+    has_context = [any(LONGER_PROMPT in row.columns for row in trajectory.rows) for trajectory in trajectories]
+    is_taught = torch.tensor([all_are_taught or has_longer_prompt for has_longer_prompt in has_context])
     is_cut = torch.tensor([config.algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
     loss_lengths = overlong_filter(num_actions.unsqueeze(1), is_cut).squeeze(1)
     weights, horizon = torch.zeros(4, len(trajectories), dtype=torch.float64), config.loss_horizon
