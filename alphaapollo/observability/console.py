@@ -217,9 +217,8 @@ def shorten_sample(group: TrajectoryGroup, sample: Trajectory) -> tuple[str, str
     """Return prompt and answer of a sample, each on one line, shortened and without control characters."""
     question = get_last_message(group.prompt.content if sample.first_observation is None else sample.first_observation)
     prompt = shorten_text(" ".join(question.split()), PROMPT_CHARS)
-    return prompt, shorten_text(
-        " ".join(word for turn in sample.turns for word in (turn.raw_text or turn.text).split()), ANSWER_CHARS
-    )
+    words = (word for turn in sample.turns for word in (turn.raw_text or turn.text).split())
+    return prompt, shorten_text(" ".join(words), ANSWER_CHARS)
 
 
 def find_activity() -> str:

@@ -25,7 +25,7 @@ class Phase:
     name: str
     total: int
     since: float  # elapsed seconds at its begin
-    done_before: int  # done at its begin, e.g. before a resume
+    done_before: int  # units done at its begin, e.g. before a resume
     done: int = 0
     text: str = ""  # shown after the progress
     in_flight: int = 0  # units that have started; on average, half of each is done

@@ -62,14 +62,14 @@ def format_metric_rows(metrics: Mapping[str, float]) -> dict[str, str]:
         row: "   ".join(
             template.format(metrics[name])
             for name, template in templates.items()
-            if name in metrics and not _is_hidden(row, name, metrics)
+            if name in metrics and not _is_hidden(name, metrics)
         )
         for row, templates in SHOWN_METRICS.items()
     }
     return {row: text for row, text in rows.items() if text}
 
 
-def _is_hidden(row: str, name: str, metrics: Mapping[str, float]) -> bool:
+def _is_hidden(name: str, metrics: Mapping[str, float]) -> bool:
     if name in ("critic/score/mean", "reward/accuracy"):
         return metrics[name] == 0 and "distill/reverse_kl" in metrics  # distillation without rewards
     better_metric = {"distill/reverse_kl": "distill/divergence", "val/reward": "val/accuracy"}.get(name)
@@ -81,7 +81,7 @@ def format_time_summary(seconds: Mapping[str, float]) -> str:
     phases = {name.removeprefix("timing/"): spent for name, spent in seconds.items() if name != "timing/step"}
     total = sum(phases.values())
     longest_first = sorted(phases.items(), key=lambda item: -item[1])
-    shown = [f"{phase} {spent / total:.0%}" for phase, spent in longest_first if spent >= 0.005 * total > 0]
+    shown = [f"{phase} {spent / total:.0%}" for phase, spent in longest_first if total > 0 and spent >= 0.005 * total]
     return f"time: {', '.join(shown)} of {total:,.1f} s (docs/replay.md)" if shown else ""
 
 

@@ -72,36 +72,38 @@ class RowReader:
         for name, column in columns.items():
             if len(column) != len(rows):
                 raise ValueError(f"{name} has {len(column)} entries for {len(rows)} rows. Pass one for each row.")
-        names = dict.fromkeys([*(name for row in rows for name in row.columns), *columns])
+        all_names = dict.fromkeys([*(name for row in rows for name in row.columns), *columns])
+        names = [name for name in all_names if name not in TUPLE_COLUMNS]
         new_columns = [{name: column[number] for name, column in columns.items()} for number in range(len(rows))]
         return [self._read_row(f"row {number}", row, new_columns[number], names) for number, row in enumerate(rows)]
 
-    def _read_row(self, label: str, row: Row, columns: Mapping[str, Any], names: Mapping[str, None]) -> Row:
-        ids, trained, found = np.asarray(row.token_ids), np.asarray(row.action_mask), dict[str, Any]()
+    def _read_row(self, label: str, row: Row, columns: Mapping[str, Any], names: Sequence[str]) -> Row:
+        """Check a row. names: columns of numbers that each row must have."""
+        ids, trained, checked_columns = np.asarray(row.token_ids), np.asarray(row.action_mask), dict[str, Any]()
         if self.max_length is not None and len(ids) > self.max_length:
             raise ValueError(f"{label} has {len(ids)} tokens, but the model reads at most {self.max_length}. Cut it.")
         values = {TARGETS: ids, WEIGHTS: trained, **row.columns, **columns}
-        found |= {name: tuple(values[name]) for name in TUPLE_COLUMNS if name in values}
-        for name in (name for name in names if name not in TUPLE_COLUMNS):
+        checked_columns |= {name: tuple(values[name]) for name in TUPLE_COLUMNS if name in values}
+        for name in names:
             value = np.asarray(values.get(name))
             if value.dtype == object or (value.ndim and len(value) != len(ids)):
                 got = f"has {len(value)} values for {len(ids)} tokens" if value.ndim else "is missing"
                 raise ValueError(f"{label}: its column {name} {got}. Pass a number, or a number per token.")
-            found[name] = value if value.ndim else value.item()
-        given = found.get(WEIGHTS, 1.0)
-        weights = given if isinstance(given, np.ndarray) else given * trained
+            checked_columns[name] = value if value.ndim else value.item()
+        weights = checked_columns.get(WEIGHTS, 1.0)
+        weights = weights if isinstance(weights, np.ndarray) else weights * trained
         if not weights.any() or weights[0]:
             raise ValueError(f"{label} must be trained on some token, but not on its first one. Set its weights.")
-        targets = found.get(TARGETS, ids)[weights != 0]
+        targets = checked_columns.get(TARGETS, ids)[weights != 0]
         for noun, checked, excluded in (("token", ids, ()), ("target", targets, self.excluded)):
             wrong = checked[(checked < 0) | (checked >= self.vocabulary_size) | np.isin(checked, excluded)]
             if len(wrong):
                 size = self.vocabulary_size
                 raise ValueError(f"{label}: the {noun} {wrong[0]} is outside the model's vocabulary of {size} tokens.")
-        found |= {WEIGHTS: weights} if WEIGHTS in found else {}
-        is_sampled = (trained != 0) & (found.get(TARGETS, ids) == ids)
+        checked_columns |= {WEIGHTS: weights} if WEIGHTS in checked_columns else {}
+        is_sampled = (trained != 0) & (checked_columns.get(TARGETS, ids) == ids)
         logprobs = np.where(weights == 0, 0.0, np.where(is_sampled, row.logprobs, math.nan)).tolist()
-        return replace(row, columns=found, action_mask=(weights != 0).astype(int).tolist(), logprobs=logprobs)
+        return replace(row, columns=checked_columns, action_mask=(weights != 0).astype(int).tolist(), logprobs=logprobs)
 
 
 def distribute(rows: Sequence[Row], plan: Plan, groups: Sequence[object] | None = None) -> BatchLayout:

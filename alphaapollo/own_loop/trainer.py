@@ -63,7 +63,7 @@ class Trainer:
     At the end of the block, the trained model is written to `folder`/model (trainer.export_hf).
 
     Args:
-        settings: keys of main_ppo as a dict, or the path of a YAML file. The beginnings actor_rollout_ref.,
+        settings: keys of main_ppo as a dict, or the path of a YAML file. The prefixes actor_rollout_ref.,
             actor_rollout_ref.model. and actor_rollout_ref.actor. may be left out.
         overrides: KEY=VALUE or presets.
         engines: number of rollout engines; 0: none. ranks: training ranks per node. None: as configured.
@@ -146,7 +146,7 @@ class Trainer:
     def _close(self, error: BaseException | None) -> None:
         self._loop_error, environment = error, dict(os.environ)
         self._stop.set()
-        self._thread.join()  # restores the variables before the start
+        self._thread.join()  # the thread restores the environment variables of its start
         os.environ.update(environment.items() - self._environment.items())
         for name in self._environment.keys() - environment:
             os.environ.pop(name, None)

@@ -176,9 +176,8 @@ class CheckpointFolder:
 
     def list_completed(self) -> list[Path]:
         """Return the completed checkpoints, oldest first. Their files are not verified (see find_damage)."""
-        return sorted(
-            (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=parse_step
-        )
+        paths = (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir())
+        return sorted(paths, key=parse_step)
 
 
 def check_metric_exists(key: str, metric: str | None, metrics: Mapping[str, float]) -> None:

@@ -195,13 +195,14 @@ def _list_resumable_checkpoints(config: TrainingConfig) -> list[Path]:
 
 
 def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the first undamaged checkpoint, and messages about those before. Raises ValueError if there is none."""
+    """Return the first undamaged checkpoint, and messages about those before it. Raises ValueError if all are damaged."""
     damaged: list[str] = []
     for checkpoint in candidates:
         messages = find_damage(checkpoint)
         if not messages and NAME.fullmatch(checkpoint.name):
             step = read_progress(checkpoint)["step"]
-            messages = [f"it is of iteration {step}"] * (step != parse_step(checkpoint))  # renamed
+            if step != parse_step(checkpoint):  # it was renamed
+                messages = [f"it is of iteration {step}"]
         if not messages:
             return checkpoint, tuple(damaged)
         damaged.append(f"{checkpoint}: {', '.join(messages)}")
@@ -212,7 +213,7 @@ def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None,
 
 def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests, now: Digests) -> list[ConfigChange]:
     """Return the changes of keys and files since the last start of the run in `folder`, whose inputs had the digests
-    `earlier`. Raises ValueError if a changed key identifies the run, unless trainer.resume_from_path is of another."""
+    `earlier`. Raises ValueError if a changed key identifies the run, unless `folder` is that of another run."""
     is_own = folder == config.trainer.folder
     if not is_own and find_saved_config(folder)[0] is None:
         return []

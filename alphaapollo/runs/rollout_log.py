@@ -233,9 +233,9 @@ def format_trajectory_lines(
             record = make_trajectory_record(step, group.prompt, trajectory, show_image) | prompt_columns
             # msgspec encodes the rows, most of a line, because it blocks the loop less. It writes null for NaN, too.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
-            shown = redact_values(_replace_nan(record), secrets)
+            redacted = redact_values(_replace_nan(record), secrets)
             line = json.dumps(
-                shown,
+                redacted,
                 allow_nan=False,
                 ensure_ascii=False,
                 default=lambda value: redact_values(to_json_value(value), secrets),

@@ -74,9 +74,8 @@ async def open_session(prepared: Preparation, specs: WorkerSpecs, timer: Timer) 
     try:
         async with open_workers(prepared, specs, timer, lambda: resume_hint(folder)) as workers:
             copy_phase = workers.engines.release_kv_cache_temporarily if specs.engine_builder else nullcontext
-            writer = BackgroundCheckpointWriter[Any](
-                checkpoints, find_trained_groups(workers), console.notify, copy_phase
-            )
+            groups = find_trained_groups(workers)
+            writer = BackgroundCheckpointWriter[Any](checkpoints, groups, console.notify, copy_phase)
             yield TrainingSession(config, workers, console, tracker, writer)
     finally:
         close_all(tracker.close)

@@ -130,10 +130,8 @@ async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptRe
     """Grade all responses and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
     graded = await _grade_responses(config, problems, console)
-    lines = (
-        json.dumps(_make_score_record(folder, problems, result, score), ensure_ascii=False, allow_nan=False) + "\n"
-        for result, score in graded
-    )
+    records = (_make_score_record(folder, problems, result, score) for result, score in graded)
+    lines = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
     with explain_write_errors("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "scores.jsonl", map(str.encode, lines))

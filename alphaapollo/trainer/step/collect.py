@@ -117,9 +117,8 @@ def get_metric_value(trajectory: Trajectory, metric: str) -> float:
         return trajectory.reward
     value = trajectory.accuracy if metric == "accuracy" else trajectory.score.component(metric)
     if value is None or math.isnan(value):
-        available = {"reward", *trajectory.score.components} | (
-            {"accuracy"} if trajectory.accuracy is not None else set()
-        )
+        accuracy = [] if trajectory.accuracy is None else ["accuracy"]
+        available = {"reward", *accuracy, *trajectory.score.components}
         raise ValueError(
             f"algorithm.filter_groups.metric={metric!r} is not a component of the reward. Set it to one of: "
             f"{', '.join(sorted(available))}."
@@ -178,10 +177,9 @@ class InFlightGroups:
     """Rollout groups of an asynchronous run that are being generated or wait for their batch.
 
     Iteration s updates the weights from version s - 1 to s. A group that was started with version v is trained on in
-    iteration v + 1 + `trainer.max_staleness` at the latest, because at most train_batch_size * (max_staleness + 1)
-    groups are in flight, and `take_batch` waits for incomplete older groups, unless all of them can be trained on in
-    time in later batches. `Progress.unfinished` has their positions in the stream of training prompts, so a resumed run
-    generates them again.
+    iteration v + 1 + `trainer.max_staleness` at the latest: at most train_batch_size * (max_staleness + 1) groups are
+    in flight, and `take_batch` waits for older groups that later batches could not train on in time. A resumed run
+    generates the groups in flight again: `Progress.unfinished` has their positions in the stream of training prompts.
     """
 
     def __init__(self, run: TrainingRun):

@@ -109,7 +109,8 @@ def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets:
         values = getattr(columns, name)
         if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
             bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
-            problems += [f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
+            if bad.any():
+                problems.append(f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows")
     return "; ".join(problems)
 
 
