@@ -135,10 +135,10 @@ def merge_repeated_prompts(results: Sequence[SampleResult], prompts: Iterable[Pr
         problem = first_ids.setdefault(compute_prompt_digest(prompt), prompt.id) if is_repeat else prompt.id
         problems[prompt.id] = problem, num_repeats[problem]
         num_repeats[problem] += 1
-    n, merged = max((result.sample_index for result in results), default=0) + 1, list[SampleResult]()
+    num_samples, merged = max((result.sample_index for result in results), default=0) + 1, list[SampleResult]()
     for result in results:
         problem, repeats = problems[result.problem_id]
-        merged.append(replace(result, problem_id=problem, sample_index=repeats * n + result.sample_index))
+        merged.append(replace(result, problem_id=problem, sample_index=repeats * num_samples + result.sample_index))
     return merged
 
 

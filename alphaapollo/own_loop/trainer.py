@@ -183,8 +183,8 @@ class Trainer:
             async def serve() -> None:
                 """Start the workers, run verbs until the caller closes the trainer, and end the workers."""
                 self._loop = asyncio.get_running_loop()
-                async with session as started:
-                    verbs = Verbs(started, prepared.plan, prepared.renderer, prepared.reader)
+                async with session as policy_session:
+                    verbs = Verbs(policy_session, prepared.plan, prepared.renderer, prepared.reader)
                     await verbs.begin(prepared.start)
                     self._environment = dict(os.environ)
                     console.end_live_view()

@@ -18,7 +18,7 @@ class ComputeTurns:
     def __init__(self, session: PolicySession, adapters: Adapters, shares_gpus: bool):
         self._session, self._adapters, self._shares_gpus = session, adapters, shares_gpus
         self._ranks_lock, self._num_sampling = asyncio.Lock(), 0
-        if session.weights:
+        if session.publisher:
             session.workers.engines.replace_engine = self.replace_engine
 
     @asynccontextmanager
@@ -26,25 +26,25 @@ class ComputeTurns:
         """Context manager in which the training ranks work, with this adapter in the model. Engines on the same GPUs
         free their memory first, and get the weights again before the next sample, or at once if samples wait."""
         async with self._ranks_lock:
-            weights = self._session.weights
-            if self._shares_gpus and weights and weights.engines_hold_weights:
+            publisher = self._session.publisher
+            if self._shares_gpus and publisher and publisher.engines_hold_weights:
                 await self._session.hand_over(pauses_requests=True)
             await self._adapters.use(adapter)
             try:
                 yield
             finally:
-                if weights and self._num_sampling and not weights.engines_hold_weights:
+                if publisher and self._num_sampling and not publisher.engines_hold_weights:
                     await self.publish()
 
     @asynccontextmanager
     async def use_engines(self) -> AsyncIterator[None]:
         """Context manager in which the engines hold their weights. Ranks on the same GPUs wait until it ends."""
-        weights = self._session.require_engines()
-        if not self._shares_gpus and weights.engines_hold_weights:
+        publisher = self._session.require_publisher()
+        if not self._shares_gpus and publisher.engines_hold_weights:
             yield
             return
         async with self._ranks_lock:
-            if not weights.engines_hold_weights:
+            if not publisher.engines_hold_weights:
                 await self.publish()
             yield
 
@@ -59,14 +59,14 @@ class ComputeTurns:
 
     async def replace_engine(self, death: WorkerDied) -> None:
         """Replace an engine that died (WeightPublisher.replace_engine), in a turn of the ranks."""
-        weights = self._session.require_engines()
-        turn = self.use_ranks() if weights.on_cpus else nullcontext()  # on shared GPUs, the caller may use the ranks
+        publisher = self._session.require_publisher()
+        turn = self.use_ranks() if publisher.on_cpus else nullcontext()  # on shared GPUs, the caller may use the ranks
         async with turn:
-            await weights.replace_engine(death)
+            await publisher.replace_engine(death)
 
     async def publish(self) -> dict[str, float]:
         """Publish the model's own weights, in a turn of the ranks. Returns metrics of the weight sync."""
-        self._session.require_engines()
+        self._session.require_publisher()
         state, version = await self._adapters.use(OWN), self._adapters.next_version()
         state.trained_version = version
         return await self._session.publish(version)

@@ -52,7 +52,7 @@ class Verbs:
 
     def __init__(self, session: PolicySession, plan: Plan, renderer: Renderer, reader: RowReader):
         self._session, self._config, self._workers = session, session.config, session.workers
-        self._publisher, self._plan, self._renderer, self._reader = session.weights, plan, renderer, reader
+        self._publisher, self._plan, self._renderer, self._reader = session.publisher, plan, renderer, reader
         self.progress, self.adapters = Progress(), Adapters(self._config, plan.model, self._workers.policy)
         self._turns = ComputeTurns(session, self.adapters, plan.placement.shares_gpus)
         self.state: JsonObject = {}  # of the user
@@ -264,7 +264,7 @@ class Verbs:
             async with self._turns.use_ranks():
                 return await self._turns.publish()
         self.adapters.check_engine()
-        publisher, version = self._session.require_engines(), self.adapters.begin_publish(adapter, folder)
+        publisher, version = self._session.require_publisher(), self.adapters.begin_publish(adapter, folder)
         try:
             async with self._turns.use_ranks(adapter):
                 written = await publisher.write_adapter(version)

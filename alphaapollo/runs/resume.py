@@ -195,7 +195,7 @@ def _list_resumable_checkpoints(config: TrainingConfig) -> list[Path]:
 
 
 def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the first undamaged checkpoint, and messages about those before it. Raises ValueError if all are damaged."""
+    """Return the first undamaged checkpoint and messages about earlier ones. Raises ValueError if all are damaged."""
     damaged: list[str] = []
     for checkpoint in candidates:
         messages = find_damage(checkpoint)

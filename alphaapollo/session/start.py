@@ -92,10 +92,10 @@ async def open_policy_session(
     async with open_session(prepared, specs, timer) as session:
         rollout_log = RolloutLog(prepared.config.trainer.folder / "rollouts")
         try:
-            weights = None
+            publisher = None
             if specs.engine_builder:
                 warn = prepared.console.warn
-                weights = make_publisher(session.workers, prepared.plan, probe, pauses_requests, warn)
-            yield PolicySession(**vars(session), rollout_log=rollout_log, weights=weights)
+                publisher = make_publisher(session.workers, prepared.plan, probe, pauses_requests, warn)
+            yield PolicySession(**vars(session), rollout_log=rollout_log, publisher=publisher)
         finally:
             close_all(rollout_log.close)

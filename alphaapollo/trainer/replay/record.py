@@ -83,8 +83,8 @@ class Recorder:
         the first iteration in the background. Returns no metrics."""
         if self._unpublished_recording:
             (folder, run), self._unpublished_recording = self._unpublished_recording, None
-            weights = run.session.require_engines()
-            probe = {"token_ids": weights.probe.token_ids, "engine_logprobs": weights.engine_logprobs}
+            publisher = run.session.require_publisher()
+            probe = {"token_ids": publisher.probe.token_ids, "engine_logprobs": publisher.engine_logprobs}
             replace_file(folder / PUBLISHED, [json.dumps(probe).encode()])
             if self.verifies_first and parse_step(folder) == 1:
                 self._verification = asyncio.create_task(self._verify(run, folder))

@@ -124,7 +124,7 @@ class RlPreparation(PolicyPreparation):
         is_graded = self.environment.is_graded(config.env)
         self.has_reward_function = uses_reward_function(config, is_graded, prompts)
         needs_grading, custom = is_graded and self.has_reward_function, config.custom_reward_function
-        notices, truths = check_rewards(prompts, config.reward, custom, needs_grading, self.needs_accuracy)
+        notices, truths = check_rewards(prompts, config.reward, custom, needs_grading, self.accuracy_settings)
         self.notices += notices
         if config.reward_model.enable:
             self.reward_model_tokenizer = make_reward_model_tokenizer(config, self.renderer, prompts)
@@ -139,10 +139,10 @@ class RlPreparation(PolicyPreparation):
 
     def try_environment(self) -> None:
         prompts = [*self.prompts[:1], *self.val_prompts[:1]]
-        self.notices += try_environment(self.config.env, prompts, self.needs_accuracy)
+        self.notices += try_environment(self.config.env, prompts, self.accuracy_settings)
 
     @property
-    def needs_accuracy(self) -> list[str]:
+    def accuracy_settings(self) -> list[str]:
         """Settings that need to know which answers are right."""
         config = self.config
         filters, best = config.algorithm.filter_groups, config.trainer.keep_best or ""

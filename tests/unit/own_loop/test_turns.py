@@ -16,20 +16,20 @@ class FakeSession:
     """Session with engines that sleep while ranks work."""
 
     def __init__(self) -> None:
-        self.weights, self.calls = SimpleNamespace(engines_hold_weights=True), list[str]()
+        self.publisher, self.calls = SimpleNamespace(engines_hold_weights=True), list[str]()
         self.workers = SimpleNamespace(engines=SimpleNamespace())
 
     async def hand_over(self, pauses_requests: bool) -> None:
         self.calls.append("sleep")
-        self.weights.engines_hold_weights = False
+        self.publisher.engines_hold_weights = False
 
     async def publish(self, version: int) -> dict[str, float]:
         self.calls.append(f"publish {version}")
-        self.weights.engines_hold_weights = True
+        self.publisher.engines_hold_weights = True
         return {}
 
-    def require_engines(self) -> Any:
-        return self.weights
+    def require_publisher(self) -> Any:
+        return self.publisher
 
 
 class FakeAdapters:
@@ -63,7 +63,7 @@ def test_engines_sleep_while_ranks_on_their_gpus_work(shares_gpus: bool) -> None
         await train(turns)
         await train(turns)
         async with turns.use_engines():
-            assert session.weights.engines_hold_weights
+            assert session.publisher.engines_hold_weights
 
     assert run(test, shares_gpus) == (["sleep", "publish 1"] if shares_gpus else [])
 
@@ -72,7 +72,7 @@ def test_waiting_samples_go_on_after_a_verb_that_trains() -> None:
     async def test(session: FakeSession, turns: ComputeTurns) -> None:
         async with turns.sample():
             await train(turns)
-            assert session.weights.engines_hold_weights
+            assert session.publisher.engines_hold_weights
             with pytest.raises(ValueError, match="loss"):
                 async with turns.use_ranks():
                     raise ValueError("loss")

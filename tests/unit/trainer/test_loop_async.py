@@ -279,7 +279,7 @@ def test_groups_in_vain_end_the_run(reason: str, is_async: bool, good: int, caps
 
     run = make_run(steps=4, dynamic=reason == "no variance")
     run.workers.engines.generate_group = play
-    run.session.weights.hand_over = do_nothing
+    run.session.publisher.hand_over = do_nothing
     loops = loop.train_async if is_async else loop.train
     if error:
         with pytest.raises(ValueError, match=f"none of the .* groups .*{error}"):
