@@ -92,7 +92,9 @@ SUBCOMMANDS = {  # in the order of --help
     ),
     "serve": Subcommand("run vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve:main"),
     "explain": Subcommand(
-        "explain a key, also of these projects", "alphaapollo.config.__main__:main", first_argument="explain"
+        "explain a key (also of verl, TRL, OpenRLHF and ms-swift)",
+        "alphaapollo.config.__main__:main",
+        first_argument="explain",
     ),
 }
 

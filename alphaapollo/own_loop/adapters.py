@@ -71,11 +71,13 @@ class Adapters:
         if not NAME.fullmatch(name):
             raise ValueError(f"the adapter name {name!r} must consist of letters, digits, `.`, `_`, `-` and `:`.")
         if name in self.states:
-            raise ValueError(f"there is an adapter {name!r} already. Use another name, or remove_adapter before.")
+            raise ValueError(f"there is an adapter {name!r} already. Use another name, or call remove_adapter first.")
         if not model.lora_rank:
             raise ValueError("adapters need LoRA. Set lora_rank to the largest rank of an adapter.")
         if rank is not None and not 1 <= rank <= model.lora_rank:
-            raise ValueError(f"lora_rank={rank} must be from 1 to {model.lora_rank}, the rank of the trainer's own.")
+            raise ValueError(
+                f"lora_rank={rank} must be from 1 to {model.lora_rank}, the rank of the trainer's adapter."
+            )
         return AdapterForm(rank or model.lora_rank, model.alpha if alpha is None else alpha, target_modules, seed)
 
     async def add(self, name: str, form: AdapterForm) -> None:

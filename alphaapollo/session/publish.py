@@ -89,8 +89,8 @@ class WeightPublisher:
         """Send the weights as `version` and verify them. Shared GPUs pass from the policy to the engines.
 
         Engines that died are replaced. Returns `sync/probe_gap` (mean difference of the probe's log-probs between
-        engine and policy, in nats), `sync/probe_moved` (mean change of the policy's since the previous publish), and
-        `engines/replaced` (engines since the previous publish); {} with fake engines.
+        engine and policy, in nats), `sync/probe_moved` (mean change of the policy's log-probs since the previous
+        publish), and `engines/replaced` (number of engines since the previous publish); {} with fake engines.
 
         Raises:
             WorkerDied: a worker died, or an engine that cannot be replaced.
