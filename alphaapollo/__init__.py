@@ -13,14 +13,14 @@ API = {
     "Trainer": "own_loop.trainer",
     "make_row": "own_loop.rows",
 }
-"""Name -> module from which it is imported on first use, beside the names of plug-ins; __init__.pyi has the types."""
+"""Public name -> module that defines it, imported on first use. Plug-ins add names; __init__.pyi has the types."""
 
-# Servers of this machine (judges, reward servers, endpoints of agents) are not requested through a web proxy.
-_direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
-if "127.0.0.1" not in _direct and _direct != "*":
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{_direct},localhost,127.0.0.1,::1".lstrip(",")
+# Requests to servers on this machine (judges, reward servers, endpoints of agents) bypass web proxies.
+_no_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+if "127.0.0.1" not in _no_proxy and _no_proxy != "*":
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{_no_proxy},localhost,127.0.0.1,::1".lstrip(",")
 
-# transformers imports torchao if it is installed, which warns of kernels for other devices and of its own enums.
+# transformers imports torchao if it is installed. torchao then warns of kernels for other devices and of its enums.
 logging.getLogger("torchao").setLevel(logging.ERROR)
 logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
 
@@ -31,9 +31,9 @@ def __getattr__(name: str) -> object:
     from alphaapollo.utils.plugins import load_plugin
 
     try:
-        added = None if name.startswith("_") else load_plugin("api", name)
+        plugin_object = None if name.startswith("_") else load_plugin("api", name)
     except ValueError as error:
         raise ImportError(str(error)) from None
-    if added is None:
+    if plugin_object is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return added
+    return plugin_object

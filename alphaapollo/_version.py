@@ -1,3 +1,3 @@
-"""Version of the project; between releases, that of the next one with .dev0."""
+"""Version of the project; between releases, the version of the next release with .dev0."""
 
 __version__ = "0.4.0.dev0"

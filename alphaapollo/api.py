@@ -99,16 +99,16 @@ def run_command(
     objects: Mapping[str, Any] = {},
 ) -> tuple[Path, ConfigT]:
     """Run a command in a child process and wait for its end. Returns the run folder and the configuration."""
-    given = format_settings(settings, schema) if isinstance(settings, Mapping) else ["--config", str(settings)]
-    words = [*(given if settings is not None else ()), *overrides]
+    base = format_settings(settings, schema) if isinstance(settings, Mapping) else ["--config", str(settings)]
+    words = [*overrides] if settings is None else [*base, *overrides]
     config = load_config(schema, config_name, words)
     folder = config.trainer.folder.absolute()
-    object_words = write_objects(folder.with_name(f".{folder.name}.objects"), **objects)
-    with_objects, defaults = load_config(schema, config_name, [*words, *object_words]), schema()
-    for key in (word.partition("=")[0] for word in object_words):
+    object_overrides = write_objects(folder.with_name(f".{folder.name}.objects"), **objects)
+    config_with_objects, defaults = load_config(schema, config_name, [*words, *object_overrides]), schema()
+    for key in [override.partition("=")[0] for override in object_overrides]:
         if key != "algorithm.adv_estimator" and (value := get_value(config, key)) != get_value(defaults, key):
-            shown = f"{key}={format_value(value)}"
-            raise ConfigError(f"{shown} is set, but the call also passes a Python object for it. Remove one of them.")
+            problem = f"{key}={format_value(value)} is set, but the call also passes a Python object for it."
+            raise ConfigError(f"{problem} Remove one of them.")
     module = find_command_module(schema, config_name)
-    run_in_child_process(module, [*words, *object_words], folder, on_iteration, show)
-    return folder, with_objects
+    run_in_child_process(module, [*words, *object_overrides], folder, on_iteration, show)
+    return folder, config_with_objects

@@ -27,7 +27,7 @@ MAIN_METRICS = (
 class RunResult:
     """Result of a run that writes metrics.jsonl."""
 
-    X_LABEL: ClassVar[str] = "step"  # of plots
+    X_LABEL: ClassVar[str] = "step"  # of the x axis of plots
     folder: Path
 
     @property
@@ -38,7 +38,7 @@ class RunResult:
         return pd.DataFrame(read_metrics(self.folder / "metrics.jsonl")).set_index("step").astype(float)
 
     def plot(self, *names: str) -> Figure:
-        """Plot the metrics with these names, with the intervals that the run has logged; by default the main ones."""
+        """Plot metrics with the confidence intervals that the run has logged. Default: the main metrics of the run."""
         from alphaapollo.observability.curve import plot_curves_as_figure, read_curves
 
         metrics = self.metrics

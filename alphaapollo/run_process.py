@@ -23,9 +23,9 @@ OnIteration = Callable[[int, dict[str, float]], None]
 """Callback that receives the step and the metrics of an iteration."""
 
 POLL_SECONDS = 0.2
-END_SECONDS = 60.0  # timeout of an interrupted run, which may write a checkpoint
+END_SECONDS = 60.0  # for an interrupted run to end; it may write a checkpoint first
 KEPT_LINES = 200  # number of newest output lines to keep for the error message
-REFUSED, INTERRUPTED = 2, 130
+REFUSED, INTERRUPTED = 2, 130  # exit codes of a run
 
 
 class RunFailed(RuntimeError):
@@ -53,8 +53,9 @@ def run_in_child_process(
         while not has_ended:
             with suppress(subprocess.TimeoutExpired):
                 has_ended = process.wait(POLL_SECONDS) is not None
-            for metrics in read_new_metrics() if on_iteration else ():
-                on_iteration(int(metrics.pop("step")), metrics)  # type: ignore[misc]
+            if on_iteration:
+                for metrics in read_new_metrics():
+                    on_iteration(int(metrics.pop("step")), metrics)
     except BaseException:
         stop_run_processes([process])
         raise
@@ -69,7 +70,7 @@ def run_in_child_process(
 def start_run_process(
     module: str, arguments: Sequence[str], output: int | IO[Any], variables: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Start a run that ends with this process. output: its stdout and stderr. variables: of its environment."""
+    """Start a run that ends with this process. output: receives stdout and stderr. variables: of the environment."""
     return subprocess.Popen(
         make_module_command("alphaapollo.run_process", os.getpid(), module, *arguments),
         stdin=subprocess.DEVNULL,
@@ -110,7 +111,7 @@ def _read_output(pipe: IO[str], kept_lines: deque[str], show: bool) -> None:
 def make_metrics_reader(path: Path) -> Callable[[], list[dict[str, float]]]:
     """Return a function that reads the records that were added to a metrics.jsonl since its last call. A resume may
     replace the file by one with fewer lines."""
-    earlier, last_version = set[bytes](), (0, 0)
+    earlier_lines, last_version = set[bytes](), (0, 0)
 
     def read_new_metrics() -> list[dict[str, float]]:
         nonlocal last_version
@@ -120,15 +121,15 @@ def make_metrics_reader(path: Path) -> Callable[[], list[dict[str, float]]]:
         if (version := (stat.st_mtime_ns, stat.st_size)) == last_version:
             return []
         last_version, lines = version, path.read_bytes().splitlines(keepends=True)
-        new = [line for line in lines if line.endswith(b"\n") and line not in earlier]
-        earlier.update(new)
+        new = [line for line in lines if line.endswith(b"\n") and line not in earlier_lines]
+        earlier_lines.update(new)
         return [json.loads(line) for line in new]
 
     read_new_metrics()
     return read_new_metrics
 
 
-if __name__ == "__main__":  # the run's process: PARENT_PID MODULE WORD...
+if __name__ == "__main__":  # a run's process, with the arguments PARENT_PID MODULE WORD...
     exit_when_process_ends(int(sys.argv[1]))  # ends the run if the parent, e.g. a notebook kernel, is killed
     with treat_signals_as_ctrl_c():
         run_program(lambda: importlib.import_module(sys.argv[2]).main(sys.argv[3:]))

@@ -60,7 +60,7 @@ class Prompt:
     id: int  # position of the row in the data files, stable over epochs and restarts
     data_source: str  # selects the reward function
     content: list[Message] | str  # chat for the chat template, or text to continue
-    ground_truth: Any = None  # right answer, as in the data file: text, number, list, dict, bool, date, ...; None: none
+    ground_truth: Any = None  # right answer as in the data file: text, number, list, dict, date, ...; None: unknown
     extra_info: dict[str, Any] = field(default_factory=dict)  # the column extra_info, and all columns not named here
     env_kwargs: dict[str, Any] = field(default_factory=dict)  # for the environment
     location: str = field(default="", compare=False)  # e.g. "train.parquet, row 17", for messages
@@ -69,10 +69,10 @@ class Prompt:
 
     @property
     def ground_truth_in_files(self) -> Any:
-        """The ground truth for JSON files, whose readers get the same value: dates, decimals and bytes become text."""
+        """The ground truth as a JSON value, which files can contain: dates, decimals and bytes become text."""
         truth = self.ground_truth
         text = json.dumps(truth, default=lambda x: x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x))
-        return str(truth) if truth != truth else json.loads(text)
+        return str(truth) if truth != truth else json.loads(text)  # truth != truth: NaN
 
     @property
     def ground_truth_text(self) -> str | None:
@@ -90,7 +90,7 @@ class Adapter:
     version: int
 
 
-BASE_MODEL = Adapter("", 0)  # instead of an adapter: the model without any
+BASE_MODEL = Adapter("", 0)  # the model without an adapter
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class Sampling:
     top_k: int = -1  # -1 = all tokens
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()  # a sampled stop token is part of the completion and is trained on
-    stop: tuple[str, ...] = ()  # texts that end a completion; the token that completes one is part of it, too
-    includes_stop: bool = False  # whether the text of a completion, not only its tokens, has the stop string
-    adapter: Adapter | None = None  # to sample with; None: the engine's newest weights
+    stop: tuple[str, ...] = ()  # strings that end a completion, which includes the token that completes the string
+    includes_stop: bool = False  # whether the stop string is in the text of a completion, not only in its tokens
+    adapter: Adapter | None = None  # adapter to sample with; None: the engine's newest weights
     cache_owner: str = ""  # requests of different owners share no cached prefixes
 
 
@@ -151,11 +151,11 @@ class Completion:
     @property
     def weight_versions(self) -> list[tuple[int, int]]:
         """(weight version, number of tokens) of each part of the completion, in order."""
-        runs, left = [], len(self.token_ids)
+        parts, left = [], len(self.token_ids)
         for version, count in (*self.earlier_version_token_counts, (self.weight_version, left)):
-            runs.append((version, min(count, left)))  # a truncated completion may lack the last parts
-            left -= runs[-1][1]
-        return [run for run in runs if run[1]]
+            parts.append((version, min(count, left)))  # a truncated completion may lack the last parts
+            left -= min(count, left)
+        return [(version, count) for version, count in parts if count]
 
 
 class Outcome(StrEnum):
@@ -167,7 +167,7 @@ class Outcome(StrEnum):
     ENVIRONMENT_FAILED = "environment_failed"
 
     @property
-    def failed(self) -> bool:  # of the grader or the environment
+    def failed(self) -> bool:  # the grader or the environment failed
         return self in FAILED_OUTCOMES
 
 
@@ -196,15 +196,15 @@ class Score:
     outcome: Outcome = Outcome.SCORED
     reason: str = ""
     judge_usage: JudgeUsage = field(default=JudgeUsage(), compare=False)
-    is_limit: bool = False  # a limit ended the episode before an answer: what its components lack is 0
+    is_limit: bool = False  # a limit ended the episode before an answer; missing components are 0
     skipped_components: tuple[str, ...] = ()  # names of components that are left out because they are NaN or infinite
-    accuracy: float | None = field(default=DERIVED, compare=False)  # right 1, wrong 0; None: unknown, e.g. of a sum
+    accuracy: float | None = field(default=DERIVED, compare=False)  # 1: right, 0: wrong; None: unknown, e.g. for a sum
 
     def __post_init__(self) -> None:
-        if self.accuracy == DERIVED:  # the component "accuracy"; a limit's is 0; without components, a reward of 0 or 1
-            reward = None if self.components or self.reward not in (0, 1) else self.reward
-            found = self.components.get("accuracy", 0.0 if self.is_limit and reward is None else reward)
-            object.__setattr__(self, "accuracy", None if self.outcome.failed else found)
+        if self.accuracy == DERIVED:  # the component, else a reward of 0 or 1 without components, else 0 after a limit
+            binary = None if self.components or self.reward not in (0, 1) else self.reward
+            derived = self.components.get("accuracy", 0.0 if self.is_limit and binary is None else binary)
+            object.__setattr__(self, "accuracy", None if self.outcome.failed else derived)
 
     def component(self, name: str) -> float:
         """Return a component. A missing one is 0 with `is_limit` or for a reward of 0 without components, else NaN."""
@@ -213,7 +213,7 @@ class Score:
         return 0.0 if self.is_limit or (not self.components and self.reward == 0) else math.nan
 
     def add_turn_rewards(self, rewards: Sequence[float]) -> Score:
-        """Add rewards of turns. The accuracy is then unknown, unless the score has components or a limit made it."""
+        """Add rewards of turns. Unless all are 0, the accuracy is unknown, except with components or after a limit."""
         is_known = self.components or self.is_limit or not any(rewards)
         return replace(self, reward=self.reward + sum(rewards), accuracy=self.accuracy if is_known else None)
 
@@ -245,14 +245,14 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     observation: list[Message] | None = None  # messages of the environment; None after the last turn
     context_images: tuple[ImageInput, ...] = ()  # images whose placeholders are in context_ids, in order
-    answer_number: int = 0  # agents: position among the session's answers; the turns are in the order of rows
+    answer_number: int = 0  # agents: position in the order of answers; the turns are in the order of rows
     raw_text: str = ""  # text of a truncated action with its special tokens, for display
     marks: Sequence[tuple[int, str]] = ()  # positions and marks of thoughts that `text` lacks (utils/thoughts.py)
 
     def __reduce__(self) -> tuple[object, ...]:
-        given = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images)
-        last = (self.answer_number, self.raw_text, self.marks)
-        return Turn, (array("i", self.context_ids), self.completion, *given, *last)
+        fields = (self.text, self.reward, self.valid, self.info, self.observation, self.context_images)
+        more_fields = (self.answer_number, self.raw_text, self.marks)
+        return Turn, (array("i", self.context_ids), self.completion, *fields, *more_fields)
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Episode:
 
 
 LONGER_PROMPT = "longer_prompt_ids"
-"""Column of a row: token ids of a prompt with more context, after which a frozen model reads the same response."""
+"""Key of Row.columns: token ids of a longer prompt, which a self-teacher reads before the same response."""
 
 
 @dataclass(slots=True)
@@ -298,11 +298,11 @@ class Row:
     weight_versions: list[tuple[int, int]] = field(default_factory=list)  # (version, number of action tokens) in order
     images: Sequence[ImageInput] = ()  # images whose placeholders are in token_ids, in order
     columns: dict[str, Any] = field(default_factory=dict)
-    """Named inputs of optional features. An array [T, ...] has one entry per token; another value is of the row."""
+    """Named inputs of optional features. An array [T, ...] has one entry per token; other values are one per row."""
     num_earlier_tokens: int = 0
-    """Tokens before the row's response that count towards the same data.max_response_length: with agents, of earlier
-    answers and observations of its path; in memory context, of earlier turns."""
-    temperature: float | None = None  # of the engine's samples and of `logprobs` (0: greedy, `logprobs` at 1)
+    """Number of tokens before the row's response that also count towards data.max_response_length: for agents, earlier
+    answers and observations of the path; in memory context, earlier turns."""
+    temperature: float | None = None  # of sampling and `logprobs` (0: greedy sampling, `logprobs` at temperature 1)
 
     def __reduce__(self) -> tuple[object, ...]:
         compact = (array("i", self.token_ids), array("b", self.action_mask), array("d", self.logprobs))
@@ -321,14 +321,14 @@ class Row:
 
     @property
     def packed_length(self) -> int:
-        """Number of tokens, with the longer of the row's two prompts (LONGER_PROMPT)."""
+        """Number of tokens of the response and the longer one of the row's two prompts (LONGER_PROMPT)."""
         longer = self.columns.get(LONGER_PROMPT)
         return len(self.token_ids) + (0 if longer is None else max(0, len(longer) - self.response_start))
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """Episode of one prompt: turns, token sequences to train on (rows, whose order has no meaning), and score."""
+    """Episode of one prompt: turns, token sequences to train on (rows, in no particular order), and score."""
 
     prompt_id: int
     sample: int  # 0 .. n-1 within its group
@@ -396,4 +396,4 @@ class GroupRequest:
     stream_position: int  # position in the stream of training prompts; differs when a prompt is repeated
     validate: bool = False
     greedy_baseline: bool = False  # also run one episode with greedy sampling
-    environment: bytes = b""  # pickled factory of the environments; empty: that of env.env_name
+    environment: bytes = b""  # pickled factory of the environments; empty: use env.env_name

@@ -45,7 +45,7 @@ def write_objects(
     """Pickle the objects of an API call (e.g. `rl`) into files. Returns overrides that load them, e.g.
     `env.custom_module=.../objects.py`. Raises ValueError if an object cannot be pickled.
 
-    more, more_settings, module_key: objects of other kinds, overrides that select them, and the key of their file."""
+    more, more_settings, module_key: objects of a plug-in, values of the keys that select them, key of their file."""
     values, registrations, path = dict(more_settings), [*more], str(folder / "objects.py")
     values |= {module_key: path} if more else {}
     object_rewards: list[Callable[..., object]] = []  # reward functions that read the environments of the episodes
@@ -64,9 +64,8 @@ def write_objects(
         )
     if environment:
         options = {"graded": bool(reward), "rewards": object_rewards}
-        registrations.append(
-            ("environments.classes:register_environment_object", environment.__name__, options, environment)
-        )
+        register = "environments.classes:register_environment_object"
+        registrations.append((register, environment.__name__, options, environment))
         values |= {"env.custom_module": path, "env.env_name": environment.__name__}
     if tools:
         registrations += [("user_objects:find_tool_decorator", tool.__name__, {}, tool) for tool in tools]
@@ -92,8 +91,8 @@ def _write_pickle(loader_file: Path, content: object, objects: Sequence[object])
 
 
 def pickle_by_value(name: str, content: object, objects: Sequence[object]) -> bytes:
-    """Pickle objects with the user's code that they need, so that other processes need not import it. name: of the
-    objects in the ValueError for those that cannot be pickled."""
+    """Pickle objects with the user's code that they need, so that other processes need not import it. name: what the
+    ValueError calls the objects if they cannot be pickled."""
     import cloudpickle  # type: ignore[import-untyped]
 
     modules = {sys.modules.get(getattr(value, "__module__", "")) for value in objects}
@@ -117,21 +116,21 @@ def is_user_module(module: ModuleType) -> bool:
     """Return whether a module is code of the user, neither of the standard library nor of an installed package."""
     file = getattr(module, "__file__", None) or ""
     installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return (
-        bool(file) and not file.startswith(installed) and not module.__name__.startswith(("alphaapollo.", "__main__"))
-    )
+    is_excluded = module.__name__.startswith(("alphaapollo.", "__main__"))
+    return bool(file) and not file.startswith(installed) and not is_excluded
 
 
 def load_objects(loader_file: str) -> Any:
     """Load the objects of an API call in a process of the run: return the reward function or agent, register others."""
     content = pickle.loads(Path(loader_file).with_suffix(".pkl").read_bytes())
-    for register, name, options, value in content if isinstance(content, list) else ():
-        pkgutil.resolve_name(f"alphaapollo.{register}")(name, **options)(value)
+    if isinstance(content, list):
+        for register, name, options, value in content:
+            pkgutil.resolve_name(f"alphaapollo.{register}")(name, **options)(value)
     return content
 
 
 def find_tool_decorator(name: str) -> Callable[..., object]:
-    """Return the decorator that registers a tool; one without effect if the tool's module has registered it."""
+    """Return the decorator that registers a tool, or a function without effect if the tool is registered already."""
     from alphaapollo.tools.base import tools
     from alphaapollo.tools.function_tool import tool
 

@@ -92,7 +92,9 @@ SUBCOMMANDS = {  # in the order of --help
     ),
     "serve": Subcommand("run vLLM's OpenAI server on a run's newest model", "alphaapollo.cli.serve:main"),
     "explain": Subcommand(
-        "explain a key, also of these projects", "alphaapollo.config.__main__:main", first_argument="explain"
+        "explain a key (also of verl, TRL, OpenRLHF and ms-swift)",
+        "alphaapollo.config.__main__:main",
+        first_argument="explain",
     ),
 }
 
@@ -142,7 +144,8 @@ def format_overview(plugins: Mapping[str, Plugin]) -> str:
     width = max(len(name) for group in groups.values() for name in group)
     lines = list[str]()
     for heading, summaries in groups.items():
-        lines += [f"\n{heading}:"] * bool(heading)
+        if heading:
+            lines.append(f"\n{heading}:")
         lines += [f"  {name:<{width}}  {summary}" for name, summary in summaries.items()]
     return OVERVIEW.format(subcommands="\n".join(lines))
 
@@ -159,7 +162,7 @@ def describe_command(plugin: Plugin) -> str:
 
 
 def make_parser(name: str, **settings: Any) -> argparse.ArgumentParser:
-    """Return a parser of a subcommand's arguments, with its summary. settings: of argparse.ArgumentParser."""
+    """Return a parser of a subcommand's arguments, with its summary. settings: other arguments of ArgumentParser."""
     command = SUBCOMMANDS.get(name)
     summary = command.summary if command else describe_command(find_plugins("commands")[name])
     description = f"{summary[:1].upper()}{summary[1:]}."
@@ -201,9 +204,10 @@ def export(argv: Sequence[str]) -> int:
         "out", metavar="OUT", nargs="*", help="folder or .gguf file to write (default <RUN>/exported/<checkpoint>)"
     )
     for name, plugin in formats.items():
-        known = None if plugin.is_missing else plugin.load()
-        types, text = (known.types, known.help) if known else (None, f"({plugin.owner} is missing)")
-        parser.add_argument(f"--{name}", dest=name, nargs="?", const=(types or " ")[0], choices=types, help=text)
+        loaded = None if plugin.is_missing else plugin.load()
+        types, text = (loaded.types, loaded.help) if loaded else (None, f"({plugin.owner} is missing)")
+        default = types[0] if types else " "  # type of an option without a value; not empty, so that it counts as given
+        parser.add_argument(f"--{name}", dest=name, nargs="?", const=default, choices=types, help=text)
     options = parser.parse_intermixed_args(argv)
     from alphaapollo.config.keys import format_override
 

@@ -34,9 +34,9 @@ EXIT_SECONDS = 3.0  # for the server to exit after the last request
 @report_refusals
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the server until it ends or is interrupted. Returns its exit code, or 2 if it cannot start."""
-    options, more = _parse_arguments(argv)
+    options, unparsed = _parse_arguments(argv)
     host, port = options.host, options.port
-    keys = [word for word in more if "=" in word and not word.startswith("-")]
+    keys = [word for word in unparsed if "=" in word and not word.startswith("-")]
     socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     newest, prepared = prepare_model_for_vllm(options.run, keys)
     config, spec = prepared.config, prepared.make_engine_spec()
@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = options.name or newest.run_folder.name
     command = build_server_command(spec, name, host, port, config.env.tool_parser or None)
     command += [*exclusion, "--shutdown-timeout", str(options.shutdown_timeout)]
-    command += [word for word in more if word not in keys]
+    command += [word for word in unparsed if word not in keys]
     url = f"http://{host}:{port}/v1"
     message = f"{newest.model_folder} as {name!r} on {url} (stop with Ctrl-C)\n  chat: vllm chat --url {url}"
-    has_key = os.environ.get("VLLM_API_KEY") or any(word.startswith("--api-key") for word in more)
+    has_key = os.environ.get("VLLM_API_KEY") or any(word.startswith("--api-key") for word in unparsed)
     if host not in ("127.0.0.1", "localhost", "::1") and not has_key:
         message += "\n  warning: other machines can use it without a key. Set VLLM_API_KEY to require one."
     if config.rollout.stop_strings:
@@ -98,13 +98,13 @@ def open_server(
 
 
 def prepare_model_for_vllm(run: str, keys: Sequence[str]) -> tuple[RunModel, ServePreparation]:
-    """Find a run's newest model, and prepare its settings with further keys. Raises ValueError for a key of other
-    engines."""
+    """Find a run's newest model, and prepare its settings with the user's keys. Raises ValueError if a key selects
+    another engine than vLLM."""
     from alphaapollo.launch.inference import ServePreparation  # imports torch
 
-    if other := [key for key in keys if key.startswith("rollout.name=") and key != "rollout.name=vllm"]:
+    if wrong_engine := [key for key in keys if key.startswith("rollout.name=") and key != "rollout.name=vllm"]:
         raise ValueError(
-            f"{other[0]}: this command uses vLLM. Remove the key. main_ppo runs suites with other engines."
+            f"{wrong_engine[0]}: this command uses vLLM. Remove the key. main_ppo runs suites with other engines."
         )
     newest, config = load_run_model(run, keys)
     return newest, ServePreparation(config, Console()).prepare()
@@ -137,7 +137,7 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
     """Call main_eval, or the evaluation that a plug-in adds for a given option, e.g. --suite. Returns 0 if done, 1 if
     failed, 2 if refused."""
     words = argv or []
-    given = {word.partition("=")[0] for word in words}
-    added = next((name for name in find_plugins("evaluations") if f"--{name}" in given), "")
-    run: MainFunction = load_plugin("evaluations", added) or pkgutil.resolve_name("alphaapollo.trainer.main_eval:main")
+    argument_names = {word.partition("=")[0] for word in words}
+    option = next((name for name in find_plugins("evaluations") if f"--{name}" in argument_names), "")
+    run: MainFunction = load_plugin("evaluations", option) or pkgutil.resolve_name("alphaapollo.trainer.main_eval:main")
     return run(words)

@@ -1,4 +1,4 @@
-"""What a subcommand of `alphaapollo` is: a function of the arguments, or a `Subcommand` that says more for --help."""
+"""What a subcommand of `alphaapollo` is: a function of the arguments, or a `Subcommand` with more texts for --help."""
 
 from __future__ import annotations
 

@@ -55,23 +55,23 @@ class PairTask(FinetuningTask):
         return distribute_preference_examples(examples, groups, plan.max_tokens, plan.padded, self.uses_shared_prompts)
 
     def describe_example(self, example: PreferenceExample, decode: Callable[[Sequence[int]], str]) -> LoggedExample:
-        names = ("rejected", "chosen") if len(example.rows) == 2 else ("undesirable", "desirable")
+        bad, good = ("rejected", "chosen") if len(example.rows) == 2 else ("undesirable", "desirable")
         logps: Sequence[float | None] = example.ref_logps or [None] * len(example.rows)
         rows = [
-            msgspec.structs.replace(make_example_row(row, decode), label=names[is_good], ref_logp=logp)
+            msgspec.structs.replace(make_example_row(row, decode), label=good if is_good else bad, ref_logp=logp)
             for row, is_good, logp in zip(example.rows, example.is_good, logps, strict=False)
         ]
         return LoggedExample(rows, example.data_source, example.margin)
 
     async def begin_run(self, run: FinetuningRun, stack: AsyncExitStack) -> None:
         """Decide whether prompts are shared. Raises ValueError if data.use_prefix_grouper=true is not supported."""
-        ranks: Any = run.trainer.ranks  # workers with a `sharing` check
+        ranks: Any = run.trainer.ranks  # ranks of workers with `shared_prompts`
         problem: str | None = (await ranks.call(lambda worker: worker.shared_prompts.unsupported_reason))[0]
         if problem is None and self.config.model.router_aux_loss_coef:
             problem = "model.router_aux_loss_coef needs a copy of the prompt for each response"
-        wanted = self.config.data.use_prefix_grouper
+        setting = self.config.data.use_prefix_grouper
         notify = run.session.console.notify
-        self.uses_shared_prompts = decide_shared_prompts("data.use_prefix_grouper", wanted, problem, notify)
+        self.uses_shared_prompts = decide_shared_prompts("data.use_prefix_grouper", setting, problem, notify)
 
 
 def compute_pair_accuracy_metrics(metric_sums: Mapping[str, float]) -> dict[str, float]:
@@ -131,22 +131,17 @@ class DpoTask(PairTask):
         assign_reference_logps(examples, logps)
 
     async def _compute_reference_logps(self, run: FinetuningRun, examples: Sequence[PreferenceExample]) -> np.ndarray:
-        plan, shared = run.plan, run.trainer.sequence_parallel
+        plan, ranks_per_batch = run.plan, run.trainer.sequence_parallel
         ranks: Any = run.trainer.ranks
         parts = []
         for start in range(0, len(examples), REFERENCE_BATCH):
             run.session.console.show_phase("reference", start, len(examples))
             batch_examples = examples[start : start + REFERENCE_BATCH]
-            split = distribute_rows_for_reference(
-                batch_examples,
-                plan.placement.data_parallel_size,
-                plan.max_tokens,
-                plan.padded,
-                self.uses_shared_prompts,
-            )
-            batches = [batch for batch in split.rank_batches for _ in range(shared)]
+            limits = plan.placement.data_parallel_size, plan.max_tokens, plan.padded
+            layout = distribute_rows_for_reference(batch_examples, *limits, self.uses_shared_prompts)
+            batches = [batch for batch in layout.rank_batches for _ in range(ranks_per_batch)]
             columns = await ranks.call_with_items(lambda worker, batch: worker.compute_ref_log_probs(batch), batches)
-            parts.append(collect_row_values(split, columns[::shared]))
+            parts.append(collect_row_values(layout, columns[::ranks_per_batch]))
         run.session.console.show_phase("reference", len(examples), len(examples))
         return np.concatenate(parts)
 
@@ -208,10 +203,10 @@ class RewardModelTask(PairTask):
     def load_examples(
         self, files: str | Sequence[str], max_samples: int, renderer: Renderer
     ) -> LoadedExamples[PreferenceExample]:
-        read = load_preferences(files, renderer, self.config.data, max_samples)
-        for pair in read.examples:
+        loaded = load_preferences(files, renderer, self.config.data, max_samples)
+        for pair in loaded.examples:
             pair.rows = [prepare_answer_for_scoring(row, renderer) for row in pair.rows]
-        return read
+        return loaded
 
     def make_memory_request(self, examples: Sequence[PreferenceExample]) -> MemoryRequest:
         longest = max(example.longest_row_length for example in examples)

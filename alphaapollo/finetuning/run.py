@@ -77,8 +77,8 @@ class FinetuningPreparation(Preparation):
     @property
     def is_complete(self) -> bool:
         """Whether the run has no steps left and its model is exported, so that nothing is left to do."""
-        exported = self.start.has_exported_model() or not self.config.trainer.export_hf
-        return self.plan.goal.is_last_step(self.progress, self.start.step) and exported
+        is_exported = self.start.has_exported_model() or not self.config.trainer.export_hf
+        return self.plan.goal.is_last_step(self.progress, self.start.step) and is_exported
 
     def list_models(self) -> list[ModelUse]:
         config, trains_scores = self.config, isinstance(self.config, RmConfig)
@@ -126,9 +126,9 @@ class FinetuningPreparation(Preparation):
         resolved = config.model_copy(update={"model": model})
         may_choose = config.model.enable_gradient_checkpointing == "auto"
         request = self.task.make_memory_request(self.train.examples)
-        fitted, self.memory, more = fit_to_memory_if_measurable(resolved, device, self.machine, may_choose, request)
+        fitted, self.memory, notices = fit_to_memory_if_measurable(resolved, device, self.machine, may_choose, request)
         self.chosen = fitted
-        self.notices += more
+        self.notices += notices
         sizes, data = dict(enumerate(self.train.file_sizes)), config.data
         stream = make_stream(data, sizes, data.seed, self.start.inputs.data_start)
         decode = self.renderer.tokenizer.decode
@@ -185,9 +185,9 @@ def _read_examples(
     def load(files: str | list[str], key: str, max_samples: int) -> LoadedExamples[Any]:
         compute = partial(task.load_examples, files, max_samples, renderer)
         settings = config.model_dump(mode="json", include={"data": True, "preference": {"loss"}})
-        content = (digests.get(key), digests.get("preference.custom_module"))
-        inputs = (type(task).__name__, files, max_samples, settings, content)
-        return load_or_compute(renderer, inputs, compute) if content[0] else compute()
+        file_digests, module_digests = digests.get(key), digests.get("preference.custom_module")
+        inputs = (type(task).__name__, files, max_samples, settings, (file_digests, module_digests))
+        return load_or_compute(renderer, inputs, compute) if file_digests else compute()
 
     train_files = name_splits(data.train_files, TRAIN, notices)
     train = load(train_files, "data.train_files", data.train_max_samples)
@@ -195,10 +195,10 @@ def _read_examples(
     val: dict[str, list[Any]] = {}
     if data.val_files:
         val_files = name_splits(data.val_files, HELD_OUT, notices)
-        read = load(val_files, "data.val_files", data.val_max_samples)
-        notices += [f"data.val_files: {notice}" for notice in read.notices]
-        train.findings.extend(one for one in read.findings if one not in train.findings)
-        sources = zip(make_source_names(val_files), read.split_by_file(), strict=True)
+        loaded = load(val_files, "data.val_files", data.val_max_samples)
+        notices += [f"data.val_files: {notice}" for notice in loaded.notices]
+        train.findings.extend(finding for finding in loaded.findings if finding not in train.findings)
+        sources = zip(make_source_names(val_files), loaded.split_by_file(), strict=True)
         val = {name: examples for name, examples in sources if examples}
     return train, val, notices
 
@@ -218,15 +218,15 @@ async def run(prepared: FinetuningPreparation, progress: FinetuningProgress) -> 
     prepared.console.start(plan.goal.max_steps, progress.step)
     async with open_session(prepared, specs, Timer()) as session, AsyncExitStack() as stack:
         model = session.workers.trainer
-        ready = FinetuningRun(plan, model, progress, session)
+        finetuning_run = FinetuningRun(plan, model, progress, session)
         await session.show_warnings()
-        await plan.task.begin_run(ready, stack)
-        first = plan.stream.prompt_indices(start.inputs.data_start, min(NUM_LOGGED, plan.stream.num_prompts))
-        examples = [plan.task.describe_example(plan.train.examples[index], plan.decode) for index in first]
+        await plan.task.begin_run(finetuning_run, stack)
+        first_indices = plan.stream.prompt_indices(start.inputs.data_start, min(NUM_LOGGED, plan.stream.num_prompts))
+        examples = [plan.task.describe_example(plan.train.examples[index], plan.decode) for index in first_indices]
         write_examples(trainer.folder, examples)
         if start.checkpoint:
             await session.resume(start.checkpoint)
-        await session.train(train(ready))
+        await session.train(train(finetuning_run))
         if reason := plan.goal.describe_early_end(progress):
             prepared.console.notify(reason)
         await session.export(model)

@@ -39,7 +39,7 @@ from alphaapollo.session.validation import validate
 from alphaapollo.types import Completion, ImageInput, Prompt, Row, Sampling, SamplingRequest
 from alphaapollo.workers.finetuning_worker import SftWorker
 
-BURST = 0.02  # seconds to wait for further requests before a batch is sampled
+BATCH_WAIT_SECONDS = 0.02  # wait for further requests before a batch is sampled
 
 
 class SftTask(FinetuningTask):
@@ -48,7 +48,7 @@ class SftTask(FinetuningTask):
     config: SftConfig
     worker_class = SftWorker
     prompts: Sequence[Prompt] = ()  # held-out prompts from data.val_prompts
-    engine: TrainerEngine  # of the validation on these prompts, with its worker and its log
+    engine: TrainerEngine  # engine, worker and log of the validation on these prompts, set by `begin_run`
     worker: RolloutWorker
     log: RolloutLog
 
@@ -57,10 +57,10 @@ class SftTask(FinetuningTask):
         notices = super().check_config_and_get_notices(num_gpus)
         if not config.data.val_prompts or config.trainer.test_freq < 1:
             return notices
-        self.prompts, more = read_held_out_prompts(config)
+        self.prompts, prompt_notices = read_held_out_prompts(config)
         passes = config.rollout.val_kwargs.n + config.rollout.val_kwargs.greedy
-        shown = f"data.val_prompts: {len(self.prompts)} prompts x {passes} answers at each validation"
-        return [*notices, shown, *more]
+        summary = f"data.val_prompts: {len(self.prompts)} prompts x {passes} answers at each validation"
+        return [*notices, summary, *prompt_notices]
 
     def load_examples(self, files: str | Sequence[str], max_samples: int, renderer: Renderer) -> LoadedExamples[Row]:
         return load_examples(files, renderer, self.config.data, max_samples)
@@ -133,9 +133,9 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
     notices = inputs.collect_environment_notices(config, environment)
     check_models([ModelUse("model.path", config.model, engine=Rollout(), lengths=data)])
     renderer = inputs.make_renderer(config.env, config.model, data.apply_chat_template_kwargs)
-    keys = config.data
-    choose = partial(choose_rows, max_rows=keys.val_max_samples, seed=keys.seed, shuffle=keys.shuffle)
-    prompts, truncated, findings = inputs.read_prompts(data.path, "data.val_prompts", renderer, data, choose)
+    settings = config.data
+    choose = partial(choose_rows, max_rows=settings.val_max_samples, seed=settings.seed, shuffle=settings.shuffle)
+    prompts, prompt_notices, findings = inputs.read_prompts(data.path, "data.val_prompts", renderer, data, choose)
     if with_images := [prompt.id for prompt in prompts if collect_images(prompt.content)]:
         raise ValueError(
             f"data.val_prompts: {len(with_images)} prompts have images (the first is row {with_images[0]}), but "
@@ -145,8 +145,8 @@ def read_held_out_prompts(config: SftConfig) -> tuple[list[Prompt], list[str]]:
         prompts, config.reward, config.custom_reward_function, environment.is_graded(config.env)
     )
     reset_notices = asyncio.run(try_environment_resets(config.env, prompts[:1]))
-    unread = [f"data.val_prompts: {finding.describe()}" for finding in findings]
-    return prompts, [*notices, *truncated, *unread, *reward_notices, *reset_notices]
+    finding_notices = [f"data.val_prompts: {finding.describe()}" for finding in findings]
+    return prompts, [*notices, *prompt_notices, *finding_notices, *reward_notices, *reset_notices]
 
 
 def make_val_prompt_data(config: SftConfig) -> GenerationData:
@@ -187,7 +187,7 @@ class TrainerEngine(Engine):
         num_waiting, capacity = 0, self.ranks.size * self.batch_size
         while len(self._waiting_requests) > num_waiting and num_waiting < capacity:
             num_waiting = len(self._waiting_requests)
-            await asyncio.sleep(BURST)
+            await asyncio.sleep(BATCH_WAIT_SECONDS)
         self._waiting_requests.sort(key=lambda waiting: -len(waiting[0].token_ids))
         batch, self._waiting_requests = self._waiting_requests[:capacity], self._waiting_requests[capacity:]
         shares = [batch[rank :: self.ranks.size] for rank in range(self.ranks.size)]

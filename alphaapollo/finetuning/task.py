@@ -117,19 +117,19 @@ class FinetuningRun:
 async def train(run: FinetuningRun) -> None:
     """Run the remaining optimizer steps of a run. If this raises, the last complete checkpoint remains valid."""
     plan, progress, session, task = run.plan, run.progress, run.session, run.plan.task
-    trainer, size, writer = plan.config.trainer, plan.config.data.train_batch_size, session.checkpoint_writer
+    trainer, batch_size, writer = plan.config.trainer, plan.config.data.train_batch_size, session.checkpoint_writer
     val_batches = {source: task.make_batches(examples, plan) for source, examples in plan.val.items()}
-    begin, tokens = run.clock(), 0
-    saved = begin
+    started, tokens = run.clock(), 0
+    last_save = started
     while not plan.goal.is_last_step(progress, progress.step):
         step = progress.step + 1
         is_last = plan.goal.is_last_step(progress, step)
-        indices = plan.stream.prompt_indices(progress.examples_consumed, size)
+        indices = plan.stream.prompt_indices(progress.examples_consumed, batch_size)
         batches = task.make_batches([plan.train.examples[index] for index in indices], plan)
         writer.mark_models_inconsistent()
-        stepped = await run.trainer.step(batches, trainer.on_bad_step == "skip")
+        step_result = await run.trainer.step(batches, trainer.on_bad_step == "skip")
         tokens += sum(int(batch.rows.lengths.sum()) for batch in batches)
-        metrics = add_prefix("train", task.compute_metrics(stepped.metric_sums) | stepped.metrics)
+        metrics = add_prefix("train", task.compute_metrics(step_result.metric_sums) | step_result.metrics)
         progress.validation = {}
         if is_due(step, trainer.test_freq, is_last):
             progress.validation = await validate(run, val_batches) if val_batches else {}
@@ -138,29 +138,30 @@ async def train(run: FinetuningRun) -> None:
             metrics |= progress.validation
             plan.goal.early_stopping.observe(progress, progress.validation)
             is_last = plan.goal.is_last_step(progress, step)
-        progress.step, progress.examples_consumed = step, progress.examples_consumed + size
+        progress.step, progress.examples_consumed = step, progress.examples_consumed + batch_size
         metrics |= writer.pop_metrics()
         if is_last or step % trainer.log_freq == 0 or any(name.startswith("val/") for name in metrics):
             metrics["train/epoch"] = progress.examples_consumed / plan.stream.num_prompts
-            metrics["train/tokens_per_second"] = tokens / (run.clock() - begin)
+            metrics["train/tokens_per_second"] = tokens / (run.clock() - started)
             session.log(step, metrics)
         writer.mark_models_consistent(progress)
         has_score = bool(trainer.keep_best and progress.validation)
-        if is_checkpoint_due(step, trainer.save_freq, is_last, has_score, run.clock() - saved):
+        if is_checkpoint_due(step, trainer.save_freq, is_last, has_score, run.clock() - last_save):
             await session.save(progress)
-            saved = run.clock()
+            last_save = run.clock()
 
 
 async def validate(run: FinetuningRun, val_batches: Mapping[str, Sequence[object]]) -> dict[str, float]:
     """Compute metrics of all validation examples and, if there are several files, of each file."""
     compute = run.plan.task.compute_metrics
     sums = {source: await run.trainer.evaluate(batches) for source, batches in val_batches.items()}
-    total = dict.fromkeys((name for of_source in sums.values() for name in of_source), 0.0)
-    for of_source in sums.values():
-        total |= {name: total[name] + value for name, value in of_source.items()}
+    total = dict.fromkeys((name for source_sums in sums.values() for name in source_sums), 0.0)
+    for source_sums in sums.values():
+        total |= {name: total[name] + value for name, value in source_sums.items()}
     metrics = add_prefix("val", compute(total))
-    for source, of_source in sums.items() if len(sums) > 1 else ():
-        metrics |= {f"{name}/{source}": value for name, value in add_prefix("val", compute(of_source)).items()}
+    if len(sums) > 1:
+        for source, source_sums in sums.items():
+            metrics |= {f"{name}/{source}": value for name, value in add_prefix("val", compute(source_sums)).items()}
     return metrics
 
 

@@ -15,16 +15,16 @@ WINDOW = 5  # iterations over which noisy metrics are averaged
 HISTORY = 50  # iterations whose metrics are stored
 CALM = 20  # a cause is reported again after this many iterations without it
 ZERO_VARIANCE = 0.8  # share of groups with zero reward variance that causes a warning
-COLLAPSED = 0.1  # nats per token; entropy below this may have collapsed
-FALLEN = 0.5  # of the entropy of the first iteration; entropy above this has not collapsed
-SOLVED = 0.9  # accuracy above which groups without variance are a success
-HALF_WAY = 0.75  # accuracy below which low entropy is premature
-LOST = 0.5  # drop that causes a warning, relative to the best mean reward or its standard deviation
-NOISE = 4.0  # standard errors above which a drop is not chance
-TRUNCATED = 0.9  # share of truncated responses that causes a warning
+LOW_ENTROPY = 0.1  # nats per token; lower entropy may be a collapse
+FALLEN_SHARE = 0.5  # share of the first iteration's entropy; higher entropy is no collapse
+SOLVED_ACCURACY = 0.9  # accuracy from which groups without variance are a success
+LOW_ACCURACY = 0.75  # accuracy below which low entropy is premature
+LARGE_DROP = 0.5  # drop that causes a warning, relative to the best mean reward or its standard deviation
+NOISE_ERRORS = 4.0  # standard errors above which a drop is not chance
+MANY_TRUNCATED = 0.9  # share of truncated responses that causes a warning
 MIN_CHANGE = 1e-6  # nats per publish: smallest meaningful change
 MAX_CHANGE = 2.0  # nats per publish; a larger change of a fixed text destroys the policy
-OF_BROKEN_POLICY = ("zero", "equal", "entropy", "truncated")  # causes that follow from such a change
+BROKEN_EFFECTS = ("zero", "equal", "entropy", "truncated")  # causes of warnings that follow from such a change
 MAX_Z = 5.0  # standard deviations
 SAFE_K3 = 1e-2  # nats per token; largest safe KL between engine and trainer
 SAFE_ESS = 0.8  # smallest safe effective sample size, relative
@@ -78,7 +78,7 @@ class MetricsAdvisor:
             for check in checks:
                 warnings |= check([*self._recent])
             if any(_is_broken(each) for each in self._recent):
-                warnings = {cause: text for cause, text in warnings.items() if cause not in OF_BROKEN_POLICY}
+                warnings = {cause: text for cause, text in warnings.items() if cause not in BROKEN_EFFECTS}
         new = [text for cause, text in warnings.items() if step - self._last_present.get(cause, -math.inf) > CALM]
         self._last_present |= dict.fromkeys(warnings, step)
         return [f"step {step}: {text}" for text in new]
@@ -91,7 +91,7 @@ def _check_iteration(metrics: Metrics, failure_reason: str) -> Warnings:
             yield name, text.format(metrics[name], name=name, reason=failure_reason)
     if metrics.get("critic/advantages/share_zero", 0.0) == 1.0:
         check = "Check with alphaapollo samples RUN that the reward function reads the answers, or use easier prompts."
-        fix = "Use harder prompts." if metrics.get("reward/accuracy", 0.0) >= SOLVED else check
+        fix = "Use harder prompts." if metrics.get("reward/accuracy", 0.0) >= SOLVED_ACCURACY else check
         yield (
             "zero",
             "the samples of each prompt have equal rewards: every advantage is 0 and the policy loss has no gradient. "
@@ -136,7 +136,7 @@ def _check_truncation(recent: Sequence[Metrics]) -> Warnings:
             f"It was {before:.0%} when the reward was higher: the policy no longer ends its answers. Resume from an "
             f"earlier checkpoint with a learning rate below {last.get('actor/lr', 0.0):.1e} (docs/debugging.md)."
         )
-    if now > TRUNCATED:
+    if now > MANY_TRUNCATED:
         yield "truncated", f"{now:.0%} of the responses were truncated by the token limit. {fix}"
 
 
@@ -175,21 +175,22 @@ def _check_reward(recent: Sequence[Metrics]) -> Warnings:
     """Check that the mean reward has not dropped far below its best value, beyond noise."""
     spread = max(metrics.get("critic/score/std", 0.0) for metrics in recent)
     if drop := _find_drop([metrics["critic/score/mean"] for metrics in recent], spread):
+        _, high, low = drop
         yield (
             "collapse",
-            f"the reward has collapsed: {drop[2]:.3g} on average over the last {WINDOW} iterations, compared with "
-            f"{drop[1]:.3g} at its best. Resume from an earlier checkpoint with a lower learning rate "
+            f"the reward has collapsed: {low:.3g} on average over the last {WINDOW} iterations, compared with "
+            f"{high:.3g} at its best. Resume from an earlier checkpoint with a lower learning rate "
             "(docs/debugging.md).",
         )
 
 
 def _check_accuracy(recent: Sequence[Metrics]) -> Warnings:
     """Check that accuracy has not dropped far below its best value, beyond noise, in a run with a rising reward."""
-    both = [metrics for metrics in recent if "reward/accuracy" in metrics]
-    if not (drop := _find_drop([metrics["reward/accuracy"] for metrics in both])):
+    with_accuracy = [metrics for metrics in recent if "reward/accuracy" in metrics]
+    if not (drop := _find_drop([metrics["reward/accuracy"] for metrics in with_accuracy])):
         return
     start, high, low = drop
-    windows = both[start : start + WINDOW], both[-WINDOW:]
+    windows = with_accuracy[start : start + WINDOW], with_accuracy[-WINDOW:]
     before, now = (fmean(metrics["critic/score/mean"] for metrics in window) for window in windows)
     if now > before:
         yield (
@@ -200,15 +201,15 @@ def _check_accuracy(recent: Sequence[Metrics]) -> Warnings:
 
 
 def _find_drop(values: Sequence[float], spread: float = 0.0) -> tuple[int, float, float] | None:
-    """Return the start and the mean of the best window, and the mean of the last window, if that is far below the best
-    one, relative to it and to `spread`, and beyond noise."""
+    """Return start and mean of the best window, and the mean of the last window; None unless the last mean is far below
+    the best one, relative to the best mean and to `spread`, and beyond noise."""
     windows = [values[start : start + WINDOW] for start in range(len(values) - 2 * WINDOW + 1)]
     if not windows:
         return None
     best, last = max(windows, key=fmean), values[-WINDOW:]
-    noise = NOISE * math.sqrt((variance(best) + variance(last)) / WINDOW)  # largest difference that may be chance
+    noise = NOISE_ERRORS * math.sqrt((variance(best) + variance(last)) / WINDOW)  # largest difference by chance
     high, low = fmean(best), fmean(last)
-    return (windows.index(best), high, low) if high - low > max(LOST * max(abs(high), spread), noise) else None
+    return (windows.index(best), high, low) if high - low > max(LARGE_DROP * max(abs(high), spread), noise) else None
 
 
 def _check_groups(recent: Sequence[Metrics]) -> Warnings:
@@ -219,14 +220,14 @@ def _check_groups(recent: Sequence[Metrics]) -> Warnings:
     zero_variance = fmean(metrics.get("groups/zero_variance", 0.0) for metrics in window)
     accuracy = fmean(metrics.get("reward/accuracy", 0.0) for metrics in window)
     entropy = fmean(metrics.get("rollout/entropy", 1.0) for metrics in window)
-    if zero_variance >= ZERO_VARIANCE and accuracy < SOLVED:
+    if zero_variance >= ZERO_VARIANCE and accuracy < SOLVED_ACCURACY:
         yield (
             "equal",
             f"{zero_variance:.0%} of the groups of the last {WINDOW} iterations have zero reward variance and "
             "therefore no gradient. Use prompts closer to the model's ability, a larger env.rollout.n, or "
             "algorithm.filter_groups.enable=true.",
         )
-    if entropy < min(COLLAPSED, FALLEN * start) and zero_variance > 0.5 and accuracy < HALF_WAY:
+    if entropy < min(LOW_ENTROPY, FALLEN_SHARE * start) and zero_variance > 0.5 and accuracy < LOW_ACCURACY:
         yield (
             "entropy",
             f"the entropy has collapsed: {entropy:.3f} nats per token, {zero_variance:.0%} groups with zero variance"

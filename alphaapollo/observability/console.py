@@ -38,7 +38,7 @@ from alphaapollo.utils.redaction import redact
 
 REFRESH_SECONDS = 0.25
 STATUS_SECONDS = 2.0  # between two writes of status.json
-QUIET_SECONDS = 3.0  # without output before a status line; less than 5 seconds also on a busy machine
+QUIET_SECONDS = 3.0  # without output before a status line, which then appears within 5 seconds
 PROMPT_CHARS, ANSWER_CHARS = 100, 200  # longer texts of samples are shortened
 
 
@@ -53,10 +53,10 @@ class Console(AbstractContextManager["Console"]):
         self.status_folder: Path | None = None  # locked run folder in which status.json is written; None: nowhere
         self._status = RunStatus()  # the last one that was written
         self._opened = time.monotonic()
-        self._num_prints, self._quiet_since = 0, self._opened
+        self._seen_prints, self._quiet_since = 0, self._opened
         self._view = ConsoleView()
         self._advisor = MetricsAdvisor()
-        self._spent: Counter[str] = Counter()  # seconds by timing metric
+        self._phase_seconds: Counter[str] = Counter()  # seconds by timing metric
         self._live: Live | None = None
         self._thread = threading.Thread(target=self._refresh_periodically, name="console", daemon=True)
         self._closing = threading.Event()
@@ -102,7 +102,7 @@ class Console(AbstractContextManager["Console"]):
     def show_step(self, step: int, metrics: Mapping[str, float], failure_reason: str = "") -> None:
         """Show the metrics of a finished iteration. `failure_reason`: why a trajectory of the iteration failed."""
         self._view.update(step, metrics, self.elapsed)
-        self._spent.update({name: value for name, value in metrics.items() if name.startswith("timing/")})
+        self._phase_seconds.update({name: value for name, value in metrics.items() if name.startswith("timing/")})
         if self._live is None:
             self.show_line(format_plain_line(self._view, metrics, self.elapsed))
         for advice in self._advisor.list_warnings(step, metrics, failure_reason):
@@ -118,8 +118,9 @@ class Console(AbstractContextManager["Console"]):
             reward, prompt, answer = samples[len(samples) // 2]
             label = "val sample" if is_validation else "sample"
             self._view.sample = label, f"reward {reward:.3f}   {prompt}", answer
-        for reward, prompt, answer in samples if self._live is None else ():
-            self.show_line(f"val sample: reward {reward:.3f}   prompt: {prompt}   answer: {answer}")
+        if self._live is None:
+            for reward, prompt, answer in samples:
+                self.show_line(f"val sample: reward {reward:.3f}   prompt: {prompt}   answer: {answer}")
 
     def show_line(self, text: Text | str) -> None:
         """Print a line as it is, above the live view if there is one."""
@@ -139,7 +140,7 @@ class Console(AbstractContextManager["Console"]):
     def show_end(self, lines: Sequence[str]) -> None:
         """End the live view and print how much time each phase took, then the lines."""
         self.end_live_view()
-        times = format_time_summary(self._spent)
+        times = format_time_summary(self._phase_seconds)
         for line in [*filter(None, [times]), *lines]:
             self.show_line(line)
 
@@ -169,8 +170,8 @@ class Console(AbstractContextManager["Console"]):
             self._write_status()
         if live is not None:
             live.update(render_view(self._view, elapsed), refresh=True)
-        elif terminal.num_prints != self._num_prints or not self.shows_status_lines:
-            self._num_prints, self._quiet_since = terminal.num_prints, time.monotonic()
+        elif terminal.num_prints != self._seen_prints or not self.shows_status_lines:
+            self._seen_prints, self._quiet_since = terminal.num_prints, time.monotonic()
         elif time.monotonic() - self._quiet_since >= QUIET_SECONDS:
             self.show_line(self._view.format_status(elapsed))
 
@@ -180,8 +181,8 @@ class Console(AbstractContextManager["Console"]):
 
     def _write_status(self) -> None:
         """Write what the command does to its run folder, at most every STATUS_SECONDS."""
-        view, before = self._view, self._status
-        if self.status_folder is None or (now := time.time()) - before.written < STATUS_SECONDS:
+        view, previous = self._view, self._status
+        if self.status_folder is None or (now := time.time()) - previous.written < STATUS_SECONDS:
             return
         name, _, detail = view.activity.partition(": ")
         if phase := view.running_phase:
@@ -189,7 +190,7 @@ class Console(AbstractContextManager["Console"]):
         self._status = RunStatus(
             phase=name,
             detail=detail,
-            since=before.since if (name, view.step) == (before.phase, before.step) else now,
+            since=previous.since if (name, view.step) == (previous.phase, previous.step) else now,
             written=now,
             step=view.step,
             tokens=view.tokens,
@@ -214,11 +215,10 @@ class Console(AbstractContextManager["Console"]):
 
 def shorten_sample(group: TrajectoryGroup, sample: Trajectory) -> tuple[str, str]:
     """Return prompt and answer of a sample, each on one line, shortened and without control characters."""
-    asked = get_last_message(group.prompt.content if sample.first_observation is None else sample.first_observation)
-    prompt = shorten_text(" ".join(asked.split()), PROMPT_CHARS)
-    return prompt, shorten_text(
-        " ".join(word for turn in sample.turns for word in (turn.raw_text or turn.text).split()), ANSWER_CHARS
-    )
+    question = get_last_message(group.prompt.content if sample.first_observation is None else sample.first_observation)
+    prompt = shorten_text(" ".join(question.split()), PROMPT_CHARS)
+    words = (word for turn in sample.turns for word in (turn.raw_text or turn.text).split())
+    return prompt, shorten_text(" ".join(words), ANSWER_CHARS)
 
 
 def find_activity() -> str:
@@ -227,5 +227,5 @@ def find_activity() -> str:
     calls = HEARTBEAT.list_active_calls()
     names = [call.name.replace("_", " ") for call in sorted(calls, key=lambda call: call.worker != "")]
     details = list(dict.fromkeys(call.worker for call in calls if call.worker)) or names[1:2]
-    shown = [*details[:3], *["..."] * (len(details) > 3)]
-    return ": ".join(filter(None, [*names[:1], ", ".join(shown)]))
+    shown_details = [*details[:3], *["..."] * (len(details) > 3)]
+    return ": ".join(filter(None, [*names[:1], ", ".join(shown_details)]))

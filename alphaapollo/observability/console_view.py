@@ -13,9 +13,9 @@ from rich.text import Text
 from alphaapollo.observability.metric_texts import format_duration, format_metric_rows
 
 RECENT_STEPS = 20  # iterations from which the remaining time is estimated
-NEWEST_STEPS = 3  # iterations whose tokens are expected in those that follow
+NEWEST_STEPS = 3  # iterations whose mean number of tokens is expected in the next ones
 SHOWN_WARNINGS = 3
-FIXED_PHASES = ("validate", "publish", "checkpoint", "evaluate", "save")  # do not depend on sampled tokens
+FIXED_PHASES = ("validate", "publish", "checkpoint", "evaluate", "save")  # their time does not depend on sampled tokens
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Phase:
     name: str
     total: int
     since: float  # elapsed seconds at its begin
-    done_before: int  # done at its begin, e.g. before a resume
+    done_before: int  # units done at its begin, e.g. before a resume
     done: int = 0
     text: str = ""  # shown after the progress
     in_flight: int = 0  # units that have started; on average, half of each is done
@@ -62,13 +62,15 @@ class ConsoleView:
 
     @property
     def running_phase(self) -> Phase | None:
-        return phase if (phase := self.phase) and phase.done < phase.total else None  # a thread may replace it
+        phase = self.phase  # read once, because another thread may replace it
+        return phase if phase and phase.done < phase.total else None
 
     def update(self, step: int, metrics: Mapping[str, float], elapsed: float) -> None:
         """Add the metrics of an iteration."""
-        if self.last_end and step > self.last_end[1]:
+        last_elapsed, last_step = self.last_end or (0.0, step)
+        if step > last_step:
             fixed = sum(metrics.get(f"timing/{phase}", 0.0) for phase in FIXED_PHASES)
-            cost = (step - self.last_end[1], elapsed - self.last_end[0], fixed, metrics.get("rollout/tokens", 0.0))
+            cost = (step - last_step, elapsed - last_elapsed, fixed, metrics.get("rollout/tokens", 0.0))
             self.costs = [*self.costs, StepCost(*cost)][-RECENT_STEPS:]
         self.step, self.phase, self.last_end, self.tokens = step, None, (elapsed, step), 0
         self.last_metrics = {**self.last_metrics, **metrics}

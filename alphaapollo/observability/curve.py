@@ -95,8 +95,8 @@ def plot_curves_as_figure(
             self.savefig(png, dpi=100)
             return png.getvalue()
 
-    drawn, bands = NotebookFigure(figsize=(7, 4), layout="constrained"), bands or {}
-    axes = drawn.add_subplot()
+    figure, bands = NotebookFigure(figsize=(7, 4), layout="constrained"), bands or {}
+    axes = figure.add_subplot()
     for name, points in curves.items():
         steps, values = [step for step, _ in points], [value for _, value in points]
         (line,) = axes.plot(steps, values, marker="o" if len(steps) <= 50 else "", markersize=3, label=name)
@@ -109,7 +109,7 @@ def plot_curves_as_figure(
     axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     axes.legend()
-    return drawn
+    return figure
 
 
 def save_curves_as_png(curves: Mapping[str, Points], path: Path, title: str = "") -> None:

@@ -27,19 +27,19 @@ def majority_accuracy(answers: Sequence[str | None], accuracies: Sequence[float]
     return math.fsum(counted) / len(counted)  # leaders have equally many samples, so this is the mean of their means
 
 
-TAIL = 10_000  # only so many characters at the end of a text are searched
+TAIL = 10_000  # number of characters at the end of a text that are searched
 
 
 NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 
 
-WHOLE_NUMBER = re.compile(r"(-?)(\d{1,3}(?:,\d{3})+|\d{1,200})?(\.\d{1,200})?(?:/(\d{1,200}))?")
+NUMBER_PARTS = re.compile(r"(-?)(\d{1,3}(?:,\d{3})+|\d{1,200})?(\.\d{1,200})?(?:/(\d{1,200}))?")
 
 
 LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
 
 
-NOISE = re.compile(r"\\left|\\right|\\[!,;: ]|\\?\$|\s|\.$")
+IGNORED_LATEX = re.compile(r"\\left|\\right|\\[!,;: ]|\\?\$|\s|\.$")
 
 
 def extract_answer(text: str) -> str | None:
@@ -54,13 +54,13 @@ def extract_answer(text: str) -> str | None:
     if marked is None:
         numbers = NUMBER.findall(text)
         marked = numbers[-1] if numbers else text
-    bare = NOISE.sub("", marked.replace("{,}", ","))
+    bare = IGNORED_LATEX.sub("", marked.replace("{,}", ","))
     return _normalize_number(LATEX_FRACTION.sub(r"\1/\2", bare)) or bare.casefold() or None
 
 
 def _normalize_number(text: str) -> str | None:
     """Return a number as a reduced fraction, e.g. "1,200.50" as "2401/2"; None if the text is not a number."""
-    match = WHOLE_NUMBER.fullmatch(text)
+    match = NUMBER_PARTS.fullmatch(text)
     if match is None:
         return None
     sign, whole, decimals, divisor = match.groups()

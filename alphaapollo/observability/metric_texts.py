@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-HEADLINES = (  # the first one whose first metric a run logs says what the run optimizes; the others go with it
+HEADLINES = (  # optimized metric and a metric beside it; the first pair whose optimized metric is logged counts
     ("distill/divergence", "distill/agreement"),
     ("distill/reverse_kl", "distill/agreement"),
     ("reward/accuracy", "val/accuracy"),
@@ -43,11 +43,11 @@ SHOWN_METRICS = {  # row -> {metric: format}; missing metrics are omitted
     },
     "speed": {"rollout/tokens_per_second": "{:,.0f} tokens/s", "timing/step": "{:.2f} s per step"},
 }
-IF_POSITIVE = ("outcome/failed", "val/failed", *SHOWN_METRICS["lost"])  # shown only then
+IF_POSITIVE = ("outcome/failed", "val/failed", *SHOWN_METRICS["lost"])  # metrics that are shown only if positive
 
 
 def choose_headline(metrics: Container[str]) -> tuple[str, ...]:
-    """Return the metrics that say most about a run, of those that it logs: first the one that it optimizes.
+    """Return the logged metrics that say most about a run, first the one that it optimizes.
 
     >>> choose_headline({"critic/score/mean": 0.0, "distill/divergence": 0.1})
     ('distill/divergence',)
@@ -60,20 +60,20 @@ def format_metric_rows(metrics: Mapping[str, float]) -> dict[str, str]:
     """Format the metrics of each row: `{"train": "reward 0.531   length 41.0", "speed": "7,400 tokens/s"}`."""
     rows = {
         row: "   ".join(
-            shape.format(metrics[name])
-            for name, shape in shapes.items()
-            if name in metrics and not _is_hidden(row, name, metrics)
+            template.format(metrics[name])
+            for name, template in templates.items()
+            if name in metrics and not _is_hidden(name, metrics)
         )
-        for row, shapes in SHOWN_METRICS.items()
+        for row, templates in SHOWN_METRICS.items()
     }
     return {row: text for row, text in rows.items() if text}
 
 
-def _is_hidden(row: str, name: str, metrics: Mapping[str, float]) -> bool:
+def _is_hidden(name: str, metrics: Mapping[str, float]) -> bool:
     if name in ("critic/score/mean", "reward/accuracy"):
         return metrics[name] == 0 and "distill/reverse_kl" in metrics  # distillation without rewards
-    other = {"distill/reverse_kl": "distill/divergence", "val/reward": "val/accuracy"}.get(name)
-    return (name in IF_POSITIVE and metrics[name] <= 0) or other in metrics
+    better_metric = {"distill/reverse_kl": "distill/divergence", "val/reward": "val/accuracy"}.get(name)
+    return (name in IF_POSITIVE and metrics[name] <= 0) or better_metric in metrics
 
 
 def format_time_summary(seconds: Mapping[str, float]) -> str:
@@ -81,7 +81,7 @@ def format_time_summary(seconds: Mapping[str, float]) -> str:
     phases = {name.removeprefix("timing/"): spent for name, spent in seconds.items() if name != "timing/step"}
     total = sum(phases.values())
     longest_first = sorted(phases.items(), key=lambda item: -item[1])
-    shown = [f"{phase} {spent / total:.0%}" for phase, spent in longest_first if spent >= 0.005 * total > 0]
+    shown = [f"{phase} {spent / total:.0%}" for phase, spent in longest_first if total > 0 and spent >= 0.005 * total]
     return f"time: {', '.join(shown)} of {total:,.1f} s (docs/replay.md)" if shown else ""
 
 

@@ -50,14 +50,15 @@ def compute_rollout_metrics(
     table = _TrajectoryTable.from_trajectories(trajectories)
     num_tokens = int(table.lengths.sum())
     logprob_sum = sum(turn.completion.logprob_sum for turn in turns)
-    shown = sum(sum(trajectory.prompt_lengths) for trajectory in trajectories)
+    prompt_tokens = sum(sum(trajectory.prompt_lengths) for trajectory in trajectories)
     metrics = {
         "rollout/trajectories": float(len(trajectories)),
         "rollout/tokens": float(num_tokens),
         "rollout/tokens_per_second": num_tokens / generation_seconds if generation_seconds else 0.0,
         "rollout/entropy": -logprob_sum / max(1, num_tokens),
         "num_turns/mean": len(turns) / len(trajectories),
-        "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns) / max(1, shown),
+        "rollout/prompt_tokens_cached": sum(turn.completion.num_cached_tokens for turn in turns)
+        / max(1, prompt_tokens),
         "rollout/rounds": float(rounds),
         "rollout/groups_kept": float(len(trained)),
     }
@@ -68,9 +69,9 @@ def compute_rollout_metrics(
     metrics |= {f"end/{end}": ends[end] / len(trajectories) for end in EpisodeEnd}
     baselines = [group.baseline for group in generated if group.baseline is not None]
     if baselines:
-        compared = _TrajectoryTable.from_trajectories(baselines)
-        metrics["baseline/failed"] = float((~compared.is_scored).mean())
-        metrics |= _compute_reward_metrics(compared, "baseline", "baseline")
+        baseline_table = _TrajectoryTable.from_trajectories(baselines)
+        metrics["baseline/failed"] = float((~baseline_table.is_scored).mean())
+        metrics |= _compute_reward_metrics(baseline_table, "baseline", "baseline")
     return (
         metrics
         | _compute_length_metrics(table)
@@ -93,9 +94,9 @@ def _compute_length_metrics(table: _TrajectoryTable) -> dict[str, float]:
     }
     metrics |= {f"response_length/{name}": float(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
     is_right = table.accuracies >= CORRECT_ACCURACY
-    for name, chosen in (("right", is_right), ("wrong", ~is_right)) if table.has_accuracy else ():
-        lengths = table.lengths[table.is_scored & chosen]
-        if len(lengths):
+    for name, is_chosen in (("right", is_right), ("wrong", ~is_right)):
+        lengths = table.lengths[table.is_scored & is_chosen]
+        if table.has_accuracy and len(lengths):
             metrics[f"response_length/{name}"] = float(lengths.mean())
     episodes = [sample.turns for sample in table.trajectories if sample.turns]
     prompts = [len(min(turns, key=lambda turn: turn.answer_number).context_ids) for turns in episodes]
@@ -171,7 +172,7 @@ def _compute_group_metrics(
     Failed samples are ignored. A group with some failed samples also counts as `partial`. The first three are left out
     if an accuracy is unknown.
     """
-    names = ("all_right", "all_wrong", "mixed") * table.has_accuracy + ("zero_variance", "partial", "dropped")
+    names = ("all_right", "all_wrong", "mixed") if table.has_accuracy else ()
     counts = Counter({"dropped": len(generated) - len(trained)})
     members = list(zip(table.is_scored, table.accuracies >= CORRECT_ACCURACY, table.rewards.tolist(), strict=True))
     for start, end in pairwise(accumulate((len(group.trajectories) for group in generated), initial=0)):
@@ -182,7 +183,7 @@ def _compute_group_metrics(
         counts["mixed"] += any(right) and not all(right)
         counts["zero_variance"] += end - start > 1 and bool(rewards) and max(rewards) == min(rewards)
         counts["partial"] += 0 < len(scored) < end - start
-    return {f"groups/{name}": counts[name] / len(generated) for name in names}
+    return {f"groups/{name}": counts[name] / len(generated) for name in (*names, "zero_variance", "partial", "dropped")}
 
 
 def _compute_reward_metrics(table: _TrajectoryTable, reward_prefix: str, accuracy_prefix: str) -> dict[str, float]:
@@ -199,9 +200,9 @@ def _compute_reward_metrics(table: _TrajectoryTable, reward_prefix: str, accurac
     if table.has_accuracy:
         metrics[f"{accuracy_prefix}/accuracy"] = float(table.accuracies[table.is_scored].mean())
     scored = [sample for sample, is_scored in zip(table.trajectories, table.is_scored, strict=True) if is_scored]
-    of_turns = [sum(turn.reward for turn in sample.turns) for sample in scored]
-    if any(of_turns):
-        metrics[f"{accuracy_prefix}/turns"] = float(np.mean(of_turns))
+    turn_rewards = [sum(turn.reward for turn in sample.turns) for sample in scored]
+    if any(turn_rewards):
+        metrics[f"{accuracy_prefix}/turns"] = float(np.mean(turn_rewards))
     scores = [sample.score for sample in scored]
     for component in sorted(set().union(*(score.components for score in scores))):
         values = [score.component(component) for score in scores]
@@ -215,7 +216,9 @@ def _compute_metrics_by_source(generated: Sequence[TrajectoryGroup]) -> dict[str
     for group in generated:
         by_source[group.prompt.data_source] += group.trajectories
     metrics: dict[str, float] = {}
-    for source, trajectories in sorted(by_source.items()) if len(by_source) > 1 else ():
+    if len(by_source) < 2:
+        return metrics
+    for source, trajectories in sorted(by_source.items()):
         table = _TrajectoryTable.from_trajectories(trajectories)
         metrics[f"source/{source}/length"] = float(table.lengths.mean())
         if table.is_scored.any():

@@ -31,7 +31,7 @@ class SampleResult:
     data_source: str
     outcome: Outcome
     reward: float  # NaN if the grader or the environment failed
-    accuracy: float  # NaN if it is unknown, too
+    accuracy: float  # NaN if unknown, e.g. because the grader or the environment failed
     answer: str | None = None  # normalized answer, for majority votes; None: no vote
     num_tokens: int | None = None  # number of tokens sampled by the model; None if unknown
     end: EpisodeEnd | None = None
@@ -127,20 +127,19 @@ def merge_repeated_prompts(results: Sequence[SampleResult], prompts: Iterable[Pr
     the first of these prompts, and sample_index counts the samples of all of them. Other equal rows may be different
     tasks, because environments may derive their seed from the row's position.
     """
-    first: dict[str, int] = {}
-    before: Counter[int] = Counter()
-    first_rows: dict[int, tuple[int, int]] = {}  # prompt -> (problem, number of earlier repeats)
+    first_ids: dict[str, int] = {}  # digest -> id of the first prompt with it
+    num_repeats: Counter[int] = Counter()
+    problems: dict[int, tuple[int, int]] = {}  # prompt -> (problem, number of earlier repeats)
     for prompt in prompts:
         is_repeat = prompt.extra_info.get("index") is not None
-        problem = first.setdefault(compute_prompt_digest(prompt), prompt.id) if is_repeat else prompt.id
-        first_rows[prompt.id] = problem, before[problem]
-        before[problem] += 1
-    n = max((result.sample_index for result in results), default=0) + 1
-    return [
-        replace(result, problem_id=problem, sample_index=repeats * n + result.sample_index)
-        for result in results
-        for problem, repeats in [first_rows[result.problem_id]]
-    ]
+        problem = first_ids.setdefault(compute_prompt_digest(prompt), prompt.id) if is_repeat else prompt.id
+        problems[prompt.id] = problem, num_repeats[problem]
+        num_repeats[problem] += 1
+    num_samples, merged = max((result.sample_index for result in results), default=0) + 1, list[SampleResult]()
+    for result in results:
+        problem, repeats = problems[result.problem_id]
+        merged.append(replace(result, problem_id=problem, sample_index=repeats * num_samples + result.sample_index))
+    return merged
 
 
 def count_max_samples_per_problem(results: Iterable[SampleResult]) -> int:
@@ -214,7 +213,8 @@ def compute_metrics_per_problem(results: Iterable[SampleResult], num_samples: in
     scored = [[result for result in group if not result.outcome.failed] for group in problems]
     correct = [sum(result.accuracy >= CORRECT_ACCURACY for result in group) for group in scored]
     passes = pass_at_k(np.array([len(group) for group in scored]), np.array(correct), num_samples)
-    passes[:, 2 * (~np.isnan(passes)).sum(axis=0) < len(problems)] = np.nan
+    has_few_problems = 2 * (~np.isnan(passes)).sum(axis=0) < len(problems)  # [K]
+    passes[:, has_few_problems] = np.nan
     columns = {f"avg@{num_samples}": [_mean_or_nan([result.accuracy for result in group]) for group in scored]}
     columns |= {f"pass@{k}": passes[:, k - 1].tolist() for k in range(1, num_samples + 1)}
     columns[f"maj@{num_samples}"] = [

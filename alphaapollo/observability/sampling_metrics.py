@@ -9,29 +9,29 @@ import numpy as np
 from alphaapollo.algorithms.surprise import sum_repetitions
 from alphaapollo.types import Row, TrajectoryGroup
 
-MAX_TOKENS = 8192  # of the rows whose surprises are measured, with their prompts
-MIN_TOKENS, DIVISOR = 128, 64  # an iteration measures a 64th of its tokens, so that this takes little of its time
+TOKEN_DIVISOR = 64  # an iteration measures a 64th of its tokens, prompts included, so that this takes little time
+MIN_TOKENS, MAX_TOKENS = 128, 8192  # limits of the number of measured tokens
 
 
 def list_free_rows(group: TrajectoryGroup, version: int, temperature: float) -> list[list[Row]]:
     """Return the rows of each trajectory that this version's weights sampled at this temperature, unconstrained."""
     return [
-        one.rows
-        for one in group.trajectories
-        if one.rows
-        and not any("constrained" in turn.info for turn in one.turns)
-        and all(row.temperature in (None, temperature) for row in one.rows)
-        and all(found == version for row in one.rows for found, _ in row.weight_versions)
+        trajectory.rows
+        for trajectory in group.trajectories
+        if trajectory.rows
+        and not any("constrained" in turn.info for turn in trajectory.turns)
+        and all(row.temperature in (None, temperature) for row in trajectory.rows)
+        and all(sampled_by == version for row in trajectory.rows for sampled_by, _ in row.weight_versions)
     ]
 
 
 def draw_rows(groups: Sequence[list[list[Row]]], seed: int, max_tokens: int | None = None) -> list[Row]:
-    """Draw rows until they have max_tokens, regardless of what they contain. None: a part of all tokens."""
+    """Draw rows until they have max_tokens, regardless of their content. None: the measured part of all tokens."""
     rows = [row for group in groups for trajectory in group for row in trajectory]
     drawn = [rows[index] for index in np.random.default_rng(seed).permutation(len(rows))]
     lengths = [len(row.token_ids) for row in drawn]
     if max_tokens is None:
-        max_tokens = min(max(MIN_TOKENS, sum(lengths) // DIVISOR), MAX_TOKENS)
+        max_tokens = min(max(MIN_TOKENS, sum(lengths) // TOKEN_DIVISOR), MAX_TOKENS)
     count = int(np.searchsorted(np.cumsum(lengths), max_tokens))
     return drawn[: count + 1]  # with the row that exceeds it, because it may be long
 

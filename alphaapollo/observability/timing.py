@@ -17,9 +17,9 @@ import psutil
 from alphaapollo.utils.heartbeat import HEARTBEAT, Span
 
 ROLLOUT = "rollout "  # prefix of the tracks of rollout workers, whose lanes are episodes
-SHORTEST = 20e-6  # seconds; shorter operators are dropped to limit the size of a trace
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # GPU events, never dropped
-HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+MIN_SECONDS = 20e-6  # shorter host events are dropped to limit the size of a trace
+DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")  # never dropped
+HOST_EVENTS = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 _running: tuple[str, Any] | None = None  # (track, profiler): torch allows one per process
 
 
@@ -76,8 +76,9 @@ def start_profile(track: str) -> None:
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        _running = (track, profile(activities=activities, acc_events=True))
-        _running[1].start()
+        profiler = profile(activities=activities, acc_events=True)
+        _running = (track, profiler)
+        profiler.start()
 
 
 def take_profile(track: str) -> list[Span]:
@@ -85,9 +86,10 @@ def take_profile(track: str) -> list[Span]:
     global _running
     if track.startswith(ROLLOUT):
         return HEARTBEAT.take_spans()
-    if _running is None or _running[0] != track:
+    running_track, profiler = _running or ("", None)
+    if profiler is None or running_track != track:
         return []
-    profiler, _running = _running[1], None
+    _running = None
     profiler.stop()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profiler.export_chrome_trace(file.name)
@@ -101,9 +103,9 @@ def read_torch_trace(trace: dict[str, Any], track: str) -> list[Span]:
     for event in trace["traceEvents"]:
         kind = event.get("cat", "")
         seconds = event.get("dur", 0.0) / 1e6
-        if event.get("ph") != "X" or not (kind in DEVICE or (kind in HOST and seconds >= SHORTEST)):
+        if event.get("ph") != "X" or not (kind in DEVICE_EVENTS or (kind in HOST_EVENTS and seconds >= MIN_SECONDS)):
             continue
-        lane = f"stream {event['tid']}" if kind in DEVICE else f"thread {event['tid']}"
+        lane = f"stream {event['tid']}" if kind in DEVICE_EVENTS else f"thread {event['tid']}"
         spans.append(Span(track, lane, event["name"], base + event["ts"] / 1e6, seconds))
     return spans
 

@@ -77,28 +77,28 @@ class Tracker:
         check_trackers(trainer["logger"])
         run = TrackerSettings(trainer["project_name"], trainer["experiment_name"], folder, dict(config), resumed_step)
         self._file = JsonlTracker(folder / "metrics.jsonl", resumed_step, notice)
-        self._others = [BackgroundTracker(name, run, notice) for name in trainer["logger"] if name != "console"]
+        self._trackers = [BackgroundTracker(name, run, notice) for name in trainer["logger"] if name != "console"]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._file.log(step, metrics)
-        sent = dict(metrics)
-        for other in self._others:
-            other.put((step, lambda backend: backend.log(step, sent)))
+        sent_metrics = dict(metrics)
+        for tracker in self._trackers:
+            tracker.put((step, lambda backend: backend.log(step, sent_metrics)))
 
     def log_samples(self, step: int, groups: Sequence[TrajectoryGroup], suffix: str = "") -> None:
         """Send the first samples of a validation to the trackers, as the table `val/samples<suffix>`."""
-        name, first = f"val/samples{suffix}", groups[:MAX_SAMPLES]
-        for other in self._others:
-            other.put((step, lambda backend: backend.log_samples(step, name, make_sample_table(step, first))))
+        name, first_groups = f"val/samples{suffix}", groups[:MAX_SAMPLES]
+        for tracker in self._trackers:
+            tracker.put((step, lambda backend: backend.log_samples(step, name, make_sample_table(step, first_groups))))
 
     def close(self) -> None:
         """Wait until the trackers have sent everything, but not longer than CLOSE_SECONDS."""
         self._file.close()
         deadline = time.monotonic() + CLOSE_SECONDS
-        for other in self._others:
-            other.put(None)
-        for other in self._others:
-            other.wait(deadline)
+        for tracker in self._trackers:
+            tracker.put(None)
+        for tracker in self._trackers:
+            tracker.wait(deadline)
 
 
 class BackgroundTracker(threading.Thread):

@@ -26,9 +26,9 @@ from alphaapollo.workers.adapter_slots import OWN, AdapterForm
 ADAPTERS = "adapters"
 """Folder in a checkpoint with all adapters but the model's own."""
 FORM = "adapter.json"
-"""File with the form of a saved adapter, and the largest rank of the server that wrote it."""
+"""File with the form of a saved adapter, and the largest rank of the trainer that wrote it."""
 NAME = re.compile(r"[\w:-][\w.:-]*")
-PUBLISHED = 2  # versions of an adapter whose folders a run keeps: running requests may need the one before
+KEPT_VERSIONS = 2  # published versions of an adapter whose folders a run keeps: requests may still use the earlier one
 
 
 @dataclass
@@ -48,7 +48,8 @@ class Adapters:
         self._config, self._model, self._policy = config, model, policy
         self._current: str | None = OWN  # None: unknown, after a call to the ranks that failed
         self.version = 0
-        self._folders, self._loading = dict[tuple[Path, int], Adapter](), asyncio.Lock()
+        self._folders = dict[tuple[Path, int], Adapter]()  # (folder, time of its weights) -> version in the engines
+        self._load_lock = asyncio.Lock()
         self.states = {OWN: AdapterState(AdapterForm(model.lora_rank, model.alpha))}
 
     @property
@@ -70,11 +71,13 @@ class Adapters:
         if not NAME.fullmatch(name):
             raise ValueError(f"the adapter name {name!r} must consist of letters, digits, `.`, `_`, `-` and `:`.")
         if name in self.states:
-            raise ValueError(f"there is an adapter {name!r} already. Use another name, or remove_adapter before.")
+            raise ValueError(f"there is an adapter {name!r} already. Use another name, or call remove_adapter first.")
         if not model.lora_rank:
             raise ValueError("adapters need LoRA. Set lora_rank to the largest rank of an adapter.")
         if rank is not None and not 1 <= rank <= model.lora_rank:
-            raise ValueError(f"lora_rank={rank} must be from 1 to {model.lora_rank}, the rank of the trainer's own.")
+            raise ValueError(
+                f"lora_rank={rank} must be from 1 to {model.lora_rank}, the rank of the trainer's adapter."
+            )
         return AdapterForm(rank or model.lora_rank, model.alpha if alpha is None else alpha, target_modules, seed)
 
     async def add(self, name: str, form: AdapterForm) -> None:
@@ -107,8 +110,8 @@ class Adapters:
     async def find(self, adapter: str | Path | None, engines: EngineGroup) -> Adapter | None:
         """Return the version to sample with. None: the newest weights of the engine.
 
-        adapter: name of an adapter, as last published; folder of one; None: the model without adapters. Raises
-        ValueError if the engines cannot load a folder, which they try when it is first used.
+        adapter: name of a published adapter, or folder of an adapter; None: the model without adapters. Raises
+        ValueError if the engines cannot load a folder, which they do when it is first used.
         """
         if adapter == OWN:
             return None
@@ -121,19 +124,19 @@ class Adapters:
             return published
         folder = adapter.resolve()
         key = folder, _read_time(folder)
-        async with self._loading:
+        async with self._load_lock:
             if key not in self._folders:
-                found = Adapter(str(folder), self.next_version())
+                loaded = Adapter(str(folder), self.next_version())
                 try:
-                    await engines.load_adapter(found, [])
+                    await engines.load_adapter(loaded, [])
                 except (EngineError, WorkerFailed, OSError) as error:
                     raise ValueError(f"{adapter} is no adapter that the engines can load: {error}") from error
-                self._remember(folder, found)
+                self._remember(folder, loaded)
         return self._folders[key]
 
     def _remember(self, folder: Path, adapter: Adapter) -> None:
-        """Note the version that the engines have of a folder. Those of folders that were removed are forgotten."""
-        self._folders = {key: one for key, one in self._folders.items() if key[0].is_dir()}
+        """Store which version the engines loaded from a folder. Forget folders that no longer exist."""
+        self._folders = {key: loaded for key, loaded in self._folders.items() if key[0].is_dir()}
         self._folders[folder, _read_time(folder)] = adapter
 
     def check_engine(self) -> None:
@@ -165,19 +168,19 @@ class Adapters:
     async def end_publish(
         self, name: str, adapter: Adapter, publisher: WeightPublisher, update: WeightUpdate, expected: Sequence[float]
     ) -> float:
-        """Load a version on the engines, and sample with it from now on if they compute with it as the trainer does.
-        Remove old ones from the run. Returns the difference of the probe's log-probs."""
+        """Load a version on the engines, and verify that they compute with it as the trainer does. Later requests use
+        it. Remove old versions from the run. Returns the difference of the probe's log-probs."""
         folder, state = Path(adapter.folder), self[name]
         gap = await publisher.load_adapter(adapter, update, expected)
         state.published, state.trained_version = adapter, adapter.version
-        own = self._published_folder / name
-        for old in sorted(own.glob("v*"))[:-PUBLISHED] if folder.parent == own else ():
-            shutil.rmtree(old)
+        if folder.parent == self._published_folder / name:
+            for old in sorted(folder.parent.glob("v*"))[:-KEPT_VERSIONS]:
+                shutil.rmtree(old)
         self._remember(folder, adapter)
         return gap
 
     async def save(self, name: str, folder: Path, publisher: WeightPublisher | None) -> None:
-        """Save an adapter with its optimizer. The folder is complete or as before. publisher: checks that the weights
+        """Save an adapter with its optimizer. An error leaves the folder as it was. publisher: checks that the weights
         are finite."""
         state, partial = await self.use(name), folder.with_name(f".writing_{folder.name}")
         if publisher:
@@ -188,8 +191,8 @@ class Adapters:
         try:
             await self._policy.save(str(partial / "policy"))
             await self._policy.wait_for_save()
-            largest = {"largest_rank": self._model.lora_rank, "form": asdict(state.form)}
-            (partial / FORM).write_text(json.dumps(largest) + "\n")
+            content = {"largest_rank": self._model.lora_rank, "form": asdict(state.form)}
+            (partial / FORM).write_text(json.dumps(content) + "\n")
             await asyncio.to_thread(write_manifest, partial)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)  # the disk may be full

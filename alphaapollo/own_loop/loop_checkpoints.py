@@ -21,14 +21,14 @@ def find_checkpoint(folder: Path, name: str | Path) -> Path:
     named = folder / (f"step_{int(matched[1]):06d}" if matched else name)
     path = named if named.is_dir() else Path(name).expanduser()
     if damage := find_damage(path):
-        known = ", ".join(sorted(one.name for one in named.parent.glob("[!.]*"))) or "none"
+        known = ", ".join(sorted(other.name for other in named.parent.glob("[!.]*"))) or "none"
         raise ValueError(f"{path} cannot be loaded: {damage[0]}. Checkpoints of this run: {known}.")
     return path
 
 
 def format_state(state: JsonObject) -> str:
-    """Format `t.state` as JSON, with inf and nan as Python writes them. Raises ValueError if it would be read back as
-    something else."""
+    """Format `t.state` as JSON, with inf and nan as Python writes them. Raises ValueError for values that JSON would
+    change, e.g. tuples."""
     _check_value(state, "t.state")
     text = json.dumps(state)
     if len(text) > MAX_JSON:
@@ -47,11 +47,11 @@ def _check_value(value: object, place: str) -> None:
     if isinstance(value, dict):
         if wrong := [key for key in value if not isinstance(key, str)]:
             raise ValueError(f"{place} has the key {wrong[0]!r}, but keys must be texts. Use {str(wrong[0])!r}.")
-        for key, one in value.items():
-            _check_value(one, f"{place}[{key!r}]")
+        for key, item in value.items():
+            _check_value(item, f"{place}[{key!r}]")
     elif isinstance(value, list):
-        for number, one in enumerate(value):
-            _check_value(one, f"{place}[{number}]")
+        for number, item in enumerate(value):
+            _check_value(item, f"{place}[{number}]")
     elif not (value is None or isinstance(value, str | int | float)):
         raise ValueError(
             f"{place} is a {type(value).__name__}, which a checkpoint cannot contain. Use numbers, texts, True, False, "

@@ -35,25 +35,25 @@ def check_loss(config: Config, loss: PolicyLoss | None, rows: Sequence[Row]) -> 
         raise ValueError(
             f"{name} is a loss of rows, so rollout_correction.level=token has no ratio. Set level=sequence."
         )
-    has_old = all("old_logprobs" in row.columns for row in rows)
+    has_old_logprobs = all("old_logprobs" in row.columns for row in rows)
     if correction.method and loss.anchor == "rollout":
         raise ValueError(f"{name} includes a correction. Set algorithm.rollout_correction.method=null.")
-    if correction.method and not has_old and not loss.on_policy:
+    if correction.method and not has_old_logprobs and not loss.on_policy:
         raise ValueError(
             f"rollout_correction.method={correction.method} compares the policy with the engine, but the old log-probs "
             "are the engine's. Pass old_logprobs=log_probs(rows), before the first step on them."
         )
     temperature = config.actor_rollout_ref.rollout.temperature
-    if not has_old and not loss.on_policy:
+    if not has_old_logprobs and not loss.on_policy:
         check_engine_log_probs(rows, temperature)
     actor, corrected = config.actor_rollout_ref.actor, "algorithm.rollout_correction"
-    readers = {
+    fixes_of_readers = {  # settings that read the engine's log-probs
         f"{corrected}.method=null": correction.method,
         f"{corrected}.off_policy_mask_threshold=null": correction.off_policy_mask_threshold is not None,
         "kl_loss_type=low_var_kl": actor.use_kl_loss and actor.kl_loss_type == "unbiased",
     }
-    if fixes := " and ".join(fix for fix, reads_log_probs in readers.items() if reads_log_probs):
-        check_engine_log_probs(rows, temperature, f"Set {fixes}, or sample the rows.")
+    if fix := " and ".join(fix for fix, reads_log_probs in fixes_of_readers.items() if reads_log_probs):
+        check_engine_log_probs(rows, temperature, f"Set {fix}, or sample the rows.")
     if config.teacher.uses_full_vocabulary and config.teacher.models:
         names = ", ".join(config.teacher.models)
         if not all(TEACHER_SHARES in row.columns for row in rows):
@@ -84,33 +84,33 @@ def make_columns(
         full = [np.broadcast_to(row.columns[name], len(row.token_ids)) for row in rows]
         return np.concatenate([column[start:] for column, start in zip(full, starts, strict=True)])
 
-    ranks = [batch.rows for batch in layout.rank_batches]
+    rank_rows = [batch.rows for batch in layout.rank_batches]
     old = join("old_logprobs") if "old_logprobs" in rows[0].columns else None
     if old is None and not loss.on_policy:
-        old = layout.join_columns([one.rollout_logprobs for one in ranks])
-    weights, per_row = compute_row_weights(rows, loss, config, denominator, groups)
-    taught = None
+        old = layout.join_columns([rows_of_rank.rollout_logprobs for rows_of_rank in rank_rows])
+    loss_weights, sequence_weights = compute_row_weights(rows, loss, config, denominator, groups)
+    divergence_weights = None
     if config.teacher.uses_self_teacher:  # a mean over the rows with a second prompt
         has_prompt = [bool(row.columns.get(LONGER_PROMPT)) for row in rows]
-        taught = compute_row_weights(rows, loss, config, denominator, groups, has_prompt)[0]
+        divergence_weights, _ = compute_row_weights(rows, loss, config, denominator, groups, has_prompt)
     columns = {
         "advantages": join("advantages"),
         "old_logprobs": old,
         "ref_logprobs": join("ref_logprobs") if "ref_logprobs" in rows[0].columns else None,
-        "loss_weights": weights,
-        "sequence_weights": per_row,
-        "divergence_weights": taught,
+        "loss_weights": loss_weights,
+        "sequence_weights": sequence_weights,
+        "divergence_weights": divergence_weights,
         "token_weights": join(WEIGHTS) if WEIGHTS in rows[0].columns and loss.level == "token" else None,
     }
     converted = {name: column.astype(dtype) for name, column in columns.items() if column is not None}
     if loss.select_tokens is not None:
-        mask = layout.join_columns([one.action_mask for one in ranks])
+        mask = layout.join_columns([rows_of_rank.action_mask for rows_of_rank in rank_rows])
         chosen = np.zeros(len(mask), dtype=np.uint8)
         tokens = np.random.default_rng(seed).permutation(np.flatnonzero(mask))
-        logp, advantages = (
+        old_logprobs, advantages = (
             torch.from_numpy(converted[name][tokens].astype(np.float64)) for name in ("old_logprobs", "advantages")
         )
-        chosen[tokens] = loss.select_tokens(logp, advantages, actor).numpy()
+        chosen[tokens] = loss.select_tokens(old_logprobs, advantages, actor).numpy()
         converted["selected_tokens"] = chosen
     return layout.split_columns(replace(scored or Columns(), **converted))
 
@@ -124,15 +124,15 @@ def compute_row_weights(
     is_counted: Sequence[bool] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the weight of each row's tokens and, in a loss of rows, of each row. float64 [B] each. is_counted: rows
-    that have the term; None: all."""
+    that the term of the loss applies to; None: all."""
     actor = config.actor_rollout_ref.actor
     lengths = torch.tensor([sum(row.action_mask) for row in rows], dtype=torch.float64)
     counted = torch.ones(len(rows), dtype=torch.bool) if is_counted is None else torch.tensor(is_counted)
     if denominator is None:
         ids = torch.tensor(number_groups(len(rows), groups))
         weights = torch.zeros(2, len(rows), dtype=torch.float64)
-        for part, mode in zip(weights, (actor.loss_agg_mode, "seq-mean-token-sum"), strict=True):
-            part[counted] = row_weights(lengths[counted], ids[counted], mode, config.loss_horizon)
+        for mode_weights, mode in zip(weights, (actor.loss_agg_mode, "seq-mean-token-sum"), strict=True):
+            mode_weights[counted] = row_weights(lengths[counted], ids[counted], mode, config.loss_horizon)
         return weights[0].numpy(), weights[1].numpy()
     per_row = torch.where(counted, 1.0 / denominator, 0.0).double()
     per_token = per_row / lengths if loss.level == "sequence" else per_row  # a mean over the tokens of each row

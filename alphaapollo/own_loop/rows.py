@@ -18,7 +18,7 @@ from alphaapollo.launch.plan import Plan
 from alphaapollo.models.load import load_config
 from alphaapollo.types import LONGER_PROMPT, Row
 
-TUPLES = (LONGER_PROMPT, TEACHER_SHARES)  # columns of neither numbers nor a value per token
+TUPLE_COLUMNS = (LONGER_PROMPT, TEACHER_SHARES)  # columns with a tuple per row
 
 
 def make_row(
@@ -35,9 +35,10 @@ def make_row(
         columns: inputs of the loss, each a number or a sequence of T numbers.
     """
     length = len(token_ids)
-    mask = [0] + [1] * (length - 1) if weights is None else [int(one != 0) for one in weights]
-    own = {name: one for name, one in {TARGETS: targets, WEIGHTS: weights, **columns}.items() if one is not None}
-    return Row(list(token_ids), mask, [math.nan] * length, [length - 1], columns=own)
+    mask = [0] + [1] * (length - 1) if weights is None else [int(weight != 0) for weight in weights]
+    given = {TARGETS: targets, WEIGHTS: weights, **columns}
+    row_columns = {name: value for name, value in given.items() if value is not None}
+    return Row(list(token_ids), mask, [math.nan] * length, [length - 1], columns=row_columns)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class GradientResult:
 
 @dataclass(frozen=True)
 class RowReader:
-    """Checks rows against the model."""
+    """Checker of rows against the length and the vocabulary of the model."""
 
     max_length: int | None  # tokens that the model reads at most; None: unknown
     vocabulary_size: int
@@ -71,36 +72,38 @@ class RowReader:
         for name, column in columns.items():
             if len(column) != len(rows):
                 raise ValueError(f"{name} has {len(column)} entries for {len(rows)} rows. Pass one for each row.")
-        names = dict.fromkeys([*(name for row in rows for name in row.columns), *columns])
-        given = [{name: column[number] for name, column in columns.items()} for number in range(len(rows))]
-        return [self._read_row(f"row {number}", row, given[number], names) for number, row in enumerate(rows)]
+        all_names = dict.fromkeys([*(name for row in rows for name in row.columns), *columns])
+        names = [name for name in all_names if name not in TUPLE_COLUMNS]
+        new_columns = [{name: column[number] for name, column in columns.items()} for number in range(len(rows))]
+        return [self._read_row(f"row {number}", row, new_columns[number], names) for number, row in enumerate(rows)]
 
-    def _read_row(self, label: str, row: Row, columns: Mapping[str, Any], names: Mapping[str, None]) -> Row:
-        ids, trained, found = np.asarray(row.token_ids), np.asarray(row.action_mask), dict[str, Any]()
+    def _read_row(self, label: str, row: Row, columns: Mapping[str, Any], names: Sequence[str]) -> Row:
+        """Check a row. names: columns of numbers that each row must have."""
+        ids, trained, checked_columns = np.asarray(row.token_ids), np.asarray(row.action_mask), dict[str, Any]()
         if self.max_length is not None and len(ids) > self.max_length:
             raise ValueError(f"{label} has {len(ids)} tokens, but the model reads at most {self.max_length}. Cut it.")
         values = {TARGETS: ids, WEIGHTS: trained, **row.columns, **columns}
-        found |= {name: tuple(values[name]) for name in TUPLES if name in values}
-        for name in (name for name in names if name not in TUPLES):
+        checked_columns |= {name: tuple(values[name]) for name in TUPLE_COLUMNS if name in values}
+        for name in names:
             value = np.asarray(values.get(name))
             if value.dtype == object or (value.ndim and len(value) != len(ids)):
                 got = f"has {len(value)} values for {len(ids)} tokens" if value.ndim else "is missing"
                 raise ValueError(f"{label}: its column {name} {got}. Pass a number, or a number per token.")
-            found[name] = value if value.ndim else value.item()
-        given = found.get(WEIGHTS, 1.0)
-        weights = given if isinstance(given, np.ndarray) else given * trained
+            checked_columns[name] = value if value.ndim else value.item()
+        weights = checked_columns.get(WEIGHTS, 1.0)
+        weights = weights if isinstance(weights, np.ndarray) else weights * trained
         if not weights.any() or weights[0]:
             raise ValueError(f"{label} must be trained on some token, but not on its first one. Set its weights.")
-        targets = found.get(TARGETS, ids)[weights != 0]
-        for noun, some, excluded in (("token", ids, ()), ("target", targets, self.excluded)):
-            wrong = some[(some < 0) | (some >= self.vocabulary_size) | np.isin(some, excluded)]
+        targets = checked_columns.get(TARGETS, ids)[weights != 0]
+        for noun, checked, excluded in (("token", ids, ()), ("target", targets, self.excluded)):
+            wrong = checked[(checked < 0) | (checked >= self.vocabulary_size) | np.isin(checked, excluded)]
             if len(wrong):
                 size = self.vocabulary_size
                 raise ValueError(f"{label}: the {noun} {wrong[0]} is outside the model's vocabulary of {size} tokens.")
-        found |= {WEIGHTS: weights} if WEIGHTS in found else {}
-        is_sampled = (trained != 0) & (found.get(TARGETS, ids) == ids)
+        checked_columns |= {WEIGHTS: weights} if WEIGHTS in checked_columns else {}
+        is_sampled = (trained != 0) & (checked_columns.get(TARGETS, ids) == ids)
         logprobs = np.where(weights == 0, 0.0, np.where(is_sampled, row.logprobs, math.nan)).tolist()
-        return replace(row, columns=found, action_mask=(weights != 0).astype(int).tolist(), logprobs=logprobs)
+        return replace(row, columns=checked_columns, action_mask=(weights != 0).astype(int).tolist(), logprobs=logprobs)
 
 
 def distribute(rows: Sequence[Row], plan: Plan, groups: Sequence[object] | None = None) -> BatchLayout:
@@ -123,4 +126,4 @@ def split_by_row(layout: BatchLayout, rows: Sequence[Row], values: Sequence[np.n
     parts = np.split(layout.join_columns(values), layout.response_offsets[1:-1])
     masks = [np.asarray(row.action_mask) != 0 for row in rows]
     padded = [np.pad(part, (len(mask) - len(part), 0)) for part, mask in zip(parts, masks, strict=True)]
-    return [np.where(mask, one, 0.0) for mask, one in zip(masks, padded, strict=True)]
+    return [np.where(mask, row_values, 0.0) for mask, row_values in zip(masks, padded, strict=True)]

@@ -22,7 +22,7 @@ def check_engine_log_probs(rows: Sequence[Row], temperature: float, fix: str = "
 
 def check_first_ratio(rows: Sequence[Row], logprobs: Sequence[np.ndarray], version: int | None, limit: float) -> None:
     """Raise WeightSyncError if weights of `version` sampled all rows, but the trainer's log-probs [T] with these
-    weights differ from the engine's by more than `limit` nats in the mean over tokens (more, if they are few)."""
+    weights differ from the engine's by more than `limit` nats in the mean over tokens; few tokens may differ more."""
     if any({sampled for sampled, _ in row.weight_versions} != {version} for row in rows):
         return
     mask = np.concatenate([row.action_mask for row in rows]) != 0

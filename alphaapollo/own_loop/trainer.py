@@ -51,7 +51,7 @@ def _make_sync(verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]]) ->
 async def _call_verb(
     verb: Callable[Concatenate[Verbs, P], Coroutine[Any, Any, T]], verbs: Verbs, *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call a verb, and count its time. The verbs that it calls are part of it."""
+    """Call a verb, and count its time, which includes that of the verbs that it calls."""
     with verbs.timer(verb.__name__):
         return await verb(verbs, *args, **kwargs)
 
@@ -63,7 +63,7 @@ class Trainer:
     At the end of the block, the trained model is written to `folder`/model (trainer.export_hf).
 
     Args:
-        settings: keys of main_ppo as a dict, or the path of a YAML file. The beginnings actor_rollout_ref.,
+        settings: keys of main_ppo as a dict, or the path of a YAML file. The prefixes actor_rollout_ref.,
             actor_rollout_ref.model. and actor_rollout_ref.actor. may be left out.
         overrides: KEY=VALUE or presets.
         engines: number of rollout engines; 0: none. ranks: training ranks per node. None: as configured.
@@ -74,7 +74,7 @@ class Trainer:
         self.config, self._has_engines = load_loop_config(settings, overrides, engines, ranks), engines != 0
         self._verbs, self._stop = Future[Verbs](), threading.Event()
         self._failure: BaseException | None = None  # why the workers have ended
-        self._loop_error: BaseException | None = None  # that ended the caller's block
+        self._loop_error: BaseException | None = None  # error that ended the caller's block
         self._environment: dict[str, str] = {}  # environment variables at the start of the block
         self._thread = threading.Thread(target=self._run, name="own-loop", daemon=True)
 
@@ -146,7 +146,7 @@ class Trainer:
     def _close(self, error: BaseException | None) -> None:
         self._loop_error, environment = error, dict(os.environ)
         self._stop.set()
-        self._thread.join()  # restores the variables before the start
+        self._thread.join()  # the thread restores the environment variables of its start
         os.environ.update(environment.items() - self._environment.items())
         for name in self._environment.keys() - environment:
             os.environ.pop(name, None)
@@ -183,8 +183,8 @@ class Trainer:
             async def serve() -> None:
                 """Start the workers, run verbs until the caller closes the trainer, and end the workers."""
                 self._loop = asyncio.get_running_loop()
-                async with session as started:
-                    verbs = Verbs(started, prepared.plan, prepared.renderer, prepared.reader)
+                async with session as policy_session:
+                    verbs = Verbs(policy_session, prepared.plan, prepared.renderer, prepared.reader)
                     await verbs.begin(prepared.start)
                     self._environment = dict(os.environ)
                     console.end_live_view()

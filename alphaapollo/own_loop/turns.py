@@ -12,39 +12,39 @@ from alphaapollo.session.training import PolicySession
 from alphaapollo.workers.adapter_slots import OWN
 
 
-class Turns:
-    """Decides who computes: the training ranks, or engines on the same GPUs."""
+class ComputeTurns:
+    """Turns in which either the training ranks or the engines on the same GPUs compute."""
 
     def __init__(self, session: PolicySession, adapters: Adapters, shares_gpus: bool):
         self._session, self._adapters, self._shares_gpus = session, adapters, shares_gpus
-        self._ranks, self._num_sampling = asyncio.Lock(), 0
-        if session.weights:
+        self._ranks_lock, self._num_sampling = asyncio.Lock(), 0
+        if session.publisher:
             session.workers.engines.replace_engine = self.replace_engine
 
     @asynccontextmanager
     async def use_ranks(self, adapter: str = OWN) -> AsyncIterator[None]:
         """Context manager in which the training ranks work, with this adapter in the model. Engines on the same GPUs
         free their memory first, and get the weights again before the next sample, or at once if samples wait."""
-        async with self._ranks:
-            weights = self._session.weights
-            if self._shares_gpus and weights and weights.engines_hold_weights:
+        async with self._ranks_lock:
+            publisher = self._session.publisher
+            if self._shares_gpus and publisher and publisher.engines_hold_weights:
                 await self._session.hand_over(pauses_requests=True)
             await self._adapters.use(adapter)
             try:
                 yield
             finally:
-                if weights and self._num_sampling and not weights.engines_hold_weights:
+                if publisher and self._num_sampling and not publisher.engines_hold_weights:
                     await self.publish()
 
     @asynccontextmanager
     async def use_engines(self) -> AsyncIterator[None]:
-        """Context manager in which the engines hold their weights. If they share GPUs with the ranks, these wait."""
-        weights = self._session.require_engines()
-        if not self._shares_gpus and weights.engines_hold_weights:
+        """Context manager in which the engines hold their weights. Ranks on the same GPUs wait until it ends."""
+        publisher = self._session.require_publisher()
+        if not self._shares_gpus and publisher.engines_hold_weights:
             yield
             return
-        async with self._ranks:
-            if not weights.engines_hold_weights:
+        async with self._ranks_lock:
+            if not publisher.engines_hold_weights:
                 await self.publish()
             yield
 
@@ -59,13 +59,14 @@ class Turns:
 
     async def replace_engine(self, death: WorkerDied) -> None:
         """Replace an engine that died (WeightPublisher.replace_engine), in a turn of the ranks."""
-        weights = self._session.require_engines()
-        async with self.use_ranks() if weights.on_cpus else nullcontext():  # on shared GPUs, the caller may have them
-            await weights.replace_engine(death)
+        publisher = self._session.require_publisher()
+        turn = self.use_ranks() if publisher.on_cpus else nullcontext()  # on shared GPUs, the caller may use the ranks
+        async with turn:
+            await publisher.replace_engine(death)
 
     async def publish(self) -> dict[str, float]:
         """Publish the model's own weights, in a turn of the ranks. Returns metrics of the weight sync."""
-        self._session.require_engines()
+        self._session.require_publisher()
         state, version = await self._adapters.use(OWN), self._adapters.next_version()
         state.trained_version = version
         return await self._session.publish(version)

@@ -34,7 +34,8 @@ class VerbTimer:
     def _advance(self) -> None:
         """Add the time since the last change to all running calls, or to `other`."""
         now = self._clock()
-        for name in ("step", *(+self._running or ["other"])):
+        running = [name for name, count in self._running.items() if count]
+        for name in ("step", *(running or ["other"])):
             self._seconds[name] += now - self._last
         self._last = now
 

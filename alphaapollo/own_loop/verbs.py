@@ -28,7 +28,7 @@ from alphaapollo.own_loop.loop_checkpoints import STATE, STEP_NAME, find_checkpo
 from alphaapollo.own_loop.policy_columns import check_loss, make_columns
 from alphaapollo.own_loop.rows import GradientResult, RowReader, distribute, split_by_row
 from alphaapollo.own_loop.sampled_rows import check_first_ratio
-from alphaapollo.own_loop.turns import Turns
+from alphaapollo.own_loop.turns import ComputeTurns
 from alphaapollo.own_loop.verb_timer import GENERATE, VerbTimer
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
 from alphaapollo.runs.resume import StartPoint
@@ -52,9 +52,9 @@ class Verbs:
 
     def __init__(self, session: PolicySession, plan: Plan, renderer: Renderer, reader: RowReader):
         self._session, self._config, self._workers = session, session.config, session.workers
-        self._publisher, self._plan, self._renderer, self._reader = session.weights, plan, renderer, reader
+        self._publisher, self._plan, self._renderer, self._reader = session.publisher, plan, renderer, reader
         self.progress, self.adapters = Progress(), Adapters(self._config, plan.model, self._workers.policy)
-        self._turns = Turns(session, self.adapters, plan.placement.shares_gpus)
+        self._turns = ComputeTurns(session, self.adapters, plan.placement.shares_gpus)
         self.state: JsonObject = {}  # of the user
         self.timer, self._step_metrics = VerbTimer(), dict[str, float]()
         self._needs_export = False
@@ -62,7 +62,8 @@ class Verbs:
     async def begin(self, start: StartPoint) -> None:
         """Load the checkpoint to resume from, if any, and send the weights to the engines."""
         self.adapters.remove_published()
-        self.progress = Progress.read(checkpoint) if (checkpoint := start.checkpoint) else self.progress
+        if checkpoint := start.checkpoint:
+            self.progress = Progress.read(checkpoint)
         await self._session.show_warnings()
         self.adapters[OWN].trained_version = self.adapters.version = self.progress.step + 1
         await self._session.restore(checkpoint, self.adapters.version)
@@ -92,17 +93,16 @@ class Verbs:
         """Sample n answers to each prompt. Returns a group per prompt: each of its `trajectories` has `turns[0].text`,
         `turns[0].completion` (tokens, log-probs, stop reason, weight version) and `rows[0]`, the row to train on.
 
-        max_tokens, temperature: as configured if None. reward: function (prompt, completion) that scores the answers in
-        this process. seed: None: other samples in each call. adapter: name of an adapter, as last published, or the
-        folder of one; None: the model without adapters.
+        max_tokens, temperature: None: as configured. reward: function (prompt, completion) that scores answers in this
+        process. seed: None: other samples in each call. adapter: name or folder of an adapter; None: without adapters.
         """
         groups = await self.rollout(prompts, n, max_tokens, temperature, UnscoredAnswer, seed, adapter)
         if reward is not None:
             score = adapt_to_episode(reward)
-            for prompt, one in ((group.prompt, one) for group in groups for one in group.trajectories):
-                shown = [EpisodeTurn(turn.text, token_ids=turn.completion.token_ids) for turn in one.turns]
-                result: Any = score(prompt, Episode(shown[-1].text, shown))
-                one.score = convert_to_score(await result if inspect.isawaitable(result) else result)
+            for prompt, sample in ((group.prompt, sample) for group in groups for sample in group.trajectories):
+                turns = [EpisodeTurn(turn.text, token_ids=turn.completion.token_ids) for turn in sample.turns]
+                result: Any = score(prompt, Episode(turns[-1].text, turns))
+                sample.score = convert_to_score(await result if inspect.isawaitable(result) else result)
         return groups
 
     async def rollout(
@@ -120,22 +120,23 @@ class Verbs:
         async with self._turns.use_engines():
             chosen = await self.adapters.find(adapter, self._workers.engines)
         data, rollout, renderer = self._config.data, self._plan.rollout, self._renderer
-        made = [one if isinstance(one, Prompt) else Prompt(number, "", one) for number, one in enumerate(prompts)]
-        lengths = [length for one in made for length in renderer.count_prompt_tokens([one])]
-        names, limit = [f"prompt {number}" for number in range(len(made))], data.max_prompt_length
+        tasks = [item if isinstance(item, Prompt) else Prompt(number, "", item) for number, item in enumerate(prompts)]
+        lengths = [length for task in tasks for length in renderer.count_prompt_tokens([task])]
+        names, limit = [f"prompt {number}" for number in range(len(tasks))], data.max_prompt_length
         check_length_limit(lengths, names, "prompts", "data.max_prompt_length", limit, data.truncation)
         factory = get_environment_spec(environment).factory if isinstance(environment, str) else environment
         pickled = pickle_by_value("environment", factory, [factory]) if factory else b""
         self.progress.prompts_consumed += seed is None
         position = self.progress.prompts_consumed if seed is None else -1 - seed
-        heat, run_seed = rollout.temperature if temperature is None else temperature, self._config.trainer.seed
-        sampling = Sampling(max_tokens or data.max_response_length, heat, rollout.top_p, rollout.top_k, adapter=chosen)
-        own = [replace(sampling, seed=seed) for seed in derive_seeds(run_seed, [one.id for one in made])]
-        requests = [GroupRequest(one, n, own[at], position, environment=pickled) for at, one in enumerate(made)]
+        temperature = rollout.temperature if temperature is None else temperature
+        shared = max_tokens or data.max_response_length, temperature, rollout.top_p, rollout.top_k
+        seeds = derive_seeds(self._config.trainer.seed, [task.id for task in tasks])
+        samplings = [Sampling(*shared, seed=task_seed, adapter=chosen) for task_seed in seeds]
+        requests = [GroupRequest(task, n, samplings[i], position, environment=pickled) for i, task in enumerate(tasks)]
         async with self._turns.sample():
             with self.timer(GENERATE):
                 groups = {number: group async for number, group in self._workers.engines.generate(requests)}
-        self.timer.tokens += sum(one.num_tokens for group in groups.values() for one in group.trajectories)
+        self.timer.tokens += sum(sample.num_tokens for group in groups.values() for sample in group.trajectories)
         return [groups[number] for number in range(len(requests))]
 
     async def sample_tokens(
@@ -151,13 +152,13 @@ class Verbs:
         async with self._turns.use_engines():
             chosen = await self.adapters.find(adapter, self._workers.engines)
         requests = [
-            HttpSampling(replace(one, adapter=chosen), num_top=num_top, scores_prompt=scores_prompt and number == 0)
-            for number, one in enumerate(sampling)
+            HttpSampling(replace(item, adapter=chosen), num_top=num_top, scores_prompt=scores_prompt and number == 0)
+            for number, item in enumerate(sampling)
         ]
         async with self._turns.sample():
             with self.timer(GENERATE):
                 answers = await self._workers.engines.answer([*token_ids], requests)
-        self.timer.tokens += sum(len(one.completion.token_ids) for one in answers)
+        self.timer.tokens += sum(len(answer.completion.token_ids) for answer in answers)
         return answers
 
     async def forward_backward(
@@ -183,32 +184,32 @@ class Verbs:
         config, state = self._config, self.adapters[adapter]
         loss = cross_entropy if loss == "cross_entropy" else loss
         policy_loss = get_policy_loss(loss) if isinstance(loss, str) else None
-        read = self._reader.read(rows, columns)
-        check_loss(config, policy_loss, read)
-        layout, num_tokens = distribute(read, self._plan, groups), sum(sum(row.action_mask) for row in read)
-        sent: str | bytes
+        checked = self._reader.read(rows, columns)
+        check_loss(config, policy_loss, checked)
+        layout, num_tokens = distribute(checked, self._plan, groups), sum(sum(row.action_mask) for row in checked)
+        sent_loss: str | bytes
         if policy_loss:
-            sent, divisor, teacher, policy = policy_loss.name, denominator, config.teacher, self._workers.policy
+            sent_loss, divisor, teacher, policy = policy_loss.name, denominator, config.teacher, self._workers.policy
             scored = Columns[np.ndarray]()
             if teacher.uses_full_vocabulary:
-                scored = await compute_target_columns(teacher, policy, self._plan.model, read, layout)
+                scored = await compute_target_columns(teacher, policy, self._plan.model, checked, layout)
             seed = derive_seed(config.trainer.seed, "choice", self.progress.step, state.num_accumulated)
-            inputs = make_columns(read, layout, policy_loss, config, denominator, groups, seed, scored)
+            inputs = make_columns(checked, layout, policy_loss, config, denominator, groups, seed, scored)
         else:
-            sent = pickle_by_value("loss", loss, [loss])
+            sent_loss = pickle_by_value("loss", loss, [loss])
             divisor = float(num_tokens) if denominator is None else denominator
             inputs = [Columns[np.ndarray]()] * len(layout.rank_batches)
         kl_coef = self.progress.policy_kl_coef if config.actor_rollout_ref.actor.policy_loss.adapts_kl_coef else None
         if kl_coef is not None and adapter != OWN:
             raise ValueError("actor.policy_loss adapts one KL coefficient, for one adapter. Leave adapter out.")
-        has_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in read[0].columns
+        has_ratio = policy_loss and not policy_loss.on_policy and "old_logprobs" not in checked[0].columns
         async with self._turns.use_ranks(adapter):
             batches = layout.rank_batches
-            metrics, values = await self._workers.policy.accumulate(batches, inputs, sent, divisor, kl_coef)
-            state.num_accumulated, logprobs = state.num_accumulated + 1, split_by_row(layout, read, values)
+            metrics, values = await self._workers.policy.accumulate(batches, inputs, sent_loss, divisor, kl_coef)
+            state.num_accumulated, logprobs = state.num_accumulated + 1, split_by_row(layout, checked, values)
             if has_ratio and self._publisher:
                 limit = self._publisher.probe_tolerance / min(self._plan.rollout.temperature, 1.0)
-                check_first_ratio(read, logprobs, state.trained_version, limit)
+                check_first_ratio(checked, logprobs, state.trained_version, limit)
         return GradientResult(metrics.pop("loss"), num_tokens, logprobs, metrics)
 
     async def optim_step(
@@ -237,8 +238,8 @@ class Verbs:
             state.num_accumulated, state.trained_version = 0, None
             metrics = await self._workers.policy.take_step(lr, grad_clip, adam)
         self._needs_export |= adapter == OWN
-        place = f"actor/{adapter}/" if adapter else "actor/"
-        self._step_metrics |= {place + name: metrics[name] for name in ("lr", "grad_norm")}
+        prefix = f"actor/{adapter}/" if adapter else "actor/"
+        self._step_metrics |= {prefix + name: metrics[name] for name in ("lr", "grad_norm")}
         if "policy_kl" in metrics:
             options, coef = config.actor_rollout_ref.actor.policy_loss, self.progress.policy_kl_coef
             self.progress.policy_kl_coef = next_policy_kl_coef(options, coef, metrics["policy_kl"])
@@ -263,7 +264,7 @@ class Verbs:
             async with self._turns.use_ranks():
                 return await self._turns.publish()
         self.adapters.check_engine()
-        publisher, version = self._session.require_engines(), self.adapters.begin_publish(adapter, folder)
+        publisher, version = self._session.require_publisher(), self.adapters.begin_publish(adapter, folder)
         try:
             async with self._turns.use_ranks(adapter):
                 written = await publisher.write_adapter(version)
@@ -280,19 +281,19 @@ class Verbs:
         config = self._config
         exists = {"policy": True, "reference": config.needs_reference, "teacher": config.teacher.uses_sampled_tokens}
         if not exists.get(model):
-            raise ValueError(f"model={model}: the workers have {', '.join(one for one in exists if exists[one])}.")
-        read = self._reader.read(rows)
-        layout = distribute(read, self._plan)
+            raise ValueError(f"model={model}: the workers have {', '.join(name for name in exists if exists[name])}.")
+        checked = self._reader.read(rows)
+        layout = distribute(checked, self._plan)
         async with self._turns.use_ranks(adapter):
             policy = self._workers.policy
             policy.load_batch(layout.rank_batches)
             if model == "teacher":
-                scored = await compute_target_columns(config.teacher, policy, self._plan.model, read, layout)
+                scored = await compute_target_columns(config.teacher, policy, self._plan.model, checked, layout)
                 assert scored.target_logprobs is not None
                 values = layout.split_by_rank(scored.target_logprobs)
             else:
                 values = await policy.compute_log_probs(model)
-        return split_by_row(layout, read, values)
+        return split_by_row(layout, checked, values)
 
     async def save(self, name: str | None = None) -> Path:
         """Write a checkpoint with all adapters and `t.state` to checkpoints/NAME of the run folder. Returns its path.
@@ -300,18 +301,18 @@ class Verbs:
         other names are never removed."""
         if any(state.num_accumulated for state in self.adapters.states.values()):
             raise ValueError("there are gradients, which are not saved. Call optim_step before save.")
-        writer, now, state = self._session.checkpoint_writer, replace(self.progress), format_state(self.state)
+        writer, progress, state = self._session.checkpoint_writer, replace(self.progress), format_state(self.state)
         if matched := STEP_NAME.fullmatch(name or ""):
-            now.step, name = int(matched[1]), None
-        if now.validation:
-            writer.checkpoints.check_keep_best_metric(now.validation)
+            progress.step, name = int(matched[1]), None
+        if progress.validation:
+            writer.checkpoints.check_keep_best_metric(progress.validation)
         async with self._turns.use_ranks():
             if not name:  # the loop may have loaded an earlier checkpoint
-                writer.checkpoints.move_later_checkpoints_aside(now.step)
-            folder = writer.checkpoints.begin_checkpoint(now.step, name or "")
+                writer.checkpoints.move_later_checkpoints_aside(progress.step)
+            folder = writer.checkpoints.begin_checkpoint(progress.step, name or "")
             await writer.save_and_wait(folder)
             await self.adapters.save_all(folder / ADAPTERS, self._publisher)
-            now.write(folder)
+            progress.write(folder)
             (folder / STATE).write_text(state)
             return await asyncio.to_thread(writer.checkpoints.complete_checkpoint, folder)
 
@@ -340,9 +341,8 @@ class Verbs:
         target_modules: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        """Add a LoRA adapter with its own weights, gradients and optimizer on the same base model. lora_rank,
-        lora_alpha: None: as configured, which is also the largest rank. target_modules: names of layers; empty: all
-        that have adapters."""
+        """Add a LoRA adapter with its own weights, gradients and optimizer. lora_rank (at most the configured one),
+        lora_alpha: None: as configured. target_modules: names of layers; empty: all that have adapters."""
         form = self.adapters.make_form(name, lora_rank, lora_alpha, tuple(target_modules), seed)
         async with self._turns.use_ranks():
             await self.adapters.add(name, form)

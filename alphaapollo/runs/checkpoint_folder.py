@@ -41,16 +41,16 @@ from alphaapollo.utils.disk import (
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.json_types import JsonObject
 
-FORMAT = 3  # since formats 2 and 3, other files of rollout groups (recordings, and checkpoints with data.reuse)
+FORMAT = 3  # formats 2 and 3 changed the files of rollout groups, in recordings and checkpoints with data.reuse
 """Increase it when earlier versions cannot read new folders, or new versions earlier ones (CONTRIBUTING.md)."""
 PROGRESS = "progress.json"
 """File with the driver's state in a checkpoint."""
 INPUTS, FORMAT_FILE = "inputs.json", "format.json"
 MANIFEST = "manifest.json"
 """File with size and digest of all other files of a checkpoint. A checkpoint without it counts as damaged."""
-NAME = re.compile(r"step_(\d{6,})")  # copies made by the user have other names
-READERS = 4  # number of files that are read in parallel
-LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed", "divergence", "reverse_kl"})  # parts of names
+NAME = re.compile(r"step_(\d{6,})")  # name of a checkpoint; copies made by the user have other names
+PARALLEL_READS = 4  # number of files that are read in parallel
+LOWER_IS_BETTER = frozenset({"loss", "perplexity", "failed", "divergence", "reverse_kl"})  # parts of metric names
 
 
 def write_format(folder: Path) -> None:
@@ -118,7 +118,7 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path, keep: int | None, keep_best: str | None = None, inputs: RunInputs | None = None):
         self.folder, self.keep, self.keep_best, self.inputs = folder, keep, keep_best, inputs
-        self._is_checked = False
+        self._is_metric_checked = False
 
     def begin_checkpoint(self, step: int, name: str = "") -> Path:
         """Create the folder `.writing_step_...` for the checkpoint of iteration `step`, with format.json and inputs.
@@ -158,14 +158,15 @@ class CheckpointFolder:
         for path in self.list_completed():
             with suppress(ValueError):  # damaged
                 value = read_progress(path).get("validation", {}).get(self.keep_best, math.nan)
-                scores |= {path: sign * value} if math.isfinite(value) else {}
+                if math.isfinite(value):
+                    scores[path] = sign * value
         return max(scores, key=lambda path: scores[path], default=None)
 
     def check_keep_best_metric(self, metrics: Mapping[str, float]) -> None:
         """Raise ValueError if `metrics`, those of the first validation, lack the metric named by `keep_best`."""
-        if not self._is_checked:
+        if not self._is_metric_checked:
             check_metric_exists("trainer.keep_best", self.keep_best, metrics)
-            self._is_checked = self.keep_best in metrics
+            self._is_metric_checked = self.keep_best in metrics
 
     def move_later_checkpoints_aside(self, step: int) -> None:
         """Rename the checkpoints of later iterations: `step_000040` becomes `aside_step_000040`."""
@@ -175,9 +176,8 @@ class CheckpointFolder:
 
     def list_completed(self) -> list[Path]:
         """Return the completed checkpoints, oldest first. Their files are not verified (see find_damage)."""
-        return sorted(
-            (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=parse_step
-        )
+        paths = (path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir())
+        return sorted(paths, key=parse_step)
 
 
 def check_metric_exists(key: str, metric: str | None, metrics: Mapping[str, float]) -> None:
@@ -215,7 +215,7 @@ def parse_step(checkpoint: Path) -> int:
 def write_manifest(folder: Path) -> None:
     """Write the size and SHA-256 of every file in the folder to manifest.json, and sync the folder to disk."""
     names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-    with ThreadPoolExecutor(READERS) as pool:
+    with ThreadPoolExecutor(PARALLEL_READS) as pool:
         written = dict(zip(names, pool.map(lambda name: _hash_file(folder / name), names), strict=True))
     (folder / MANIFEST).write_text(json.dumps(written, indent=1) + "\n")
     for file in [*sorted(folder.rglob("*")), folder]:
@@ -241,15 +241,15 @@ def find_damage(checkpoint: Path) -> list[str]:
 
     def describe_file_damage(file_name: str) -> str:
         try:
-            found = _hash_file(checkpoint / file_name)
+            found_size, found_digest = _hash_file(checkpoint / file_name)
         except OSError as error:
             return f"{file_name} cannot be read ({error.strerror})"
         size, digest = written[file_name]
-        if found[0] != size:
-            return f"{file_name} has {found[0]} bytes of {size}"
-        return "" if found[1] == digest else f"{file_name} has changed"
+        if found_size != size:
+            return f"{file_name} has {found_size} bytes of {size}"
+        return "" if found_digest == digest else f"{file_name} has changed"
 
-    with ThreadPoolExecutor(READERS) as pool:
+    with ThreadPoolExecutor(PARALLEL_READS) as pool:
         return [message for message in pool.map(describe_file_damage, written) if message]
 
 

@@ -14,9 +14,9 @@ class ExportFormat:
 
     types: tuple[str, ...]  # of the weights in a file; the first one is the default
     help: str  # of the option --NAME
-    check: str  # module:function, called with None, and with the PretrainedConfig of a model: ValueError if unsupported
+    check: str  # module:function(None or the PretrainedConfig of a model), raises ValueError if unsupported
     write: str  # module:function, called with model folder, file, type, run's name and base model's hub id or ""
 
     def load(self) -> tuple[Callable[[Any], None], Callable[..., str]]:
-        """Import check and write, which returns what it verified, as a sentence."""
+        """Import the functions `check` and `write`. `write` returns a sentence about what it verified."""
         return pkgutil.resolve_name(self.check), pkgutil.resolve_name(self.write)

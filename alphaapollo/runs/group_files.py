@@ -32,7 +32,7 @@ from alphaapollo.utils.json_types import to_json_value
 from alphaapollo.utils.redaction import replace_surrogates
 
 T = TypeVar("T")
-ARRAY, SAME_ARRAY, COMPACT_LIST = 1, 2, 3  # extension types: a numpy array, its number again, an array.array
+ARRAY, SAME_ARRAY, COMPACT_LIST = 1, 2, 3  # extension types: numpy array, number of an earlier array, array.array
 NUMERIC = re.compile(r"[<>|][biufc]\d+")  # dtypes
 
 
@@ -66,8 +66,9 @@ def _encode(arrays: dict[int, tuple[int, np.ndarray]], value: Any) -> object:
         return Ext(COMPACT_LIST, value.typecode.encode() + value.tobytes())
     if isinstance(value, np.ndarray) and NUMERIC.fullmatch(value.dtype.str):
         if known := arrays.get(id(value)):
-            return Ext(SAME_ARRAY, str(known[0]).encode())
-        arrays[id(value)] = len(arrays), value  # with the array, so that no other one gets its id
+            number, _ = known
+            return Ext(SAME_ARRAY, str(number).encode())
+        arrays[id(value)] = len(arrays), value  # keeps the array, so that no other one gets its id
         return Ext(ARRAY, msgspec.msgpack.encode((len(arrays) - 1, value.dtype.str, value.shape, value.tobytes())))
     if isinstance(value, Real):
         return int(value) if isinstance(value, Integral) else float(value)
@@ -103,19 +104,19 @@ def _build(kind: Any, value: Any) -> Any:
     origin, parts = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and is_dataclass(kind):
         types = _read_field_types(kind)
-        return kind(**{name: _build(types[name], one) for name, one in value.items() if name in types})
+        return kind(**{name: _build(types[name], field) for name, field in value.items() if name in types})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     if origin in (Union, UnionType):
-        fits = is_dataclass if isinstance(value, dict) else lambda part: get_origin(part) in (list, tuple)
-        chosen = next(filter(fits, parts), None) if isinstance(value, dict | list) else None
+        is_match = is_dataclass if isinstance(value, dict) else lambda part: get_origin(part) in (list, tuple)
+        chosen = next(filter(is_match, parts), None) if isinstance(value, dict | list) else None
         return value if chosen is None else _build(chosen, value)
-    if origin is tuple and parts[-1] is not ...:
-        return tuple(_build(part, one) for part, one in zip(parts, value, strict=True))
+    if origin is tuple and parts[-1] is not ...:  # a fixed number of items
+        return tuple(_build(part, item) for part, item in zip(parts, value, strict=True))
     if origin in (list, tuple, Sequence) and parts[0] not in (int, float, str, Any):
-        value = [_build(parts[0], one) for one in value]
+        value = [_build(parts[0], item) for item in value]
     elif origin is dict:
-        return {key: _build(parts[1], one) for key, one in value.items()}
+        return {key: _build(parts[1], item) for key, item in value.items()}
     return tuple(value) if origin is tuple else value
 
 
@@ -127,9 +128,9 @@ def _read_field_types(kind: type) -> dict[str, Any]:
 def _convert_pickle(path: str) -> bytes:
     """Convert a pickle in a process of its own, because a damaged one may crash it."""
     command = make_module_command("alphaapollo.runs.old_group_files", path)
-    done = subprocess.run(command, env=make_subprocess_environ(), capture_output=True, stdin=subprocess.DEVNULL)
-    if done.returncode < 0:
-        raise ValueError(f"its reader died of {signal.Signals(-done.returncode).name}")
-    if done.returncode:
-        raise ValueError(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
-    return done.stdout
+    process = subprocess.run(command, env=make_subprocess_environ(), capture_output=True, stdin=subprocess.DEVNULL)
+    if process.returncode < 0:
+        raise ValueError(f"its reader died of {signal.Signals(-process.returncode).name}")
+    if process.returncode:
+        raise ValueError(process.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+    return process.stdout

@@ -27,8 +27,8 @@ Digests = dict[str, list[tuple[str, str]]]
 TRAIN_FILES = "data.train_files"
 WEIGHTS = (".safetensors", ".bin", ".pt")
 MODEL_FILES = (*WEIGHTS, *MODEL_TEXTS)
-PACKAGE = 5  # ModuleFinder's kind of a folder
-MAX_HASHED_BYTES, NUM_BLOCKS, BLOCK_BYTES = 2**26, 256, 2**14  # of weights
+PACKAGE = 5  # ModuleFinder's code for a package
+MAX_HASHED_BYTES, NUM_BLOCKS, BLOCK_BYTES = 2**26, 256, 2**14  # of files with weights
 
 
 @dataclass(frozen=True)
@@ -47,35 +47,36 @@ def compute_input_digests(config: Section) -> Digests:
         value = get_value(config, key.name) if kinds and not key.name.startswith("trainer.") else ""
         if key.name == "models":  # a map of models: {name: section}
             kinds, value = {"model"}, [model.path for model in vars(config)["models"].values() if model.path]
-        for path in value if isinstance(value, list) else [str(value)] * bool(value):
+        paths = value if isinstance(value, list) else [str(value)] if value else []
+        for path in paths:
             files = digests.setdefault(key.name, [])
             with suppress(OSError, ValueError):
                 if "data" in kinds:
                     entry = resolve_entry(path, TRAIN if key.name == TRAIN_FILES else HELD_OUT)
                     files += [(str(file), digest_file(file)) for file in entry.files]
-                    files += [(entry.entry, entry.part)] * bool(entry.part)
+                    files += [(entry.entry, entry.part)] if entry.part else []
                 elif "code" in kinds:
                     files += [(str(file), digest_file(file)) for file in _list_code_files(Path(path).expanduser())]
                 elif not is_local_path(path):
                     files.append((path, _find_commit(path)))
                 else:
-                    found = filter(Path.is_file, sorted(Path(path).expanduser().iterdir()))
-                    files += [(str(file), digest_file(file)) for file in found if file.suffix in MODEL_FILES]
+                    model_files = filter(Path.is_file, sorted(Path(path).expanduser().iterdir()))
+                    files += [(str(file), digest_file(file)) for file in model_files if file.suffix in MODEL_FILES]
     return {key: files for key, files in digests.items() if files}
 
 
 def find_content_changes(
     config: Section, changes: Sequence[ConfigChange], earlier: Digests, now: Digests
 ) -> list[ConfigChange]:
-    """Add files whose content has changed to the changes of keys, which become `ignored` if only a path has changed.
+    """Add changes of file contents to the changes of keys. The change of a path with equal content becomes `ignored`.
 
     Other training data is refused; other changes of content are applied.
     """
-    both = earlier.keys() & now.keys()
-    same = {key for key in both if [digest for _, digest in earlier[key]] == [digest for _, digest in now[key]]}
-    content_changes = [replace(change, verdict="ignored") if change.key in same else change for change in changes]
+    common = earlier.keys() & now.keys()
+    unchanged = {key for key in common if [digest for _, digest in earlier[key]] == [digest for _, digest in now[key]]}
+    content_changes = [replace(change, verdict="ignored") if change.key in unchanged else change for change in changes]
     keys = list_keys(type(config))
-    for name in sorted((both & keys.keys()) - same - {change.key for change in changes}):
+    for name in sorted((common & keys.keys()) - unchanged - {change.key for change in changes}):
         rule = find_resume_rule(config, keys[name])
         old, new = _describe_difference(earlier[name], now[name]), _describe_difference(now[name], earlier[name])
         content_changes.append(
@@ -85,8 +86,8 @@ def find_content_changes(
 
 
 def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a file; of weights with more than 64 MiB, that of their size and of 256 blocks of them. A
-    file that has not changed is not read again."""
+    """Return the SHA-256 of a file; for more than 64 MiB of weights, the SHA-256 of their size and of 256 blocks.
+    A file that has not changed is not read again."""
     stat = path.stat()
     return _digest_file(path, stat.st_size, stat.st_mtime_ns)
 

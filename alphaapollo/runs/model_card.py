@@ -20,7 +20,7 @@ from alphaapollo.utils.redaction import find_secret_keys_and_reasons, redact
 from alphaapollo.utils.versions import list_versions
 
 PACKAGES = ("alphaapollo", "torch", "transformers", "vllm", "peft", "ray")
-METRICS = ("val/", "critic/score/", "reward/", "train/loss", "response_length/mean")
+METRIC_PREFIXES = ("val/", "critic/score/", "reward/", "train/loss", "response_length/mean")
 MACHINE_KEYS = ("trainer.output_dir", "trainer.project_name", "trainer.experiment_name", "trainer.logger")
 KINDS = {
     "main_ppo": "reinforcement learning",
@@ -87,9 +87,10 @@ def _shorten_value(value: object) -> str:
 def read_last_metrics(file: Path, step: int) -> list[tuple[str, str]]:
     """Return (name, last value up to iteration `step`) of rewards, losses and validation metrics in metrics.jsonl."""
     last: dict[str, tuple[int, float]] = {}
-    for record in read_metrics(file) if file.is_file() else ():
+    records = read_metrics(file) if file.is_file() else []
+    for record in records:
         for name, value in record.items():
-            if record["step"] <= step and name.startswith(METRICS) and value is not None:
+            if record["step"] <= step and name.startswith(METRIC_PREFIXES) and value is not None:
                 last[name] = (record["step"], value)
     return [(f"`{name}` (iteration {when})", f"{value:.4g}") for name, (when, value) in sorted(last.items())]
 

@@ -54,8 +54,8 @@ def find_newest_model(path: Path) -> RunModel:
         )
     if not (has_complete_weights(path) or needs_conversion(path)) and (completed := list_checkpoints(path)):
         checkpoint, model = completed[-1], path / "model"
-        written = checkpoint / PROGRESS  # without it the checkpoint is damaged, which the export reports
-        if has_complete_weights(model) and written.is_file() and model.stat().st_mtime >= written.stat().st_mtime:
+        progress = checkpoint / PROGRESS  # without it the checkpoint is damaged, which the export reports
+        if has_complete_weights(model) and progress.is_file() and model.stat().st_mtime >= progress.stat().st_mtime:
             return RunModel(path, model)
         run = checkpoint.parents[1]
         exported = run / "exported" / checkpoint.name
@@ -85,8 +85,8 @@ def _find_merged_model(adapter: Path) -> RunModel:
         digest.update(digest_file(file).encode())
     merged = Path("outputs/merged").absolute() / f"{adapter.name}-{digest.hexdigest()[:12]}"
     run = _find_run_of_model(adapter)
-    todo = None if has_complete_weights(merged) else adapter
-    return RunModel(merged if run == adapter else run, merged, todo)
+    source = None if has_complete_weights(merged) else adapter
+    return RunModel(merged if run == adapter else run, merged, source)
 
 
 def _find_run_of_model(model: Path) -> Path:
@@ -99,17 +99,17 @@ def _find_run_of_model(model: Path) -> Path:
 
 def make_generation_config_values(run_model: RunModel) -> JsonObject:
     """Return values for a GenerationConfig from the run's saved configuration: engine, environment, tools and token
-    limits. Graders are left out. A model of no run samples as its generation_config.json says."""
+    limits. Graders are left out. Without a run, the model's generation_config.json has the sampling settings."""
     is_known = run_model.run_folder != run_model.model_folder and (run_model.run_folder / "config.yaml").is_file()
     saved = read_saved_config(run_model.run_folder) if is_known else {}
     role, data = saved.get("actor_rollout_ref", saved), saved.get("data", {})
-    alone = {"num_engines": 1, "router_replay": False, "lora": "merged"}
+    single_engine = {"num_engines": 1, "router_replay": False, "lora": "merged"}
     sampling = role.get("rollout", {}) if is_known else read_sampling_settings(str(run_model.model_folder))
     rollout = {name: value for name, value in sampling.items() if name != "gpu_memory_utilization"}
     merged = {"path": str(run_model.model_folder), "tokenizer_path": ""} | Lora().model_dump()  # adapters are merged
     values = {
         "model": role.get("model", {}) | merged,
-        "rollout": rollout | alone,
+        "rollout": rollout | single_engine,
         "env": saved.get("env", {}),
         "data": {name: data[name] for name in PROMPT_KEYS if name in data},
         "trainer": {"controller": "local"},

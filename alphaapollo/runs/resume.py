@@ -40,7 +40,7 @@ from alphaapollo.utils.json_types import JsonObject
 
 TrainingConfig = Config | TuningConfig
 ResumableConfig = TrainingConfig | InferenceConfig
-ADDRESS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
+FOLDER_KEYS = ("trainer.project_name", "trainer.experiment_name", "trainer.output_dir")
 NEW_RUN_HINT = (
     "Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch (the previous run is "
     "moved aside)."
@@ -130,7 +130,7 @@ def find_start_point(config: TrainingConfig, digests: Digests | None = None) -> 
     """Find the checkpoint that a training run resumes from, according to trainer.resume_mode.
 
     digests: those of the inputs that the run has read; None: of the files as they are now. Raises ValueError if a key
-    or training data has changed that identifies a run, or if there is no undamaged checkpoint.
+    that identifies a run or the training data has changed, or if there are only damaged checkpoints.
     """
     trainer, folder = config.trainer, config.trainer.folder
     inputs = RunInputs(compute_input_digests(config) if digests is None else digests)
@@ -195,13 +195,14 @@ def _list_resumable_checkpoints(config: TrainingConfig) -> list[Path]:
 
 
 def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the first undamaged checkpoint, and messages about those before. Raises ValueError if there is none."""
+    """Return the first undamaged checkpoint and messages about earlier ones. Raises ValueError if all are damaged."""
     damaged: list[str] = []
     for checkpoint in candidates:
         messages = find_damage(checkpoint)
         if not messages and NAME.fullmatch(checkpoint.name):
             step = read_progress(checkpoint)["step"]
-            messages = [f"it is of iteration {step}"] * (step != parse_step(checkpoint))  # renamed
+            if step != parse_step(checkpoint):  # it was renamed
+                messages = [f"it is of iteration {step}"]
         if not messages:
             return checkpoint, tuple(damaged)
         damaged.append(f"{checkpoint}: {', '.join(messages)}")
@@ -212,7 +213,7 @@ def _find_undamaged_checkpoint(candidates: Sequence[Path]) -> tuple[Path | None,
 
 def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests, now: Digests) -> list[ConfigChange]:
     """Return the changes of keys and files since the last start of the run in `folder`, whose inputs had the digests
-    `earlier`. Raises ValueError if one identifies the run, unless it is another run (trainer.resume_from_path)."""
+    `earlier`. Raises ValueError if a changed key identifies the run, unless `folder` is that of another run."""
     is_own = folder == config.trainer.folder
     if not is_own and find_saved_config(folder)[0] is None:
         return []
@@ -234,7 +235,7 @@ def find_config_changes(config: ResumableConfig, folder: Path, earlier: Digests,
         if all(change.reason == CHANGES_DATA.reason for change in refused):
             hints.append("To resume with the changed data, set trainer.resume_with_other_data=true.")
         raise ValueError(f"{folder} cannot be resumed with these changes: {', '.join(different)}. {' '.join(hints)}")
-    return judged if is_own else [change for change in judged if change.key not in ADDRESS]
+    return judged if is_own else [change for change in judged if change.key not in FOLDER_KEYS]
 
 
 def check_folder_belongs_to_command(config: EvalConfig) -> None:
@@ -247,8 +248,8 @@ def check_folder_belongs_to_command(config: EvalConfig) -> None:
 def _has_results(folder: Path) -> bool:
     """Return whether the run's folder has metrics, results or checkpoints. A start that failed leaves none of them."""
     files = [folder / name for name in ("metrics.jsonl", "results.jsonl", "pool.jsonl")]
-    logged = any(file.is_file() and file.stat().st_size for file in files)
-    return logged or bool(list_checkpoints(folder))
+    has_files = any(file.is_file() and file.stat().st_size for file in files)
+    return has_files or bool(list_checkpoints(folder))
 
 
 def find_saved_config(folder: Path) -> tuple[Path | None, int]:

@@ -94,7 +94,7 @@ class RolloutLog:
 
     def write_trained_rows(self, step: int, rows: Sequence[TrainedRow]) -> None:
         """Queue what the trainer computed for the tokens of an iteration."""
-        self._queue(f"trained_{step:06d}.npz", (pack_trained_rows(each) for each in [rows]))
+        self._queue(f"trained_{step:06d}.npz", map(pack_trained_rows, [rows]))
 
     def close(self) -> None:
         """Wait until all queued files are written."""
@@ -120,7 +120,7 @@ class RolloutLog:
 def pack_trained_rows(rows: Sequence[TrainedRow]) -> bytes:
     """Return the content of trained_000012.npz: prompt_id, sample, row and num_tokens of each row, and logprobs (NaN:
     not computed) and advantages of each response token of all rows, in order."""
-    nothing = np.zeros(0, np.float32)
+    empty = np.zeros(0, np.float32)
     logprobs = [np.full_like(row.advantages, np.nan) if row.logprobs is None else row.logprobs for row in rows]
     content = BytesIO()
     np.savez(
@@ -129,8 +129,8 @@ def pack_trained_rows(rows: Sequence[TrainedRow]) -> bytes:
         sample=np.array([row.sample for row in rows], np.int32),
         row=np.array([row.row for row in rows], np.int32),
         num_tokens=np.array([len(row.advantages) for row in rows], np.int64),
-        logprobs=np.concatenate([nothing, *logprobs]),
-        advantages=np.concatenate([nothing, *(row.advantages for row in rows)]),
+        logprobs=np.concatenate([empty, *logprobs]),
+        advantages=np.concatenate([empty, *(row.advantages for row in rows)]),
     )
     return content.getvalue()
 
@@ -228,14 +228,14 @@ def format_trajectory_lines(
     group. show_image: returns the text that represents an image."""
     secrets = find_secret_variables()  # tools and servers may return secrets
     for group in groups:
-        row = describe_prompt(group.prompt)
+        prompt_columns = describe_prompt(group.prompt)
         for trajectory in (*group.trajectories, *filter(None, [group.baseline])):
-            record = make_trajectory_record(step, group.prompt, trajectory, show_image) | row
-            # Rows are most of a line. msgspec writes the same numbers (null for NaN), but blocks the loop less.
+            record = make_trajectory_record(step, group.prompt, trajectory, show_image) | prompt_columns
+            # msgspec encodes the rows, most of a line, because it blocks the loop less. It writes null for NaN, too.
             rows = msgspec.json.encode(record.pop("rows"), enc_hook=to_json_value).decode()
-            shown = redact_values(_replace_nan(record), secrets)
+            redacted = redact_values(_replace_nan(record), secrets)
             line = json.dumps(
-                shown,
+                redacted,
                 allow_nan=False,
                 ensure_ascii=False,
                 default=lambda value: redact_values(to_json_value(value), secrets),

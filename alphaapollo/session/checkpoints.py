@@ -153,13 +153,13 @@ async def run_and_save_on_signal(writer: BackgroundCheckpointWriter[P], training
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError as signal:
-        writer.is_stopping, is_lost = True, CANCELLED_BY_MONITOR in signal.args
-        if is_lost or not writer.in_update:
+        writer.is_stopping, is_worker_lost = True, CANCELLED_BY_MONITOR in signal.args
+        if is_worker_lost or not writer.in_update:
             task.cancel()
         else:
             writer.notice("received a signal; finishing the current iteration. A second signal ends the run at once.")
         await asyncio.wait([task])
-        if is_lost:
+        if is_worker_lost:
             raise
         try:
             if not task.cancelled():

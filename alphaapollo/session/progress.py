@@ -158,7 +158,7 @@ class TrainingGoal:
 
     max_steps: int  # iterations, for which schedules are made
     max_prompts: int | None = None  # prompts to consume; None: unlimited
-    stop_at_step: int | None = None  # iteration after which this start of the run ends; None: none before the last
+    stop_at_step: int | None = None  # iteration after which this start of the run ends; None: the last one
     early_stopping: EarlyStopping = EarlyStopping()
 
     @classmethod
@@ -180,12 +180,12 @@ class TrainingGoal:
 
         `progress` must already count the prompts of iteration `step`.
         """
-        done = progress.prompts_consumed - len(progress.unfinished)
-        passed = self.max_prompts is not None and done >= self.max_prompts
-        return passed or self.is_last_step(progress, progress.step if step is None else step)
+        num_finished = progress.prompts_consumed - len(progress.unfinished)
+        is_data_used = self.max_prompts is not None and num_finished >= self.max_prompts
+        return is_data_used or self.is_last_step(progress, progress.step if step is None else step)
 
     def is_last_step(self, progress: RunProgress, step: int) -> bool:
-        """Whether the run ends after iteration `step`, however many prompts it has consumed."""
+        """Whether the run ends after iteration `step`, regardless of the number of consumed prompts."""
         last = min(self.max_steps, self.stop_at_step or self.max_steps)
         return step >= last or self.early_stopping.is_reached(progress)
 
@@ -194,9 +194,9 @@ class TrainingGoal:
         if progress.step >= self.max_steps:
             return ""
         if self.early_stopping.is_reached(progress):
-            waited = f"{progress.validations_without_improvement} validations have not improved"
-            best = f"{self.early_stopping.metric}, which was best with {progress.best_value:.4g}"
-            why = f"{waited} {best} (trainer.early_stopping_patience)"
+            num_validations, best = progress.validations_without_improvement, f"{progress.best_value:.4g}"
+            metric = f"{self.early_stopping.metric}, which was best with {best}"
+            why = f"{num_validations} validations have not improved {metric} (trainer.early_stopping_patience)"
         elif self.stop_at_step and progress.step >= self.stop_at_step:
             why = f"trainer.stop_at_step={self.stop_at_step}"
         else:

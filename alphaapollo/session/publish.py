@@ -39,7 +39,7 @@ def make_probe(renderer: Renderer, content: list[Message] | str, max_tokens: int
     if renderer.images is not None:
         text = [token for token in text if token != renderer.images.placeholder_id]
         image = renderer.images.prepare(make_example_image())
-        images = (image,) * (len(image.token_ids) < max_tokens)  # if it does not fit, prompts have no images either
+        images = (image,) if len(image.token_ids) < max_tokens else ()  # else prompts cannot contain images either
     token_ids = [token for image in images for token in image.token_ids]
     length = min(PROBE_TOKENS, max_tokens - len(token_ids))
     return Probe(token_ids + (text * PROBE_TOKENS)[:length], images)  # a prompt may be a single token
@@ -51,9 +51,9 @@ def make_publisher(
     """Make the publisher of started workers. warn: shows a warning."""
     is_exact = plan.model.dtype == plan.rollout.dtype == "float32"
     tolerance = PROBE_TOLERANCE_FLOAT32 if is_exact else PROBE_TOLERANCE_BFLOAT16
-    on_cpus, keeps = plan.placement.device == "cpu", plan.rollout.lora == "adapter"
+    on_cpus, keeps_sent = plan.placement.device == "cpu", plan.rollout.lora == "adapter"
     groups = workers.policy, workers.engines
-    return WeightPublisher(*groups, probe, tolerance, pauses_requests, on_cpus, keeps, warn)
+    return WeightPublisher(*groups, probe, tolerance, pauses_requests, on_cpus, keeps_sent, warn)
 
 
 @dataclass
@@ -65,15 +65,15 @@ class WeightPublisher:
     probe: Probe
     probe_tolerance: float  # largest accepted mean difference of the probe's log-probs, in nats
     pauses_requests: bool = False  # whether requests may be running; during a publish they pause or keep their adapter
-    on_cpus: bool = True  # then weights are files, which are written while requests run, and dead engines are replaced
+    on_cpus: bool = True  # True: weights are files, written while requests run, and dead engines are replaced
     keeps_sent_weights: bool = False  # whether sent files remain until the next version is sent (SharedAdapterSender)
     warn: Callable[[str], None] = print
     engines_hold_weights: bool = field(default=False, init=False)  # False: they sleep until the next publish
     engine_logprobs: list[list[float]] = field(default_factory=list, init=False)  # of the probe's text, per engine
     _last_logprobs: list[float] = field(default_factory=list, init=False)  # probe log-probs at the previous publish
-    _sent: WeightUpdate | None = field(default=None, init=False)  # None: not yet, of the current version
-    _num_replacements: int = field(default=0, init=False)  # since weights or an adapter were last loaded
-    _num_replaced: int = field(default=0, init=False)  # engines in these replacements
+    _sent: WeightUpdate | None = field(default=None, init=False)  # None: the current version is not sent yet
+    _num_replacements: int = field(default=0, init=False)  # calls since weights or an adapter were last loaded
+    _num_replaced: int = field(default=0, init=False)  # engines that these calls replaced
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def __post_init__(self) -> None:
@@ -89,8 +89,8 @@ class WeightPublisher:
         """Send the weights as `version` and verify them. Shared GPUs pass from the policy to the engines.
 
         Engines that died are replaced. Returns `sync/probe_gap` (mean difference of the probe's log-probs between
-        engine and policy, in nats), `sync/probe_moved` (mean change of the policy's since the previous publish), and
-        `engines/replaced` (engines since the previous publish); {} with fake engines.
+        engine and policy, in nats), `sync/probe_moved` (mean change of the policy's log-probs since the previous
+        publish), and `engines/replaced` (number of engines since the previous publish); {} with fake engines.
 
         Raises:
             WorkerDied: a worker died, or an engine that cannot be replaced.
@@ -105,8 +105,8 @@ class WeightPublisher:
         return {**metrics, "engines/replaced": float(replaced)} if metrics else {}
 
     async def replace_engine(self, death: WorkerDied) -> None:
-        """Start an engine whose core died again, and publish the version that the other engines have. The policy must
-        not have changed since. Raises WorkerDied with the reason if that is not possible."""
+        """Restart an engine whose core died, and publish the version that the other engines have. The policy must not
+        have changed since. Raises WorkerDied with the reason if that is not possible."""
         async with self._lock:  # several requests may report the same death
             if not isinstance(death, EngineCoreDied) or self._sent is None:
                 raise death
@@ -114,7 +114,7 @@ class WeightPublisher:
                 await self._publish_until_all_live(self._sent.version, death)
 
     async def _publish_until_all_live(self, version: int, death: EngineCoreDied | None = None) -> dict[str, float]:
-        """Publish a version. While engines die, start them again and publish it again. death: of an engine, if any."""
+        """Publish a version. If engines die, restart them and publish again. death: of an engine before the call."""
         while True:
             try:
                 if death:
@@ -155,21 +155,21 @@ class WeightPublisher:
     async def _publish(self, version: int) -> dict[str, float]:
         expected = self.probe.select_text(await self.policy.compute_probe_log_probs(self.probe))
         check_probe_finite(expected, version)
-        written = await self._send_weights(version) if self.on_cpus else None
+        early_update = await self._send_weights(version) if self.on_cpus else None
         await self.engines.prepare_weight_sync(self.pauses_requests)  # no KV cache yet: the policy holds GPU memory
-        update = written or await self._send_weights(version)
+        update = early_update or await self._send_weights(version)
         receipts = await self.engines.confirm_weights(version, update.folder)
         check_weight_receipts(update, receipts)
         await self.policy.release_sent_weights()
-        found = await self.engines.finish_weight_sync(self.probe, self.pauses_requests)
+        probe_results = await self.engines.finish_weight_sync(self.probe, self.pauses_requests)
         self.engines_hold_weights = True
         if not receipts:
             return {}
         last, self._last_logprobs = self._last_logprobs, expected
         moved = {"sync/probe_moved": fmean(abs(x - y) for x, y in zip(expected, last, strict=True))} if last else {}
-        self.engine_logprobs = actual = [self.probe.select_text(logprobs) for logprobs, _ in found]
+        self.engine_logprobs = actual = [self.probe.select_text(logprobs) for logprobs, _ in probe_results]
         gap = check_probe_log_probs([expected] * len(actual), actual, self.probe_tolerance, "a fixed text")
-        await self._check_samples([sample for _, sample in found])
+        await self._check_samples([sample for _, sample in probe_results])
         if not last:
             self.probe_tolerance = tighten_tolerance(self.probe_tolerance, gap)
         copied = sum(receipt.copied_bytes for receipt in receipts) / 2**30
@@ -205,12 +205,13 @@ class WeightPublisher:
         return Probe([token for token in self.probe.token_ids if token not in placeholders])
 
     async def _check_samples(self, samples: list[Completion]) -> None:
-        """Compare the log-probs with which each engine sampled tokens with the policy's of the same tokens."""
+        """Check that the policy's log-probs of the tokens that each engine sampled equal those of the engine."""
         start, _ = self.probe.make_sample_request()
-        texts = {tuple(one.token_ids): replace(self.probe, token_ids=[*start, *one.token_ids]) for one in samples}
+        sampled = [tuple(sample.token_ids) for sample in samples]
+        texts = {tokens: replace(self.probe, token_ids=[*start, *tokens]) for tokens in sampled}
         async with self.engines.release_kv_cache_temporarily():  # usually for one text: all engines have one seed
-            scored = {ids: await self.policy.compute_probe_log_probs(text) for ids, text in texts.items()}
-        ours = [scored[tuple(one.token_ids)][-len(one.token_ids) :] for one in samples]
+            scored = {tokens: await self.policy.compute_probe_log_probs(text) for tokens, text in texts.items()}
+        expected = [scored[tokens][-len(tokens) :] for tokens in sampled]
         limit = self.probe_tolerance
         allowed = limit if limit == PROBE_TOLERANCE_FLOAT32 else max(limit, SAMPLE_TOLERANCE_BFLOAT16)
-        check_probe_log_probs(ours, [one.logprobs for one in samples], allowed, "tokens that it sampled")
+        check_probe_log_probs(expected, [sample.logprobs for sample in samples], allowed, "tokens that it sampled")

@@ -74,9 +74,8 @@ async def open_session(prepared: Preparation, specs: WorkerSpecs, timer: Timer) 
     try:
         async with open_workers(prepared, specs, timer, lambda: resume_hint(folder)) as workers:
             copy_phase = workers.engines.release_kv_cache_temporarily if specs.engine_builder else nullcontext
-            writer = BackgroundCheckpointWriter[Any](
-                checkpoints, find_trained_groups(workers), console.notify, copy_phase
-            )
+            groups = find_trained_groups(workers)
+            writer = BackgroundCheckpointWriter[Any](checkpoints, groups, console.notify, copy_phase)
             yield TrainingSession(config, workers, console, tracker, writer)
     finally:
         close_all(tracker.close)
@@ -84,11 +83,7 @@ async def open_session(prepared: Preparation, specs: WorkerSpecs, timer: Timer) 
 
 @asynccontextmanager
 async def open_policy_session(
-    prepared: PolicyPreparation,
-    specs: WorkerSpecs,
-    timer: Timer,
-    probe: Probe,
-    pauses_requests: bool,
+    prepared: PolicyPreparation, specs: WorkerSpecs, timer: Timer, probe: Probe, pauses_requests: bool
 ) -> AsyncIterator[PolicySession]:
     """Context manager of a policy's training, with a publisher of its weights if there are engines.
 
@@ -97,10 +92,10 @@ async def open_policy_session(
     async with open_session(prepared, specs, timer) as session:
         rollout_log = RolloutLog(prepared.config.trainer.folder / "rollouts")
         try:
-            weights = None
+            publisher = None
             if specs.engine_builder:
                 warn = prepared.console.warn
-                weights = make_publisher(session.workers, prepared.plan, probe, pauses_requests, warn)
-            yield PolicySession(**vars(session), rollout_log=rollout_log, weights=weights)
+                publisher = make_publisher(session.workers, prepared.plan, probe, pauses_requests, warn)
+            yield PolicySession(**vars(session), rollout_log=rollout_log, publisher=publisher)
         finally:
             close_all(rollout_log.close)

@@ -32,9 +32,9 @@ MIN_TAIL = 1e-7  # smallest probability of all tokens beyond the top k, because 
 async def compute_target_columns(
     teacher: Teacher, policy: PolicyGroup, model: Model, rows: Sequence[Row], layout: BatchLayout
 ) -> Columns[np.ndarray]:
-    """Compute the log-probs that the loss needs of teachers on the policy's ranks, and request those of servers.
+    """Compute the log-probs of the teachers that the loss needs: on the policy's ranks, or by requests to servers.
 
-    model: of the policy. rows, layout: of the batch that its ranks have loaded.
+    model: section of the policy. rows, layout: batch that the policy's ranks have loaded.
     """
     local = Columns[np.ndarray]()
     if teacher.uses_sampled_tokens and teacher.local_models:
@@ -72,7 +72,7 @@ async def score_rows(teacher: Teacher, rows: Sequence[Row], vocabulary_size: int
 
     Raises TeacherServerError.
     """
-    keys, k = list(teacher.models_by_key), 0 if teacher.uses_sampled_tokens else teacher.top_k or 0
+    keys, k = list(teacher.models_by_key), (0 if teacher.uses_sampled_tokens else teacher.top_k or 0)
     starts = [row.response_start for row in rows]
     ends = np.cumsum([len(row.token_ids) - start for row, start in zip(rows, starts, strict=True)])
     logprobs = np.zeros(ends[-1], np.float32)
@@ -145,10 +145,8 @@ class TeacherClient:
         except (msgspec.MsgspecError, IndexError) as error:
             raise self.make_error(f"returns no prompt_logprobs ({error}). Use a vLLM server") from None
         logprobs = [score or {} for score in scores]
-        positions = range(1, len(token_ids))
-        if len(logprobs) != len(token_ids) or any(
-            token_ids[position] not in logprobs[position] for position in positions
-        ):
+        pairs = [*zip(token_ids, logprobs, strict=False)]
+        if len(logprobs) != len(token_ids) or any(token not in of_position for token, of_position in pairs[1:]):
             raise self.make_error("does not return the log-prob of each token of a request. Use a vLLM server")
         return logprobs
 

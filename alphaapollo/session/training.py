@@ -42,7 +42,7 @@ class TrainingSession:
                 await group.load(str(checkpoint / name))
 
     async def resume(self, checkpoint: Path) -> None:
-        """Load the checkpoint from which the run continues, and say so."""
+        """Load the checkpoint from which the run continues, and print a notice."""
         await self.load(checkpoint)
         self.console.notify(f"resumed from {checkpoint}")
 
@@ -76,29 +76,29 @@ class PolicySession(TrainingSession):
 
     config: Config
     rollout_log: RolloutLog
-    weights: WeightPublisher | None  # None: without engines
+    publisher: WeightPublisher | None  # of the policy's weights; None: without engines
 
     async def restore(self, checkpoint: Path | None, version: int) -> dict[str, float]:
         """Load a checkpoint, if any, and publish the weights, if there are engines. Returns metrics of the publish."""
-        if self.weights:
-            await self.weights.hand_over()
+        if self.publisher:
+            await self.publisher.hand_over()
         if checkpoint:
             await self.resume(checkpoint)
-        if self.weights is None:
+        if self.publisher is None:
             return {}
         with HEARTBEAT.record_call("publish"):
-            return await self.weights.publish(version)
+            return await self.publisher.publish(version)
 
     async def hand_over(self, pauses_requests: bool = False) -> None:
         """Let the engines free the GPUs that they share with trainers. pauses_requests: see WeightPublisher."""
-        await self.require_engines().hand_over(pauses_requests)
+        await self.require_publisher().hand_over(pauses_requests)
 
     async def publish(self, version: int) -> dict[str, float]:
         """Send the weights to the engines as `version`, and verify them. Returns metrics of the weight sync."""
-        return await self.require_engines().publish(version)
+        return await self.require_publisher().publish(version)
 
-    def require_engines(self) -> WeightPublisher:
+    def require_publisher(self) -> WeightPublisher:
         """Return the publisher. Raises ValueError without engines."""
-        if self.weights is None:
+        if self.publisher is None:
             raise ValueError("there are no engines. Create the trainer with engines=1 or more.")
-        return self.weights
+        return self.publisher

@@ -33,7 +33,7 @@ class ValidationResult:
     """Result of a validation."""
 
     metrics: dict[str, float]
-    accuracy: float | None  # of sampled responses, or else their reward; None if no response was scored
+    accuracy: float | None  # mean accuracy of sampled responses, else mean reward; None: none was scored
     groups: dict[str, list[TrajectoryGroup]]  # by suffix of the metric names: "" (sampled) or "_greedy"
 
 
@@ -60,12 +60,12 @@ async def validate(
     groups: dict[str, list[TrajectoryGroup]] = {}
     for suffix, (sampling, n) in passes.items():
         requests = [GroupRequest(prompt, n, sampling, stream_position=0, validate=True) for prompt in prompts]
-        ended: dict[int, TrajectoryGroup] = {}
+        finished: dict[int, TrajectoryGroup] = {}
         console.show_phase("validate", 0, len(requests))
         async for index, group in engines.generate(requests):
-            ended[index] = group
-            console.show_phase("validate", len(ended), len(requests))
-        groups[suffix] = [ended[index] for index in range(len(requests))]
+            finished[index] = group
+            console.show_phase("validate", len(finished), len(requests))
+        groups[suffix] = [finished[index] for index in range(len(requests))]
         if scorer:
             await scorer.score_groups(groups[suffix])
             metrics |= {f"val/{name}{suffix}": value for name, value in scorer.pop_metrics().items()}
@@ -81,24 +81,27 @@ def compute_group_metrics(groups: Sequence[TrajectoryGroup], metric_suffix: str)
     results = merge_repeated_prompts(results, [group.prompt for group in groups])
     metrics = compute_val_metrics(results, f"val/{{}}{metric_suffix}")
     sources = sorted({result.data_source for result in results})
-    for source in sources if len(sources) > 1 else []:
-        of_source = [result for result in results if result.data_source == source]
-        metrics |= compute_val_metrics(of_source, f"val/{source}/{{}}{metric_suffix}")
+    if len(sources) > 1:
+        for source in sources:
+            source_results = [result for result in results if result.data_source == source]
+            metrics |= compute_val_metrics(source_results, f"val/{source}/{{}}{metric_suffix}")
     return metrics
 
 
 def compute_val_metrics(results: Sequence[SampleResult], name_template: str) -> dict[str, float]:
     """Compute accuracy, reward, its components and response length, averaged over problems, and the share of failed
-    samples. With up to n > 1 samples per problem, also pass@k for powers of two, and maj@n. Without accuracies, only
-    those of rewards and lengths. name_template: "val/{}_greedy", ..."""
+    samples. With up to n > 1 samples per problem, also pass@k for powers of two, and maj@n. If accuracies are
+    unknown, only rewards and response lengths. name_template: "val/{}_greedy", ..."""
     n = count_max_samples_per_problem(results)
     means = compute_mean_metrics(results, n)
     metrics = {"failed": sum(result.outcome.failed for result in results) / len(results)}
     if not math.isnan(means["reward"]):
         metrics |= {"accuracy": means[f"avg@{n}"]} if not math.isnan(means[f"avg@{n}"]) else {}
-        others = [name for name in means if name in ("reward", "response_length") or name.startswith("component/")]
-        metrics |= {name: means[name] for name in others}
-        for metric in [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"] if n > 1 else []:
+        for name in means:
+            if name in ("reward", "response_length") or name.startswith("component/"):
+                metrics[name] = means[name]
+        metrics_of_n = [*(f"pass@{2**power}" for power in range(n.bit_length())), f"maj@{n}"] if n > 1 else []
+        for metric in metrics_of_n:
             if not math.isnan(means[metric]):  # NaN: fewer than half of the prompts have k scored samples
                 metrics[metric] = means[metric]
                 if metrics["failed"] and "pass@" in metric:

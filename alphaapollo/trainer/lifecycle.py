@@ -51,13 +51,13 @@ async def run(prepared: RlPreparation, progress: Progress) -> None:
         prepared.console.start(total, progress.step)
         async with open_policy_session(prepared, specs, timer, prepared.probe, generates_ahead(config)) as session:
             recorder = Recorder(config.trainer, learn)
-            ready = make_training_run(prepared, session, progress, recorder)
+            training_run = make_training_run(prepared, session, progress, recorder)
             with tune_gc_and_huge_pages():
-                await initialize_run(ready, prepared.start.checkpoint, timer)
-                training = train_async(ready) if generates_ahead(config) else train(ready)
+                await initialize_run(training_run, prepared.start.checkpoint, timer)
+                training = train_async(training_run) if generates_ahead(config) else train(training_run)
                 await session.train(training)
                 await recorder.finish()
-                await finish_run(ready)
+                await finish_run(training_run)
     finally:
         HEARTBEAT.take_spans()  # drop the spans of a profiled iteration that did not end
 
@@ -74,9 +74,9 @@ def make_training_run(
     trainer = config.trainer
     scorer: RewardModelScorer | None = None
     if workers.reward_model and prepared.reward_model_tokenizer:
-        parts = workers.reward_model, workers.engines, prepared.reward_model_tokenizer
+        scorer_parts = workers.reward_model, workers.engines, prepared.reward_model_tokenizer
         scorer = RewardModelScorer(
-            config, plan.placement, plan.padded, *parts, is_only_reward=not prepared.has_reward_function
+            config, plan.placement, plan.padded, *scorer_parts, is_only_reward=not prepared.has_reward_function
         )
     sampler = PromptSampler(prepared.prompts, config.data, prepared.start.inputs.data_start)
     return TrainingRun(
@@ -123,8 +123,8 @@ async def can_use_shared_prompts(run: TrainingRun) -> bool:
     ValueError if the self-check fails and the configuration requires shared prompts."""
     roles = [role for role in (run.workers.policy, run.workers.critic) if role]
     problems = [problem for role in roles if (problem := await role.get_shared_prompts_obstacle())]
-    wanted = run.config.actor_rollout_ref.actor.use_prefix_grouper
-    return decide_shared_prompts(SHARING, wanted, next(iter(problems), None), run.console.notify)
+    setting, problem = run.config.actor_rollout_ref.actor.use_prefix_grouper, next(iter(problems), None)
+    return decide_shared_prompts(SHARING, setting, problem, run.console.notify)
 
 
 async def finish_run(run: TrainingRun) -> None:

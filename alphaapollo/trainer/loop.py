@@ -63,15 +63,15 @@ async def finish_iteration(
 ) -> Timer:
     """Validate, log and save a checkpoint after the weights are published. Returns the timer of the next iteration.
 
-    metrics: of the groups and of the weight sync.
+    metrics: metrics of the groups and of the weight sync.
     """
     iteration, trainer = run.progress.step + 1, run.config.trainer
     is_last = run.goal.is_reached(run.progress, iteration)
-    validation = await validate_and_reset_reference_if_due(run, iteration, is_last, timer)
-    run.goal.early_stopping.observe(run.progress, validation)
-    is_last = run.goal.is_reached(run.progress, iteration)
-    run.progress.complete_iteration(learned.feedback, validation, collected.recent)
-    metrics |= learned.metrics | validation
+    validation_metrics = await validate_and_reset_reference_if_due(run, iteration, is_last, timer)
+    run.goal.early_stopping.observe(run.progress, validation_metrics)
+    is_last = run.goal.is_reached(run.progress, iteration)  # early stopping may end the run
+    run.progress.complete_iteration(learned.feedback, validation_metrics, collected.recent)
+    metrics |= learned.metrics | validation_metrics
     for source in run.metric_sources:
         metrics |= source.pop_metrics()
     metrics |= compute_run_metrics(run, timer, learned.trained_tokens)
@@ -88,23 +88,24 @@ async def finish_iteration(
 def log_groups(
     run: TrainingRun, iteration: int, collected: CollectedGroups, generation_seconds: float
 ) -> dict[str, float]:
-    """Log the groups of an iteration, let the choice of further prompts depend on them, and return their metrics."""
+    """Log the groups of an iteration, report them to the prompt sampler, and return their metrics."""
     run.sampler.observe(run.progress, collected.generated)
     run.session.rollout_log.write(iteration, collected.generated)
     run.console.show_samples(collected.selected)
-    of_rollouts = compute_rollout_metrics(collected.generated, collected.selected, collected.rounds, generation_seconds)
-    return of_rollouts | collected.metrics
+    metrics = compute_rollout_metrics(collected.generated, collected.selected, collected.rounds, generation_seconds)
+    return metrics | collected.metrics
 
 
 def log_trained_rows(
     run: TrainingRun, iteration: int, learned: UpdateResult, collected: CollectedGroups
 ) -> UpdateResult:
-    """Write the trainer's log-probs and the advantages of the iteration's own groups, which are the first ones of the
-    batch, to the rollout log. Returns the result without the batch, to free its memory."""
+    """Write log-probs and advantages of the iteration's own groups to the rollout log. These groups precede reused ones
+    in the batch. Returns the result without the batch, to free its memory."""
     rows = learned.list_trained_rows()
     if learned.batch and collected.reused:
-        own = {id(one) for group in collected.selected for one in group.trajectories}
-        rows = rows[: sum(len(one.rows) for one in learned.batch.trajectories if id(one) in own)]
+        own_ids = {id(trajectory) for group in collected.selected for trajectory in group.trajectories}
+        own = [trajectory for trajectory in learned.batch.trajectories if id(trajectory) in own_ids]
+        rows = rows[: sum(len(trajectory.rows) for trajectory in own)]
     if rows:
         run.session.rollout_log.write_trained_rows(iteration, rows)
     return replace(learned, batch=None, credit=None, is_trained=None, old_logprobs=[])
@@ -199,18 +200,18 @@ async def train_async(run: TrainingRun) -> None:
     """Train until the run's goal is reached. After an error, the last complete checkpoint remains valid."""
     in_flight = InFlightGroups(run)
     run.metric_sources.append(in_flight)
-    timer, taken = Timer(), time.perf_counter()
+    timer, batch_taken = Timer(), time.perf_counter()
     try:
         while not run.goal.is_reached(run.progress):
             iteration = run.progress.step + 1
             await run.profiler.start_step(iteration, timer)
             collected = await in_flight.take_batch(iteration, timer)
-            since, taken = taken, time.perf_counter()
+            previous_batch_taken, batch_taken = batch_taken, time.perf_counter()
             run.session.checkpoint_writer.mark_models_inconsistent()
             if run.config.trainer.async_mode == "carry":
                 with timer("pause"):
                     await run.session.hand_over(pauses_requests=True)
-            metrics = log_groups(run, iteration, collected, taken - since)
+            metrics = log_groups(run, iteration, collected, batch_taken - previous_batch_taken)
             learned = await run.learn(run, iteration, collected.trained, timer)
             learned = log_trained_rows(run, iteration, learned, collected)
             with timer("publish"):

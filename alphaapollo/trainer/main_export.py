@@ -41,17 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed, 2 if the input is invalid, 130 if interrupted."""
     with exit_on_config_error():
         words = sys.argv[1:] if argv is None else argv
-        chosen = find_format_words(words)
-        config = load_config(ExportConfig, "export", [word for word in words if word.partition("=")[0] not in chosen])
-        chosen |= {name: kind for name in EXPORT_FORMATS if (kind := getattr(config, name))}
-        if len(chosen) > 1:
-            raise ConfigError(f"{' and '.join(chosen)} are two formats. Choose one.")
-        return export_as_file(config, *chosen.popitem()) if chosen else export_as_folder(config)
+        formats = find_format_words(words)
+        config = load_config(ExportConfig, "export", [word for word in words if word.partition("=")[0] not in formats])
+        formats |= {name: kind for name in EXPORT_FORMATS if (kind := getattr(config, name))}
+        if len(formats) > 1:
+            raise ConfigError(f"{' and '.join(formats)} are two formats. Choose one.")
+        return export_as_file(config, *formats.popitem()) if formats else export_as_folder(config)
 
 
 def find_format_words(words: Sequence[str]) -> dict[str, str]:
-    """Return the words NAME=TYPE of formats that are no key of the configuration. Raises ConfigError if two packages
-    have the same format."""
+    """Return {name: type} of the words NAME=TYPE that select a format of a plug-in, unless the configuration has such a
+    key. Raises ConfigError if two packages have the same format."""
     try:
         names = find_plugins("export_formats").keys() - ExportConfig.model_fields.keys()
     except ValueError as error:
@@ -65,19 +65,19 @@ def export_as_file(config: ExportConfig, name: str, kind: str) -> int:
     from alphaapollo.models.load import load_config as load_model_config
 
     try:
-        chosen: ExportFormat = load_plugin("export_formats", name)
-        if kind not in chosen.types:
-            raise ValueError(f"{name}={kind}: expected one of {', '.join(chosen.types)}.")
-        check, write = chosen.load()
+        export_format: ExportFormat = load_plugin("export_formats", name)
+        if kind not in export_format.types:
+            raise ValueError(f"{name}={kind}: expected one of {', '.join(export_format.types)}.")
+        check, write = export_format.load()
         check(None)
         check_config_and_get_notices(config)
         if config.role == "critic" or config.export_lora == "adapter" or config.dtype != "auto":
             raise ValueError(f"{name}={kind} writes a policy, merged. Remove role, export_lora and dtype.")
         newest = find_newest_model(Path(config.checkpoint))
         is_folder = config.output and not config.output.endswith(f".{name}")
-        given = f"{config.output}/{newest.run_folder.name}-{kind}.{name}" if is_folder else config.output
+        output = f"{config.output}/{newest.run_folder.name}-{kind}.{name}" if is_folder else config.output
         default = newest.model_folder.with_name(f"{newest.model_folder.name}-{kind}.{name}")
-        file = _find_output(config.model_copy(update={"output": given}), default)
+        file = _find_output(config.model_copy(update={"output": output}), default)
         saved = read_saved_config(newest.run_folder) if (newest.run_folder / "config.yaml").is_file() else {}
         base = str(saved.get("actor_rollout_ref", saved).get("model", {}).get("path", ""))
         if newest.source and base and Path(base).is_dir():  # before the checkpoint is exported
@@ -153,7 +153,7 @@ def convert_model(config: ExportConfig, source: Path) -> Path:
     trusts, shards = bool(config.trust_remote_code), find_verl_shards(source)
     is_complete = has_complete_weights(source)
     output = _find_output(config, source.parent / "exported/model" if is_complete else Path(f"{source}_merged"))
-    with _named_when_complete(output) as folder:
+    with _rename_when_complete(output) as folder:
         if shards:
             write_verl_model(shards, folder, config.dtype, trusts)
         elif is_complete:
@@ -164,7 +164,7 @@ def convert_model(config: ExportConfig, source: Path) -> Path:
 
 
 @contextmanager
-def _named_when_complete(output: Path) -> Iterator[Path]:
+def _rename_when_complete(output: Path) -> Iterator[Path]:
     """Context manager that yields a folder to write, which gets the name `output` at the end, or is removed."""
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = output.with_name(f".unverified_{output.name}")
@@ -188,12 +188,12 @@ def prepare_export(config: ExportConfig) -> ExportPlan:
     kind: ModelKind = "reward model" if "bradley_terry" in saved else config.role
     weights = _find_weights_folder(checkpoint, kind)
     stored = str(getattr(load_config(model), "dtype", "")).removeprefix("torch.")
-    chosen = next(name for name in (config.dtype, model.dtype, stored, "float32") if name in ("float32", "bfloat16"))
+    dtype = next(name for name in (config.dtype, model.dtype, stored, "float32") if name in ("float32", "bfloat16"))
     name = f"{checkpoint.name}_critic" if kind == "critic" else checkpoint.name
     output = _find_output(config, run / "exported" / name)
     if config.export_lora == "adapter" and not (model.lora_rank and kind == "policy"):
-        raise ValueError(f"export_lora=adapter needs a policy with LoRA, which {run} is not. Use export_lora=merged.")
-    return ExportPlan(checkpoint, weights, kind, model, saved, chosen, output, config.export_lora)
+        raise ValueError(f"export_lora=adapter needs a policy with LoRA, but {run} has none. Use export_lora=merged.")
+    return ExportPlan(checkpoint, weights, kind, model, saved, dtype, output, config.export_lora)
 
 
 def _find_output(config: ExportConfig, default: Path) -> Path:
@@ -213,19 +213,19 @@ def write_export(export: ExportPlan) -> str:
     from alphaapollo.workers.export import export_checkpoint
 
     dtype: torch.dtype = getattr(torch, export.dtype)
-    with _named_when_complete(export.output) as unverified:
-        gap = export_checkpoint(
+    with _rename_when_complete(export.output) as unverified:
+        difference = export_checkpoint(
             str(export.weights_folder), export.model, dtype, str(unverified), export.export_lora, export.kind
         )
-        proof = (
-            f"Plain transformers loads this folder; its {OUTPUT_NAMES[export.kind]} of a probe differ from the "
-            f"checkpoint's by {gap:.1e} on average (weights in {export.dtype})."
+        comparison = (
+            f"Plain transformers loads this folder. Its {OUTPUT_NAMES[export.kind]} of a few fixed tokens differ from "
+            f"those of the checkpoint by {difference:.1e} on average (weights in {export.dtype})."
         )
         step, run = int(read_progress(export.checkpoint)["step"]), export.checkpoint.parents[1]
         is_adapter = export.export_lora == "adapter"
-        card = format_model_card(export.run_config, run, step, export.kind, export.model.path, proof, is_adapter)
+        card = format_model_card(export.run_config, run, step, export.kind, export.model.path, comparison, is_adapter)
         (unverified / "README.md").write_text(card, encoding="utf-8")
-    return proof
+    return comparison
 
 
 def _find_weights_folder(checkpoint: Path, kind: ModelKind) -> Path:

@@ -34,10 +34,10 @@ class StepProfiler:
 
         step: next iteration; None after the last one. timer: adds the time of this call to `timing/profile`.
         """
-        ended, self._active = self._active, step if step in self._steps else None
+        ended, workers = self._active, self._workers
+        self._active = step if step in self._steps else None
         if ended is None and self._active is None:
             return
-        workers = self._workers
         roles = [role for role in (workers.policy, workers.critic, workers.engines) if role]
         with timer("profile"):
             if ended is not None:
@@ -63,7 +63,7 @@ def write_trace(path: Path, spans: Sequence[Span]) -> None:
 def build_chrome_trace(spans: Sequence[Span]) -> JsonObject:
     """Convert spans to a trace in Chrome's format. Times are in microseconds since `otherData.start`, the unix time
     at which the first span starts. An episode is an asynchronous event, because many of them overlap."""
-    zero = min((span.start for span in spans), default=0.0)
+    trace_start = min((span.start for span in spans), default=0.0)
     lanes = sorted(
         {(span.track, span.lane) for span in spans}, key=lambda lane: (*_make_track_sort_key(lane[0]), lane[1])
     )
@@ -74,11 +74,11 @@ def build_chrome_trace(spans: Sequence[Span]) -> JsonObject:
         events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
     for number, (track, lane) in enumerate(lanes):
         if not track.startswith(ROLLOUT):
-            named = {"ph": "M", "name": "thread_name", "pid": pids[track], "tid": number, "args": {"name": lane}}
-            events.append(named)
-    numbers = {place: number for number, place in enumerate(lanes)}
+            lane_name = {"ph": "M", "name": "thread_name", "pid": pids[track], "tid": number, "args": {"name": lane}}
+            events.append(lane_name)
+    numbers = {lane: number for number, lane in enumerate(lanes)}
     for span in sorted(spans, key=lambda span: (span.start, -span.seconds)):
-        start, seconds = round((span.start - zero) * 1e6, 3), round(max(span.seconds, 0.0) * 1e6, 3)
+        start, seconds = round((span.start - trace_start) * 1e6, 3), round(max(span.seconds, 0.0) * 1e6, 3)
         event = {"name": span.name, "pid": pids[span.track], "args": span.args}
         number = numbers[span.track, span.lane]
         if span.track.startswith(ROLLOUT):
@@ -86,7 +86,7 @@ def build_chrome_trace(spans: Sequence[Span]) -> JsonObject:
             events += [episode | {"ph": "b", "ts": start}, episode | {"ph": "e", "ts": start + seconds}]
         else:
             events.append(event | {"ph": "X", "tid": number, "ts": start, "dur": seconds})
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"start": zero}}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"start": trace_start}}
 
 
 def _make_track_sort_key(track: str) -> tuple[bool, str, int]:

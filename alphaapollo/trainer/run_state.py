@@ -31,7 +31,7 @@ class MetricSource(Protocol):
 
 @dataclass(kw_only=True)
 class LearnerState:
-    """Part of the run's state that updating the models needs. A recorded iteration is computed again with it."""
+    """Part of a run's state that an update of the models needs, also when a recorded iteration is computed again."""
 
     config: Config
     plan: Plan

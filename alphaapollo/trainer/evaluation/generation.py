@@ -121,27 +121,27 @@ async def _generate_groups(
     """Generate and grade responses. When all samples of a prompt are graded, they are written to results.jsonl."""
     results: list[SampleResult] = []
     started, total_accuracy, num_scored, num_tokens = time.perf_counter(), 0.0, 0, 0  # totals of this process
-    path, done = prepared.config.trainer.folder / RESULTS, len(prepared.finished.problem_ids)
-    num_before = done
-    console.show_phase("generate", done, len(prepared.prompts))
+    path = prepared.config.trainer.folder / RESULTS
+    num_done = num_done_before = len(prepared.finished.problem_ids)
+    console.show_phase("generate", num_done, len(prepared.prompts))
     num_samples, num_engines = prepared.config.data.n_samples, workers.engines.ranks.size
     num_slots = num_engines * get_resolved(prepared.rollout.max_num_seqs) // num_samples
     with HEARTBEAT.record_call("generate"), open_results_writer(path, prepared.finished) as write:
         async for _, group in workers.engines.generate(prepared.requests):
             write(group)
-            new = [convert_to_sample_result(group.prompt, trajectory) for trajectory in group.trajectories]
-            results += new
-            scored = [result.accuracy for result in new if not result.outcome.failed]
+            new_results = [convert_to_sample_result(group.prompt, trajectory) for trajectory in group.trajectories]
+            results += new_results
+            scored = [result.accuracy for result in new_results if not result.outcome.failed]
             total_accuracy += sum(scored)
             num_scored += len(scored)
-            num_tokens += sum(result.num_tokens or 0 for result in new)
+            num_tokens += sum(result.num_tokens or 0 for result in new_results)
             is_known = num_scored and not math.isnan(total_accuracy)
             accuracy = f"accuracy {total_accuracy / num_scored:.3f}   " if is_known else ""
-            done += 1
-            in_flight = min(num_slots, len(prepared.prompts) - done)
-            all_tokens = num_tokens * (1 + in_flight / 2 / (done - num_before))  # with those of unfinished prompts
+            num_done += 1
+            in_flight = min(num_slots, len(prepared.prompts) - num_done)
+            all_tokens = num_tokens * (1 + in_flight / 2 / (num_done - num_done_before))  # in flight: half done
             text = f"{accuracy}{all_tokens / (time.perf_counter() - started):,.0f} tokens/s"
-            console.show_phase("generate", done, len(prepared.prompts), text, in_flight)
+            console.show_phase("generate", num_done, len(prepared.prompts), text, in_flight)
             console.show_samples([group])
     return results
 
@@ -161,7 +161,7 @@ class FinishedResults:
 
 
 def read_finished_results(path: Path, prompts: Mapping[int, Prompt], num_samples: int) -> FinishedResults:
-    """Read the results of prompts that have all samples. Raises ValueError for results of other data."""
+    """Read the results of prompts that have all samples. Raises ValueError if the results are of other data."""
     if not path.exists():
         return FinishedResults()
     groups: dict[int, dict[int, tuple[int, SampleResult]]] = defaultdict(dict)
@@ -194,9 +194,9 @@ def _parse_result_line(
     except (ValueError, KeyError, TypeError):  # the process or machine died while writing
         return None
     number, prompt = result.problem_id, prompts.get(result.problem_id)
-    same = prompt is not None and truth in (prompt.ground_truth_in_files, prompt.ground_truth_text)
-    same &= record.get("prompt_digest") in (None, digests.get(number))  # None: of an earlier version
-    if prompt is None or not same or replace_images(prompt.content) != content:
+    is_same_prompt = prompt is not None and truth in (prompt.ground_truth_in_files, prompt.ground_truth_text)
+    is_same_prompt &= record.get("prompt_digest") in (None, digests.get(number))  # an earlier version wrote no digest
+    if prompt is None or not is_same_prompt or replace_images(prompt.content) != content:
         raise ValueError(
             f"prompt {number} in {path} differs from row {number} of data.path, so these results belong to "
             "other data. Set another trainer.experiment_name, or trainer.resume_mode=disable to start from scratch."

@@ -14,8 +14,8 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.types import Prompt
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 
-FIELDS = ("data_source", "figure", "value", "low", "high", "problems")
-TOKENS = ("response_length",)  # metrics in tokens
+CSV_COLUMNS = ("data_source", "figure", "value", "low", "high", "problems")
+TOKEN_METRICS = ("response_length",)  # metrics in tokens
 
 
 def write_report(results: Sequence[SampleResult], prompts: Sequence[Prompt], folder: Path, terminal: Terminal) -> None:
@@ -39,7 +39,7 @@ def print_summary(overall: Summary, sources: Mapping[str, Summary], terminal: Te
     for summary in _list_summaries(overall, sources):
         title = summary.data_source or "(no data source)"
         for name, estimate in summary.figures.items():
-            number = "{:.1f}" if name in TOKENS else "{:.4f}"
+            number = "{:.1f}" if name in TOKEN_METRICS else "{:.4f}"
             bounds = [number.format(bound) for bound in (estimate.low, estimate.high) if bound is not None]
             value, problems = number.format(estimate.value), str(estimate.problems)
             rows.append((title, name, value, " to ".join(bounds) or "-", problems))
@@ -70,7 +70,7 @@ def write_summary(folder: Path, overall: Summary, sources: Mapping[str, Summary]
     records = {name: asdict(summary) | {"failed": summary.num_failed} for name, summary in sources.items()}
     record = {"all": asdict(overall) | {"failed": overall.num_failed}, "by_data_source": records}
     table = StringIO(newline="")
-    rows = csv.DictWriter(table, FIELDS)
+    rows = csv.DictWriter(table, CSV_COLUMNS)
     rows.writeheader()
     for summary in _list_summaries(overall, sources):
         for name, estimate in summary.figures.items():

@@ -44,7 +44,7 @@ from alphaapollo.types import JsonObject, Outcome, Prompt, Score
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.json_types import finite_or_none
 
-RESPONSES = ("responses", "response")  # columns tried if data.response_key is empty
+RESPONSE_COLUMNS = ("responses", "response")  # columns tried if data.response_key is empty
 IN_FLIGHT = 64  # maximum number of problems queued per grader process, besides those that judges may have
 GradedResponse = tuple[SampleResult, Score]
 
@@ -66,11 +66,12 @@ def prepare_problems(config: EvalConfig, console: Console) -> list[PromptRespons
     problems = read_problems(files, config.data.prompt_key, config.data.response_key, findings)
     prompts = [problem.prompt for problem in problems]
     notices += [finding.describe() for finding in findings]
-    notices += check_rewards(prompts, config.reward, config.custom_reward_function)[0]
+    reward_notices, _ = check_rewards(prompts, config.reward, config.custom_reward_function)
+    notices += reward_notices
     responses = [response for problem in problems for response in problem.responses]
     missing = responses.count(None)
     if missing == len(responses):
-        raise ValueError(f"data.path={config.data.path}: all {missing} responses are missing. Use the file with them.")
+        raise ValueError(f"data.path={config.data.path}: all {missing} responses are missing. Use another file.")
     console.show_line(f"{config.trainer.folder}: {len(responses)} responses to {len(problems)} problems")
     if missing:
         notices.append(f"{missing} of {len(responses)} responses are missing. They are failed samples, not scored 0.")
@@ -82,22 +83,23 @@ def prepare_problems(config: EvalConfig, console: Console) -> list[PromptRespons
 def read_problems(
     files: str | list[str], prompt_key: str, response_key: str, findings: list[DataFinding]
 ) -> list[PromptResponses]:
-    """Read the problems of data files, except those without an answer. What is not read is added to `findings`. Raises
-    ValueError for missing files or columns, or invalid rows."""
+    """Read the problems of data files, except those without an answer. Rows that are not read are reported in
+    `findings`. Raises ValueError for missing files or columns, or invalid rows."""
     prompts = load_prompts(files, prompt_key, findings=findings)
-    for prompt, column in product(prompts, [response_key] if response_key else RESPONSES):
+    for prompt, column in product(prompts, [response_key] if response_key else RESPONSE_COLUMNS):
         prompt.extra_info.pop(column, None)  # otherwise each response would make a problem
-    kept = {prompt.id for prompt in leave_out_missing_answers(prompts, findings)}
+    kept_ids = {prompt.id for prompt in leave_out_missing_answers(prompts, findings)}
     rows = [responses for path in to_file_list(files) for responses in _read_responses(path, response_key)]
-    found: dict[str, PromptResponses] = {}
-    for prompt, responses in ((prompt, row) for prompt, row in zip(prompts, rows, strict=True) if prompt.id in kept):
-        problem = found.setdefault(compute_prompt_digest(prompt), PromptResponses(replace(prompt, id=len(found)), []))
-        problem.responses.extend(responses)
-    texts = Counter(compute_prompt_digest(replace(problem.prompt, extra_info={})) for problem in found.values())
-    if equal := sum(count for count in texts.values() if count > 1):
+    problems: dict[str, PromptResponses] = {}  # by digest of the prompt
+    for prompt, responses in zip(prompts, rows, strict=True):
+        if prompt.id in kept_ids:
+            problem = PromptResponses(replace(prompt, id=len(problems)), [])
+            problems.setdefault(compute_prompt_digest(prompt), problem).responses.extend(responses)
+    counts = Counter(compute_prompt_digest(replace(problem.prompt, extra_info={})) for problem in problems.values())
+    if num_equal := sum(count for count in counts.values() if count > 1):
         effect = "read as different problems. Remove columns that only describe the responses"
-        findings.append(DataFinding("data.path", "equal prompts with other columns", effect, equal, len(found)))
-    return list(found.values())
+        findings.append(DataFinding("data.path", "equal prompts with other columns", effect, num_equal, len(problems)))
+    return list(problems.values())
 
 
 def _read_responses(path: str, response_key: str) -> list[list[str | None]]:
@@ -105,19 +107,19 @@ def _read_responses(path: str, response_key: str) -> list[list[str | None]]:
     columns = list_column_names(rows)
     if not response_key and {*RESULT_COLUMNS} <= {*columns}:  # results.jsonl, or a file of rollouts/
         return [[find_answer(row["turns"])] for row in rows]
-    wanted = [response_key] if response_key else RESPONSES
-    column = next((name for name in wanted if name in columns), None)
+    candidates = [response_key] if response_key else RESPONSE_COLUMNS
+    column = next((name for name in candidates if name in columns), None)
     if column is None:
         raise ValueError(
-            f"{path} has no column {' or '.join(map(repr, wanted))}; its columns are {', '.join(columns)}. Set "
+            f"{path} has no column {' or '.join(map(repr, candidates))}; its columns are {', '.join(columns)}. Set "
             "data.response_key to the column with the responses."
         )
 
     def list_responses(row: DataRow) -> list[str | None]:
         value = row.get(column)
-        given = (value or [None]) if isinstance(value, list) else [value]
-        responses = [None if one is None or one != one else one for one in given]  # NaN: an empty cell of pandas
-        if not all(isinstance(one, str | None) for one in responses):
+        values = (value or [None]) if isinstance(value, list) else [value]
+        responses = [None if item != item else item for item in values]  # NaN: an empty cell of pandas
+        if not all(isinstance(response, str | None) for response in responses):
             raise ValueError(f"{column!r} is {repr(value)[:80]}. It must be a string or a list of strings.")
         return responses
 
@@ -128,10 +130,8 @@ async def grade_and_write_report(config: EvalConfig, problems: Sequence[PromptRe
     """Grade all responses and write scores.jsonl, config.yaml and the summary. Raises ValueError if all failed."""
     folder = config.trainer.folder
     graded = await _grade_responses(config, problems, console)
-    lines = (
-        json.dumps(_make_score_record(folder, problems, *one), ensure_ascii=False, allow_nan=False) + "\n"
-        for one in graded
-    )
+    records = (_make_score_record(folder, problems, result, score) for result, score in graded)
+    lines = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
     with explain_write_errors("the scores", folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "scores.jsonl", map(str.encode, lines))
@@ -163,13 +163,13 @@ async def _grade_responses(
     async def grade_problem(problem: PromptResponses) -> list[GradedResponse]:
         completions = CompletionGroup(len(problem.responses))
         async with slots:
-            calls = (completions.run(grade, problem.prompt, *one) for one in enumerate(problem.responses))
+            calls = (completions.run(grade, problem.prompt, n, text) for n, text in enumerate(problem.responses))
             return await asyncio.gather(*calls)
 
     await client.start()
     try:
         graded = await asyncio.gather(*map(grade_problem, problems))
-        return [one for of_problem in graded for one in of_problem]
+        return [response for responses in graded for response in responses]
     finally:
         await client.close()
 

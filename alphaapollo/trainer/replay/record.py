@@ -35,18 +35,18 @@ from alphaapollo.types import TrajectoryGroup
 from alphaapollo.utils.disk import explain_write_errors, replace_file
 from alphaapollo.utils.plugins import find_plugins, is_available
 
-COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "selected_tokens")  # as computed
+COLUMNS = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns", "selected_tokens")  # of an outcome
 LIBRARIES = ("torch", "transformers", "numpy")
-SAMPLE_TOKENS = 256  # of each rank, whose gradient is verified in a run
+SAMPLE_TOKENS = 256  # tokens of each rank, for the gradients that a run verifies
 CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Recorder:
-    """Recorder of some iterations, around `learn`, which verifies the first one with trainer.verify_first_iteration."""
+    """Wrapper of `learn` that records iterations, and verifies the first one with trainer.verify_first_iteration."""
 
     def __init__(self, trainer: Trainer, learn: LearnFunction):
         self.steps, self.verifies_first, self._learn = trainer.record_steps or [], trainer.verify_first_iteration, learn
-        self._unpublished: tuple[Path, TrainingRun] | None = None
+        self._unpublished_recording: tuple[Path, TrainingRun] | None = None
         self._verification: asyncio.Task[None] | None = None
 
     async def learn(
@@ -64,7 +64,7 @@ class Recorder:
             if is_available("commands", "replay"):
                 hint += f" To repeat it: python -m alphaapollo.trainer.replay {folder}"
             run.console.notify(f"The inputs of iteration {iteration} are saved to {folder}.{hint}")
-        policy, critic, sample_tokens = run.workers.policy, run.workers.critic, SAMPLE_TOKENS * verifies
+        policy, critic, sample_tokens = run.workers.policy, run.workers.critic, SAMPLE_TOKENS if verifies else 0
         await policy.begin_record(str(folder / OUTCOME / "policy"), sample_tokens)
         if critic:
             await critic.begin_record(str(folder / OUTCOME / "critic"), sample_tokens)
@@ -75,16 +75,16 @@ class Recorder:
                 await critic.end_record()
             outcome = await collect_outcome(run, iteration, learned)
             write_outcome(folder, outcome, describe_steps(run, learned, sample_tokens))
-        self._unpublished = folder, run
+        self._unpublished_recording = folder, run
         return learned
 
     def pop_metrics(self) -> dict[str, float]:
         """Save what the engines computed after the weights of a recorded iteration were published, and start to verify
-        the first iteration beside the next one. No metrics."""
-        if self._unpublished:
-            (folder, run), self._unpublished = self._unpublished, None
-            weights = run.session.require_engines()
-            probe = {"token_ids": weights.probe.token_ids, "engine_logprobs": weights.engine_logprobs}
+        the first iteration in the background. Returns no metrics."""
+        if self._unpublished_recording:
+            (folder, run), self._unpublished_recording = self._unpublished_recording, None
+            publisher = run.session.require_publisher()
+            probe = {"token_ids": publisher.probe.token_ids, "engine_logprobs": publisher.engine_logprobs}
             replace_file(folder / PUBLISHED, [json.dumps(probe).encode()])
             if self.verifies_first and parse_step(folder) == 1:
                 self._verification = asyncio.create_task(self._verify(run, folder))
@@ -97,7 +97,7 @@ class Recorder:
             self._verification = None
 
     async def _verify(self, run: TrainingRun, folder: Path) -> None:
-        """Verify a recording, write and say the result, and remove a recording that record_steps does not ask for."""
+        """Verify a recording and report the result. Remove a recording that record_steps does not ask for."""
         started, checks = time.perf_counter(), list[Check]()
         try:
             for plugin in find_plugins("recorded_updates").values():
@@ -107,10 +107,10 @@ class Recorder:
             return
         write_checks(run.config.trainer.folder, checks)
         passed = all(check.passed for check in checks)
-        say = run.console.notify if passed else run.console.warn
-        kept = f" See alphaapollo verify {folder}." * (not passed and is_available("commands", "verify"))
+        report = run.console.notify if passed else run.console.warn
+        hint = f" See alphaapollo verify {folder}." * (not passed and is_available("commands", "verify"))
         seconds = time.perf_counter() - started
-        say(f"verified the update of iteration 1 in {seconds:.0f} s: {summarize(checks)} (docs/verify.md).{kept}")
+        report(f"verified the update of iteration 1 in {seconds:.0f} s: {summarize(checks)} (docs/verify.md).{hint}")
         if passed and 1 not in self.steps:
             await asyncio.to_thread(shutil.rmtree, folder)
 
@@ -119,8 +119,8 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
     """Save everything that the update of an iteration depends on. Returns the folder."""
     recordings = CheckpointFolder(run.config.trainer.folder / "recorded", keep=None)
     model = run.plan.model
-    names = model.path, model.tokenizer_path, model.trust_remote_code
-    excluded_ids = await asyncio.to_thread(find_excluded_ids, *names)
+    tokenizer = model.path, model.tokenizer_path, model.trust_remote_code
+    excluded_ids = await asyncio.to_thread(find_excluded_ids, *tokenizer)
     inputs = RecordedInputs(
         step=iteration,
         iterations=run.goal.max_steps,
@@ -144,7 +144,7 @@ async def record_update_inputs(run: TrainingRun, iteration: int, groups: list[Tr
 
 
 def describe_steps(run: LearnerState, learned: UpdateResult, sample_tokens: int) -> RecordedSteps:
-    """Return the rows of each mini-batch, which rows the policy was trained on, and those of the sample."""
+    """Return the rows of each mini-batch, whether the policy was trained on each row, and the rows of the sample."""
     batch, credit, is_trained, plan = learned.batch, learned.credit, learned.is_trained, run.plan
     if batch is None or credit is None:
         return RecordedSteps([], None)

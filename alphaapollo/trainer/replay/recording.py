@@ -87,17 +87,17 @@ class Recording:
         return read_tensors(self.folder / OUTCOME / "policy" / "gradient_sample.safetensors")
 
     def read_weights(self, role: str, name: str = "weights") -> dict[str, Tensor]:
-        """Return the weights after the update, or ("weights_1") after the first of several steps."""
+        """Return the weights after the update. name="weights_1": after the first of several steps."""
         return read_tensors(self.folder / OUTCOME / role / f"{name}.safetensors")
 
     def count_logged_steps(self) -> int | None:
-        """Return the policy's optimizer steps before the iteration by the metrics of its run, if they are there."""
-        path, earlier = self.folder.parents[1] / "metrics.jsonl", range(1, self.inputs.step)
+        """Count the policy's optimizer steps before the iteration in the run's metrics; None if some are missing."""
+        path, iterations = self.folder.parents[1] / "metrics.jsonl", range(1, self.inputs.step)
         with explain_damage(path):
             lines = {line["step"]: line for line in (read_metrics(path) if path.is_file() else ())}
             names = ("actor/optimizer_steps", "actor/steps_skipped")
-            taken = [[lines[step].get(name) or 0.0 for name in names] for step in earlier if step in lines]
-        return int(sum(done - skipped for done, skipped in taken)) if len(taken) == len(earlier) else None
+            counts = [[lines[step].get(name) or 0.0 for name in names] for step in iterations if step in lines]
+        return int(sum(steps - skipped for steps, skipped in counts)) if len(counts) == len(iterations) else None
 
     def read_published(self) -> JsonObject | None:
         """Return the probe's token ids and the engines' log-probs of it after the weight sync; None without engines."""
@@ -127,7 +127,7 @@ def write_outcome(recording: Path, outcome: Outcome, steps: RecordedSteps) -> No
 
 
 def read_recording(folder: Path) -> tuple[RecordedInputs, Outcome]:
-    """Read and verify a recorded iteration. The outcome is empty if the run ended before. Raises ValueError if the
+    """Read and verify a recorded iteration. The outcome is empty if the update did not end. Raises ValueError if the
     recording is missing or damaged, or has an unsupported format."""
     check_format(folder)
     if not is_recording(folder) or not (folder / MANIFEST).is_file():

@@ -19,10 +19,8 @@ from alphaapollo.rewards.components import TASK
 
 ACTOR, LOSS = "actor_rollout_ref.actor", "actor_rollout_ref.actor.policy_loss.loss_mode"
 ESTIMATOR, CORRECTION = "algorithm.adv_estimator", "algorithm.rollout_correction"
-METHOD, ONE_STEP = (
-    f"{CORRECTION}.method",
-    f"For one step set {ACTOR}.ppo_mini_batch_size={{1}} and {ACTOR}.ppo_epochs=1",
-)
+METHOD = f"{CORRECTION}.method"
+ONE_STEP = f"For one step set {ACTOR}.ppo_mini_batch_size={{1}} and {ACTOR}.ppo_epochs=1"
 OPTIMIZER = f"{ACTOR}.optim.name"
 COMBINATIONS: list[Requirement] = []
 error = partial(requirement, Config, table=COMBINATIONS)
@@ -57,13 +55,13 @@ def _list_stale_settings(config: Config) -> str:
 @error(
     f"{ESTIMATOR} env.rollout.n", "it compares samples, but the group size is 1", "Set env.rollout.n=8, or at least 2"
 )
-def group_size(config: Config, case: CheckContext) -> Any:
+def group_of_one_sample(config: Config, case: CheckContext) -> Any:
     return case.estimator.group and config.group_size == 1
 
 
 @error(ESTIMATOR, "{0}", "Set {1}")
-def reward_shaping(config: Config, case: CheckContext) -> Any:
-    """What changes the reward, for an estimator that does not support it, and how to turn it off."""
+def unsupported_reward_shaping(config: Config, case: CheckContext) -> Any:
+    """Return why the estimator does not support changes of the reward, and how to turn off those that are enabled."""
     algorithm, reward, model = config.algorithm, config.reward, config.reward_model
     reads_components = "components" in case.estimator.needs
     is_weighted = any(weight != (name == TASK) for name, weight in reward.components.items())
@@ -81,30 +79,31 @@ def reward_shaping(config: Config, case: CheckContext) -> Any:
 
 
 @error(f"algorithm.filtration.baseline {ESTIMATOR}", "{}", "Set algorithm.filtration.baseline=selected")
-def baseline_of_all(config: Config, case: CheckContext) -> Any:
+def unsupported_filtration_baseline(config: Config, case: CheckContext) -> Any:
     reasons = {
         "the KL in the reward is computed for selected samples only": config.algorithm.use_kl_in_reward,
         "the estimator needs the tokens of all samples": case.estimator.scope != "trajectories",
         "the other samples are in no mini-batch": "mini_batches" in case.estimator.needs,
     }
     filtration = config.algorithm.filtration
-    return (
-        filtration.selects and filtration.baseline == "all" and next((r for r, found in reasons.items() if found), "")
-    )
+    reason = next((reason for reason, is_true in reasons.items() if is_true), "")
+    return filtration.selects and filtration.baseline == "all" and reason
 
 
 @error(f"trainer.critic_warmup {ESTIMATOR}", "the estimator has no critic", "Set trainer.critic_warmup=0")
-def critic_warmup(config: Config, case: CheckContext) -> Any:
+def critic_warmup_without_critic(config: Config, case: CheckContext) -> Any:
     return config.trainer.critic_warmup and "values" not in case.estimator.needs
 
 
-@error(f"{ESTIMATOR} teacher.divergence", "nothing is learned", "Set teacher.divergence and teacher.model.path")
-def teacher_alone(config: Config, case: CheckContext) -> Any:
+@error(
+    f"{ESTIMATOR} teacher.divergence", "there is no signal to learn", "Set teacher.divergence and teacher.model.path"
+)
+def nothing_to_learn_from(config: Config, case: CheckContext) -> Any:
     return case.estimator.name == NO_ESTIMATOR and not config.teacher.divergence
 
 
-@error(f"{OPTIMIZER} {LOSS}", "TRPO needs a surrogate and its KL, but the loss {}", f"Set {LOSS}=surrogate")
-def trust_region_of_loss(config: Config, case: CheckContext) -> Any:
+@error(f"{OPTIMIZER} {LOSS}", "TRPO needs the loss `ratio times advantage`, but this one {}", f"Set {LOSS}=surrogate")
+def trpo_with_unsuitable_loss(config: Config, case: CheckContext) -> Any:
     loss = case.loss
     reasons = {
         "has no ratio to the old policy": loss.on_policy,
@@ -112,11 +111,11 @@ def trust_region_of_loss(config: Config, case: CheckContext) -> Any:
         "has a ratio to the engine, not to the policy": loss.anchor != "old",
         "is not ratio times advantage": True,
     }
-    return config.uses_trpo and not loss.is_surrogate and next(reason for reason, found in reasons.items() if found)
+    return config.uses_trpo and not loss.is_surrogate and next(reason for reason, is_true in reasons.items() if is_true)
 
 
-@error(f"{OPTIMIZER} {ESTIMATOR}", "there is no surrogate without advantages", "Set another estimator, e.g. rloo")
-def trust_region_of_estimator(config: Config, case: CheckContext) -> Any:
+@error(f"{OPTIMIZER} {ESTIMATOR}", "TRPO needs advantages, but there are none", "Set another estimator, e.g. rloo")
+def trpo_without_advantages(config: Config, case: CheckContext) -> Any:
     return config.uses_trpo and case.estimator.name == NO_ESTIMATOR
 
 
@@ -125,17 +124,17 @@ def trust_region_of_estimator(config: Config, case: CheckContext) -> Any:
     "TRPO compares distributions with the old policy, and there can be only one such comparison",
     "Set kl_loss_type=low_var_kl+, and teacher.divergence to sampled or null",
 )
-def trust_region_of_distributions(config: Config, case: CheckContext) -> Any:
+def trpo_with_other_distributions(config: Config, case: CheckContext) -> Any:
     return config.uses_trpo and (config.actor_rollout_ref.actor.uses_full_kl or config.teacher.uses_full_vocabulary)
 
 
-@error(f"data.reuse.groups {ESTIMATOR}", "reuse needs groups that are compared", f"Set {ESTIMATOR}=grpo")
-def reuse(config: Config, case: CheckContext) -> Any:
+@error(f"data.reuse.groups {ESTIMATOR}", "reuse needs comparisons of samples in groups", f"Set {ESTIMATOR}=grpo")
+def reuse_without_groups(config: Config, case: CheckContext) -> Any:
     return config.data.reuse.groups and not case.estimator.group
 
 
 @error(LOSS, "it takes one advantage and ratio per row, but {} has one per token", f"Set {LOSS}=ppo or gspo_token")
-def values_per_token(config: Config, case: CheckContext) -> Any:
+def row_loss_with_values_per_token(config: Config, case: CheckContext) -> Any:
     correction = config.algorithm.rollout_correction
     settings = {
         f"{ESTIMATOR}={case.estimator.name}": case.estimator.per_token,
@@ -146,56 +145,57 @@ def values_per_token(config: Config, case: CheckContext) -> Any:
 
 
 @error(f"{METHOD} {LOSS}", "the loss includes a correction", f"Set {METHOD}=null")
-def correction_of_corrected(config: Config, case: CheckContext) -> Any:
+def second_correction(config: Config, case: CheckContext) -> Any:
     return case.loss.anchor == "rollout" and config.algorithm.rollout_correction.method
 
 
 @error(f"{METHOD} {LOSS}", "{} trains on older weights without a correction", f"Set {METHOD}=tis, with bypass=false")
-def stale_samples(config: Config, case: CheckContext) -> Any:
+def uncorrected_stale_samples(config: Config, case: CheckContext) -> Any:
     is_corrected = case.loss.anchor == "rollout" or config.algorithm.rollout_correction.method
     return not is_corrected and _list_stale_settings(config)
 
 
 @error(f"teacher.divergence {CORRECTION}.bypass {LOSS}", "{} needs the policy's log-probs", "Set divergence=reverse")
-def stale_samples_of_teacher(config: Config, case: CheckContext) -> Any:
+def stale_samples_with_teacher(config: Config, case: CheckContext) -> Any:
     uses_engine = case.loss.anchor == "rollout" or config.algorithm.rollout_correction.bypass
     return config.teacher.uses_sampled_tokens and uses_engine and _list_stale_settings(config)
 
 
 @warning(ESTIMATOR, "it is derived for samples of the current policy, but {0} uses older ones", "Set it to 0")
-def stale_samples_on_policy(config: Config, case: CheckContext) -> Any:
+def stale_samples_for_on_policy_estimator(config: Config, case: CheckContext) -> Any:
     return case.estimator.on_policy and _list_stale_settings(config)
 
 
 @warning(f"{LOSS} {ESTIMATOR}", "{2} has no importance ratio, but an iteration has {0}", ONE_STEP)
-def several_steps(config: Config, case: CheckContext) -> Any:
+def several_steps_without_ratio(config: Config, case: CheckContext) -> Any:
     epochs = config.actor_rollout_ref.actor.ppo_epochs
     steps = f"{config.steps_per_iteration} optimizer steps ({config.num_mini_batches} mini-batches x {epochs} epochs)"
-    strict = [one.name for one in (case.loss, case.estimator) if one.on_policy]
-    return config.steps_per_iteration > 1 and strict and (steps, config.trajectories_per_update, " and ".join(strict))
+    names = " and ".join(part.name for part in (case.loss, case.estimator) if part.on_policy)
+    return config.steps_per_iteration > 1 and names and (steps, config.trajectories_per_update, names)
 
 
 def _list_unread_keys(config: Config, estimator: Estimator, loss: PolicyLoss) -> Iterator[tuple[str, str]]:
     """Yield (config key, reason) for each key that another estimator or loss reads, but these do not."""
-    by, key, actor = f"{ESTIMATOR}={estimator.name}", f"{LOSS}={loss.name}", config.actor_rollout_ref.actor
+    estimator_text, loss_text = f"{ESTIMATOR}={estimator.name}", f"{LOSS}={loss.name}"
+    actor = config.actor_rollout_ref.actor
     declared = (
-        (by, "algorithm", estimator.reads, [get_estimator(name).reads for name in estimator_names()]),
-        (key, ACTOR, loss.reads, [get_policy_loss(name).reads for name in policy_loss_names()]),
+        (estimator_text, "algorithm", estimator.reads, [get_estimator(name).reads for name in estimator_names()]),
+        (loss_text, ACTOR, loss.reads, [get_policy_loss(name).reads for name in policy_loss_names()]),
     )
     for setting, section, reads, all_reads in declared:
-        if reads is not None:  # None: a user's own function, which may read any
-            others = {name for one in all_reads for name in one or ()}
-            yield from (
-                (f"{section}.{name}", f"{setting} does not read it") for name in sorted(others.difference(reads))
-            )
+        if reads is not None:  # None: a user's own function, which may read any key
+            unread = sorted({name for names in all_reads for name in names or ()}.difference(reads))
+            yield from ((f"{section}.{name}", f"{setting} does not read it") for name in unread)
     if "components" in estimator.needs and estimator.reads is not None:
-        yield "reward_model.weight", f"{by} reads reward components without weights"
+        yield "reward_model.weight", f"{estimator_text} reads reward components without weights"
     if "values" not in estimator.needs:
-        yield from ((name, f"{by} needs no critic") for name in list_keys(Config) if name.startswith("critic."))
+        yield from (
+            (name, f"{estimator_text} needs no critic") for name in list_keys(Config) if name.startswith("critic.")
+        )
     if loss.on_policy and not config.algorithm.use_kl_in_reward:
-        yield f"{CORRECTION}.bypass", f"{key} has no ratio"
+        yield f"{CORRECTION}.bypass", f"{loss_text} has no ratio"
     if loss.anchor == "rollout":
-        yield f"{CORRECTION}.bypass", f"{key} always uses the engine's log-probs"
+        yield f"{CORRECTION}.bypass", f"{loss_text} always uses the engine's log-probs"
     if loss.level != "token" and not actor.entropy_coeff and not actor.use_kl_loss:  # both are per token
         for name in ("loss_agg_mode", "loss_scale_factor"):
-            yield f"{ACTOR}.{name}", f"{key} has one value per row, and the loss is their mean"
+            yield f"{ACTOR}.{name}", f"{loss_text} has one value per row, and the loss is their mean"

@@ -124,7 +124,7 @@ class RlPreparation(PolicyPreparation):
         is_graded = self.environment.is_graded(config.env)
         self.has_reward_function = uses_reward_function(config, is_graded, prompts)
         needs_grading, custom = is_graded and self.has_reward_function, config.custom_reward_function
-        notices, truths = check_rewards(prompts, config.reward, custom, needs_grading, self.needs_accuracy)
+        notices, truths = check_rewards(prompts, config.reward, custom, needs_grading, self.accuracy_settings)
         self.notices += notices
         if config.reward_model.enable:
             self.reward_model_tokenizer = make_reward_model_tokenizer(config, self.renderer, prompts)
@@ -139,18 +139,19 @@ class RlPreparation(PolicyPreparation):
 
     def try_environment(self) -> None:
         prompts = [*self.prompts[:1], *self.val_prompts[:1]]
-        self.notices += try_environment(self.config.env, prompts, self.needs_accuracy)
+        self.notices += try_environment(self.config.env, prompts, self.accuracy_settings)
 
     @property
-    def needs_accuracy(self) -> list[str]:
+    def accuracy_settings(self) -> list[str]:
         """Settings that need to know which answers are right."""
         config = self.config
         filters, best = config.algorithm.filter_groups, config.trainer.keep_best or ""
-        return [
-            *["algorithm.filter_groups.metric=accuracy"] * (filters.enable and filters.metric == "accuracy"),
-            *[f"trainer.keep_best={best}"] * best.startswith(("val/accuracy", "val/pass@", "val/maj@")),
-            *["data.sampler or data.curriculum"] * config.data.is_adaptive,
-        ]
+        needs = {
+            "algorithm.filter_groups.metric=accuracy": filters.enable and filters.metric == "accuracy",
+            f"trainer.keep_best={best}": best.startswith(("val/accuracy", "val/pass@", "val/maj@")),
+            "data.sampler or data.curriculum": config.data.is_adaptive,
+        }
+        return [setting for setting, needs_accuracy in needs.items() if needs_accuracy]
 
 
 def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
@@ -159,9 +160,9 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
     dtypes = plan.model.dtype + ", Liger's kernels" * (plan.model.use_liger is True)
     dtypes += f", engines {plan.rollout.dtype}" if plan.rollout.dtype != plan.model.dtype else ""
     epochs = run.goal.max_steps * config.data.train_batch_size / run.epoch_size
-    rewards = "the functions of the rows' data sources" if run.has_reward_function else "none"
-    is_graded = run.environment.is_graded(config.env)
-    rewards = config.custom_reward_function.path or rewards if is_graded else f"the environment {config.env.env_name}"
+    reward = "the functions of the rows' data sources" if run.has_reward_function else "none"
+    reward = config.custom_reward_function.path or reward
+    reward = reward if run.environment.is_graded(config.env) else f"the environment {config.env.env_name}"
     rows = {
         "preset": ", ".join(run.user_settings.presets) or "none",
         "algorithm": f"{config.algorithm.adv_estimator}, loss {actor.policy_loss.loss_mode}, {actor.loss_agg_mode}",
@@ -174,7 +175,7 @@ def _describe_algorithm_and_data(run: RlPreparation) -> dict[str, str]:
         **{f"data: {name}": described for name, described in run.sources.items()},
         "stops": run.renderer.describe_stops(),
         "env": config.env.env_name,
-        "reward": rewards,
+        "reward": reward,
     }
     if run.reward_model_tokenizer:
         rows["reward"] += f" + {run.reward_model_tokenizer.describe_reward(config.reward_model)}"
@@ -205,7 +206,7 @@ def _describe_iterations(run: RlPreparation) -> dict[str, str]:
         "learning rate": f"{actor.optim.lr:g}, {actor.optim.warmup_style}"
         + f"; critic {config.critic.optim.lr:g}, {config.critic.optim.warmup_style}" * plan.placement.has_critic,
         "lengths": f"prompt {config.data.max_prompt_length} + response {config.data.max_response_length} tokens",
-        "validation": (run.val_prompts and ", ".join(validation)) or "none",
+        "validation": ", ".join(validation if run.val_prompts else []) or "none",
         "checkpoints": describe_checkpoint_schedule(trainer.save_freq, "iterations", plan.memory, trainer.keep_best),
         "trackers": ", ".join(trainer.logger),
         "memory": describe_memory_peak(plan.memory),

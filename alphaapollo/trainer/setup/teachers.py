@@ -13,8 +13,8 @@ from alphaapollo.rollout.self_teacher import check_demonstrations
 from alphaapollo.session.teachers import TeacherClient
 from alphaapollo.types import Prompt
 
-DECODED_TOKENS = 1000  # per request to a server
-CHECK_PATIENCE = 15.0  # seconds for which a failed request is sent again
+TOKENS_PER_REQUEST = 1000  # token ids that a server decodes per request
+RETRY_SECONDS = 15.0  # seconds for which a failed request is sent again
 
 
 def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]) -> list[str]:
@@ -25,15 +25,15 @@ def check_teachers(config: Config, renderer: Renderer, prompts: Sequence[Prompt]
     if config.teacher.self_teacher.context == "demonstration":
         check_demonstrations(prompts, config.teacher.self_teacher.demonstration_key)
     teacher, notices = config.teacher, []
-    sources = {prompt.data_source: prompt for prompt in prompts}
-    weights = {source: teacher.find_shares(source) for source in sources}
-    if missing := [source for source, one in weights.items() if not any(one)]:
+    prompt_of_source = {prompt.data_source: prompt for prompt in prompts}
+    shares_of_source = {source: teacher.find_shares(source) for source in prompt_of_source}
+    if missing := [source for source, shares in shares_of_source.items() if not any(shares)]:
         raise ValueError(
-            f"no teacher for the data_source {missing[0]!r} of row {sources[missing[0]].id}. Add a pattern to "
+            f"no teacher for the data_source {missing[0]!r} of row {prompt_of_source[missing[0]].id}. Add a pattern to "
             "teacher.by_source, e.g. *, which matches all."
         )
     for index, key in enumerate(teacher.models_by_key):
-        if not any(one[index] for one in weights.values()):
+        if not any(shares[index] for shares in shares_of_source.values()):
             notices.append(f"{key} is not used: teacher.by_source assigns no training prompt to it.")
     if teacher.servers and any(_has_images(prompt) for prompt in prompts):
         key = next(iter(teacher.servers))
@@ -50,12 +50,12 @@ def _has_images(prompt: Prompt) -> bool:
 async def _check_server(key: str, model: TeacherModel, k: int, renderer: Renderer, max_length: int) -> None:
     """Compare the server's decoding of every token id with the policy's tokenizer, then request the log-probs of a
     sequence of maximum length. Raises ValueError or TeacherServerError."""
-    tokenizer, client = renderer.tokenizer, TeacherClient(key, model, CHECK_PATIENCE)
+    tokenizer, client = renderer.tokenizer, TeacherClient(key, model, RETRY_SECONDS)
     url = model.base_url.rstrip("/").removesuffix("/v1") + "/detokenize"
 
     try:
-        for start in range(0, len(tokenizer), DECODED_TOKENS):
-            ids = [*range(start, min(start + DECODED_TOKENS, len(tokenizer)))]
+        for start in range(0, len(tokenizer), TOKENS_PER_REQUEST):
+            ids = [*range(start, min(start + TOKENS_PER_REQUEST, len(tokenizer)))]
             reply = json.loads(await client.post(url, {"model": model.name, "tokens": ids}))
             if reply["prompt"] != tokenizer.decode(ids):
                 raise ValueError(

@@ -68,7 +68,7 @@ def build_batch(
     offsets = layout.response_offsets[np.searchsorted(owners.numpy(), np.arange(len(trajectories) + 1))]
     num_actions = _count_actions(mask, offsets)
     turns = list_trained_turns(trajectories, layout.response_offsets)
-    order = draw_token_order(trajectories, turns, len(mask), seed, step) if policy_loss.select_tokens else None
+    token_order = draw_token_order(trajectories, turns, len(mask), seed, step) if policy_loss.select_tokens else None
     rewards = place_rewards(pairs, turns, len(mask), config)
     scores = sum_per_trajectory(rewards, offsets)
     return TrainingBatch(
@@ -87,7 +87,7 @@ def build_batch(
         length_penalty=compute_length_penalty(trajectories, scores, config),
         **compute_loss_weights(trajectories, num_actions, scores, layout.mini_batch_rows, owners, group_of, config),
         turns=number_turns(turns, group_of.tolist(), mask) if _needs_turns(trajectories, algorithm) else None,
-        token_order_keys=order,
+        token_order_keys=token_order,
         others=others,
     )
 
@@ -96,8 +96,8 @@ def _get_unsplittable_group_ids(trajectory_group_ids: Tensor, actor: Actor, algo
     """Return the group index 0 .. G-1 of each trajectory if a group must stay in one mini-batch, else None.
 
     Estimators that normalize over a mini-batch and group-mean-token-mean aggregation require this."""
-    by_mini_batch = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
-    if not by_mini_batch and actor.loss_agg_mode != "group-mean-token-mean":
+    normalizes_mini_batches = "mini_batches" in get_estimator(algorithm.adv_estimator).needs
+    if not normalizes_mini_batches and actor.loss_agg_mode != "group-mean-token-mean":
         return None
     numbers: list[int] = torch.unique(trajectory_group_ids, return_inverse=True)[1].tolist()
     return numbers

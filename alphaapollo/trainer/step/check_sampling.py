@@ -21,20 +21,21 @@ async def measure_sampling(run: TrainingRun, iteration: int, groups: Sequence[Tr
     is_plain = sampling.temperature > 0 and sampling.top_p == 1 and sampling.top_k <= 0 and role.rollout.name != "fake"
     if not is_plain or iteration % role.actor.entropy_freq:
         return {}
-    free = [list_free_rows(group, iteration - 1, sampling.temperature) for group in groups]
-    rows = draw_rows(free, derive_seed(run.config.trainer.seed, "sampling", iteration))
+    free_rows = [list_free_rows(group, iteration - 1, sampling.temperature) for group in groups]
+    rows = draw_rows(free_rows, derive_seed(run.config.trainer.seed, "sampling", iteration))
     if not rows:
         return {}
     limits = run.plan.placement.data_parallel_size, len(rows), run.plan.max_tokens, run.plan.padded
     layout = build_batch_layout(rows, range(len(rows)), *limits)
     run.workers.policy.load_batch(layout.rank_batches)
-    sums = {"z": np.zeros(NUM_SUMS), "repetition_z": np.sum([*map(compare_samples, free)], axis=0)}
+    sums = {"z": np.zeros(NUM_SUMS), "repetition_z": np.sum([*map(compare_samples, free_rows)], axis=0)}
     for batch, columns in zip(layout.rank_batches, await run.workers.policy.compute_surprises(), strict=True):
         tokens = batch.rows.action_mask != 0
         sums["z"] += sum_surprises(columns[tokens], batch.rows.rollout_logprobs[tokens])
-    if not np.isfinite(sums["z"]).all():  # learn() says it
+    if not np.isfinite(sums["z"]).all():  # learn() reports it
         return {}
-    earlier = run.progress.sampling
-    run.progress.sampling = {name: (one + np.array(earlier.get(name, 0.0))).tolist() for name, one in sums.items()}
-    metrics = {f"sampling/{name}": compute_z(one) for name, one in sums.items()}
-    return metrics | {f"sampling/run_{name}": compute_z(np.array(one)) for name, one in run.progress.sampling.items()}
+    earlier_sums = run.progress.sampling
+    run_sums = {name: values + np.array(earlier_sums.get(name, 0.0)) for name, values in sums.items()}
+    run.progress.sampling = {name: values.tolist() for name, values in run_sums.items()}
+    metrics = {f"sampling/{name}": compute_z(values) for name, values in sums.items()}
+    return metrics | {f"sampling/run_{name}": compute_z(values) for name, values in run_sums.items()}

@@ -74,23 +74,17 @@ async def collect_groups(run: TrainingRun, iteration: int, timer: Timer) -> Coll
 def take_stream_positions(progress: Progress, count: int) -> list[int]:
     """Return the positions of the next `count` prompts in the stream of training prompts, and advance `progress`.
     Positions of groups that an asynchronous run has not finished come first."""
-    left, progress.unfinished = progress.unfinished[:count], progress.unfinished[count:]
+    unfinished, progress.unfinished = progress.unfinished[:count], progress.unfinished[count:]
     start = progress.prompts_consumed
-    progress.prompts_consumed += count - len(left)
-    return [*left, *range(start, progress.prompts_consumed)]
+    progress.prompts_consumed += count - len(unfinished)
+    return [*unfinished, *range(start, progress.prompts_consumed)]
 
 
 def make_group_requests(run: TrainingRun, positions: Sequence[int]) -> list[GroupRequest]:
     """Build the requests for all samples of the prompts at these positions in the stream of training prompts."""
-    indices = run.sampler.choose_prompts(run.progress, positions)
+    indices, size, plan = run.sampler.choose_prompts(run.progress, positions), run.config.group_size, run.plan
     return [
-        GroupRequest(
-            run.prompts[index],
-            run.config.group_size,
-            run.plan.sampling,
-            stream_position=position,
-            greedy_baseline=run.plan.greedy_baseline,
-        )
+        GroupRequest(run.prompts[index], size, plan.sampling, position, greedy_baseline=plan.greedy_baseline)
         for index, position in zip(indices, positions, strict=True)
     ]
 
@@ -123,9 +117,8 @@ def get_metric_value(trajectory: Trajectory, metric: str) -> float:
         return trajectory.reward
     value = trajectory.accuracy if metric == "accuracy" else trajectory.score.component(metric)
     if value is None or math.isnan(value):
-        available = {"reward", *trajectory.score.components} | (
-            {"accuracy"} if trajectory.accuracy is not None else set()
-        )
+        accuracy = [] if trajectory.accuracy is None else ["accuracy"]
+        available = {"reward", *accuracy, *trajectory.score.components}
         raise ValueError(
             f"algorithm.filter_groups.metric={metric!r} is not a component of the reward. Set it to one of: "
             f"{', '.join(sorted(available))}."
@@ -143,8 +136,8 @@ def check_not_all_failed(groups: Sequence[TrajectoryGroup]) -> None:
     """Raise ValueError if no group can be trained on, e.g. because the reward function is broken."""
     if groups and not any(map(is_usable_for_training, groups)):
         first = groups[0]
-        compared = first.baseline if first.baseline and any(map(is_trainable, first.trajectories)) else None
-        kind, score = "greedy baseline" if compared else "trajectory", (compared or first.trajectories[0]).score
+        baseline = first.baseline if any(map(is_trainable, first.trajectories)) else None  # not None: it failed
+        kind, score = "greedy baseline" if baseline else "trajectory", (baseline or first.trajectories[0]).score
         raise ValueError(
             f"none of the {len(groups)} groups of this iteration can be trained on, so there is nothing to learn from. "
             f"First failure ({kind}, {score.outcome}): {score.reason}"
@@ -169,25 +162,24 @@ def add_recent_groups(run: TrainingRun, iteration: int, collected: CollectedGrou
     ]
     rng = np.random.default_rng(derive_seed(data.seed, "reuse", iteration))
     chosen = [kept[index] for index in sorted(rng.permutation(len(kept))[: data.reuse.groups])]
-    added = [(iteration, group) for group in collected.selected if has_metric_variance(group, "reward")]
+    own = [(iteration, group) for group in collected.selected if has_metric_variance(group, "reward")]
     ages = [iteration - origin for origin, _ in chosen]
     metrics = {"reuse/groups": float(len(chosen)), "reuse/age": float(np.mean(ages)) if ages else 0.0}
-    reused, metrics = [group for _, group in chosen], collected.metrics | metrics
-    return replace(collected, reused=reused, recent=RecentGroups((*kept, *added)), metrics=metrics)
+    recent, reused = RecentGroups((*kept, *own)), [group for _, group in chosen]
+    return replace(collected, reused=reused, recent=recent, metrics=collected.metrics | metrics)
 
 
-MAX_ROUNDS = 10  # limit of an asynchronous iteration in which groups fail, in batches of groups
-COUNTED = ("started", "finished", "trained", "dropped_failed", "dropped_no_signal")
+MAX_ROUNDS = 10  # batches of finished groups after which an asynchronous iteration takes an incomplete batch
+COUNTED_EVENTS = ("started", "finished", "trained", "dropped_failed", "dropped_no_signal")
 
 
 class InFlightGroups:
     """Rollout groups of an asynchronous run that are being generated or wait for their batch.
 
     Iteration s updates the weights from version s - 1 to s. A group that was started with version v is trained on in
-    iteration v + 1 + `trainer.max_staleness` at the latest, because at most train_batch_size * (max_staleness + 1)
-    groups are in flight, and `take_batch` waits for incomplete older groups, unless all of them can be trained on in
-    time in later batches. `Progress.unfinished` has their positions in the stream of training prompts, so a resumed run
-    generates them again.
+    iteration v + 1 + `trainer.max_staleness` at the latest: at most train_batch_size * (max_staleness + 1) groups are
+    in flight, and `take_batch` waits for older groups that later batches could not train on in time. A resumed run
+    generates the groups in flight again: `Progress.unfinished` has their positions in the stream of training prompts.
     """
 
     def __init__(self, run: TrainingRun):
@@ -195,11 +187,11 @@ class InFlightGroups:
         self._size = run.config.data.train_batch_size
         self._staleness = run.config.trainer.max_staleness
         filters = run.config.algorithm.filter_groups
-        self._max_finished = self._size * (filters.max_rounds if filters.enable else MAX_ROUNDS)  # of an iteration
+        self._max_finished = self._size * (filters.max_rounds if filters.enable else MAX_ROUNDS)  # in an iteration
         self._generating: dict[int, asyncio.Task[TrajectoryGroup]] = {}  # by position in the stream of training prompts
-        self._version: dict[int, int] = {}  # weight version at the start of each group in flight
+        self._start_versions: dict[int, int] = {}  # weight version at the start of each group in flight, by position
         self._has_news = asyncio.Event()  # set when a task is done
-        self._ready: dict[int, TrajectoryGroup] = {}
+        self._ready: dict[int, TrajectoryGroup] = {}  # finished groups that wait for their batch
         self._counts: Counter[str] = Counter()
         self._waited = 0.0  # seconds that the last batch waited for older groups after it was full
 
@@ -208,13 +200,13 @@ class InFlightGroups:
         run, progress = self._run, self._run.progress
         self._remove_lost_groups()  # of an engine that a publish has replaced
         limit = min(run.goal.max_steps - version, self._staleness + 1) * self._size
-        if len(self._version) >= limit:
+        if len(self._start_versions) >= limit:
             return
-        waiting = [position for position in progress.unfinished if position not in self._version]
+        unstarted = [position for position in progress.unfinished if position not in self._start_versions]
         started: list[int] = []
-        while len(self._version) + len(started) < limit:
-            if waiting:
-                position = waiting.pop(0)
+        while len(self._start_versions) + len(started) < limit:
+            if unstarted:
+                position = unstarted.pop(0)
             elif run.goal.max_prompts is None or progress.prompts_consumed < run.goal.max_prompts:
                 position = progress.prompts_consumed
                 progress.prompts_consumed += 1
@@ -224,7 +216,7 @@ class InFlightGroups:
                 break
             started.append(position)
         for position, request in zip(started, make_group_requests(run, started), strict=True):
-            self._version[position] = version
+            self._start_versions[position] = version
             self._generating[position] = asyncio.ensure_future(run.workers.engines.generate_group(request))
             self._generating[position].add_done_callback(lambda _: self._has_news.set())
 
@@ -260,13 +252,13 @@ class InFlightGroups:
         generated = dict(zip(chosen, groups, strict=True)) | dropped
         in_order = [generated[position] for position in sorted(generated)]
         metrics = compute_staleness_metrics(groups, iteration - 1)
-        collected = CollectedGroups(groups, in_order, rounds=-(-len(in_order) // self._size), metrics=metrics)
+        collected = CollectedGroups(groups, in_order, math.ceil(len(in_order) / self._size), metrics=metrics)
         return add_recent_groups(self._run, iteration, collected)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return numbers of groups: started, finished, trained and dropped since the last call, and now in flight."""
         counts, self._counts = self._counts, Counter()
-        return {f"async/{name}": float(counts[name]) for name in COUNTED} | {
+        return {f"async/{name}": float(counts[name]) for name in COUNTED_EVENTS} | {
             "async/carried": float(len(self._run.progress.unfinished)),
             "async/ready": float(len(self._ready)),
             "async/waited_for_oldest": self._waited,
@@ -285,9 +277,9 @@ class InFlightGroups:
         """Whether the batch is full, or too many groups were dropped, and no group for later would become too old."""
         if len(self._ready) < self._size and num_dropped + len(self._ready) < self._max_finished:
             return False
-        remaining = sorted(self._version.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
+        remaining = sorted(self._start_versions.keys() - set(self._choose_oldest_ready_positions()))  # oldest first
         return all(
-            iteration + 1 + order // self._size <= self._version[position] + 1 + self._staleness
+            iteration + 1 + order // self._size <= self._start_versions[position] + 1 + self._staleness
             for order, position in enumerate(remaining)
         )
 
@@ -325,12 +317,12 @@ class InFlightGroups:
         death: EngineCoreDied | None = None
         for position in [position for position, task in self._generating.items() if is_lost(task)]:
             death = self._generating.pop(position).exception()  # type: ignore[assignment]
-            del self._version[position]
+            del self._start_versions[position]
         return death
 
     def _remove_group(self, position: int) -> None:
         self._ready.pop(position, None)
-        del self._version[position]
+        del self._start_versions[position]
         self._run.progress.unfinished.remove(position)
 
 
@@ -352,6 +344,6 @@ def compute_staleness_metrics(groups: Sequence[TrajectoryGroup], trained_version
     mean = sum(version * count for version, count in runs) / sum(count for _, count in runs)
     return {
         "staleness/mean": trained_version - mean,
-        "staleness/max": float(trained_version - min(runs)[0]),
+        "staleness/max": float(trained_version - min(version for version, _ in runs)),
         "staleness/mixed": sum(len(different) > 1 for different in versions) / len(versions),
     }

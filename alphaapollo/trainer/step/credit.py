@@ -27,10 +27,10 @@ from alphaapollo.config.schema import Actor, Algorithm, Config, Teacher
 from alphaapollo.trainer.step.training_batch import WEIGHT_COLUMNS, TrainingBatch, sum_per_trajectory
 
 CHUNK_CELLS = 2**22
-"""Largest size of the matrices of one chunk, unless a single group is larger: 32 MiB in float64."""
-CACHED_VALUES = 2**16
+"""Maximum number of cells of a padded matrix (32 MiB in float64). Only a chunk of one group may have more."""
+CACHED_VALUES = 2**16  # number of values that fit into the processor's cache
 ColumnDtype = Literal["float32", "float64"]
-COMPUTED = ("old_logprobs", "ref_logprobs", "values", "target_logprobs")  # by models
+MODEL_COLUMNS = ("old_logprobs", "ref_logprobs", "values", "target_logprobs")  # columns that models compute
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def assign_credit(
     estimator = get_estimator(algorithm.adv_estimator)
     actions = slice(None) if batch.mask.all() else batch.mask != 0  # a slice copies nothing
     if estimator.scope == "trajectories":
-        exact = computed.target_logprobs is not None  # more advantages are added before rounding
-        advantages = _expand_trajectory_advantages(batch, estimator, scores, algorithm, "float64" if exact else dtype)
+        exact_dtype: ColumnDtype = dtype if computed.target_logprobs is None else "float64"  # until others are added
+        advantages = _expand_trajectory_advantages(batch, estimator, scores, algorithm, exact_dtype)
         returns = advantages
     else:
         advantages, returns = _estimate_in_chunks(
@@ -80,7 +80,7 @@ def assign_credit(
         metrics |= compute_advantage_metrics(advantages[actions], has_advantage)
     if batch.length_penalty is not None:
         metrics["reward/length_penalty"] = batch.length_penalty
-    every = replace(
+    columns = replace(
         computed,
         advantages=advantages,
         returns=None if computed.values is None else returns.astype(dtype, copy=False),
@@ -96,7 +96,7 @@ def assign_credit(
         has_gradient |= has_context & (batch.divergence_weights != 0)
     trajectory_of_row = batch.trajectory_ids.numpy()
     has_gradient = np.isin(trajectory_of_row, trajectory_of_row[has_gradient])
-    return AssignedCredit(batch.layout.split_columns(every), advantages, has_gradient, metrics, mean_return)
+    return AssignedCredit(batch.layout.split_columns(columns), advantages, has_gradient, metrics, mean_return)
 
 
 def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets: np.ndarray) -> str:
@@ -105,11 +105,12 @@ def describe_non_finite(columns: Columns[np.ndarray], mask: np.ndarray, offsets:
     mask: [n], 1 on action tokens (tokens that the model sampled). offsets: [B + 1], position of each row.
     """
     problems = []
-    for name in COMPUTED:
+    for name in MODEL_COLUMNS:
         values = getattr(columns, name)
         if values is not None and not np.isfinite(values.sum(dtype=np.float64)):
             bad = np.logical_or.reduceat(~np.isfinite(values) & (mask != 0), offsets[:-1])
-            problems += [f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows"] if bad.any() else []
+            if bad.any():
+                problems.append(f"{name} are NaN or infinite in {bad.sum()} of {len(bad)} rows")
     return "; ".join(problems)
 
 
@@ -131,15 +132,12 @@ def _add_kl_penalty(
         algorithm.kl_penalty,
     )
     rewards = shaped.token_rewards.numpy()
-    return (
-        rewards,
-        sum_per_trajectory(rewards, batch.trajectory_offsets),
-        {
-            "actor/reward_kl_penalty_coeff": kl_coef,
-            "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
-            "actor/reward_kl_penalty": float(shaped.kl_per_token),
-        },
-    )
+    metrics = {
+        "actor/reward_kl_penalty_coeff": kl_coef,
+        "actor/reward_kl_penalty_per_sequence": float(shaped.kl_per_sequence),
+        "actor/reward_kl_penalty": float(shaped.kl_per_token),
+    }
+    return rewards, sum_per_trajectory(rewards, batch.trajectory_offsets), metrics
 
 
 def _add_target_advantages(
@@ -151,9 +149,9 @@ def _add_target_advantages(
         return advantages, {}
     assert computed.old_logprobs is not None
     old, target = _to_float64_tensor(computed.old_logprobs), _to_float64_tensor(computed.target_logprobs)
-    taught = compute_target_advantages(old, target, torch.from_numpy(mask))
-    combined = advantages + teacher.coef * taught.advantages.numpy()
-    return combined, {"distill/reverse_kl": taught.reverse_kl, "distill/agreement": taught.agreement}
+    distillation = compute_target_advantages(old, target, torch.from_numpy(mask))
+    metrics = {"distill/reverse_kl": distillation.reverse_kl, "distill/agreement": distillation.agreement}
+    return advantages + teacher.coef * distillation.advantages.numpy(), metrics
 
 
 def _expand_trajectory_advantages(
@@ -237,14 +235,14 @@ def _estimate_in_chunks(
 
 
 def _pad(values: np.ndarray, inside: np.ndarray) -> Tensor:
-    """Arrange the values of tokens in a float64 matrix; 0 elsewhere. inside: bool [B, L], where a row has a token."""
+    """Arrange the values of tokens in a float64 matrix; 0 elsewhere. inside: bool [B, L], whether a row has a token."""
     matrix = np.zeros(inside.shape)
     matrix[inside] = values
     return torch.from_numpy(matrix)
 
 
 def _take_turns(turns: Turns, tokens: slice, inside: np.ndarray, trajectory_of_row: Tensor) -> Turns:
-    """Return the turns of some trajectories. tokens: of these. inside: as in _pad. trajectory_of_row: [B]."""
+    """Return the turns of some trajectories. tokens: slice of the tokens. inside: see _pad. trajectory_of_row: [B]."""
     bounds = torch.stack([trajectory_of_row[0], trajectory_of_row[-1] + 1])
     start, end = torch.searchsorted(turns.trajectory_ids, bounds).tolist()
     numbers = torch.full(inside.shape, -1)
@@ -295,14 +293,14 @@ def choose_loss_tokens(
         return None
     assert computed.old_logprobs is not None and batch.token_order_keys is not None
     offsets = batch.layout.response_offsets
-    counted = (batch.mask != 0) & np.repeat(batch.loss_weights > 0, np.diff(offsets))
-    chosen = np.zeros(len(counted), dtype=np.uint8)
+    has_weight = (batch.mask != 0) & np.repeat(batch.loss_weights > 0, np.diff(offsets))
+    chosen = np.zeros(len(has_weight), dtype=np.uint8)
     for rows in batch.layout.mini_batch_rows:
         tokens = np.concatenate([np.arange(offsets[row], offsets[row + 1]) for row in rows])
-        tokens = tokens[counted[tokens]]
+        tokens = tokens[has_weight[tokens]]
         tokens = tokens[batch.token_order_keys[tokens].argsort()]
-        values = _to_float64_tensor(computed.old_logprobs[tokens]), _to_float64_tensor(advantages[tokens])
-        chosen[tokens] = policy_loss.select_tokens(*values, actor).numpy()
+        old_logprobs = _to_float64_tensor(computed.old_logprobs[tokens])
+        chosen[tokens] = policy_loss.select_tokens(old_logprobs, _to_float64_tensor(advantages[tokens]), actor).numpy()
     return chosen
 
 

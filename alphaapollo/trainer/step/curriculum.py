@@ -22,7 +22,7 @@ from alphaapollo.types import Prompt, TrajectoryGroup
 from alphaapollo.utils.seeds import derive_seed
 
 DECAY = 0.5  # weight of earlier groups in a prompt's pass rate
-RETIRE_ABOVE = 0.95  # pass rate from which a prompt is drawn with the weight revisit_rate
+RETIRE_ABOVE = 0.95  # prompts with this pass rate or a higher one are drawn with the weight revisit_rate
 
 
 class PromptSampler:
@@ -44,8 +44,9 @@ class PromptSampler:
         self._ids = np.array([prompt.id for prompt in prompts])
         self._index = {prompt.id: index for index, prompt in enumerate(prompts)}
         self._stages = assign_stages(prompts, data)
-        self._open = [np.flatnonzero(self._stages <= stage) for stage in range(int(self._stages.max()) + 1)]
-        sizes = [+count_by_file([prompts[index] for index in indices], data) for indices in self._open]
+        self._open_prompts = [np.flatnonzero(self._stages <= stage) for stage in range(int(self._stages.max()) + 1)]
+        # Unary + removes files without prompts.
+        sizes = [+count_by_file([prompts[index] for index in indices], data) for indices in self._open_prompts]
         self._streams = [
             make_stream(data, size, derive_seed(data.seed, "stage", stage)) for stage, size in enumerate(sizes)
         ]
@@ -53,23 +54,23 @@ class PromptSampler:
         self._file_weights = np.array([weights[prompt.file] for prompt in prompts]) if weights else 1.0
 
     def choose_prompts(self, progress: Progress, positions: Sequence[int]) -> list[int]:
-        """Return the index of the prompt at each position. Prompts already drawn for a position, e.g. before the run
-        resumed, are kept; no prompt is drawn twice for groups in flight, if there are enough."""
+        """Return the index of the prompt at each position. Prompts that were already drawn, e.g. before the run
+        resumed, are kept. If there are enough prompts, none is drawn twice for groups in flight."""
         if self._stream is not None:
             return [index for position in positions for index in self._stream.prompt_indices(position, 1)]
         drawn = progress.curriculum.drawn
         missing = [position for position in positions if drawn.get(position) not in self._index]
-        taken = {self._index[prompt_id] for prompt_id in drawn.values() if prompt_id in self._index}
+        in_flight = {self._index[prompt_id] for prompt_id in drawn.values() if prompt_id in self._index}
         if self._data.sampler == "uniform":
             chosen = self._choose_each_once(progress.curriculum, missing)
         else:
-            chosen = draw_prompts(self._compute_weights(progress.curriculum), missing, self._data.seed, taken)
+            chosen = draw_prompts(self._compute_weights(progress.curriculum), missing, self._data.seed, in_flight)
         drawn.update(zip(missing, self._ids[chosen].tolist(), strict=True))
         return [self._index[drawn[position]] for position in positions]
 
     def _choose_each_once(self, state: CurriculumState, positions: Sequence[int]) -> list[int]:
         """Choose prompts of the open stages, each once per epoch of them, in a random order."""
-        stream, prompts = self._streams[state.stage], self._open[state.stage]
+        stream, prompts = self._streams[state.stage], self._open_prompts[state.stage]
         drawn = (stream.prompt_indices(position - state.stage_start, 1) for position in positions)
         return [int(prompts[index]) for (index,) in drawn]
 
@@ -127,7 +128,7 @@ class PromptSampler:
 
 
 def count_by_file(prompts: Sequence[Prompt], data: Data) -> Counter[int]:
-    """Return the number of prompts of each of data.train_files; with no source_weights, their number under 0."""
+    """Count the prompts of each of data.train_files, by index. Without source_weights, all prompts count under 0."""
     if data.source_weights is None:
         return Counter({0: len(prompts)})
     counts = Counter(dict.fromkeys(range(len(data.source_weights)), 0))
@@ -170,14 +171,14 @@ def assign_stages(prompts: Sequence[Prompt], data: Data) -> np.ndarray:
         source: next((i for i, pattern in enumerate(patterns) if fnmatchcase(source.lower(), pattern.lower())), None)
         for source in sources
     }
-    for source in sorted(source for source, stage in stage_of.items() if stage is None):
+    if unmatched := sorted(source for source, stage in stage_of.items() if stage is None):
         raise ValueError(
-            f"data.curriculum.stages={patterns}: the data source {source!r} of data.train_files is in no stage. Add a "
-            "stage with a pattern that matches it."
+            f"data.curriculum.stages={patterns}: the data source {unmatched[0]!r} of data.train_files is in no stage. "
+            "Add a stage with a pattern that matches it."
         )
-    for number in sorted(set(range(len(patterns))) - set(stage_of.values())):
+    if empty := sorted(set(range(len(patterns))) - set(stage_of.values())):
         raise ValueError(
-            f"data.curriculum.stages[{number}].data_source={patterns[number]!r} matches none of the data sources "
+            f"data.curriculum.stages[{empty[0]}].data_source={patterns[empty[0]]!r} matches none of the data sources "
             f"{sorted(sources)} that earlier stages leave. Change the pattern, or remove the stage."
         )
     return np.array([stage_of[prompt.data_source] for prompt in prompts])

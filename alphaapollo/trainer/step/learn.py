@@ -45,7 +45,7 @@ async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup]
     num_trained = len(batch.trajectories)
     metrics = credit.metrics | compute_batch_metrics(batch.layout, plan.padded, batch.others.num_failed, num_trained)
     is_trained: np.ndarray | None = None
-    updated: dict[str, float] | None = None
+    policy_metrics: dict[str, float] | None = None
     old_logprobs: list[np.ndarray] = []
     with timer("update"):
         if critic := run.workers.critic:
@@ -53,9 +53,9 @@ async def learn(run: LearnerState, iteration: int, groups: list[TrajectoryGroup]
             await critic.offload()
         if iteration > config.trainer.critic_warmup:
             is_trained = credit.has_gradient if plan.skips_rows_without_advantage else np.ones_like(credit.has_gradient)
-            updated, old_logprobs = await _update_policy(run, iteration, batch, credit, is_trained)
-            metrics |= updated
-    feedback = _compute_feedback(config, before, batch, credit, updated)
+            policy_metrics, old_logprobs = await _update_policy(run, iteration, batch, credit, is_trained)
+            metrics |= policy_metrics
+    feedback = _compute_feedback(config, before, batch, credit, policy_metrics)
     return UpdateResult(metrics, feedback, batch.layout.num_tokens, batch, credit, is_trained, old_logprobs)
 
 
@@ -68,29 +68,26 @@ async def _update_policy(
     steps = filter_mini_batches(batch.layout, is_trained, plan.max_tokens, plan.padded)
     # Without trained rows, the trainer computes no old log-probs either.
     measures_mismatch = bool(is_trained.any()) and not plan.uses_rollout_logprobs
+    skip_bad_step, measures_entropy = config.trainer.on_bad_step == "skip", iteration % actor.entropy_freq == 0
+    kl_coef = run.progress.policy_kl_coef if actor.policy_loss.adapts_kl_coef else None
     metrics, mismatch_sums, old_logprobs = await run.workers.policy.update(
-        credit.columns,
-        steps,
-        config.trainer.on_bad_step == "skip",
-        iteration % actor.entropy_freq == 0,
-        measures_mismatch,
-        run.progress.policy_kl_coef if actor.policy_loss.adapts_kl_coef else None,
+        credit.columns, steps, skip_bad_step, measures_entropy, measures_mismatch, kl_coef
     )
     metrics |= {"batch/rows_skipped": 1 - float(is_trained.mean())}
     return metrics | (mismatch_metrics(mismatch_sums) if mismatch_sums else {}), old_logprobs
 
 
 def _compute_feedback(
-    config: Config, before: Feedback, batch: TrainingBatch, credit: AssignedCredit, updated: dict[str, float] | None
+    config: Config, before: Feedback, batch: TrainingBatch, credit: AssignedCredit, update: dict[str, float] | None
 ) -> Feedback:
-    """Compute what the next iteration depends on. updated: metrics of the policy's update; None without an update."""
+    """Compute what the next iteration depends on. update: metrics of the policy's update; None without an update."""
     algorithm, options = config.algorithm, config.actor_rollout_ref.actor.policy_loss
     kl_coef, policy_kl_coef = before.kl_coef, before.policy_kl_coef
-    if updated is not None and algorithm.use_kl_in_reward:
+    if update is not None and algorithm.use_kl_in_reward:
         kl = credit.metrics["actor/reward_kl_penalty_per_sequence"]
         kl_coef = next_kl_coef(algorithm.kl_ctrl, kl_coef, kl, len(batch.trajectories))
-    if updated is not None and options.adapts_kl_coef and not updated["actor/steps_skipped"]:
-        policy_kl_coef = next_policy_kl_coef(options, policy_kl_coef, updated["actor/policy_kl"])
+    if update is not None and options.adapts_kl_coef and not update["actor/steps_skipped"]:
+        policy_kl_coef = next_policy_kl_coef(options, policy_kl_coef, update["actor/policy_kl"])
     baseline = next_baseline(algorithm, before.baseline, credit.mean_return)
     return Feedback(kl_coef, policy_kl_coef, baseline)
 

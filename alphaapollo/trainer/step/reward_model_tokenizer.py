@@ -76,9 +76,9 @@ def uses_reward_function(config: Config, environment_uses_grader: bool, prompts:
     if config.custom_reward_function.path or not environment_uses_grader or any(map(is_gradable, prompts)):
         return True
     if needs_reward and (reward_model.weight == 0 or TASK in config.reward.required):
-        key, value = ("reward_model.weight", "=0") if reward_model.weight == 0 else ("reward.required", f" has {TASK}")
+        key, state = ("reward_model.weight", "=0") if reward_model.weight == 0 else ("reward.required", f" has {TASK}")
         raise ValueError(
-            f"{key}{value}, but the reward model is the only reward. Change {key}, or add another reward: set custom_"
+            f"{key}{state}, but the reward model is the only reward. Change {key}, or add another reward: set custom_"
             "reward_function.path, or give the rows a ground truth and a data_source that has a built-in grader."
         )
     return False

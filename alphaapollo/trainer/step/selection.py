@@ -27,8 +27,8 @@ def is_trainable(trajectory: Trajectory) -> bool:
 
 def is_usable_for_training(group: TrajectoryGroup) -> bool:
     """Whether at least one sample of the group can be trained on, and its greedy baseline (if any) did not fail."""
-    compared = group.baseline is None or not group.baseline.score.outcome.failed
-    return compared and any(is_trainable(trajectory) for trajectory in group.trajectories)
+    is_baseline_usable = group.baseline is None or not group.baseline.score.outcome.failed
+    return is_baseline_usable and any(is_trainable(trajectory) for trajectory in group.trajectories)
 
 
 def select_trajectories(
@@ -51,15 +51,15 @@ def select_trajectories(
         return pairs, group_ids, OtherSamples(num_failed, [], torch.empty(0, dtype=torch.float64), group_ids[:0])
     assert filtration.size is not None
     scores = sum_shaped_rewards(pairs, config)
-    draws = (
+    seeds = (
         derive_seed(config.trainer.seed, "filtration", step, sample.prompt_id, sample.sample) for _, sample in pairs
     )
-    noise = torch.tensor([np.random.default_rng(draw).random() for draw in draws])
+    noise = torch.tensor([np.random.default_rng(seed).random() for seed in seeds])
     selected = select_samples(scores, Groups.from_ids(group_ids), filtration.size, filtration.method, noise)
     kept = [pair for pair, is_selected in zip(pairs, selected, strict=True) if is_selected]
-    others = ~selected if filtration.baseline == "all" else torch.zeros_like(selected)
-    trajectories = [trajectory for (_, trajectory), is_other in zip(pairs, others, strict=True) if is_other]
-    return kept, group_ids[selected], OtherSamples(num_failed, trajectories, scores[others], group_ids[others])
+    is_other = ~selected if filtration.baseline == "all" else torch.zeros_like(selected)
+    trajectories = [trajectory for (_, trajectory), other in zip(pairs, is_other, strict=True) if other]
+    return kept, group_ids[selected], OtherSamples(num_failed, trajectories, scores[is_other], group_ids[is_other])
 
 
 def list_rows(pairs: Sequence[PromptTrajectory], config: Config) -> tuple[list[Trajectory], list[Row], Tensor]:
@@ -87,25 +87,22 @@ def compute_loss_weights(
 ) -> dict[str, np.ndarray]:
     """Compute the loss weights of the N trajectories in their mini-batches (of all ranks), as WEIGHT_COLUMNS [B].
 
-    They are for the token-level policy loss, the sequence-level policy loss, the critic's loss (a mean over
-    tokens), and the divergence from a target: as the first, but over the trajectories that have one. A self-teacher
-    needs a row with a longer prompt.
+    The four columns are for the token-level policy loss, the sequence-level policy loss, the critic's loss (a mean over
+    tokens), and the divergence from a teacher. The last one is like the first, but over trajectories with a teacher:
+    a self-teacher needs a row with a longer prompt.
 
     Args:
         num_actions, scores, group_ids: [N].
         mini_batch_rows: rows of each mini-batch. owners: [B], trajectory of each row.
     """
     actor, filtration = config.actor_rollout_ref.actor, config.algorithm.filtration
-    is_taught = torch.tensor(
-        [
-            not config.teacher.uses_self_teacher or any(LONGER_PROMPT in row.columns for row in trajectory.rows)
-            for trajectory in trajectories
-        ]
-    )
-    cut = torch.tensor([config.algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
-    loss_lengths = overlong_filter(num_actions.unsqueeze(1), cut).squeeze(1)
+    all_are_taught = not config.teacher.uses_self_teacher
+    has_context = [any(LONGER_PROMPT in row.columns for row in trajectory.rows) for trajectory in trajectories]
+    is_taught = torch.tensor([all_are_taught or has_longer_prompt for has_longer_prompt in has_context])
+    is_cut = torch.tensor([config.algorithm.overlong_filter and trajectory.truncated for trajectory in trajectories])
+    loss_lengths = overlong_filter(num_actions.unsqueeze(1), is_cut).squeeze(1)
     weights, horizon = torch.zeros(4, len(trajectories), dtype=torch.float64), config.loss_horizon
-    full = config.trajectories_per_update / config.num_mini_batches  # trajectories of a planned mini-batch
+    planned_size = config.trajectories_per_update / config.num_mini_batches  # planned trajectories of a mini-batch
     scales_up = config.algorithm.filter_groups.reweights and actor.loss_agg_mode == "token-sum"  # other modes are means
     for rows in mini_batch_rows:
         ids = owners[rows].unique()
@@ -115,7 +112,7 @@ def compute_loss_weights(
         weights[2, ids] = row_weights(num_actions[ids], groups, "token-mean", horizon)
         weights[3, taught] = row_weights(loss_lengths[taught], group_ids[taught], actor.loss_agg_mode, horizon)
         if scales_up:
-            weights[0, ids] *= full / len(ids)
+            weights[0, ids] *= planned_size / len(ids)
     if (method := filtration.method) in ("best", "best_random", "best_worst"):
         weights *= filtration_weights(scores, Groups.from_ids(group_ids), method)
     return dict(zip(WEIGHT_COLUMNS, weights[:, owners].numpy(), strict=True))

@@ -1,5 +1,5 @@
 """Rewards of trajectories before advantages are computed: outcomes with penalties for their length, step rewards,
-their place on the tokens, and named components."""
+their positions in the tokens, and named components."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def place_rewards(
         for turn, _, end in trained:
             rewards[end - 1] += compute_turn_reward(turn, actor)
         for turn in trajectory.turns[len(trained) :]:
-            before = bisect(trained, turn.answer_number, key=lambda each: each.turn.answer_number)
-            rewards[trained[max(0, before - 1)].end - 1] += turn.reward
+            num_earlier = bisect(trained, turn.answer_number, key=lambda each: each.turn.answer_number)
+            rewards[trained[max(0, num_earlier - 1)].end - 1] += turn.reward
         rewards[trained[-1].end - 1] += outcome
     return rewards
 
@@ -106,8 +106,8 @@ def compute_length_penalty(trajectories: Sequence[Trajectory], scores: Tensor, c
     algorithm, penalty = config.algorithm, get_invalid_action_penalty(config.actor_rollout_ref.actor)
     if not algorithm.overlong_penalty.enable and not algorithm.length_budget.mode:
         return None
-    before = sum(each.reward - penalty * sum(not turn.valid for turn in each.turns) for each in trajectories)
-    return before / len(trajectories) - float(scores.mean())
+    unshaped = sum(each.reward - penalty * sum(not turn.valid for turn in each.turns) for each in trajectories)
+    return unshaped / len(trajectories) - float(scores.mean())
 
 
 def get_reward_components(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Turns of the trajectories of a batch: their place on the tokens, their numbers, and random orders of their tokens."""
+"""Turns of the trajectories of a batch: their positions in the tokens, their numbers, and random token orders."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def list_trained_turns(trajectories: Sequence[Trajectory], response_offsets: np.
         for row in trajectory.rows:
             first_token = next(ends) - len(row.token_ids)
             turns = trajectory.turns[row.first_turn : row.first_turn + len(row.turn_ends)]
-            for turn, last in zip(turns, row.turn_ends, strict=True):
-                end = first_token + last + 1
+            for turn, last_action in zip(turns, row.turn_ends, strict=True):
+                end = first_token + last_action + 1
                 trained.append(TrainedTurn(turn, end - len(turn.completion.token_ids), end))
         is_sorted = len(trained) == 1
         turns_by_trajectory.append(trained if is_sorted else sorted(trained, key=lambda each: each.turn.answer_number))

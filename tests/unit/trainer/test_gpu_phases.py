@@ -302,7 +302,7 @@ def test_two_iterations_in_carry_mode(tmp_path: Path) -> None:
     run.config = run.config.model_copy(update={"trainer": trainer})
     run.prompts, run.goal = run.prompts * 2, TrainingGoal(2)
     run.sampler = PromptSampler(range(2), Data(shuffle=False))
-    run.session.weights.pauses_requests = True
+    run.session.publisher.pauses_requests = True
     asyncio.run(train_async(run))
     publish = [*PUBLISH[:2], "engine.pause", *PUBLISH[2:9], "engine.resume", *PUBLISH[9:]]
     iteration = [

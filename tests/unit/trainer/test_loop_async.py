@@ -16,7 +16,7 @@ from alphaapollo.config.schema import Config, Trainer
 from alphaapollo.controller.errors import EngineCoreDied
 from alphaapollo.session.progress import CurriculumState, Feedback, Progress, TrainingGoal
 from alphaapollo.trainer import loop
-from alphaapollo.trainer.step.collect import COUNTED, compute_staleness_metrics, take_stream_positions
+from alphaapollo.trainer.step.collect import COUNTED_EVENTS, compute_staleness_metrics, take_stream_positions
 from alphaapollo.trainer.step.update_result import UpdateResult
 from alphaapollo.types import EpisodeEnd, GroupRequest, Outcome, Prompt, Row, Score, Trajectory, TrajectoryGroup
 from tests.unit import virtual_time
@@ -153,13 +153,13 @@ def test_staleness_is_bounded_and_every_prompt_is_used_once(seed: int, staleness
 
 def check_counts(run: Any, dynamic: bool) -> None:
     """Every group that was started is trained on, dropped or carried to the next iteration."""
-    carried, ready, total = 0.0, 0.0, dict.fromkeys(COUNTED, 0.0)
+    carried, ready, total = 0.0, 0.0, dict.fromkeys(COUNTED_EVENTS, 0.0)
     for line in run.session.tracker.lines:
         gone = line["async/trained"] + line["async/dropped_failed"] + line["async/dropped_no_signal"]
         assert carried + line["async/started"] == gone + line["async/carried"]
         assert ready + line["async/finished"] == gone + line["async/ready"]
         carried, ready = line["async/carried"], line["async/ready"]
-        total = {name: total[name] + line[f"async/{name}"] for name in COUNTED}
+        total = {name: total[name] + line[f"async/{name}"] for name in COUNTED_EVENTS}
     assert total["started"] == run.progress.prompts_consumed == total["finished"]
     assert total["trained"] == 12 * SIZE and total["dropped_failed"] > 0
     assert (total["dropped_no_signal"] > 0) is dynamic
@@ -279,7 +279,7 @@ def test_groups_in_vain_end_the_run(reason: str, is_async: bool, good: int, caps
 
     run = make_run(steps=4, dynamic=reason == "no variance")
     run.workers.engines.generate_group = play
-    run.session.weights.hand_over = do_nothing
+    run.session.publisher.hand_over = do_nothing
     loops = loop.train_async if is_async else loop.train
     if error:
         with pytest.raises(ValueError, match=f"none of the .* groups .*{error}"):

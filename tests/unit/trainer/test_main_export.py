@@ -81,7 +81,7 @@ def test_the_export_equals_the_runs_own_export(run: Path, capsys: pytest.Capture
     modes = {file.stat().st_mode for folder in (output, run / "model") for file in folder.iterdir()}
     assert len(modes) == 1  # others may read the weights, if they may read the other files
     assert "supervised fine-tuning), after iteration 2" in card
-    assert "differ from the checkpoint's by" in card
+    assert "differ from those of the checkpoint by" in card
     assert not list((run / "exported").glob(".*"))
     assert main([f"checkpoint={run}", "dtype=float32"]) == 2
     assert "already exists" in capsys.readouterr().err

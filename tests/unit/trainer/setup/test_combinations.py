@@ -172,7 +172,7 @@ def test_valid_combinations_have_no_notices(estimator: str, loss: str, values: d
         ("rloo", "reinforce", TRPO, ("no ratio", f"{LOSS}=surrogate")),
         ("rloo", "gspo", TRPO, ("a ratio per sequence",)),
         ("rloo", "dppo_tv", TRPO, ("ratio to the engine",)),
-        ("none", "surrogate", TRPO | SAMPLED_TEACHER, (f"{ESTIMATOR}=none", "surrogate")),
+        ("none", "surrogate", TRPO | SAMPLED_TEACHER, (f"{ESTIMATOR}=none", "needs advantages")),
         ("rloo", "surrogate", TRPO | {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_type": "full"}, ("=full",)),
     ],
 )
