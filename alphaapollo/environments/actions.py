@@ -107,7 +107,7 @@ def make_action_handler(services: Services) -> ActionHandler:
 
 
 def _make_call_message(calls: Sequence[ToolCall]) -> JsonObject:
-    """Return the message of a turn with calls, as TRL's reward functions read it. Arguments are text if no JSON."""
+    """Return the message of a turn with calls, as TRL's reward functions read it. Arguments without JSON are texts."""
     shown = []
     for call in calls:
         try:

@@ -49,5 +49,5 @@ class CompletionGroup:
             waiting, self._waiting = self._waiting, {}
             scores = asyncio.ensure_future(self._grade_all([*waiting.values()]))
             for position, graded in enumerate(waiting):
-                if not graded.done():  # its episode was cancelled
+                if not graded.done():  # it is done if its episode was cancelled
                     graded.set_result((scores, position))

@@ -1,13 +1,14 @@
-"""Run the user's programs in processes of their own. ProgramRunner starts a host process,
-python -m alphaapollo.rollout.agents.programs PARENT_PID SETTINGS
+"""Run the user's programs in processes of their own. ProgramRunner starts a host process:
+
+    python -m alphaapollo.rollout.agents.programs PARENT_PID SETTINGS
 
 It imports the user's file once. For each session it forks a supervisor, which forks the program. When the program has
 ended or is to be ended, the supervisor kills all processes that the program has started, also those that left its
 process group, because the supervisor adopts them (PR_SET_CHILD_SUBREAPER).
 
     request    a line of JSON: {"folder", "environment"} of a session, or {"end": number of its request}
-    reply      first, why the file cannot be loaded ("": it is loaded); for a session, null when it has ended. Its
-               result is in its folder.
+    reply      the first one: why the file cannot be loaded, or "". The reply to a request is null; that of a session
+               comes when the session has ended, and its folder has the result.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ logger = logging.getLogger(__name__)
 PR_SET_CHILD_SUBREAPER = 36
 TASK, RESULT = "task.json", "result.json"  # files in the folder of a session
 REWARD, ERRORS = "reward.json", "errors.txt"  # reward of a command, and the end of the program's stdout and stderr
-SHOWN_BYTES = 1 << 16  # of the program's output
-END_SECONDS = 10.0  # time limit to read the rest of it
+SHOWN_BYTES = 1 << 16  # last bytes of the program's output that are kept
+END_SECONDS = 10.0  # time limit to read the rest of the output after the program has ended
 TRACEBACK_LINES = 30
 START_TIMEOUT = 120.0  # seconds to import the user's file
 CLOSE_TIMEOUT = 10.0  # seconds to end all programs
@@ -111,8 +112,7 @@ class ProgramRunner:
         """Run the program for one task and return how it ended. If the caller is cancelled, the program is ended.
 
         If the host process was killed, its programs have failed, and the next run starts a new host. Raises
-        ChildProcessError if it was closed.
-        """
+        ChildProcessError if it was closed."""
         async with self._starting:
             if self._host is not None and self._host.has_closed_output:
                 logger.warning("%s; it is started again", HOST_ENDED)
@@ -124,7 +124,7 @@ class ProgramRunner:
         files = {"ALPHAAPOLLO_TASK": str(folder / TASK), "ALPHAAPOLLO_RESULT": str(folder / REWARD)}
         variables = {**environment, **(files if self._agent.command else {})}
         order = {"folder": str(folder), "environment": variables}
-        session, ended = host.send(json.dumps(order).encode() + b"\n")
+        session_number, ended = host.send(json.dumps(order).encode() + b"\n")
         try:
             await asyncio.shield(ended)
             return self._read_result(folder)
@@ -132,7 +132,7 @@ class ProgramRunner:
             return ProgramResult(error=HOST_ENDED)
         finally:
             if not ended.done():
-                host.send(b'{"end": %d}\n' % session)
+                host.send(b'{"end": %d}\n' % session_number)
                 await asyncio.wait((ended,))
             shutil.rmtree(folder, ignore_errors=True)  # `close` removes all folders
 
@@ -190,14 +190,16 @@ def serve(parent_pid: int, path: str, command: str) -> None:
     except ValueError as failure:
         error = str(failure)
     os.write(replies, b"0 " + json.dumps(error).encode() + b"\n")
+    if error:
+        return
     supervisors: dict[int, int] = {}  # number of the session's request -> pid
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, the signal would not write to `waker`
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     selector = selectors.DefaultSelector()
     selector.register(pipe, selectors.EVENT_READ)
     selector.register(wake, selectors.EVENT_READ)
-    while not error:
+    while True:
         for key, _ in selector.select():
             if key.fd == wake:
                 os.read(wake, 1 << 16)
@@ -205,16 +207,16 @@ def serve(parent_pid: int, path: str, command: str) -> None:
                     if os.waitpid(pid, os.WNOHANG)[0]:
                         del supervisors[number]
                         os.write(replies, b"%d null\n" % number)
-            elif not (line := pipe.readline()):
+            elif not (number_line := pipe.readline()):
                 return  # the supervisors end with this process
             else:
-                order = json.loads(pipe.readline())
+                number, order = int(number_line), json.loads(pipe.readline())
                 if "end" not in order:
-                    supervisors[int(line)] = _fork_supervisor(order, run, command, requests)
+                    supervisors[number] = _fork_supervisor(order, run, command, requests)
                     continue
                 if order["end"] in supervisors:
                     os.kill(supervisors[order["end"]], signal.SIGTERM)
-                os.write(replies, b"%d null\n" % int(line))
+                os.write(replies, b"%d null\n" % number)
 
 
 def _fork_supervisor(
