@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from alphaapollo.workers.policy import PolicyWorker
 
 T = TypeVar("T")
-W = TypeVar("W", bound="TrainingWorker | RewardModelWorker | RolloutWorker")
-M = TypeVar("M", bound="TrainingWorker | RewardModelWorker")
-L = TypeVar("L", bound="TrainingWorker")
-R = TypeVar("R", bound="PolicyWorker | CriticWorker")
+W = TypeVar("W", bound="TrainingWorker | RewardModelWorker | RolloutWorker")  # any worker
+M = TypeVar("M", bound="TrainingWorker | RewardModelWorker")  # worker with a model
+L = TypeVar("L", bound="TrainingWorker")  # worker that trains (learns)
+R = TypeVar("R", bound="PolicyWorker | CriticWorker")  # worker that trains on rollouts
 B = TypeVar("B", bound=RankBatch)
 
 
@@ -213,7 +213,7 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
 
         columns: advantages, old log-probs etc. of the loaded batches. mini_batches: one list per batch.
         skip_bad_step: skip steps with a non-finite gradient instead of raising FloatingPointError.
-        measures_entropy: compute the entropy also if the loss does not need it.
+        measures_entropy: compute the entropy even if the loss does not need it.
         measures_mismatch: compare the old log-probs with those of the engine, for the tokens trained on.
         kl_coef: coefficient of ppo_kl; None: the configured one."""
         inputs, options = list(zip(columns, mini_batches, strict=True)), (skip_bad_step, measures_entropy, kl_coef)

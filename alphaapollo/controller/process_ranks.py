@@ -91,7 +91,7 @@ class Channel:
                     self._serve(number, kind, content)
 
     def end_calls(self, reason: str) -> None:
-        """Raise ProcessEnded for all calls, also for later ones."""
+        """Raise ProcessEnded for all calls that wait for an answer, and for all later calls."""
         with self._lock:
             self._end_reason = reason
         for call in self._calls.values():

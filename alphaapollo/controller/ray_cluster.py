@@ -206,9 +206,7 @@ async def check_nodes_match_driver(groups: Sequence[PlacementGroup], required_pa
 def inspect_node(paths: Mapping[str, str], base_folder: str) -> dict[str, str]:
     """Return the versions of Python and libraries on this node, and the number and size of the files at each of
     `paths`. paths: configuration key -> path, absolute or relative to `base_folder`."""
-    versions = {
-        name: (find_version(name) or "none").split("+")[0] for name in COMPARED_LIBRARIES
-    }  # without build (+cpu)
+    versions = {name: (find_version(name) or "none").split("+")[0] for name in COMPARED_LIBRARIES}  # drops +cpu
     code = {"Python": platform.python_version(), "alphaapollo": compute_code_version()}
     return code | versions | {f"{key}={path}": _describe_files(Path(base_folder, path)) for key, path in paths.items()}
 

@@ -32,7 +32,8 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
     def __init__(self, specs: WorkerSpecs):
         super().__init__(specs)
         self.ranks_by_role: dict[str, R] = {}
-        for role in [*specs.rank_builders, *(["rollout"] if specs.engine_builder else [])]:
+        engine_roles = ["rollout"] if specs.engine_builder else []
+        for role in [*specs.rank_builders, *engine_roles]:
             self.ranks_by_role[role] = self._make_ranks(role)
             self._add_group(role, self.ranks_by_role[role])
 

@@ -57,7 +57,7 @@ class WorkerHost(Generic[W]):
         return await await_if_awaitable(cloudpickle.loads(function)(self.worker, *arguments))
 
     def report(self, with_stacks: bool) -> Report:
-        """Return a report of this process's heartbeat, also while the worker computes."""
+        """Return a report of this process's heartbeat, even while the worker computes."""
         return HEARTBEAT.make_report(with_stacks)
 
 
@@ -168,23 +168,23 @@ class RemoteRanks(Ranks[W]):
         ends the wait, because the other ranks of a collective would wait forever. If one rank died and another rank
         failed first, e.g. with a closed connection, WorkerDied is raised for the dead rank."""
         loop = asyncio.get_running_loop()
-        wait_ends = loop.create_future()
+        finished = loop.create_future()
         active_calls = {rank: HEARTBEAT.begin_call(call_name, f"{self.role} {rank}") for rank in range(len(calls))}
 
         def stop_waiting_for_results() -> None:
-            if not wait_ends.done():
-                wait_ends.set_result(None)
+            if not finished.done():
+                finished.set_result(None)
 
         def receive_result(rank: int, future: Future[Any]) -> None:
             HEARTBEAT.end_call(active_calls.pop(rank))
-            if (future.exception() or not active_calls) and not wait_ends.done():
+            if (future.exception() or not active_calls) and not finished.done():
                 loop.call_soon_threadsafe(stop_waiting_for_results)
 
         try:
             for rank, call in enumerate(calls):
                 call.add_done_callback(partial(receive_result, rank))
             if calls:
-                await wait_ends
+                await finished
         finally:
             for key in list(active_calls.values()):
                 HEARTBEAT.end_call(key)

@@ -272,7 +272,7 @@ class StallMonitor:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join([stall.verdict, "", *stacks]))
-        except OSError as error:  # the run must end also if the disk is full
+        except OSError as error:  # the run must end even if the disk is full
             return f". Python stacks could not be written ({error})"
         return f". Python stacks are in {path}"
 

@@ -55,9 +55,7 @@ class Engine:
 
     reads_images: ClassVar[bool] = True  # whether its prompts may have images
     reads_quantized: ClassVar[bool] = False  # whether it serves models with quantized weights
-    without_mixed_windows: ClassVar[
-        Collection[str]
-    ] = ()  # families that it computes wrongly if only some layers have a window
+    without_mixed_windows: ClassVar[Collection[str]] = ()  # families with a window in some layers, computed wrongly
     weight_sender: ClassVar[str] = ""  # TransferSender for weights on GPUs, as module:class; empty: files only
     argument_files: ClassVar[str] = ""  # pattern below sys.prefix: files whose classes declare engine_kwargs
     reserved_arguments: ClassVar[frozenset[str]] = frozenset()  # refused in engine_kwargs, because other keys set them

@@ -47,7 +47,7 @@ from alphaapollo.utils.user_module import load_user_module
 
 INSTRUCTION = "\n\nDo exactly one thing:\n%sor end with <answer>...</answer>."
 OBJECT = "environment"  # key of the episode's object in `Session.state`
-CANCELLED = "cancelled"  # key in `Session.state`: whether a call was cancelled, whose thread may still use the object
+CANCELLED = "cancelled"  # key in `Session.state`: a call was cancelled, and its thread may still use the object
 FRAMEWORKS = {"gymnasium", "gym", "skyrl_gym"}  # packages of base classes
 NOT_TOOLS = {"reset", "get_reward", "close"}
 CONTRACTS = (
@@ -129,7 +129,7 @@ def _takes_services(factory: Any) -> bool:
     """Return whether an object is an environment of this project: it is called with `services`."""
     bases = {base.__module__.partition(".")[0] for base in getattr(factory, "__mro__", ())}
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [one for one in inspect.signature(factory).parameters.values() if one.kind in positional]
+    parameters = [item for item in inspect.signature(factory).parameters.values() if item.kind in positional]
     if bases & FRAMEWORKS or not parameters or parameters[0].name in ("env_config", "extras"):
         return False
     return parameters[0].name == "services" or parameters[0].default is inspect.Parameter.empty

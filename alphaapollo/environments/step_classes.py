@@ -22,7 +22,7 @@ SEPARATOR = "\n\n"  # between the prompt and an observation
 def choose_arguments(function: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of `arguments` that a function accepts."""
     parameters = inspect.signature(function).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}
 
@@ -100,20 +100,18 @@ class StepClass(_StepEnvironment):
     first word if the space is discrete, else the complete text."""
 
     async def reset(self, prompt: Prompt) -> Observation:
-        environment = await self._create()
-        if hasattr(environment, "num_envs"):
-            raise ValueError(
-                f"this is a vector of {environment.num_envs} environments. Use one: each episode makes its own"
-            )
-        self._space: Any = getattr(environment, "action_space", None)
+        env = await self._create()
+        if hasattr(env, "num_envs"):
+            raise ValueError(f"this is a vector of {env.num_envs} environments. Use one: each episode makes its own")
+        self._space: Any = getattr(env, "action_space", None)
         seed = derive_instance_seed(self._config, prompt) % 2**31
-        arguments = choose_arguments(environment.reset, {"seed": seed, "options": prompt.env_kwargs or None})
+        arguments = choose_arguments(env.reset, {"seed": seed, "options": prompt.env_kwargs or None})
         seeded: list[Any] = [self._space]
-        seeded += [] if "seed" in arguments else [environment]  # older gym, in which reset takes no seed
+        seeded += [] if "seed" in arguments else [env]  # older gym, in which reset takes no seed
         for target in seeded:
             if callable(getattr(target, "seed", None)):
                 await call(target.seed, seed)
-        result = await call(environment.reset, **arguments)
+        result = await call(env.reset, **arguments)
         shown = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         return self._show_prompt(prompt, SEPARATOR, show_observation(shown))
 

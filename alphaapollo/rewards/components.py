@@ -57,8 +57,8 @@ def check_component_names(names: Iterable[str], required: Iterable[str]) -> None
 
 
 def load_components(names: Iterable[str], reward: Reward | None = None) -> dict[str, Component]:
-    """Return {name: function} of reward components, also of packages, without `task` and judges, which have no
-    function. reward: settings of the packages' functions. Raises ValueError if one does not exist."""
+    """Return {name: function} of the reward components with these names, except `task` and judges, which have no
+    function. reward: settings of the functions of packages. Raises ValueError if a component does not exist."""
     functions, settings = dict[str, Component](), reward or Reward()
     for name in names:
         if name not in (TASK, *JUDGES):

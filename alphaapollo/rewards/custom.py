@@ -64,7 +64,7 @@ def load_reward_function(custom: CustomRewardFunction) -> LoadedFunction:
         return loaded[custom.names[0]]
     grade_group = add_functions(loaded, custom.weights or [1.0] * len(loaded))
     return LoadedFunction(
-        _grade_one_episode_with(grade_group),
+        _make_episode_function(grade_group),
         is_async=any(function.is_async for function in loaded.values()),
         columns=tuple(dict.fromkeys(column for function in loaded.values() for column in function.columns)),
         takes_prompt_text=any(function.takes_prompt_text for function in loaded.values()),
@@ -139,12 +139,12 @@ class Contract:
         """Wrap a function so that it takes (prompt, trajectory), or the trajectories of a group. configured: arguments
         from the configuration. Raises TypeError if it has parameters that the framework does not pass."""
         parameters = inspect.signature(function).parameters
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        takes_any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         columns = [
-            one.name
-            for one in parameters.values()
-            if self.has_columns and one.name not in (*self.names, *configured)
-            if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+            name
+            for name, parameter in parameters.items()
+            if self.has_columns and name not in (*self.names, *configured) and parameter.default is parameter.empty
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         ]
         passed_names = [name for name in (*self.names, *columns, *configured) if name in parameters]
         truths = (name for name in TRUTHS if name in parameters and name not in configured)
@@ -153,7 +153,7 @@ class Contract:
 
         def grade_group(prompt: Prompt, episodes: Sequence[Episode]) -> Any:
             logged, count = dict[str, Sequence[Any]](), len(episodes)
-            missing = dict.fromkeys(columns)  # of other rows
+            missing = dict.fromkeys(columns)  # columns that only other rows have
             rows = [missing | {**self.make_arguments(prompt, episode, self.has_texts)} for episode in episodes]
             lists: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
             arguments = (lists if self.takes_lists else rows[0]) | {**configured}
@@ -162,15 +162,15 @@ class Contract:
                 arguments["trainer_state"] = state
                 arguments["log_metric"] = lambda name, value: logged.update({name: [value] * count})
                 arguments["log_extra"] = lambda name, values: logged.update({name: _split(values, count)})
-            result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
+            result = function(**{name: arguments[name] for name in arguments if takes_any_name or name in parameters})
             return _convert([result], lambda results: _add_logged_values(self.read_results(results[0], count), logged))
 
         grade_all = grade_group if self.takes_lists else None
         details = is_async(function), tuple(required_columns), self.has_prompt_text
-        return LoadedFunction(_grade_one_episode_with(grade_group), *details, grade_all)
+        return LoadedFunction(_make_episode_function(grade_group), *details, grade_all)
 
 
-def _grade_one_episode_with(grade_group: GroupFunction) -> EpisodeFunction:
+def _make_episode_function(grade_group: GroupFunction) -> EpisodeFunction:
     def reward(prompt: Prompt, trajectory: Episode) -> Any:
         return _convert([grade_group(prompt, [trajectory])], lambda results: results[0][0])
 

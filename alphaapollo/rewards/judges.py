@@ -185,7 +185,7 @@ async def score_by_rubric(client: JudgeClient, reward: Reward, prompt: Prompt, c
 
 async def compare_with_reference(client: JudgeClient, reward: Reward, prompt: Prompt, completion: str) -> Score:
     """Compare the completion with the ground truth in both orders, in two judgements. Returns 1 if it is better in
-    both, 0 if worse in both, and 0.5 for a tie, also if the orders disagree.
+    both, 0 if it is worse in both, and 0.5 for a tie or if the orders disagree.
 
     The component `pairwise/consistent` is 1 if both orders agree. If not, the judge prefers a position."""
     if prompt.ground_truth_text is None:
@@ -217,14 +217,14 @@ def list_criteria(rubric: Rubric, prompt: Prompt) -> dict[str, Criterion]:
     """Return the criteria of a row by name: those of reward.rubric, and those of its column `rubric`, which are named
     1, 2, ... Raises ValueError if the row's rubric is malformed, or if no criterion has a positive weight."""
     criteria = dict(rubric.criteria)
-    rows = prompt.extra_info.get("rubric") or []
+    entries = prompt.extra_info.get("rubric") or []
     try:
-        for number, row in enumerate(rows, 1):
-            text = next(row[key] for key in TEXT_KEYS if row.get(key))
-            weight = next((row[key] for key in WEIGHT_KEYS if row.get(key) is not None), 1.0)
+        for number, entry in enumerate(entries, 1):
+            text = next(entry[key] for key in TEXT_KEYS if entry.get(key))
+            weight = next((entry[key] for key in WEIGHT_KEYS if entry.get(key) is not None), 1.0)
             criteria[str(number)] = Criterion(text=text, weight=weight)
     except (TypeError, AttributeError, ValueError, StopIteration) as error:
-        shown = str(rows)[:MAX_SHOWN]
+        shown = str(entries)[:MAX_SHOWN]
         raise ValueError(
             f"row {prompt.id} has the rubric {shown}. Write a list of {{text: TEXT, weight: NUMBER}}."
         ) from error

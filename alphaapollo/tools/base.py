@@ -111,14 +111,14 @@ def _validate_settings(name: str, factory: Callable[..., Tool], settings: Mappin
             fields[setting] = kind, default
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True)
     try:
-        checked = create_model(name, __config__=model_config, **fields).model_validate(dict(settings))
+        validated = create_model(name, __config__=model_config, **fields).model_validate(dict(settings))
     except ValidationError as error:
         first = error.errors()[0]
         key = f"env.tool_settings.{name}.{first['loc'][0]}"
         value = "" if first["type"] == "missing" else f"={settings[str(first['loc'][0])]}"
         known = ", ".join(fields) or "none"
         raise ValueError(f"{key}{value}: {first['msg']}. Settings of this tool: {known}.") from error
-    return {setting: getattr(checked, setting) for setting in settings}
+    return {setting: getattr(validated, setting) for setting in settings}
 
 
 def cut_middle(text: str, limit: int) -> str:

@@ -75,9 +75,7 @@ class VllmEngine(Engine):
         self._prepared = False
         self._adapter = BASE_MODEL  # LoRA adapter of requests that name none
         self._adapter_digest = ""
-        self._loads: dict[
-            int, int
-        ] = {}  # adapter version -> number of its last load, for the last 1024; own loops repeat versions
+        self._loads: dict[int, int] = {}  # adapter version -> number of its last load; the latest 1024 are kept
         self._load_numbers = count(1)
 
     # Start and shutdown.

@@ -113,7 +113,7 @@ class PolicyClient:
     errored = False  # `generate` reports the death of the engine to the session
 
     def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings, text_renderer: Renderer):
-        self._engine, self._stream, self._settings, self._text_renderer = engine, stream, settings, text_renderer
+        self._engine, self._stream, self._settings, self._renderer = engine, stream, settings, text_renderer
         renderer, model = engine.renderer, engine.model_config
         processor = load_image_processor(model.model, renderer.tokenizer, model.trust_remote_code)
         self._images = ChatImageReader(processor, settings.allow_image_urls)
@@ -156,8 +156,8 @@ class PolicyClient:
         request, images = CURRENT_REQUEST.get(), list[tuple[ImageInput, ...]]()
         if request is not None:
             chat_images = await self._images.read(messages)
-            messages, images = self._text_renderer.split_control_strings(chat_images.messages), chat_images.images
-            arguments = self._text_renderer.split_tools(params.chat_template_kwargs)
+            messages, images = self._renderer.split_control_strings(chat_images.messages), chat_images.images
+            arguments = self._renderer.split_tools(params.chat_template_kwargs)
             params = replace(params, chat_template_kwargs=arguments)
         if any(isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages):
             conversation, prompt = await self._render_multimodal(messages, params)
@@ -202,34 +202,30 @@ class PolicyClient:
         _, _, after = prompt["prompt"].partition(SENTINEL)
         if not after or SENTINEL in after:
             return []
-        following = self._images.expand_placeholders(
-            self._text_renderer.find_turn_end(self._encode(after)), images[end:]
-        )
-        return [*known_ids, *self._text_renderer.skip_turn_end(following, known_ids[-1])] if following else []
+        following = self._images.expand_placeholders(self._renderer.find_turn_end(self._encode(after)), images[end:])
+        return [*known_ids, *self._renderer.skip_turn_end(following, known_ids[-1])] if following else []
 
     def _encode(self, text: str) -> list[int]:
-        return self._text_renderer.encode([text])[0]
+        return self._renderer.encode([text])[0]
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: object
     ) -> AsyncIterator[RequestOutput]:
         """Sample answers to a rendered chat with the policy's settings. Records them before the last output."""
         request, prompt_ids = CURRENT_REQUEST.get(), list(prompt["prompt_token_ids"])
-        stops = find_stop_ids(self._text_renderer.tokenizer, sampling_params.stop or ())
+        stops = find_stop_ids(self._renderer.tokenizer, sampling_params.stop or ())
         if request is None:
             if prompt["type"] != "token":
                 raise ValueError("Images of evaluation suites are not supported. Use a task without images.")
-            ends = {"eos_token_id": [*self._text_renderer.eos_token_ids, *stops]}
-            sampling_params.update_from_generation_config(ends, self._text_renderer.tokenizer.eos_token_id)
+            generation_config = {"eos_token_id": [*self._renderer.eos_token_ids, *stops]}
+            sampling_params.update_from_generation_config(generation_config, self._renderer.tokenizer.eos_token_id)
             async for output in self._stream(prompt_ids, sampling_params, request_id):
                 yield output
             return
         excludes_tokens = any(getattr(sampling_params, name) for name in EXCLUSION_SETTINGS)
         is_constrained = sampling_params.structured_outputs is not None or excludes_tokens
         if request_id.startswith("resp_"):
-            request_id = request_id.rpartition("_")[
-                0
-            ]  # without vLLM's number of the round; a response has one round here
+            request_id = request_id.rpartition("_")[0]  # drops the number of the round; a response has one here
         sampling = request.start_sampling(request_id, prompt_ids, sampling_params.max_tokens or 1, is_constrained)
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *stops))
         params = _make_policy_params(sampling_params, sampling, is_constrained)
@@ -267,8 +263,8 @@ class PolicyClient:
         for answer in output.outputs:
             completion = build_completion(answer, output)
             content, calls = request.parse_answer(answer.text, list(answer.token_ids))
-            text = self._text_renderer.decode(answer.token_ids)
-            marks = self._text_renderer.marks.find(request.prompt_ids, answer.token_ids)
+            text = self._renderer.decode(answer.token_ids)
+            marks = self._renderer.marks.find(request.prompt_ids, answer.token_ids)
             answers.append(Answer(request, completion, text, content, calls, marks=marks))
         request.record_answers(answers, output)
 

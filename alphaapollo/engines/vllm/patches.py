@@ -5,7 +5,8 @@ repack_experts_on_each_load  CPU: pack expert weights again after each weight sy
 pad_single_row               CPU: results of a sequence do not depend on the batch size
 skip_base_rows               CPU: in a batch with adapters, requests without an adapter do not get that of the last slot
 use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
-return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k"""
+return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
+"""
 
 from __future__ import annotations
 

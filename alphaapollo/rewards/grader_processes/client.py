@@ -50,7 +50,7 @@ WORKER = "alphaapollo.rewards.grader_processes.worker"
 SLOW_SECONDS = 0.5  # seconds after which a completion counts as slow
 MAX_SLOW = 8  # slow completions that do not count towards reward.num_workers
 MAX_OVERLAPPING = 64  # completions that an async reward function grades at the same time
-GradedInput = tuple[str | None, Sequence[Turn], Mapping[str, Score]]
+GraderInput = tuple[str | None, Sequence[Turn], Mapping[str, Score]]
 """Text (None: the answer made from the ground truth), turns and the scores of judges of a completion."""
 
 
@@ -63,7 +63,7 @@ class RewardClient:
         self.render: Callable[[Prompt], str] = get_question  # text of a prompt for OpenRLHF's functions
         self.max_steps = 0  # iterations of the run, for functions of TRL
         self.fails_incomplete = False  # whether a score that lacks a component is a failure
-        self.loaded = LoadReport()  # the functions; known once a process has started
+        self.loaded = LoadReport()  # functions that the processes load; empty until the first one has started
         self._slots = asyncio.Semaphore(reward.num_workers)
         self._slow_slots = asyncio.Semaphore(MAX_SLOW)
         self._processes: set[ProcessHost] = set()
@@ -141,7 +141,7 @@ class RewardClient:
         if self._judge and self.policy:
             self._judge.clear_cache()
 
-    async def _grade_group(self, prompt: Prompt, completions: Sequence[GradedInput]) -> list[Score]:
+    async def _grade_group(self, prompt: Prompt, completions: Sequence[GraderInput]) -> list[Score]:
         """Grade completions of a prompt in one call. If all fail, find those that fail alone, and grade the others."""
         scores = await self._try_grading(prompt, completions)
         if len(completions) == 1 or not all(score.outcome.failed for score in scores):
@@ -155,7 +155,7 @@ class RewardClient:
         regraded = iter(await self._try_grading(prompt, gradable) if gradable else ())
         return [score if score.outcome.failed else next(regraded) for score in separate_scores]
 
-    async def _try_grading(self, prompt: Prompt, completions: Sequence[GradedInput]) -> list[Score]:
+    async def _try_grading(self, prompt: Prompt, completions: Sequence[GraderInput]) -> list[Score]:
         """Grade completions of a prompt, at most MAX_ATTEMPTS times, in one request."""
         count, verdicts = len(completions), [scores for _, _, scores in completions]
         try:

@@ -36,7 +36,7 @@ MAX_BODY = 16 << 20  # bytes
 MAX_WAITING_CONNECTIONS = 2048
 KEEP_ALIVE_SECONDS = 24 * 3600  # a connection stays open while its program runs tools
 CLOSE_SECONDS = 5.0  # time limit to close open connections
-NEUTRAL_SAMPLING = {"min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+NEUTRAL_SAMPLING = {"min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}  # no effect
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

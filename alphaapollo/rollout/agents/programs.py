@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PR_SET_CHILD_SUBREAPER = 36
-TASK, RESULT = "task.json", "result.json"  # files in the folder of a session
-REWARD, ERRORS = "reward.json", "errors.txt"  # reward of a command, and the end of the program's stdout and stderr
+TASK_FILE, RESULT_FILE = "task.json", "result.json"  # files in the folder of a session
+REWARD_FILE, ERRORS_FILE = "reward.json", "errors.txt"  # reward of a command; end of the program's output
 SHOWN_BYTES = 1 << 16  # last bytes of the program's output that are kept
 END_SECONDS = 10.0  # time limit to read the rest of the output after the program has ended
 TRACEBACK_LINES = 30
@@ -120,8 +120,8 @@ class ProgramRunner:
         if (host := self._host) is None:
             raise ChildProcessError(HOST_ENDED)
         folder = Path(tempfile.mkdtemp(dir=self._folder))
-        (folder / TASK).write_text(json.dumps(task, ensure_ascii=False, default=to_json_value), encoding="utf-8")
-        files = {"ALPHAAPOLLO_TASK": str(folder / TASK), "ALPHAAPOLLO_RESULT": str(folder / REWARD)}
+        (folder / TASK_FILE).write_text(json.dumps(task, ensure_ascii=False, default=to_json_value), encoding="utf-8")
+        files = {"ALPHAAPOLLO_TASK": str(folder / TASK_FILE), "ALPHAAPOLLO_RESULT": str(folder / REWARD_FILE)}
         variables = {**environment, **(files if self._agent.command else {})}
         order = {"folder": str(folder), "environment": variables}
         session_number, ended = host.send(json.dumps(order).encode() + b"\n")
@@ -144,10 +144,10 @@ class ProgramRunner:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read_result(self, folder: Path) -> ProgramResult:
-        errors = folder / ERRORS
+        errors = folder / ERRORS_FILE
         lines = errors.read_text(errors="replace").splitlines() if errors.exists() else []
         try:
-            result = json.loads((folder / RESULT).read_text())
+            result = json.loads((folder / RESULT_FILE).read_text())
         except (FileNotFoundError, ValueError):
             result = {"error": "the program ended without a result"}
         rewards = result.get("rewards") or {}
@@ -258,19 +258,19 @@ def _supervise(order: JsonObject, run: Callable[..., object] | None, command: st
             lines = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
             text = json.dumps({"error": lines[-1], "traceback": lines, "rewards": rewards})
         try:
-            (folder / RESULT).write_text(text)
+            (folder / RESULT_FILE).write_text(text)
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
             os._exit(0)
     os.close(write_end)
-    reading = threading.Thread(target=_keep_end, args=(output, folder / ERRORS), daemon=True)
+    reading = threading.Thread(target=_keep_end, args=(output, folder / ERRORS_FILE), daemon=True)
     reading.start()
     with contextlib.suppress(ChildProcessError):
         _, status = os.waitpid(program, 0)
         if os.WIFSIGNALED(status):
             name = format_signal(os.WTERMSIG(status))
-            (folder / RESULT).write_text(json.dumps({"error": f"the program was killed by {name}"}))
+            (folder / RESULT_FILE).write_text(json.dumps({"error": f"the program was killed by {name}"}))
     _end_descendants()
     reading.join(END_SECONDS)
 
@@ -284,8 +284,8 @@ def _keep_end(output: int, file: Path) -> None:
 
 
 def _run_function(run: Callable[..., object], folder: Path, rewards: dict[str, float]) -> JsonObject:
-    task = json.loads((folder / TASK).read_text(encoding="utf-8"))
-    (folder / TASK).unlink()  # commands that a model writes cannot read the ground truth
+    task = json.loads((folder / TASK_FILE).read_text(encoding="utf-8"))
+    (folder / TASK_FILE).unlink()  # commands that a model writes cannot read the ground truth
     result = run(task, Endpoint(rewards))
     return {"result": asyncio.run(_await(result)) if inspect.isawaitable(result) else result}
 
@@ -304,7 +304,7 @@ def _convert_number(value: Any) -> Any:
 def _run_command(command: str, folder: Path) -> JsonObject:
     if code := subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, check=False).returncode:
         return {"error": f"the command ended with exit code {code}"}
-    return {"result": json.loads((folder / REWARD).read_text()) if (folder / REWARD).exists() else None}
+    return {"result": json.loads((folder / REWARD_FILE).read_text()) if (folder / REWARD_FILE).exists() else None}
 
 
 def _end_descendants(signal_number: int = 0, frame: FrameType | None = None) -> None:

@@ -125,7 +125,8 @@ class AgentRunner:
         2. the prompt is too long for a first answer: failure
         3. a limit stopped the program: env.limit_reward, or else the grade of an empty answer
         4. the program failed, or got no answer: failure
-        5. otherwise: the program's reward plus the grade; failure if there is neither"""
+        5. otherwise: the program's reward plus the grade; failure if there is neither
+        """
         answers, failure = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
         refusals, session.error = _describe_refusals(session), result.error.partition("\n")[0]
         try:

@@ -273,7 +273,7 @@ class SnippetProcess:
                     self._selector.unregister(self._control)
                 elif message and message[:1] == DONE and len(message) == 2 and self._is_session and not killed_for:
                     self._send_command(STOP)  # pause the process until its next snippet, even if the message is fake
-                    return interpret_wait_status(message[1] << 8, None, timeout)
+                    return interpret_wait_status(message[1] << 8, None, timeout)  # an exit code as a wait status
             if self._notice in ready:
                 notice = self._read_exit_notice()
                 self._notice.close()
