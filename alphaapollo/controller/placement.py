@@ -95,12 +95,12 @@ class Placement:
         """Return role -> description of its processes, e.g. "4 x cuda", for the printed plan."""
         engine = "cuda" if self.device == "cuda" else f"cpu of {self.engine_threads} thread(s)"
         tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
-        where = f" on {self.engine_nodes} node(s)" if self.engine_nodes else ""
-        shared = " on the training GPUs" if self.shares_gpus else where
+        nodes = f" on {self.engine_nodes} node(s)" if self.engine_nodes else ""
+        where = " on the training GPUs" if self.shares_gpus else nodes
         exists = {"actor and reference": True, "critic": self.has_critic, "reward model": self.has_reward_model}
         roles = [role for role in exists if exists[role]]
         return dict.fromkeys(roles, self.describe_ranks()) | {
-            "rollout engines": f"{self.num_engines} x {engine}{tensor_parallel}{shared}"
+            "rollout engines": f"{self.num_engines} x {engine}{tensor_parallel}{where}"
         }
 
 

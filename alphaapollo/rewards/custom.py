@@ -34,7 +34,7 @@ TRL_COLUMNS = ("ground_truth", "answer", "solution", "data_source", "reward_mode
 TRUTHS = ("ground_truth", "ground_truths", "labels", "answer", "solution")  # parameters that get the ground truth
 
 EpisodeFunction = Callable[[Prompt, Episode], Any]  # returns a RewardResult or None, or an awaitable of it
-GroupFunction = Callable[[Prompt, Sequence[Episode]], Any]  # returns a list of them, or an awaitable of it
+GroupFunction = Callable[[Prompt, Sequence[Episode]], Any]  # returns a list of such results, or an awaitable of it
 
 
 @dataclass(frozen=True)

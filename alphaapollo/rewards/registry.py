@@ -176,11 +176,11 @@ def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:
     """Raise ValueError if a data source has no grader, or a prompt lacks a ground truth that it needs."""
     prompts = list(prompts)
     built_in = {TASK, *GRADERS, *COMPONENTS.names()} - find_own_plugins("rewards").keys()
-    added = find_plugins("rewards", built_in)  # raises ValueError if they share a name
+    plugins = find_plugins("rewards", built_in)  # raises ValueError for a name that is taken
     graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
     for grader in graders.values():
-        if grader in added and added[grader].is_missing:
-            raise ValueError(added[grader].missing_error)
+        if grader in plugins and plugins[grader].is_missing:
+            raise ValueError(plugins[grader].missing_error)
     without_truth = (prompt for prompt in prompts if prompt.ground_truth is None)
     lacking = [prompt for prompt in without_truth if _needs_truth(graders[prompt.data_source])]
     if lacking:

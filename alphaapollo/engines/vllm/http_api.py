@@ -53,7 +53,7 @@ CLIENT_SETTINGS = (
     *("n", "stop", "include_stop_str_in_output", "output_kind", "skip_special_tokens"),
     "spaces_between_special_tokens",
 )
-"""Settings that a client may choose, because tokens are sampled from the same distribution with all values."""
+"""Settings that a client may choose, because none of them changes the distribution that tokens are sampled from."""
 
 StreamOutputs = Callable[..., AsyncIterator[Any]]
 """`stream(token_ids, params, request_id, images=images)`: sample, and yield vLLM's RequestOutputs."""

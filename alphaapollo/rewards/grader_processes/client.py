@@ -87,7 +87,7 @@ class RewardClient:
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
         """Score one completion. Never raises: after a timeout or MAX_ATTEMPTS failures, it is GRADER_FAILED, or
-        WRONG_FORMAT if the completion is at fault. `turns`: of the episode; empty: the text is the only turn."""
+        WRONG_FORMAT if the completion is at fault. turns: those of the episode; empty if the text is the only turn."""
         try:
             with exclude_from_time_limit():
                 verdicts = await self._ask_judges(prompt, add_marks(text, turns))

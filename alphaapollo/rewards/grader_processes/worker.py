@@ -112,21 +112,21 @@ class GraderWorker:
 
     def _load_reward_functions(self) -> LoadReport:
         """Load the user's reward function and the reward components."""
-        reward, loaded = self._reward, None
+        reward, function = self._reward, None
         if reward.custom_module:
             load_user_module(reward.custom_module, "reward.custom_module")
         if self._custom.path:
-            loaded = self._custom_function = load_reward_function(self._custom)
+            function = self._custom_function = load_reward_function(self._custom)
         check_component_names(reward.components, reward.required)
         components = load_components(reward.components, reward)
         self._components = {
             name: adapt_to_episode(component, name in MARK_READERS) for name, component in components.items()
         }
-        functions: list[Callable[..., object]] = [*([loaded.function] if loaded else []), *components.values()]
+        functions: list[Callable[..., object]] = [*([function.function] if function else []), *components.values()]
         takes_turns = any(map(takes_trajectory, functions))
-        if loaded is None:
+        if function is None:
             return LoadReport(takes_turns=takes_turns)
-        details = loaded.is_async, loaded.columns, loaded.takes_prompt_text, loaded.grade_group is not None
+        details = function.is_async, function.columns, function.takes_prompt_text, function.grade_group is not None
         return LoadReport("", takes_turns, *details)
 
     def _grade(self, prompt: Prompt, episodes: Episodes, verdicts: Sequence[Verdicts]) -> bytes:

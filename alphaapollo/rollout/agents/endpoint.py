@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COMPLETIONS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-ROUTES = (*COMPLETIONS, "/v1/models", "/v1/messages/count_tokens")
+COMPLETION_ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+ROUTES = (*COMPLETION_ROUTES, "/v1/models", "/v1/messages/count_tokens")
 MAX_BODY = 16 << 20  # bytes
 MAX_WAITING_CONNECTIONS = 2048
 KEEP_ALIVE_SECONDS = 24 * 3600  # a connection stays open while its program runs tools
@@ -129,7 +129,7 @@ class SessionGate:
             if fields.get("model") not in (None, MODEL_NAME):  # any name means the policy
                 body = json.dumps({**fields, "model": MODEL_NAME}).encode()
             send = _watch_refusals(session, send)
-            if path in COMPLETIONS and scope["method"] == "POST":
+            if path in COMPLETION_ROUTES and scope["method"] == "POST":
                 with time_limit.exclude():
                     await self._serve_completion(session, scope, headers, fields, body, receive, send)
             else:

@@ -127,12 +127,12 @@ class AgentRunner:
         4. the program failed, or got no answer: failure
         5. otherwise: the program's reward plus the grade; failure if there is neither
         """
-        answers, failure = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
+        answers, failed_end = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
         refusals, session.error = _describe_refusals(session), result.error.partition("\n")[0]
         try:
             score = _read_result(session, result)
         except (TypeError, ValueError) as error:
-            return failure, make_failure_score(f"the program's result is no reward: {error}")
+            return failed_end, make_failure_score(f"the program's result is no reward: {error}")
         if session.prompt_error and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.prompt_error)
         is_truncated = answers and answers[-1].is_truncated and not session.is_refused
@@ -144,9 +144,9 @@ class AgentRunner:
             end = EpisodeEnd.TURN_LIMIT if limit == session.reached_limit else EpisodeEnd.TOKEN_LIMIT
             return end, replace(score, reason=f"no answer before the limit: {limit}; {session.error}{refusals}")
         if result.error:
-            return failure, make_failure_score(f"the program failed: {result.error}{refusals}")
+            return failed_end, make_failure_score(f"the program failed: {result.error}{refusals}")
         if not answers:
-            return failure, make_failure_score(f"the program got no answer from the policy{refusals}")
+            return failed_end, make_failure_score(f"the program got no answer from the policy{refusals}")
         if self.grade is not None:
             graded = await self._grade(prompt, session, answers[-1].text)
             if score is not None and not graded.outcome.failed:  # the reward is the sum of both
@@ -156,7 +156,7 @@ class AgentRunner:
             score = graded
         if score is None and all(answer.reward is None for answer in answers):
             fix = "Return a number or a dict of numbers, or set env.agent.grade=true."
-            return failure, make_failure_score(f"the program returned no reward. {fix}")
+            return failed_end, make_failure_score(f"the program returned no reward. {fix}")
         end = EpisodeEnd.TURN_LIMIT if session.reached_limit else EpisodeEnd.DONE
         if answers[-1].is_truncated:
             end = EpisodeEnd.TOKEN_LIMIT

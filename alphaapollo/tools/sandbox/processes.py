@@ -223,7 +223,7 @@ class SnippetProcess:
             status, reason = self._wait_for_end(request.timeout, is_cancelled)
             seconds = time.monotonic() - start
             out, err = (read_output(file, request.max_output) for file in (self._out, self._err))
-            if self._notice.fileno() == -1:  # it has ended
+            if self._notice.fileno() == -1:  # the process has ended
                 self.close()
         except BaseException:
             self.close()
