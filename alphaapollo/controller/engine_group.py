@@ -48,7 +48,7 @@ async def generate_group(worker: RolloutWorker, request: GroupRequest) -> Trajec
 
 async def sleep(worker: RolloutWorker, pauses_requests: bool) -> None:
     if pauses_requests:
-        with suppress(EngineDied):  # it has no requests; the next weight sync starts it again
+        with suppress(EngineDied):  # a dead engine has no requests; the next weight sync starts it again
             await worker.pause()
     await worker.engine.sleep()
 
@@ -100,9 +100,9 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         async def generate_indexed(index: int, request: GroupRequest) -> tuple[int, TrajectoryGroup]:
             return index, await self.generate_group(request)
 
-        left = dict(enumerate(requests))
-        while left:
-            tasks = [asyncio.ensure_future(generate_indexed(index, request)) for index, request in left.items()]
+        unfinished = dict(enumerate(requests))
+        while unfinished:
+            tasks = [asyncio.ensure_future(generate_indexed(index, request)) for index, request in unfinished.items()]
             death: WorkerDied | None = None
             try:
                 for done in asyncio.as_completed(tasks):
@@ -111,7 +111,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
                     except WorkerDied as error:
                         death = death or error
                     else:
-                        del left[index]
+                        del unfinished[index]
                         yield index, group
             finally:
                 for task in tasks:
@@ -138,8 +138,8 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
 
     async def load_adapter(self, adapter: Adapter, probe_ids: list[int]) -> list[tuple[str, list[float]]]:
         """Load a LoRA adapter on every engine. Returns for each engine the digest of the adapter's weights, and the
-        log-probs with it of the probe's tokens, if any, after the first. An engine that died is replaced first, and
-        reads other adapters from their folders when a request names them."""
+        log-probs of `probe_ids[1:]` with the adapter. An engine that died is replaced first. It reads other adapters
+        from their folders when requests name them."""
         while True:
             try:
                 loaded = await self.ranks.call(lambda worker: load_adapter(worker, adapter, probe_ids))
@@ -147,8 +147,8 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
             except EngineCoreDied as death:
                 await self.replace_engine(death)
         return [
-            (digest, [scores[token] for token, scores in zip(probe_ids[1:], scored, strict=True)])
-            for digest, scored in loaded
+            (digest, [logprobs[token] for token, logprobs in zip(probe_ids[1:], positions, strict=True)])
+            for digest, positions in loaded
         ]
 
     async def run_suites(self, suites: Sequence[Suite], folder: Path) -> list[SuiteResult]:
@@ -161,11 +161,13 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
         return list(chain.from_iterable(await asyncio.gather(*map(run_on_rank, range(self.ranks.size)))))
 
     async def has_dead_engine(self) -> bool:
-        """Return whether the core of an engine has died, also if it has started again without weights."""
-        return any(await self.ranks.call(lambda worker: worker.engine.is_dead or worker.engine.is_restarted))
+        """Return whether an engine's core has died, or has restarted and still awaits its weights."""
+        return any(
+            await self.ranks.call(lambda worker: worker.engine.is_dead or worker.engine.awaits_weights_after_restart)
+        )
 
     async def restart_dead_engines(self) -> int:
-        """Start the engines whose cores have died again, and return their number. They then need a weight sync."""
+        """Restart the engines whose cores have died, and return their number. They then need a weight sync."""
         return sum(await self.ranks.call(lambda worker: worker.restart_dead_engine()))
 
     async def prepare_weight_sync(self, pauses_requests: bool) -> None:
@@ -175,14 +177,13 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
     async def confirm_weights(self, version: int, shared_folder: str = "") -> list[WeightReceipt]:
         """Load the weights on every engine. Returns a receipt of each engine that has weights (fake engines do not).
 
-        shared_folder: shared-memory folder from which the engines first load the weights; "": the trainer sent them.
-        """
+        shared_folder: shared-memory folder from which the engines first load the weights; "": the trainer sent them."""
         receipts = await self.ranks.call(lambda worker: worker.confirm_weights(version, shared_folder))
         return [receipt for receipt in receipts if receipt is not None]
 
     async def finish_weight_sync(self, probe: Probe, resumes_requests: bool) -> list[tuple[list[float], Completion]]:
-        """Allocate the KV cache after `sleep`, resume requests, and return each engine's log-probs of the probe and the
-        tokens that it samples at its end."""
+        """Allocate the KV cache after `sleep`, and resume requests. Returns each engine's log-probs of the probe, and
+        the tokens that it samples after the start of the probe."""
         results = await self.ranks.call(lambda worker: finish_weight_sync(worker, probe, resumes_requests))
         self._set_memory_metrics(results)
         return [probed for probed, _ in results]
@@ -204,8 +205,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
     async def close(self, cleanup_folders: Sequence[str] = ()) -> None:
         """Shut down the engines, whose cores are separate processes, and then end the workers.
 
-        cleanup_folders: folders that each worker removes on its node.
-        """
+        cleanup_folders: folders that each worker removes on its node."""
         await self.ranks.call(lambda worker: worker.close())
         await self.ranks.call(lambda _: remove_paths(map(Path, cleanup_folders)))
         await self.ranks.close()

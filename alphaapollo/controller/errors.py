@@ -24,8 +24,7 @@ CANCELLED_BY_MONITOR = "a required process died or hangs"
 class WorkerLost(RuntimeError):
     """Error: a required process died or hangs; the run can be restarted (launch/command.py).
 
-    role: role of the process, e.g. policy. cause: what happened, without the suggested fix; default: the message.
-    """
+    role: role of the process, e.g. policy. cause: what happened, without the suggested fix; default: the message."""
 
     def __init__(self, message: str, role: str, cause: str = ""):
         super().__init__(message)
@@ -47,7 +46,7 @@ class RunStalled(WorkerLost):
     """Error: no process has made progress for trainer.stall_timeout. culprits: blocking workers, e.g. "policy 1"."""
 
     def __init__(self, cause: str, culprits: Sequence[str], resume_hint: str):
-        role = culprits[0].rpartition(" ")[0] or culprits[0] if culprits else ""
+        role = (culprits[0].rpartition(" ")[0] or culprits[0]) if culprits else ""
         super().__init__(f"{cause}; {resume_hint}.", role, cause)
         self.culprits = list(culprits)
 

@@ -1,8 +1,7 @@
 """Typed handles to worker groups: the controller calls a method of a handle, and the handle calls the workers.
 
 The workers are Ray actors, forked processes, or objects in this process (ranks.py). Only the weight transfer on GPUs
-has its own remote calls (ray_launcher.py, process_ranks.py).
-"""
+has its own remote calls (ray_launcher.py, process_ranks.py)."""
 
 from __future__ import annotations
 
@@ -33,10 +32,10 @@ if TYPE_CHECKING:
     from alphaapollo.workers.policy import PolicyWorker
 
 T = TypeVar("T")
-W = TypeVar("W", bound="TrainingWorker | RewardModelWorker | RolloutWorker")
-M = TypeVar("M", bound="TrainingWorker | RewardModelWorker")
-L = TypeVar("L", bound="TrainingWorker")
-R = TypeVar("R", bound="PolicyWorker | CriticWorker")
+W = TypeVar("W", bound="TrainingWorker | RewardModelWorker | RolloutWorker")  # any worker
+M = TypeVar("M", bound="TrainingWorker | RewardModelWorker")  # worker with a model
+L = TypeVar("L", bound="TrainingWorker")  # worker that trains (learns)
+R = TypeVar("R", bound="PolicyWorker | CriticWorker")  # worker that trains on rollouts
 B = TypeVar("B", bound=RankBatch)
 
 
@@ -118,8 +117,8 @@ class TrainingWorkerGroup(ModelWorkerGroup[L]):
 
     async def compute_state_fingerprints(self) -> dict[str, tuple[str, float]]:
         """Return name -> (digest, norm) for the trained weights and for each optimizer moment, e.g. exp_avg."""
-        every = await self.ranks.call(lambda worker: worker.compute_state_fingerprints())
-        parts = {name: list(zip(*(rank[name] for rank in every), strict=True)) for name in every[0]}
+        ranks = await self.ranks.call(lambda worker: worker.compute_state_fingerprints())
+        parts = {name: list(zip(*(rank[name] for rank in ranks), strict=True)) for name in ranks[0]}
         return {name: (format_digest(sum(digests)), sum(squares) ** 0.5) for name, (digests, squares) in parts.items()}
 
 
@@ -134,8 +133,7 @@ class FinetuningGroup(TrainingWorkerGroup["FinetuningWorker[B]"], Generic[B]):
     async def step(self, batches: Sequence[B], skip_bad_step: bool) -> FinetuningStepResult:
         """Run one optimizer step over all ranks and return its metrics.
 
-        skip_bad_step: skip a step with a non-finite gradient instead of raising FloatingPointError.
-        """
+        skip_bad_step: skip a step with a non-finite gradient instead of raising FloatingPointError."""
         return (await self._call_with_batches(lambda worker, batch: worker.step(batch, skip_bad_step), batches))[0]
 
     async def evaluate(self, batches: Sequence[B]) -> dict[str, float]:
@@ -215,16 +213,15 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
 
         columns: advantages, old log-probs etc. of the loaded batches. mini_batches: one list per batch.
         skip_bad_step: skip steps with a non-finite gradient instead of raising FloatingPointError.
-        measures_entropy: compute the entropy also if the loss does not need it.
+        measures_entropy: compute the entropy even if the loss does not need it.
         measures_mismatch: compare the old log-probs with those of the engine, for the tokens trained on.
-        kl_coef: coefficient of ppo_kl; None: the configured one.
-        """
+        kl_coef: coefficient of ppo_kl; None: the configured one."""
         inputs, options = list(zip(columns, mini_batches, strict=True)), (skip_bad_step, measures_entropy, kl_coef)
         results = await self._call_with_batches(
             lambda worker, pair: update_policy(worker, pair, options, measures_mismatch), inputs
         )
-        sums = [sums for _, sums, _ in results if sums is not None]
-        return results[0][0], sums, [old for _, _, old in results if old is not None]
+        mismatch_sums = [sums for _, sums, _ in results if sums is not None]
+        return results[0][0], mismatch_sums, [old for _, _, old in results if old is not None]
 
     async def accumulate(
         self,
@@ -243,7 +240,8 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         return results[0][0], [logprobs for _, logprobs in results]
 
     async def take_step(self, lr: float | None, grad_clip: float | None, adam: AdamSettings) -> dict[str, float]:
-        """Take an optimizer step with the accumulated gradients, and return its metrics. None: as configured."""
+        """Take an optimizer step with the accumulated gradients, and return its metrics. lr, grad_clip: None for the
+        configured value."""
         return (await self.ranks.call(lambda worker: worker.take_step(lr, grad_clip, adam)))[0]
 
     async def add_adapter(self, name: str, form: AdapterForm) -> None:

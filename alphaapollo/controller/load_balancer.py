@@ -13,8 +13,7 @@ class LoadBalancer:
     """Load balancer that counts the samples in flight on each engine.
 
     Among equally loaded engines the first one is chosen. `capacity`: maximum number of samples in flight per engine. A
-    larger request waits for an idle engine.
-    """
+    larger request waits for an idle engine."""
 
     def __init__(self, num_engines: int, capacity: int):
         self._load, self._capacity = np.zeros(num_engines, dtype=np.int64), capacity
@@ -25,9 +24,11 @@ class LoadBalancer:
         """Context manager that waits, in order of arrival, until an engine has capacity for `num_samples` samples, and
         reserves it. Yields the engine's index."""
         async with self._turn:
-            while (load := self._load[engine := int(self._load.argmin())]) and load + num_samples > self._capacity:
+            engine = int(self._load.argmin())
+            while self._load[engine] and self._load[engine] + num_samples > self._capacity:
                 self._freed.clear()
                 await self._freed.wait()
+                engine = int(self._load.argmin())
             self._load[engine] += num_samples
         try:
             yield engine

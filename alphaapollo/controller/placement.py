@@ -8,12 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alphaapollo.config.resolve import (
-    count_engine_gpus,
-    count_engine_processes,
-    count_engine_threads,
-    count_engines,
-)
+from alphaapollo.config.resolve import count_engine_gpus, count_engine_processes, count_engine_threads, count_engines
 from alphaapollo.config.schema import Config, Rollout, Trainer, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.planned_device import get_planned_gpu_memory
@@ -34,8 +29,7 @@ class Placement:
     """Number of training ranks and engines of a command, with the GPUs and threads of each.
 
     Each training rank is a process: with one GPU, or with none on machines without GPUs. Fine-tuning has no engines,
-    and generation has no training ranks.
-    """
+    and generation has no training ranks."""
 
     device: Device
     num_nodes: int = 1
@@ -81,8 +75,8 @@ class Placement:
         return self.num_engines if role == "rollout" else self.num_ranks
 
     def assign_gpus(self, role: str, gpus: Sequence[str]) -> list[dict[str, str]]:
-        """Return the CUDA_VISIBLE_DEVICES setting of each worker of a role; {} without GPUs. gpus: of the ranks
-        and, unless engines share them, of the engines after them."""
+        """Return the CUDA_VISIBLE_DEVICES setting of each worker of a role; {} without GPUs. gpus: those of the ranks,
+        followed by those of the engines unless the engines share GPUs with the ranks."""
         is_engine, count = role == "rollout", self.count_workers(role)
         if self.device != "cuda":
             return [{}] * count
@@ -101,11 +95,12 @@ class Placement:
         """Return role -> description of its processes, e.g. "4 x cuda", for the printed plan."""
         engine = "cuda" if self.device == "cuda" else f"cpu of {self.engine_threads} thread(s)"
         tensor_parallel = f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
-        where = f" on {self.engine_nodes} node(s)" if self.engine_nodes else ""
-        shared = " on the training GPUs" if self.shares_gpus else where
-        roles = ["actor and reference", *["critic"] * self.has_critic, *["reward model"] * self.has_reward_model]
+        nodes = f" on {self.engine_nodes} node(s)" if self.engine_nodes else ""
+        where = " on the training GPUs" if self.shares_gpus else nodes
+        exists = {"actor and reference": True, "critic": self.has_critic, "reward model": self.has_reward_model}
+        roles = [role for role in exists if exists[role]]
         return dict.fromkeys(roles, self.describe_ranks()) | {
-            "rollout engines": f"{self.num_engines} x {engine}{tensor_parallel}{shared}"
+            "rollout engines": f"{self.num_engines} x {engine}{tensor_parallel}{where}"
         }
 
 
@@ -122,7 +117,7 @@ def detect_machine() -> Machine:
 
 
 def count_gpus_of_node(config: Config | TuningConfig) -> int:
-    """Return how many GPUs of a node the ranks of a run use, and engines that share no GPU with them."""
+    """Return how many GPUs of a node a run uses: those of its ranks, and those of engines that do not share them."""
     if not isinstance(config, Config) or config.actor_rollout_ref.rollout.colocate:
         return config.trainer.n_gpus_per_node
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
@@ -137,7 +132,7 @@ def make_planned_machine(config: Config | TuningConfig) -> Machine:
 
 
 def list_visible_gpus(num_gpus: int) -> list[str]:
-    """Return the ids of this machine's GPUs for CUDA_VISIBLE_DEVICES, of which the variable may show a part."""
+    """Return the ids of this machine's GPUs, or of those that CUDA_VISIBLE_DEVICES already selects."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",") if visible else [str(index) for index in range(num_gpus)]
 

@@ -50,13 +50,12 @@ class Channel:
     """One side of a connection: sends calls to the other process, and answers its calls.
 
     serve: function that starts to answer a call, given its number, its method and its pickled arguments. peer: name of
-    the other process in errors.
-    """
+    the other process in errors."""
 
     def __init__(self, connection: Connection, serve: Callable[[int, str, bytes], None], peer: str):
         self._connection, self._serve, self._peer = connection, serve, peer
         self._numbers, self._calls = itertools.count(), dict[int, Future[Any]]()
-        self._lock, self._end = threading.Lock(), ""
+        self._lock, self._end_reason = threading.Lock(), ""
         self._outgoing: SimpleQueue[tuple[int, str, bytes]] = SimpleQueue()
         threading.Thread(target=self._send_messages, name="send", daemon=True).start()
 
@@ -65,8 +64,8 @@ class Channel:
         call, number = Future[Any](), next(self._numbers)
         call.set_running_or_notify_cancel()  # a cancelled wait does not cancel the call
         with self._lock:
-            if self._end:
-                call.set_exception(ProcessEnded(self._end))
+            if self._end_reason:
+                call.set_exception(ProcessEnded(self._end_reason))
                 return call
             self._calls[number] = call
         self.put(number, method, arguments)
@@ -92,9 +91,9 @@ class Channel:
                     self._serve(number, kind, content)
 
     def end_calls(self, reason: str) -> None:
-        """Raise ProcessEnded for all calls, also for later ones."""
+        """Raise ProcessEnded for all calls that wait for an answer, and for all later calls."""
         with self._lock:
-            self._end = reason
+            self._end_reason = reason
         for call in self._calls.values():
             call.set_exception(ProcessEnded(reason))
 
@@ -112,8 +111,7 @@ class Channel:
 class WorkerProcess:
     """The driver's side of one worker process. The constructor blocks until the process runs.
 
-    call_engines: calls a method of all engines, for a worker that asks for it.
-    """
+    call_engines: calls a method of all engines, for a worker that asks for it."""
 
     def __init__(self, role: str, rank: int, call_engines: Callable[..., None]):
         drivers_end, workers_end = multiprocessing.Pipe()
@@ -170,7 +168,7 @@ class ProcessRanks(RemoteRanks[W]):
             worker = f"the {self.role} worker of rank {rank} ({self.process_names[rank]})"
             return WorkerDied(f"{worker} died: {error}", self.role)
         assert isinstance(error, Exception)
-        return error  # the worker has named itself
+        return error  # its message names the worker
 
 
 class WorkerServer(WorkerHost[Any]):

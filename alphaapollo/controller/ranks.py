@@ -6,8 +6,7 @@
         ProcessRanks    forked on this machine (process_ranks.py; trainer.controller=local with several workers)
         RayRanks        Ray actors (ray_ranks.py)
 
-Callers pass a function of the worker: `await ranks.call(lambda worker: worker.update(step))`.
-"""
+Callers pass a function of the worker: `await ranks.call(lambda worker: worker.update(step))`."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class LocalRanks(Ranks[W]):
     """One worker in this process. It computes the same numbers as a Ray actor and can be debugged directly.
 
     thread: the thread in which the worker was built and is called, because torch has settings per thread. The event
-    loop then writes checkpoints and handles signals while the worker computes. None: the thread of the event loop.
-    """
+    loop then writes checkpoints and handles signals while the worker computes. None: the thread of the event loop."""
 
     def __init__(self, worker: W, role: str = "worker", thread: ThreadPoolExecutor | None = None):
         self.worker, self.role, self.size = worker, role, 1
@@ -92,9 +90,8 @@ class LocalRanks(Ranks[W]):
     async def _call_worker(self, function: Callable[..., object], *arguments: object) -> Any:
         if self._thread is None:
             return await await_if_awaitable(function(self.worker, *arguments))
-        return await await_if_awaitable(
-            await asyncio.wrap_future(self._thread.submit(function, self.worker, *arguments))
-        )
+        result = await asyncio.wrap_future(self._thread.submit(function, self.worker, *arguments))
+        return await await_if_awaitable(result)
 
     async def close(self) -> None:
         await self._call_worker(lambda worker: worker.close())

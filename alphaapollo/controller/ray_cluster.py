@@ -33,10 +33,10 @@ from alphaapollo.utils.heartbeat import read_process
 from alphaapollo.utils.versions import find_version
 
 TrainerSection = Trainer | TuningTrainer | GenerationTrainer
-LIBRARIES = ("torch", "transformers", "vllm", "ray")
-COMPARED = (".safetensors", ".json", ".py", ".yaml")
+COMPARED_LIBRARIES = ("torch", "transformers", "vllm", "ray")  # must have the same version on all nodes
+COMPARED_SUFFIXES = (".safetensors", ".json", ".py", ".yaml")  # of files whose number and size must be the same
 POLL_SECONDS = 1.0
-NOTICE_SECONDS = 30.0
+NOTICE_SECONDS = 30.0  # time between two lines about missing nodes
 INSPECT_SECONDS = 120.0  # timeout of inspect_node, which starts a process on each node
 LOCAL_TOKEN = secrets.token_hex(32)
 """Token of every Ray instance that this process starts, because Ray reads the variable only once. Without it Ray writes
@@ -93,8 +93,9 @@ def start_local_cluster() -> None:
 
 
 class RayProcess(subprocess.Popen[bytes]):
-    """Process of a local Ray that outlives signals to the driver's process group and signals of job systems to all
-    processes, because the driver would wait a minute for a GCS that is gone. Ray itself blocks SIGINT."""
+    """Process of a local Ray. It ignores signals that are sent to the driver's process group, and signals that job
+    systems send to all processes: without the GCS, the driver would wait for it for a minute. Ray blocks SIGINT itself.
+    """
 
     def __init__(self, command: Sequence[str], **options: Any):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
@@ -103,7 +104,7 @@ class RayProcess(subprocess.Popen[bytes]):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    terminate = subprocess.Popen.kill
+    terminate = subprocess.Popen.kill  # SIGTERM is blocked
 
 
 class RayJob(JobConfig):
@@ -140,30 +141,30 @@ def is_local_ray_unresponsive() -> bool:
 def wait_for_nodes(trainer: TrainerSection, rollout: Rollout | None) -> None:
     """Wait until as many nodes as the run needs have joined the cluster, with GPUs unless it runs on CPUs, and print
     which have joined. Raises ValueError after trainer.start_timeout. rollout: section of the engines of an RL run."""
-    start, printed = time.monotonic(), -NOTICE_SECONDS
-    wanted = trainer.nnodes + (rollout.nnodes if rollout else 0)
+    start, last_notice = time.monotonic(), -NOTICE_SECONDS
+    num_needed = trainer.nnodes + (rollout.nnodes if rollout else 0)
     while True:
         alive = [node for node in ray.nodes() if node["Alive"]]
         with_gpus = [node for node in alive if node["Resources"].get("GPU")]
-        on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and with_gpus)
-        joined = with_gpus if on_gpus else alive
-        if len(joined) >= wanted:
+        needs_gpus = trainer.device == "cuda" or (trainer.device == "auto" and with_gpus)
+        joined = with_gpus if needs_gpus else alive
+        if len(joined) >= num_needed:
             return
         names = [f"{node['NodeManagerAddress']} ({node['NodeManagerHostname']})" for node in joined]
-        missing = (
-            f"the run needs {wanted} node(s){' with GPUs' if on_gpus else ''} (trainer.nnodes, "
+        status = (
+            f"the run needs {num_needed} node(s){' with GPUs' if needs_gpus else ''} (trainer.nnodes, "
             f"actor_rollout_ref.rollout.nnodes), but {len(joined)} have joined: {', '.join(names) or 'none'}"
         )
         waited = time.monotonic() - start
         if waited >= trainer.start_timeout:
             ray.shutdown()
             raise ValueError(
-                f"{missing}. Waited {waited:.0f} s (trainer.start_timeout). Check the output of `ray start` on each "
+                f"{status}. Waited {waited:.0f} s (trainer.start_timeout). Check the output of `ray start` on each "
                 "node; Ray refuses nodes with other versions of Python or Ray. Start the nodes, or lower nnodes."
             )
-        if waited - printed >= NOTICE_SECONDS:
-            printed = waited
-            print(f"waiting: {missing} ({waited:.0f} of at most {trainer.start_timeout:.0f} s)", flush=True)
+        if waited - last_notice >= NOTICE_SECONDS:
+            last_notice = waited
+            print(f"waiting: {status} ({waited:.0f} of at most {trainer.start_timeout:.0f} s)", flush=True)
         time.sleep(POLL_SECONDS)
 
 
@@ -171,8 +172,7 @@ async def check_nodes_match_driver(groups: Sequence[PlacementGroup], required_pa
     """Raise ValueError if a node of the placement groups has other library versions or files than the driver's node,
     or cannot start a process.
 
-    required_paths: configuration key -> path of a file or folder that must be equal on every node.
-    """
+    required_paths: configuration key -> path of a file or folder that must be equal on every node."""
     folder, names = os.getcwd(), {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     used = {node for group in groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
     task = ray.remote(num_cpus=0, max_retries=0)(inspect_node)
@@ -206,7 +206,7 @@ async def check_nodes_match_driver(groups: Sequence[PlacementGroup], required_pa
 def inspect_node(paths: Mapping[str, str], base_folder: str) -> dict[str, str]:
     """Return the versions of Python and libraries on this node, and the number and size of the files at each of
     `paths`. paths: configuration key -> path, absolute or relative to `base_folder`."""
-    versions = {name: (find_version(name) or "none").split("+")[0] for name in LIBRARIES}  # without build (+cpu)
+    versions = {name: (find_version(name) or "none").split("+")[0] for name in COMPARED_LIBRARIES}  # drops +cpu
     code = {"Python": platform.python_version(), "alphaapollo": compute_code_version()}
     return code | versions | {f"{key}={path}": _describe_files(Path(base_folder, path)) for key, path in paths.items()}
 
@@ -230,5 +230,5 @@ def _describe_files(path: Path) -> str:
     if not path.exists():
         return "missing"
     files = [path] if path.is_file() else list(path.iterdir())
-    sizes = [file.stat().st_size for file in files if file.suffix in COMPARED and file.is_file()]
+    sizes = [file.stat().st_size for file in files if file.suffix in COMPARED_SUFFIXES and file.is_file()]
     return f"{len(sizes)} files of {sum(sizes):,} bytes"

@@ -3,8 +3,7 @@
 The first placement group has one bundle per training node, with its training GPUs, and one per node for engines.
 Engines with their own GPUs on the training nodes have a second placement group with one bundle per engine. Ray assigns
 the training GPUs to the policy's actors. All other actors on these GPUs reserve none in Ray: CUDA_VISIBLE_DEVICES
-selects their GPUs.
-"""
+selects their GPUs."""
 
 from __future__ import annotations
 
@@ -40,19 +39,19 @@ GRANT_SECONDS = 60.0  # maximum wait for a placement group
 async def reserve_placement_groups(placement: Placement, timeout: float) -> list[PlacementGroup]:
     """Reserve a placement group for the training ranks, and another one for engines with their own GPUs. Raises
     ValueError if Ray does not reserve them within GRANT_SECONDS, or within `timeout` if it is shorter."""
-    bundles: list[tuple[str, list[dict[str, float]]]] = []  # strategy and bundles of each group
+    group_specs: list[tuple[str, list[dict[str, float]]]] = []  # strategy and bundles of each group
     on_gpu = placement.device == "cuda"
     if placement.num_ranks:
         counts = [placement.ranks_per_node] * placement.num_nodes
         counts += [placement.gpus_per_engine_node] * placement.engine_nodes
         nodes = [{"CPU": 1.0} | ({"GPU": float(count)} if on_gpu else {}) for count in counts]
-        bundles.append(("STRICT_SPREAD" if len(nodes) > 1 else "PACK", nodes))
+        group_specs.append(("STRICT_SPREAD" if len(nodes) > 1 else "PACK", nodes))
     if _needs_engine_placement_group(placement):
         engine = {"CPU": 1.0 if placement.num_ranks else CPU_SHARE}
         engine |= {"GPU": float(placement.tensor_parallel)} if on_gpu else {}
-        bundles.append(("PACK" if placement.num_ranks else "SPREAD", [engine] * placement.num_engines))
-    groups = [placement_group(each, strategy=strategy) for strategy, each in bundles]
-    for group, (_, each) in zip(groups, bundles, strict=True):
+        group_specs.append(("PACK" if placement.num_ranks else "SPREAD", [engine] * placement.num_engines))
+    groups = [placement_group(bundles, strategy=strategy) for strategy, bundles in group_specs]
+    for group, (_, bundles) in zip(groups, group_specs, strict=True):
         ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=min(timeout, GRANT_SECONDS))
         if not ready:
             total, free = (
@@ -61,8 +60,8 @@ async def reserve_placement_groups(placement: Placement, timeout: float) -> list
             )
             ray.shutdown()
             raise ValueError(
-                f"this run needs the resources {each} (one entry per node or engine). Of the cluster's {total}, only "
-                f"{free} are free. Wait for other jobs to end, start more nodes, or lower trainer.nnodes, "
+                f"this run needs the resources {bundles} (one entry per node or engine). Of the cluster's {total}, "
+                f"only {free} are free. Wait for other jobs to end, start more nodes, or lower trainer.nnodes, "
                 "trainer.n_gpus_per_node or rollout.num_engines."
             )
     return groups
@@ -77,9 +76,9 @@ def assign_actor_slots(placement: Placement, role: str, reserved: Sequence[Place
     """Return where to place each actor of a role, in rank order, within the reserved placement groups. An engine on
     shared GPUs runs on the node of its first GPU. Without GPUs, engines are assigned to nodes round-robin."""
     gpu = 1.0 if placement.device == "cuda" else 0.0
-    node_of = [rank // placement.ranks_per_node for rank in range(placement.num_ranks)]
+    rank_nodes = [rank // placement.ranks_per_node for rank in range(placement.num_ranks)]
     if role != "rollout":
-        return [ActorSlot(reserved[0], node, gpu if role in GPU_ROLES else 0.0) for node in node_of]
+        return [ActorSlot(reserved[0], node, gpu if role in GPU_ROLES else 0.0) for node in rank_nodes]
     size, engines = placement.tensor_parallel, range(placement.num_engines)
     if _needs_engine_placement_group(placement):
         return [ActorSlot(reserved[-1], index, gpu * size) for index in engines]
@@ -88,14 +87,13 @@ def assign_actor_slots(placement: Placement, role: str, reserved: Sequence[Place
         return [ActorSlot(reserved[0], node, gpu * size) for node in nodes]
     if placement.device == "cpu":
         return [ActorSlot(reserved[0], index % placement.num_nodes) for index in engines]
-    return [ActorSlot(reserved[0], node_of[index * size % placement.num_ranks]) for index in engines]
+    return [ActorSlot(reserved[0], rank_nodes[index * size % placement.num_ranks]) for index in engines]
 
 
 def choose_visible_gpus(placement: Placement, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
     """Return the CUDA_VISIBLE_DEVICES setting of each worker of a role; {}: the worker uses the GPUs that Ray assigned.
 
-    rank_gpus: GPUs that Ray assigned to each training rank, e.g. "0"; not used without GPUs.
-    """
+    rank_gpus: GPUs that Ray assigned to each training rank, e.g. "0"; not used without GPUs."""
     if role in GPU_ROLES or (role == "rollout" and not placement.colocate):
         return [{}] * placement.count_workers(role)
     return placement.assign_gpus(role, rank_gpus)
@@ -130,7 +128,7 @@ class RayWorkerGroups(RemoteWorkerGroups[RayRanks[Any]]):
         return choose_visible_gpus(self.specs.placement, role, rank_gpus)
 
     def _make_engine_caller(self) -> Callable[..., None]:
-        return self.ranks_by_role["rollout"].call_engines  # with its actors, it is sent to the policy
+        return self.ranks_by_role["rollout"].call_engines  # it is sent to the policy with handles of the actors
 
     def _make_weight_reader(self) -> WeightReader:
         return partial(read_sent_weights, self.ranks_by_role["policy"].actors[0])

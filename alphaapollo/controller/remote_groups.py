@@ -32,7 +32,8 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
     def __init__(self, specs: WorkerSpecs):
         super().__init__(specs)
         self.ranks_by_role: dict[str, R] = {}
-        for role in [*specs.rank_builders, *(["rollout"] if specs.engine_builder else [])]:
+        engine_roles = ["rollout"] if specs.engine_builder else []
+        for role in [*specs.rank_builders, *engine_roles]:
             self.ranks_by_role[role] = self._make_ranks(role)
             self._add_group(role, self.ranks_by_role[role])
 
@@ -41,7 +42,7 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
 
     def _choose_visible_gpus(self, role: str, rank_gpus: Sequence[str]) -> list[dict[str, str]]:
         """Return the environment variables that select the GPUs of each worker of a role. rank_gpus: GPUs of each
-        training rank, as located."""
+        training rank."""
         raise NotImplementedError
 
     def _make_engine_caller(self) -> Callable[..., None]:
@@ -56,8 +57,7 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
         """Start the workers of all roles concurrently, because most of the time is spent on importing torch and vLLM.
 
         vLLM allocates its share of the GPU memory that is free when it starts. On shared GPUs, engines therefore only
-        import their libraries until the trainers are built and offloaded.
-        """
+        import their libraries until the trainers are built and offloaded."""
         from alphaapollo.rollout.worker import start_rollout_worker
         from alphaapollo.workers.process_group import RankPlacement
 
@@ -67,27 +67,27 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
         trainers: list[WorkerLocation] = next(iter(located.values()), [])
         gpus, nodes = [rank.gpus for rank in trainers], [rank.node for rank in trainers]
         writers = assign_weight_writers(nodes, [engine.node for engine in engines])
-        sizes = (placement.device, placement.threads, placement.sequence_parallel)
-        extra = {}
+        settings = (placement.device, placement.threads, placement.sequence_parallel)
+        options_by_role = {}
         if engines and placement.device == "cuda":
-            extra = {"policy": {"call_engines": self._make_engine_caller()}}
+            options_by_role = {"policy": {"call_engines": self._make_engine_caller()}}
         starts = []
         for role, build in specs.rank_builders.items():
-            address = located[role][0].address
+            address, options = located[role][0].address, options_by_role.get(role, {})
             builders = [
-                partial(build, RankPlacement(rank, placement.num_ranks, address, *sizes, writer), **extra.get(role, {}))
+                partial(build, RankPlacement(rank, placement.num_ranks, address, *settings, writer), **options)
                 for rank, writer in enumerate(writers)
             ]
             starts.append(ranks_by_role[role].start(builders, self._choose_visible_gpus(role, gpus)))
         if engines:
             assert specs.engine_builder
-            makers = []
+            engine_builders = []
             for index, engine in enumerate(engines):
-                is_apart = bool(nodes) and engine.node not in nodes
-                reader = [self._make_weight_reader()] if is_apart else []
-                make = partial(specs.engine_builder, index, engine.node, *reader)
-                makers.append(partial(start_rollout_worker, make, placement.shares_gpus))
-            starts.append(ranks_by_role["rollout"].start(makers, self._choose_visible_gpus("rollout", gpus)))
+                copies_weights = bool(nodes) and engine.node not in nodes  # no training rank of its node writes them
+                reader = [self._make_weight_reader()] if copies_weights else []
+                build = partial(specs.engine_builder, index, engine.node, *reader)
+                engine_builders.append(partial(start_rollout_worker, build, placement.shares_gpus))
+            starts.append(ranks_by_role["rollout"].start(engine_builders, self._choose_visible_gpus("rollout", gpus)))
         tasks = [asyncio.ensure_future(start) for start in starts]
         try:
             await asyncio.gather(*tasks)
@@ -99,10 +99,10 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
 
     async def start_within(self, start_timeout: float, logs: str) -> None:
         """Start all workers. If that fails, end them. Raises TimeoutError if the workers have used neither the CPU nor
-        the disk for `start_timeout` seconds. logs: folder with further logs, for the message."""
+        the disk for `start_timeout` seconds. logs: end of the message, which names a folder with more logs."""
         limits, required = StartLimits(start_timeout, start_timeout), self.required_service_processes
         try:
-            async with StallMonitor(self.ranks, limits, "cpu", lambda _: None, str, required):
+            async with StallMonitor(self.ranks, limits, "cpu", lambda _: None, lambda: "", required):
                 await self.start()
         except BaseException as error:
             await self.close()

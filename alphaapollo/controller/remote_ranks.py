@@ -57,7 +57,7 @@ class WorkerHost(Generic[W]):
         return await await_if_awaitable(cloudpickle.loads(function)(self.worker, *arguments))
 
     def report(self, with_stacks: bool) -> Report:
-        """Return a report of this process's heartbeat, also while the worker computes."""
+        """Return a report of this process's heartbeat, even while the worker computes."""
         return HEARTBEAT.make_report(with_stacks)
 
 
@@ -87,7 +87,8 @@ class RemoteRanks(Ranks[W]):
         """Wait until the processes of all workers run, and return their locations."""
         calls = [self._request(rank, "locate", rank == 0) for rank in range(self.size)]
         located: list[WorkerLocation] = await self._wait_for_all_calls(calls)
-        if has_several_nodes := len({location.node for location in located}) > 1:
+        has_several_nodes = len({location.node for location in located}) > 1
+        if has_several_nodes:
             self.death_seconds = NODE_DEATH_SECONDS
         nodes = [f" on node {location.ip}" if has_several_nodes else "" for location in located]
         self.process_names = [f"pid {location.pid}{node}" for location, node in zip(located, nodes, strict=True)]
@@ -99,8 +100,10 @@ class RemoteRanks(Ranks[W]):
     ) -> None:
         """Build the worker of each rank in its process. builders: functions that return the workers, in rank order.
         environment_variables: variables to set in each process."""
-        each = enumerate(zip(builders, environment_variables, strict=True))
-        calls = [self._request(rank, "start", cloudpickle.dumps(build), variables) for rank, (build, variables) in each]
+        starts = enumerate(zip(builders, environment_variables, strict=True))
+        calls = [
+            self._request(rank, "start", cloudpickle.dumps(build), variables) for rank, (build, variables) in starts
+        ]
         await self._wait_for_all_calls(calls, "start")
 
     def _share(self, item: object) -> object:
@@ -163,28 +166,27 @@ class RemoteRanks(Ranks[W]):
 
         Another thread receives the results and wakes the event loop once in total, not once per rank. The first failure
         ends the wait, because the other ranks of a collective would wait forever. If one rank died and another rank
-        failed first, e.g. with a closed connection, WorkerDied is raised for the dead rank.
-        """
+        failed first, e.g. with a closed connection, WorkerDied is raised for the dead rank."""
         loop = asyncio.get_running_loop()
-        over = loop.create_future()
-        missing = {rank: HEARTBEAT.begin_call(call_name, f"{self.role} {rank}") for rank in range(len(calls))}
+        finished = loop.create_future()
+        active_calls = {rank: HEARTBEAT.begin_call(call_name, f"{self.role} {rank}") for rank in range(len(calls))}
 
         def stop_waiting_for_results() -> None:
-            if not over.done():
-                over.set_result(None)
+            if not finished.done():
+                finished.set_result(None)
 
         def receive_result(rank: int, future: Future[Any]) -> None:
-            HEARTBEAT.end_call(missing.pop(rank))
-            if (future.exception() or not missing) and not over.done():
+            HEARTBEAT.end_call(active_calls.pop(rank))
+            if (future.exception() or not active_calls) and not finished.done():
                 loop.call_soon_threadsafe(stop_waiting_for_results)
 
         try:
             for rank, call in enumerate(calls):
                 call.add_done_callback(partial(receive_result, rank))
             if calls:
-                await over
+                await finished
         finally:
-            for key in list(missing.values()):
+            for key in list(active_calls.values()):
                 HEARTBEAT.end_call(key)
         end = time.monotonic() + self.death_seconds
         while error := self._find_error(calls):

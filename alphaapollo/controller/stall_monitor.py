@@ -51,8 +51,8 @@ class Stall:
 
 
 def list_awaited(reports: Sequence[Report]) -> list[Report]:
-    """Return the workers that the controller, the first one, waits for, those of the most recent call first; if there
-    are none, the controller."""
+    """Return the reports of the workers that the controller waits for, the most recent call first, or the controller's
+    report if it waits for none. reports: of all workers, after the controller's."""
     workers = {report.worker: report for report in reports}
     names = dict.fromkeys(call.worker for call in reversed(reports[0].calls))
     return [workers[name] for name in names if name in workers] or [reports[0]]
@@ -64,8 +64,7 @@ def find_stall(before: Sequence[Report], now: Sequence[Report], seconds: float, 
 
     Progress is a change of a progress counter, disk traffic, or CPU use of an awaited worker. With GPUs, waiting for a
     GPU may use CPU time, so that only other processes count: graders, compilers, and a controller that waits for no
-    worker.
-    """
+    worker."""
     earlier = {report.worker: report for report in before if report.ticks is not None}
     for report in now:
         then = earlier.get(report.worker, report)
@@ -134,8 +133,7 @@ class StallMonitor:
     reports nothing and ends the driver a minute later.
 
     ranks: the workers of all roles. notify: prints one line; called from the monitor's thread. make_resume_hint:
-    returns how the run can be resumed. required_pids: name -> pid of the other processes that the run depends on.
-    """
+    returns how the run can be resumed. required_pids: name -> pid of the other processes that the run depends on."""
 
     def __init__(
         self,
@@ -148,12 +146,12 @@ class StallMonitor:
     ):
         self._ranks, self._limits, self._device = ranks, limits, device
         self._notify, self._make_resume_hint, self._required = notify, make_resume_hint, required_pids
-        self._left = threading.Event()
+        self._block_ended = threading.Event()
         self._thread = threading.Thread(target=self._check_periodically, name="stall-monitor", daemon=True)
         self._error: WorkerLost | None = None
         self._before: tuple[float, list[Report]] | None = None  # time and reports of the last check
         self._ticks = -1
-        self._stalled = 0.0  # seconds since the last progress
+        self._stalled_seconds = 0.0  # since the last progress
         self._is_reported = self._has_failed = False
         self._stopped: set[str] = set()  # required processes that are stopped
 
@@ -167,9 +165,9 @@ class StallMonitor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._left.set()
+        self._block_ended.set()
         self._thread.join(ANSWER_SECONDS)
-        if isinstance(error, Exception) and (death := self._find_death()):  # since the last check
+        if isinstance(error, Exception) and (death := self._find_death()):  # a death since the last check
             self._error = death
         is_dead = isinstance(self._error, WorkerDied)
         if self._error and (isinstance(error, asyncio.CancelledError) or (is_dead and isinstance(error, Exception))):
@@ -179,7 +177,7 @@ class StallMonitor:
 
     def _check_periodically(self) -> None:
         last, tick = time.monotonic(), max(self._limits.stall_notice_seconds / CHECKS, SHORTEST_TICK)
-        while not self._left.wait(min(tick, POLL_SECONDS)):
+        while not self._block_ended.wait(min(tick, POLL_SECONDS)):
             now = time.monotonic()
             try:
                 self.check_required_processes()
@@ -218,30 +216,32 @@ class StallMonitor:
         if HEARTBEAT.ticks != self._ticks:
             self._ticks = HEARTBEAT.ticks
             return self._reset_after_progress()
-        self._stalled += elapsed_seconds
+        self._stalled_seconds += elapsed_seconds
         notice, stall_timeout = self._limits.stall_notice_seconds, self._limits.stall_timeout
-        if self._stalled < notice / 2:
+        if self._stalled_seconds < notice / 2:
             return None
-        before, self._before = self._before, (time.monotonic(), self._collect_reports())
+        now, reports = time.monotonic(), self._collect_reports()
+        before, self._before = self._before, (now, reports)
         if before is None:
             return None
-        stall = find_stall(before[1], self._before[1], self._before[0] - before[0], self._device)
+        earlier, earlier_reports = before
+        stall = find_stall(earlier_reports, reports, now - earlier, self._device)
         if stall is None:
             return self._reset_after_progress()
         timeout = max(stall_timeout or 0.0, stall.call_timeout + MARGIN_SECONDS if stall.call_timeout else 0.0)
-        if self._stalled >= notice and not self._is_reported:
+        if self._stalled_seconds >= notice and not self._is_reported:
             self._is_reported = True
-            since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._stalled))
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._stalled_seconds))
             end = f" The run ends after {timeout:.0f} s (trainer.stall_timeout)." if stall_timeout else ""
-            self._notify(f"no progress for {self._stalled:.0f} s, since {since}: {stall.verdict}.{end}")
-        if stall_timeout and self._stalled >= timeout:
+            self._notify(f"no progress for {self._stalled_seconds:.0f} s, since {since}: {stall.verdict}.{end}")
+        if stall_timeout and self._stalled_seconds >= timeout:
             self._end_stalled_run(stall)
         return None
 
     def _reset_after_progress(self) -> None:
         if self._is_reported:
-            self._notify(f"progress again, after {self._stalled:.0f} s")
-        self._stalled, self._before, self._is_reported = 0.0, None, False
+            self._notify(f"progress again, after {self._stalled_seconds:.0f} s")
+        self._stalled_seconds, self._before, self._is_reported = 0.0, None, False
 
     def _collect_reports(self, with_stacks: bool = False) -> list[Report]:
         """Return the reports of the controller and all workers."""
@@ -251,15 +251,17 @@ class StallMonitor:
         name = f"the controller (pid {first.pid})"
         controller = replace(report, worker="controller", name=name, processes=(first, *rest))
         seconds = STACKS_SECONDS if with_stacks else ANSWER_SECONDS
-        return [controller, *(each for ranks in self._ranks for each in ranks.collect_reports(seconds, with_stacks))]
+        workers = (worker for ranks in self._ranks for worker in ranks.collect_reports(seconds, with_stacks))
+        return [controller, *workers]
 
     def _end_stalled_run(self, stall: Stall) -> None:
-        cause = f"no progress for {self._stalled:.0f} s (trainer.stall_timeout): {stall.verdict}"
+        cause = f"no progress for {self._stalled_seconds:.0f} s (trainer.stall_timeout): {stall.verdict}"
         cause += self._write_stacks(stall)
         self._end_run(RunStalled(cause, stall.culprits, self._make_resume_hint()))
 
     def _write_stacks(self, stall: Stall) -> str:
-        """Write the Python stacks of the blocking workers, the awaited ones and the controller. Returns where."""
+        """Write the Python stacks of the blocking workers, the awaited workers and the controller to a file.
+        Returns the end of the error message, which names this file."""
         if self._limits.folder is None:
             return ""
         path = self._limits.folder / "stalls" / time.strftime("%Y-%m-%d_%H-%M-%S.txt")
@@ -270,7 +272,7 @@ class StallMonitor:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join([stall.verdict, "", *stacks]))
-        except OSError as error:  # the run must end also if the disk is full
+        except OSError as error:  # the run must end even if the disk is full
             return f". Python stacks could not be written ({error})"
         return f". Python stacks are in {path}"
 
@@ -280,12 +282,12 @@ class StallMonitor:
 
     def _end_run(self, error: WorkerLost) -> None:
         self._error = error
-        for _ in range(2):  # after the first cancellation the loop may wait for a checkpoint that hangs as well
-            if self._left.is_set():  # the block has ended meanwhile
+        for _ in range(2):  # twice, because the loop may then wait for a checkpoint, which may hang as well
+            if self._block_ended.is_set():
                 return
             self._cancel_block()
-            self._left.wait(GRACE_SECONDS)
-        if not self._left.is_set():
+            self._block_ended.wait(GRACE_SECONDS)
+        if not self._block_ended.is_set():
             report_error(error, 1)  # the event loop is blocked; the reaper ends all other processes
             os._exit(1)
 

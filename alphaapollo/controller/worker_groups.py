@@ -61,16 +61,16 @@ class WorkerGroups:
 
     def _add_group(self, role: str, ranks: Ranks[Any]) -> None:
         self.ranks.append(ranks)
-        shared = self.specs.placement.sequence_parallel
+        sequence_parallel = self.specs.placement.sequence_parallel
         match role:
             case "policy":
-                self.policy = PolicyGroup(ranks, shared)
+                self.policy = PolicyGroup(ranks, sequence_parallel)
             case "critic":
-                self.critic = CriticGroup(ranks, shared)
+                self.critic = CriticGroup(ranks, sequence_parallel)
             case "reward model":
-                self.reward_model = RewardModelGroup(ranks, shared)
+                self.reward_model = RewardModelGroup(ranks, sequence_parallel)
             case "trainer":
-                self.trainer = FinetuningGroup(ranks, shared)
+                self.trainer = FinetuningGroup(ranks, sequence_parallel)
             case "rollout":
                 shares_gpus = self.specs.placement.shares_gpus
                 self.engines = EngineGroup(ranks, self.specs.samples_in_flight, shares_gpus)

@@ -5,8 +5,7 @@ tokens of their prompts and answers.
     request 2   P1 A1 + new messages -> A2          continues request 1: its tokens are reused, not rendered again
     request 3   P3 -> A3                            another chat, e.g. of a sub-agent: a new branch
 
-The answers of a session form a forest. Each path from a root becomes one row to train on (rollout/agents/runner.py).
-"""
+The answers of a session form a forest. Each path from a root becomes one row to train on (rollout/agents/runner.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +19,6 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from operator import eq
 from typing import Any, NamedTuple
 
 from alphaapollo.data.image_messages import IMAGE_PART
@@ -44,8 +42,7 @@ class MessageKey(NamedTuple):
     """What identifies a message of a chat. Two messages with one key are the same message.
 
     For answers, it ignores what clients change without changing the message: surrounding whitespace, the format of
-    JSON arguments, ids of tool calls, and reasoning that is not sent back.
-    """
+    JSON arguments, ids of tool calls, and reasoning that is not sent back."""
 
     role: str
     text: str
@@ -63,8 +60,9 @@ def make_answer_key(content: str, tool_calls: Sequence[tuple[str, str]]) -> Mess
 
 
 def make_message_keys(messages: Sequence[JsonObject]) -> tuple[list[MessageKey], list[int]]:
-    """Return the keys of a chat in the form that the chat template receives, and for each key the index after its last
-    message. Consecutive messages of the assistant are one answer, which some APIs send as several items."""
+    """Return the keys of a chat, and for each key the index after its last message. Consecutive messages of the
+    assistant get one key, because some APIs send an answer as several items. messages: as the chat template receives
+    them."""
     keys: list[MessageKey] = []
     ends: list[int] = []
     for end, message in enumerate(messages, start=1):
@@ -97,7 +95,7 @@ def _read_content(content: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def _normalize_json(value: object) -> str:
-    """Return JSON without differences of whitespace and order; a text that is no JSON unchanged."""
+    """Return a value as JSON with sorted keys and uniform whitespace. A text that is not JSON is returned unchanged."""
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -123,9 +121,9 @@ class AgentSession:
     name: str = ""  # of the episode
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))  # the API key of the program
     requests: list[Request] = field(default_factory=list)  # finished requests, in the order of their answers
-    encoded_images: dict[str, EncodedImage] = field(default_factory=dict)  # of all chats as sent, by digest
+    encoded_images: dict[str, EncodedImage] = field(default_factory=dict)  # images that the program sent, by digest
     num_started: int = 0  # requested answers, including failed ones, but not retries
-    reached_limit: str = ""  # limit of requests that the session has reached
+    reached_limit: str = ""  # the limit of requests, after the session has reached it
     prompt_error: str = ""  # error of the last request if its prompt was too long
     num_refused: int = 0  # requests that the endpoint refused (4xx), without those at a limit of the session
     refusal: str = ""  # first of these errors
@@ -141,7 +139,7 @@ class AgentSession:
         return [answer for request in self.requests if request.is_delivered for answer in request.answers]
 
     def count_request(self, request: Request, num_answers: int) -> None:
-        """Count a new request for answers, but no retry. Raises ValueError at the limit of requests."""
+        """Count a request for answers, unless it is a retry. Raises ValueError at the limit of requests."""
         if self.find_undelivered(request) is None:
             if self.num_started + num_answers > self.limits.max_requests:
                 self.reached_limit = f"env.agent.max_requests={self.limits.max_requests}"
@@ -151,7 +149,8 @@ class AgentSession:
     def record_refusal(self, error: str) -> None:
         """Record that the endpoint refused a request, unless a limit of the session did."""
         if not self.prompt_error and not self.reached_limit:
-            self.num_refused, self.refusal, self.is_refused = self.num_refused + 1, self.refusal or error[:500], True
+            self.num_refused += 1
+            self.refusal, self.is_refused = self.refusal or error[:500], True
 
     def give_reward(self, request_id: str, reward: float) -> None:
         """Add a reward for a request, in equal parts for its answers. Raises ValueError if there is no such request."""
@@ -162,8 +161,8 @@ class AgentSession:
             answer.add_reward(reward / len(rewarded.answers))
 
     def give_turn_rewards(self, rewards: object) -> None:
-        """Add one reward for each answer, in order. Raises TypeError for a value that is no list of numbers, ValueError
-        for another number of rewards or a number that is not finite."""
+        """Add one reward for each answer, in order. Raises TypeError for anything but a list of numbers, and ValueError
+        if a reward is not finite or there is not one reward for each answer."""
         if not isinstance(rewards, list):
             raise TypeError(f"turn_rewards is a {type(rewards).__name__}. Return a list of numbers.")
         if len(rewards) != len(self.answers):
@@ -175,7 +174,8 @@ class AgentSession:
             answer.add_reward(number)
 
     def find_answer(self, keys: list[MessageKey], template_variables: str) -> tuple[Answer | None, int]:
-        """Return the last answer in a chat that this session sampled, and the number of keys up to and with it."""
+        """Find the last answer in a chat that this session sampled. Returns it, and the number of the chat's keys up to
+        and including the answer's key."""
         answers = [answer for request in reversed(self.requests) for answer in reversed(request.answers)]
         for answer in sorted(answers, key=lambda answer: len(answer.request.keys), reverse=True):
             chat = answer.chat_keys
@@ -190,28 +190,33 @@ class AgentSession:
         answers = [answer for request in self.requests for answer in request.answers]
         if not answers:
             return "no earlier request of this session has this history"
-        chats = [(sum(takewhile(bool, map(eq, answer.chat_keys, keys))), answer) for answer in answers]
-        index, closest = max(chats, key=lambda chat: (chat[0], len(chat[1].chat_keys)))
+
+        def count_equal_messages(answer: Answer) -> int:
+            pairs = zip(answer.chat_keys, keys, strict=False)
+            return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+        closest = max(answers, key=lambda answer: (count_equal_messages(answer), len(answer.chat_keys)))
+        index = count_equal_messages(closest)
         if index >= len(closest.chat_keys) and closest.request.template_variables != template_variables:
             return "tools or template variables changed"
-        old, new = (
-            [*map(str, chat[index : index + 1]), "the end of the chat"][0] for chat in (closest.chat_keys, keys)
-        )
+        chats = closest.chat_keys, keys
+        old, new = (str(chat[index]) if index < len(chat) else "the end of the chat" for chat in chats)
         return f"message {index}: {old} became {new}"
 
     def find_undelivered(self, request: Request) -> Request | None:
-        """Return an earlier request with the same body whose answer did not reach the client. The client of a retry
-        knows better than this server, but it has received the answers that other requests continue."""
-        same = [other for other in self.requests if other.body_digest == request.body_digest]
-        lost = [other for other in same if other.is_delivered is False]
-        if lost or not request.is_retry:
-            return lost[0] if lost else None
+        """Return an earlier request with the same body whose answer did not reach the client. If the client marks its
+        request as a retry, this may be an answer that was sent, unless another request continues it."""
+        identical = [other for other in self.requests if other.body_digest == request.body_digest]
+        undelivered = [other for other in identical if other.is_delivered is False]
+        if undelivered:
+            return undelivered[0]
         continued = {answer.parent.request for answer in self.answers if answer.parent}
-        return next((other for other in reversed(same) if other not in continued), None)
+        candidates = reversed(identical) if request.is_retry else ()
+        return next((other for other in candidates if other not in continued), None)
 
     def count_sampling(self, prompt_ids: list[int], change: int = 1) -> int:
-        """Return a number for the seed, which depends on the prompt and on how often it was sampled before. It does not
-        depend on the order of concurrent requests."""
+        """Count a sampling of the prompt, and return a number for its seed, which depends only on the prompt and on how
+        often it was sampled before. change: -1 takes back an earlier call."""
         digest = hashlib.blake2b(array("i", prompt_ids).tobytes(), digest_size=6).hexdigest()
         count = self._samplings[digest]
         self._samplings[digest] += change
@@ -244,11 +249,10 @@ class Request:
     token_limit: int = 0  # tokens of an answer that the session's own limits allow
 
     def find_history(self, messages: Sequence[JsonObject], template_variables: str) -> tuple[int, int] | None:
-        """Find `parent`, the end of the longest beginning of the chat whose tokens are known. Returns the index of the
-        first message of this answer and the index after its last message; None if there is no such answer.
+        """Set `parent` to the last answer of the chat up to which all tokens are known. Returns the index of the first
+        message of this answer and the index after its last message, or None if there is no such answer.
 
-        template_variables: everything else that the rendered chat depends on, e.g. tools.
-        """
+        template_variables: everything else that the rendered chat depends on, e.g. tools."""
         self.template_variables = template_variables
         self.keys, ends = make_message_keys(messages)
         self.parent, count = self.session.find_answer(self.keys, template_variables)
@@ -256,7 +260,8 @@ class Request:
             self.difference = self.session.describe_difference(self.keys, template_variables)
         if self.parent is None:
             return None
-        return ends[count - 2] if count > 1 else 0, ends[count - 1]
+        start = ends[count - 2] if count > 1 else 0
+        return start, ends[count - 1]
 
     def discard_history(self) -> None:
         """Make this request start a branch, because its history cannot be rendered after the known tokens."""
@@ -265,7 +270,7 @@ class Request:
 
     def check_prompt(self, token_ids: list[int]) -> None:
         """Raise ValueError if the rendered prompt leaves no token for an answer."""
-        limit = self._longest_sequence(token_ids)
+        limit = self._get_sequence_limit(token_ids)
         self.session.prompt_error = ""
         if len(token_ids) >= limit:
             self.session.prompt_error = (
@@ -274,8 +279,8 @@ class Request:
             )
             raise ValueError(self.session.prompt_error)
 
-    def _longest_sequence(self, prompt_ids: list[int]) -> int:
-        """Tokens at which the path must end: max_model_len, or sampling.max_tokens after its first prompt."""
+    def _get_sequence_limit(self, prompt_ids: list[int]) -> int:
+        """Return the token limit of the path: max_model_len, or its first prompt plus sampling.max_tokens if less."""
         path_limit = self._count_tokens_of_first_prompt(prompt_ids) + self.session.sampling.max_tokens
         return min(self.session.limits.max_model_len, path_limit)
 
@@ -287,12 +292,13 @@ class Request:
     ) -> Sampling:
         """Return the policy's sampling settings for the answers, and find the `earlier` request if this is a retry.
         max_tokens: what the client asks for."""
-        session, history = self.session, self.parent.token_ids if self.parent else []
+        session = self.session
+        history = self.parent.token_ids if self.parent else []
         if prompt_ids[: len(history)] != history:  # e.g. truncated by the client's settings
             self.discard_history()
         self.id, self.prompt_ids, self.is_constrained = request_id, prompt_ids, is_constrained
         self.earlier = session.find_undelivered(self)
-        budget = self._longest_sequence(prompt_ids) - len(prompt_ids)
+        budget = self._get_sequence_limit(prompt_ids) - len(prompt_ids)
         self.token_limit = max(1, min(budget, session.limits.max_tokens_per_turn or budget))
         self.seed = session.derive_seed(session.count_sampling(prompt_ids))
         return replace(session.sampling, max_tokens=max(1, min(max_tokens, self.token_limit)), seed=self.seed)
@@ -301,9 +307,9 @@ class Request:
         """Record the answers before the client receives them."""
         if self.earlier is not None:
             self.session.requests.remove(self.earlier)
+            for answer, earlier in zip(answers, self.earlier.answers, strict=False):
+                answer.reward = earlier.reward
         self.answers, self.outputs = answers, outputs
-        for answer, earlier in zip(answers, self.earlier.answers if self.earlier else (), strict=False):
-            answer.reward = earlier.reward
         self.session.requests.append(self)
         self.session.is_refused = False
 
@@ -365,7 +371,7 @@ class Answer:
 
 
 def list_new_messages(request: Request, parent: Answer | None) -> list[Message]:
-    """Return the messages that a request adds to the answer that it continues; its whole chat if there is none."""
+    """Return the messages that a request adds after the answer `parent`, which it continues. None: its whole chat."""
     keys = request.keys[len(parent.request.keys) + 1 :] if parent else request.keys
     messages = [Message(role=key.role, content=key.text) for key in keys]
     for message, key in zip(messages, keys, strict=True):

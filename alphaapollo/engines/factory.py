@@ -17,12 +17,12 @@ ENGINES = {
 
 
 def load_engine_class(name: str) -> type[Engine]:
-    """Return the class of the engine `rollout.name`: ours, or that of a plug-in or an installed package."""
-    found: type[Engine] | None
-    found = pkgutil.resolve_name(ENGINES[name]) if name in ENGINES else load_plugin("engines", name)
-    if found is None:
-        raise ValueError(f"rollout.name={name}: no installed package has this engine. Install it on every node.")
-    return found
+    """Return the class of the engine `rollout.name`, which may be in a plug-in or in an installed package."""
+    engine: type[Engine] | None
+    engine = pkgutil.resolve_name(ENGINES[name]) if name in ENGINES else load_plugin("engines", name)
+    if engine is None:
+        raise ValueError(f"rollout.name={name}: no package has this engine. Install its package on every node.")
+    return engine
 
 
 def make_engine(spec: EngineSpec) -> Engine:

@@ -45,10 +45,10 @@ class FakeEngine(Engine):
     ) -> Completion:
         await self._unpaused.wait()
         answer = (self.script or self._make_random_answer)(token_ids, sampling)
-        kept = answer[: sampling.max_tokens]
-        stopped = len(kept) < sampling.max_tokens or kept[-1] in sampling.stop_token_ids
-        stop_reason = StopReason.STOP if stopped else StopReason.LENGTH
-        return Completion(kept, [LOGPROB] * len(kept), stop_reason, self._version)
+        token_ids = answer[: sampling.max_tokens]
+        is_stopped = len(token_ids) < sampling.max_tokens or token_ids[-1] in sampling.stop_token_ids
+        stop_reason = StopReason.STOP if is_stopped else StopReason.LENGTH
+        return Completion(token_ids, [LOGPROB] * len(token_ids), stop_reason, self._version)
 
     async def hold_requests(self) -> None:
         self._unpaused.clear()

@@ -120,7 +120,7 @@ class HFEngine(Engine):
 
     @torch.inference_mode()
     def _sample_batch(self, batch: list[_WaitingRequest]) -> None:
-        decode_batch(self._compute_next_logits, batch, self._model.device, lambda done: done or self._is_held)
+        decode_batch(self._compute_next_logits, batch, self._model.device, lambda all_done: all_done or self._is_held)
 
     def _compute_next_logits(self, *arguments: Any) -> tuple[torch.Tensor, Any]:
         logits, cache = next_logits(self._model, *arguments)

@@ -12,30 +12,31 @@ from collections.abc import Sequence
 from alphaapollo.engines.types import EngineDied, EngineError, EngineSpec
 from alphaapollo.processes.watchdog import exit_when_process_ends
 
-PARENT = "ALPHAAPOLLO_ENGINE_PARENT"  # pid of the process that owns the engine
-CLEANUP = "ALPHAAPOLLO_ENGINE_CLEANUP"  # folders to remove when the owner dies
-LOG = "ALPHAAPOLLO_ENGINE_LOG"  # log file of the engine's processes
+PARENT_VARIABLE = "ALPHAAPOLLO_ENGINE_PARENT"  # pid of the process that owns the engine
+CLEANUP_VARIABLE = "ALPHAAPOLLO_ENGINE_CLEANUP"  # folders to remove when the owner dies
+LOG_VARIABLE = "ALPHAAPOLLO_ENGINE_LOG"  # log file of the engine's processes
 ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .+$", re.MULTILINE)  # last line of a traceback
 LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
 
 
 def build_process_environment(log_path: str, cleanup_folders: Sequence[str]) -> dict[str, str]:
     """Return the environment variables that `set_up_engine_process` reads in the engine's processes."""
-    return {PARENT: str(os.getpid()), CLEANUP: os.pathsep.join(cleanup_folders), LOG: log_path}
+    cleanup = os.pathsep.join(cleanup_folders)
+    return {PARENT_VARIABLE: str(os.getpid()), CLEANUP_VARIABLE: cleanup, LOG_VARIABLE: log_path}
 
 
 def set_up_engine_process() -> None:
     """Redirect this process's output to the engine's log, and make the process exit when the engine's owner exits.
     Does nothing in the owner's process."""
-    if os.getpid() != int(os.environ[PARENT]):
+    if os.getpid() != int(os.environ[PARENT_VARIABLE]):
         _set_up_engine_process_once(os.getpid())
 
 
 @functools.cache  # once per process: the PID is only the key of the cache
 def _set_up_engine_process_once(own_pid: int) -> None:
-    cleanup = [path for path in os.environ[CLEANUP].split(os.pathsep) if path]
-    exit_when_process_ends(int(os.environ[PARENT]), cleanup, remove_shared_memory=True)
-    redirect_output_to_file(os.environ[LOG])
+    cleanup = [path for path in os.environ[CLEANUP_VARIABLE].split(os.pathsep) if path]
+    exit_when_process_ends(int(os.environ[PARENT_VARIABLE]), cleanup, remove_shared_memory=True)
+    redirect_output_to_file(os.environ[LOG_VARIABLE])
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
 
 
@@ -50,7 +51,7 @@ def redirect_output_to_file(log_path: str) -> None:
 
 
 def find_last_error(log_path: str) -> str:
-    """Return the last error of an engine in the last 64 KiB of its log, as ` (last error: ...)`; empty without one."""
+    """Return the last error in the last 64 KiB of an engine's log, as ` (last error in its log: ...)`, or ""."""
     try:
         with open(log_path, "rb") as log:
             log.seek(max(0, os.path.getsize(log_path) - 65536))
@@ -78,7 +79,7 @@ def make_death_error(spec: EngineSpec) -> EngineDied:
 
 
 def make_start_error(spec: EngineSpec, details: str = "", is_killed: bool = False) -> EngineError:
-    """Return the error of an engine that does not start, with the last error in its log. is_killed: by a signal, so
-    that a restart may help."""
+    """Return the error of an engine that does not start, with the last error in its log. is_killed: whether a signal
+    killed its core, so that a restart may help."""
     message = f"{spec.name} did not start{find_last_error(spec.log_path)}. See its log {spec.log_path}. {details}"
     return (EngineDied if is_killed else EngineError)(message.strip())

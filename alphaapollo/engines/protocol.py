@@ -1,8 +1,7 @@
 """Interface of an inference engine: token ids in, token ids out.
 
 Implementations: vllm/engine.py for production, hf.py as a slow reference, fake.py without a model for tests, and those
-of plug-ins and packages, in this process or through remote.py.
-"""
+of plug-ins and packages, in this process or through remote.py."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
     from alphaapollo.engines.weight_sync.transport import UpdateInfo
 
 
-CHANGES_SAMPLES = (
+DISTRIBUTION_CHANGING_ARGUMENTS = (
     *("speculative_*", "spec_*", "quantiz*", "*_quant", "*quant_profile", "*torchao_config", "kv_cache_dtype*"),
     *("logits_processors", "override_generation_config", "reasoning_config", "diffusion_config", "dllm_*"),
     *("watermark_*", "enable_watermark", "preferred_sampling_params", "enable_strict_thinking"),
 )
-"""Patterns of arguments of engines with which tokens are sampled from another distribution than the trainer's."""
+"""Patterns of engine arguments that make an engine sample from another distribution than the trainer's."""
 
 
 MemoryPart = Literal["weights", "kv_cache"]
@@ -38,8 +37,8 @@ MEMORY_PARTS: frozenset[MemoryPart] = frozenset({WEIGHTS, KV_CACHE})
 class Engine:
     """Interface of one engine replica, called from one event loop. Calls of generate and log_probs may overlap.
 
-    An engine implements the first part. The second part calls the first one, and checks the order of its calls.
-    """
+    An engine implements the methods of the first part. Those of the second part, from `check_has_weights` on, call them
+    and check the order of the calls."""
 
     name = "engine"  # in errors
     is_colocated = False  # whether it frees its GPU memory between generation phases
@@ -47,19 +46,19 @@ class Engine:
     keeps_adapters = False  # whether running requests keep their adapter when a new one arrives
 
     is_paused = False
-    asleep: frozenset[MemoryPart] = frozenset()  # parts without allocated memory
+    freed_parts: frozenset[MemoryPart] = frozenset()  # parts without allocated memory
     is_stale = False  # its weights were freed, and new ones were not confirmed yet
     is_loading = False  # between start_weight_update and finish_weight_update
-    is_restarted = False  # from a restart until new weights were confirmed
+    awaits_weights_after_restart = False  # from a restart until new weights are confirmed
 
-    # What commands and trainers read of the class.
+    # Properties of the class, which commands and trainers read.
 
     reads_images: ClassVar[bool] = True  # whether its prompts may have images
     reads_quantized: ClassVar[bool] = False  # whether it serves models with quantized weights
-    without_mixed_windows: ClassVar[Collection[str]] = ()  # families whose sliding window is not in all layers
-    weight_sender: ClassVar[str] = ""  # TransferSender of GPUs, as module:class; empty: weights arrive as files only
-    argument_files: ClassVar[str] = ""  # below sys.prefix, whose classes have the arguments of its engine_kwargs
-    reserved_arguments: ClassVar[frozenset[str]] = frozenset()  # not in engine_kwargs: other keys set them
+    without_mixed_windows: ClassVar[Collection[str]] = ()  # families with a window in some layers, computed wrongly
+    weight_sender: ClassVar[str] = ""  # TransferSender for weights on GPUs, as module:class; empty: files only
+    argument_files: ClassVar[str] = ""  # pattern below sys.prefix: files whose classes declare engine_kwargs
+    reserved_arguments: ClassVar[frozenset[str]] = frozenset()  # refused in engine_kwargs, because other keys set them
 
     @classmethod
     def build(cls, spec: EngineSpec) -> Engine:
@@ -101,10 +100,10 @@ class Engine:
         return False
 
     async def restart(self) -> None:
-        """Start the engine again after its death. Until new weights are confirmed, its requests raise EngineDied."""
-        self.is_restarted = True
+        """Restart an engine that died. Its requests raise EngineDied until `confirm_weights` is called."""
+        self.awaits_weights_after_restart = True
         await self.close()
-        self.is_paused, self.is_loading, self.asleep = False, False, frozenset()
+        self.is_paused, self.is_loading, self.freed_parts = False, False, frozenset()
         await self.start()
 
     def list_pids(self) -> list[int]:
@@ -123,8 +122,7 @@ class Engine:
         """Sample one completion of 1 to `sampling.max_tokens` tokens. `images`: images in the prompt, in order.
 
         The log-probs of the sampled tokens are computed from softmax(logits / temperature), before top-p and top-k. At
-        temperature 0 they are computed from softmax(logits).
-        """
+        temperature 0 they are computed from softmax(logits)."""
         raise NotImplementedError
 
     async def log_probs(self, token_ids: list[int], images: Sequence[ImageInput] = ()) -> list[float]:
@@ -142,8 +140,8 @@ class Engine:
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
         """Sample an answer to a request to the HTTP API over this engine. By default with `generate`, which has no
         penalties and returns only the log-probs of sampled tokens. Raises ValueError if the request needs more."""
-        unsupported = [*request.penalties] + ["top_logprobs"] * bool(request.num_top)
-        unsupported += ["prompt_logprobs"] * request.scores_prompt
+        outputs = {"top_logprobs": request.num_top, "prompt_logprobs": request.scores_prompt}
+        unsupported = [*request.penalties, *(name for name, is_requested in outputs.items() if is_requested)]
         if unsupported:
             raise ValueError(f"{', '.join(unsupported)}: this engine does not support these settings. Remove them.")
         completion = await self.generate(token_ids, request.sampling, request_id)
@@ -162,9 +160,10 @@ class Engine:
         """Continue sampling with the latest weights and a recomputed KV cache."""
         raise NotImplementedError
 
-    # Weights. The trainer writes them to a folder. To engines with a weight_sender on GPUs, it sends them in buckets
-    # instead (engines/weight_sync/transfer.py): it calls init_weight_transfer_engine once, and for each weight sync
-    # start_weight_update, update_weights for each bucket, and finish_weight_update.
+    # Weights. The trainer writes them to a folder, from which the engine loads them. An engine on GPUs with a
+    # weight_sender gets them in buckets instead (engines/weight_sync/transfer.py): the trainer calls
+    # init_weight_transfer_engine once. For each weight sync it calls start_weight_update, update_weights for each
+    # bucket, and finish_weight_update.
 
     async def load_folder(self, folder: str) -> None:
         """Load the weights that the trainer wrote to a shared-memory folder, as *.safetensors files of a checkpoint.
@@ -180,8 +179,8 @@ class Engine:
         raise NotImplementedError
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Connect the engine's workers to the trainer, once. `rank_offset`, if any: rank of the first engine's first
-        worker."""
+        """Connect the engine's workers to the trainer, once. `init_info["rank_offset"]`, if it is set, is the rank of
+        the first engine's first worker."""
         raise NotImplementedError
 
     async def begin_loading(self) -> None:
@@ -212,7 +211,7 @@ class Engine:
 
     def check_has_weights(self) -> None:
         """Raise EngineError if a new request would be sampled with freed weights. For `generate`."""
-        if self.is_restarted:
+        if self.awaits_weights_after_restart:
             raise EngineDied(f"{self.name}: its core process died, and its new one has no weights yet")
         if self.is_stale and not self.is_paused:
             raise EngineError(f"{self.name} cannot generate: sleep() freed its weights. Send weights first.")
@@ -231,16 +230,16 @@ class Engine:
 
     async def sleep(self) -> None:
         """Free the GPU memory of weights and KV cache, if the engine shares its GPU with the trainer. To continue, call
-        wake_weights, receive_weights or the calls of a weight transfer, confirm_weights and wake_cache."""
-        if self.is_colocated and WEIGHTS not in self.asleep:
-            await self.free_memory(MEMORY_PARTS - self.asleep)
-            self.asleep, self.is_stale = MEMORY_PARTS, True
+        wake_weights; then receive_weights, or the methods of a weight transfer; confirm_weights; and wake_cache."""
+        if self.is_colocated and WEIGHTS not in self.freed_parts:
+            await self.free_memory(MEMORY_PARTS - self.freed_parts)
+            self.freed_parts, self.is_stale = MEMORY_PARTS, True
 
     async def release_cache(self) -> None:
         """Free the GPU memory of the KV cache alone. Running requests are paused until wake_cache."""
-        if self.is_colocated and not self.asleep:
+        if self.is_colocated and not self.freed_parts:
             await self.free_memory(frozenset({KV_CACHE}))
-            self.asleep = frozenset({KV_CACHE})
+            self.freed_parts = frozenset({KV_CACHE})
 
     async def wake_weights(self) -> None:
         """Allocate the memory of the weights after `sleep`."""
@@ -252,9 +251,9 @@ class Engine:
         await self._wake(KV_CACHE)
 
     async def _wake(self, part: MemoryPart) -> None:
-        if part in self.asleep:
+        if part in self.freed_parts:
             await self.allocate_memory(part)
-            self.asleep -= {part}
+            self.freed_parts -= {part}
 
     async def receive_weights(self, folder: str, version: int) -> None:
         """Load the weights, or the LoRA adapter, that the trainer wrote to a shared-memory folder."""
@@ -271,7 +270,7 @@ class Engine:
 
     async def start_weight_update(self) -> None:
         """Begin to load new weights."""
-        self._check_no_request_runs("load weights")  # it would mix old and new weights
+        self._check_no_request_runs("load weights")  # a request would mix old and new weights
         self._check_has_memory()
         await self.begin_loading()
         self.is_loading = True
@@ -293,12 +292,12 @@ class Engine:
         if self.is_loading:
             raise EngineError(f"{self.name} cannot confirm weights. Call finish_weight_update() first.")
         receipt = await self.apply_weights(version)
-        self.is_stale = self.is_restarted = False
+        self.is_stale = self.awaits_weights_after_restart = False
         return receipt
 
     @property
     def updates_in_flight(self) -> bool:
-        """Whether new weights arrive while requests run, which are not paused and keep theirs."""
+        """Whether new weights arrive without a pause of running requests, which keep the earlier weights."""
         return self.serves_adapter and self.keeps_adapters and not self.is_colocated
 
     def _check_no_request_runs(self, action: str) -> None:
@@ -306,5 +305,5 @@ class Engine:
             raise EngineError(f"{self.name} cannot {action} while requests are running. Call pause() first.")
 
     def _check_has_memory(self) -> None:
-        if WEIGHTS in self.asleep:
+        if WEIGHTS in self.freed_parts:
             raise EngineError(f"{self.name} has no memory for its weights. Call wake_weights() first.")

@@ -4,8 +4,7 @@
 
 The server has the engine's signal handlers, environment variables and log. It exits when the owner closes its pipe, and
 if it ends, all calls of the owner fail. A request is a pickled (method, arguments), and a reply a pickled (error,
-result), each as one line of base64.
-"""
+result), each as one line of base64."""
 
 from __future__ import annotations
 
@@ -31,26 +30,25 @@ from alphaapollo.processes.host import MAX_REPLY, ProcessDiedError, ProcessHost
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling
 
-CANCEL = "cancel"
+CANCEL = "cancel"  # method of a request that cancels an earlier one
 CLOSE_SECONDS = 20.0  # for the server to end its processes
 PROGRESS_SECONDS = 0.5  # time between two reads of the progress counter
-ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "EngineDied": EngineDied}
+ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "EngineDied": EngineDied}  # all others: EngineError
 # The code of this process comes last in the server's search path, because this environment may have other versions.
-SERVE = "import sys; sys.path.append(sys.argv[1]); from {module} import main; main()"
-SPEC = "ALPHAAPOLLO_ENGINE_SPEC"  # variable of the server; other users cannot read it, unlike its command line
+SERVER_CODE = "import sys; sys.path.append(sys.argv[1]); from {module} import main; main()"
+SPEC_VARIABLE = "ALPHAAPOLLO_ENGINE_SPEC"  # other users cannot read the server's variables, unlike its command line
 FORWARDED = (
     *("log_probs", "pause", "resume", "sleep", "release_cache", "wake_weights", "wake_cache"),
     *("receive_weights", "init_weight_transfer_engine", "start_weight_update", "update_weights"),
     "finish_weight_update",
 )
-"""Methods of Engine that the server's engine runs as they are called. It also checks their order."""
+"""Methods of Engine that run only in the server. Its engine also checks their order."""
 
 
 class RemoteEngine(Engine):
     """Engine whose methods run in a server process.
 
-    python: interpreter of the server. module: module whose `main` calls `serve` with the engine of `receive_spec`.
-    """
+    python: interpreter of the server. module: module whose `main` calls `serve` with the engine of `receive_spec`."""
 
     def __init__(self, spec: EngineSpec, python: Path, module: str, environment: Mapping[str, str]):
         super().__init__(spec)
@@ -67,10 +65,10 @@ class RemoteEngine(Engine):
             return
         log = Path(self.spec.log_path)
         log.parent.mkdir(parents=True, exist_ok=True)
-        code, root = SERVE.format(module=self._module), Path(__file__).parents[2]
+        code, root = SERVER_CODE.format(module=self._module), Path(__file__).parents[2]
         command = [str(self._python), "-P", "-c", code, str(root)]
         own_variables = build_process_environment(self.spec.log_path, self.spec.cleanup_folders)
-        own_variables[SPEC] = encode(self.spec).decode().strip()
+        own_variables[SPEC_VARIABLE] = encode(self.spec).decode().strip()
         with log.open("ab") as output:
             try:
                 environment = {**os.environ, **self._environment, **own_variables}
@@ -83,7 +81,7 @@ class RemoteEngine(Engine):
         self._polling = asyncio.create_task(self._poll_progress())
 
     async def _poll_progress(self) -> None:
-        with suppress(EngineError):  # of a server that died, which other calls report
+        with suppress(EngineError):  # if the server dies, other calls report it
             while True:
                 self._progress = await self._call("get_progress_counter")
                 await asyncio.sleep(PROGRESS_SECONDS)
@@ -94,13 +92,13 @@ class RemoteEngine(Engine):
         self._started = True
 
     async def _call(self, method: str, *arguments: object) -> Any:
-        """Call a method of the engine in the server. Raises its ValueError or EngineError, EngineDied if it dies."""
+        """Call a method of the server's engine. Raises its ValueError or EngineError; EngineDied if the server dies."""
         if (host := self._host) is None:
-            error_class = EngineDied if self.is_restarted else EngineError
+            error_class = EngineDied if self.awaits_weights_after_restart else EngineError
             raise error_class(f"{self.name} is not running. Call start() first.")
         number, reply = host.send(encode((method, arguments)))
         try:
-            error, result = decode(await reply)
+            error_name, result = decode(await reply)
         except asyncio.CancelledError:
             host.send(encode((CANCEL, (number,))))
             raise
@@ -109,8 +107,8 @@ class RemoteEngine(Engine):
                 may_restart = self._started or (host.exit_code or 0) < 0
                 self._death = (make_death_error if may_restart else make_start_error)(self.spec)
             raise type(self._death)(str(self._death)) from death
-        if error:
-            failure = ERRORS.get(error, EngineError)(result)
+        if error_name:
+            failure = ERRORS.get(error_name, EngineError)(result)
             self._death = failure if isinstance(failure, EngineDied) else self._death
             raise failure
         return result
@@ -125,7 +123,7 @@ class RemoteEngine(Engine):
 
     async def confirm_weights(self, version: int) -> WeightReceipt | None:
         receipt: WeightReceipt | None = await self._call("confirm_weights", version)
-        self.is_restarted = False
+        self.awaits_weights_after_restart = False
         return receipt
 
     async def generate(
@@ -134,7 +132,7 @@ class RemoteEngine(Engine):
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
         self.check_has_weights()
         completion: Completion = await self._call("generate", token_ids, sampling, request_id)
-        token_ids, logprobs = list(completion.token_ids), list(completion.logprobs)  # pickles have arrays
+        token_ids, logprobs = list(completion.token_ids), list(completion.logprobs)  # unpickled completions have arrays
         return replace(completion, token_ids=token_ids, logprobs=logprobs)
 
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
@@ -182,13 +180,13 @@ def decode(line: bytes | str) -> Any:
 
 def receive_spec() -> EngineSpec:
     """Return the settings of the engine, in the server's process."""
-    spec: EngineSpec = decode(os.environ[SPEC])
+    spec: EngineSpec = decode(os.environ[SPEC_VARIABLE])
     return spec
 
 
 async def serve(engine: Engine, requests: BufferedReader, replies: BinaryIO) -> None:
-    """Run the owner's calls of the engine until the owner closes its pipe. requests, replies: of
-    reserve_stdin_and_stdout."""
+    """Run the owner's calls of the engine until the owner closes its pipe. requests, replies: the pipes that
+    reserve_stdin_and_stdout returns."""
     running: dict[int, asyncio.Task[None]] = {}
 
     async def call(number: int, method: str, arguments: tuple[Any, ...]) -> None:
@@ -200,7 +198,8 @@ async def serve(engine: Engine, requests: BufferedReader, replies: BinaryIO) -> 
                     task.cancel()
             else:
                 result = getattr(engine, method)(*arguments)
-            reply = "", await result if isawaitable(result) else result
+                result = (await result) if isawaitable(result) else result
+            reply = "", result
         except asyncio.CancelledError:
             reply = "EngineError", "the owner has cancelled this call"
         except (ValueError, EngineError) as error:

@@ -2,8 +2,7 @@
 
     <think>...</think> <answer>42</answer> and more     ->  Action("answer", "42", kept_chars=...)
 
-Tags inside thoughts are ignored. Parsing takes linear time.
-"""
+Tags inside thoughts are ignored. Parsing takes linear time."""
 
 from __future__ import annotations
 
@@ -32,14 +31,16 @@ def read_action(
     text: str, tags: Sequence[str] = ("answer",), allow_bare_word: bool = False, turns: Sequence[Turn] = ()
 ) -> Action:
     """Return the first complete action in the text of a turn, e.g. `<answer>42</answer>`. Thoughts are skipped. With
-    `allow_bare_word`, the first word of a text without tags is the action. turns: those of the episode, of which the
-    last one has the text (Services.turns)."""
+    `allow_bare_word`, the first word of a text without tags is the action. turns: turns of the episode so far
+    (Services.turns); the last one has the text."""
     if turns and turns[-1].marks:
         action = read_action(add_marks(text, turns), tags, allow_bare_word)
-        kept, added = action.kept_chars, 0
-        for position, mark in turns[-1].marks:
-            added += len(mark) if kept is not None and position + added < kept else 0
-        return action if kept is None else replace(action, kept_chars=_count_kept_chars(text, kept - added))
+        end, num_mark_chars = action.kept_chars, 0
+        if end is None:
+            return action
+        for position, mark in turns[-1].marks:  # marks before the end of the action, which `text` lacks
+            num_mark_chars += len(mark) if position + num_mark_chars < end else 0
+        return replace(action, kept_chars=_count_kept_chars(text, end - num_mark_chars))
     found = list(_find_tagged_actions(text, tags))
     kinds = list(dict.fromkeys(action.tag for action in found))
     if len(kinds) > 1:
@@ -54,7 +55,8 @@ def _find_tagged_actions(text: str, tags: Sequence[str]) -> Iterator[Action]:
     openings = re.compile("|".join(f"<{re.escape(tag)}>" for tag in tags))
     never_closed: set[str] = set()
     thoughts = find_thoughts(text)
-    position = thoughts[0].end if thoughts and not OPENING.match(text, thoughts[0].start) else 0  # begun in the prompt
+    is_opened_by_prompt = bool(thoughts) and not OPENING.match(text, thoughts[0].start)
+    position = thoughts[0].end if is_opened_by_prompt else 0
     thought = OPENING.search(text, position)
     while opening := openings.search(text, position):
         if thought and thought.start() < opening.start():

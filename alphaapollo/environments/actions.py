@@ -48,18 +48,19 @@ class ActionHandler:
     async def handle(self, text: str, session: Session) -> StepResult | FinalAnswer:
         """Execute the action in the text of a turn. Returns the final answer, or what `step` should return: a call that
         cannot be read is an invalid turn, and if a tool itself fails, the episode ends as an environment failure."""
-        calls, shown_calls = list[tuple[str, Any]](), dict[str, Any]()
+        calls, message_info = list[tuple[str, Any]](), dict[str, Any]()
         if self._parse_calls is None:
-            found = read_action(text, [*(self._tools.names if self._tools else []), ANSWER], turns=self._turns)
-            if found.tag == ANSWER:
-                return FinalAnswer(text[: found.kept_chars], found.kept_chars)
-            calls, kept_chars, error = [(found.tag, found.content)], found.kept_chars, found.error
+            tool_names = self._tools.names if self._tools else []
+            action = read_action(text, [*tool_names, ANSWER], turns=self._turns)
+            if action.tag == ANSWER:
+                return FinalAnswer(text[: action.kept_chars], action.kept_chars)
+            calls, kept_chars, error = [(action.tag, action.content)], action.kept_chars, action.error
         else:
             kept_chars, error = None, ""
             try:  # in a thread, because parsing a long text is slow
                 parsed = await asyncio.to_thread(self._parse_calls, add_marks(text, self._turns))
                 calls = [(call.name, call.arguments) for call in parsed]
-                shown_calls = {"message": _make_call_message(parsed)} if parsed else {}
+                message_info = {"message": _make_call_message(parsed)} if parsed else {}
             except ToolCallParseError as parse_error:
                 error = str(parse_error)
             if not calls and not error:
@@ -74,14 +75,14 @@ class ActionHandler:
             try:
                 results.append((name, await call_tool(name, arguments, session)))
             except ToolFailedError as failure:
-                shown = [*_describe_tool_calls(results), {"tool": name, "status": "failed", "seconds": 0.0}]
+                described = [*_describe_tool_calls(results), {"tool": name, "status": "failed", "seconds": 0.0}]
                 score = Score(math.nan, outcome=Outcome.ENVIRONMENT_FAILED, reason=str(failure))
-                return StepResult(done=True, score=score, info={"tool_calls": shown})
+                return StepResult(done=True, score=score, info={"tool_calls": described})
         return StepResult(
             Observation([self._make_message(name, result) for name, result in results]),
             valid=all(result.status is not ToolStatus.REFUSED for _, result in results),
             kept_chars=kept_chars,
-            info={"tool_calls": _describe_tool_calls(results)} | shown_calls,
+            info={"tool_calls": _describe_tool_calls(results)} | message_info,
         )
 
     def _make_message(self, name: str, result: ToolResult) -> Message:
@@ -107,7 +108,7 @@ def make_action_handler(services: Services) -> ActionHandler:
 
 
 def _make_call_message(calls: Sequence[ToolCall]) -> JsonObject:
-    """Return the message of a turn with calls, as TRL's reward functions read it. Arguments are text if no JSON."""
+    """Return the message of a turn with calls, as TRL's reward functions read it. Arguments without JSON are texts."""
     shown = []
     for call in calls:
         try:

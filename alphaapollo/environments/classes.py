@@ -4,8 +4,7 @@
     Gymnasium, gym              reset(seed=...) -> observation[, info]; step(action) -> 5 or 4 results
     SkyRL-Gym                   init(messages) -> messages, metadata; step(text) -> {observations, reward, done, ...}
 
-`register_environment_object` finds out which one a class is, and registers it under its name.
-"""
+`register_environment_object` finds out which one a class is, and registers it under its name."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ from alphaapollo.utils.user_module import load_user_module
 
 INSTRUCTION = "\n\nDo exactly one thing:\n%sor end with <answer>...</answer>."
 OBJECT = "environment"  # key of the episode's object in `Session.state`
-CANCELLED = "cancelled"  # key in `Session.state`: whether a call was cancelled, whose thread may still use the object
+CANCELLED = "cancelled"  # key in `Session.state`: a call was cancelled, and its thread may still use the object
 FRAMEWORKS = {"gymnasium", "gym", "skyrl_gym"}  # packages of base classes
 NOT_TOOLS = {"reset", "get_reward", "close"}
 CONTRACTS = (
@@ -77,8 +76,8 @@ def load_environment_module(config: Env) -> None:
             f"env.env_name={name}: {config.custom_module} has no class or function of this name, and registers neither "
             "an environment nor an id of Gymnasium with this name. Correct the name."
         )
-    functions = [one for one in vars(module).values() if inspect.isfunction(one) and reads_environments(one)]
-    register_environment_object(name, rewards=functions)(found)
+    functions = [value for value in vars(module).values() if inspect.isfunction(value)]
+    register_environment_object(name, rewards=[*filter(reads_environments, functions)])(found)
 
 
 def reads_environments(function: Callable[..., object]) -> bool:
@@ -93,24 +92,24 @@ def register_environment_object(
     that creates environments. graded: whether a reward function is given. rewards: reward functions of TRL that read
     `environments`. The reward of an episode is the sum of these and of get_reward().
 
-    The decorator raises ValueError if the object fits none of the contracts.
-    """
+    The decorator raises ValueError if the object fits none of the contracts."""
 
-    def register(made_by: Any) -> Any:
-        if isinstance(made_by, Mapping):
+    def register(factory: Any) -> Any:
+        if isinstance(factory, Mapping):
             raise ValueError(
-                f"the environment {name} is a dict of {', '.join(map(str, made_by))}. All rows of a run have the same "
+                f"the environment {name} is a dict of {', '.join(map(str, factory))}. All rows of a run have the same "
                 "tools; use one class whose reset reads the row's column."
             )
-        if _takes_services(made_by):
-            return register_environment(name, graded=graded)(made_by)
-        probed = made_by if inspect.isclass(made_by) else type(made_by())  # TRL probes one instance, too
-        names = {one for one, _ in inspect.getmembers(probed, inspect.isfunction) if not one.startswith("_")}
+        if _takes_services(factory):
+            return register_environment(name, graded=graded)(factory)
+        environment_class = factory if inspect.isclass(factory) else type(factory())  # TRL also creates one instance
+        methods = inspect.getmembers(environment_class, inspect.isfunction)
+        names = {method_name for method_name, _ in methods if not method_name.startswith("_")}
         tools = names - NOT_TOOLS
         if "init" in names and "step" in names:
-            return register_environment(name, tools=None, keeps_settings=True)(partial(ConversationClass, made_by))
+            return register_environment(name, tools=None, keeps_settings=True)(partial(ConversationClass, factory))
         if "reset" in names and "step" in names and "get_reward" not in names:
-            return register_environment(name, tools=None, keeps_settings=True)(partial(StepClass, made_by))
+            return register_environment(name, tools=None, keeps_settings=True)(partial(StepClass, factory))
         if "reset" not in names or not (tools or "get_reward" in names):
             listed = ", ".join(sorted(names)) or "none"
             raise ValueError(
@@ -119,26 +118,26 @@ def register_environment_object(
             )
         is_graded = graded or not (rewards or "get_reward" in names)
         idle: IdleObjects = {}
-        owned = partial(make_tools, probed, tools, idle)
-        options: dict[str, Any] = {"graded": is_graded, "own_tools": owned, "keeps_settings": True}
-        return register_environment(name, **options)(partial(ToolClass, made_by, is_graded, rewards, idle=idle))
+        own_tools = partial(make_tools, environment_class, tools, idle)
+        options: dict[str, Any] = {"graded": is_graded, "own_tools": own_tools, "keeps_settings": True}
+        return register_environment(name, **options)(partial(ToolClass, factory, is_graded, rewards, idle=idle))
 
     return register
 
 
-def _takes_services(made_by: Any) -> bool:
+def _takes_services(factory: Any) -> bool:
     """Return whether an object is an environment of this project: it is called with `services`."""
-    bases = {base.__module__.partition(".")[0] for base in getattr(made_by, "__mro__", ())}
+    bases = {base.__module__.partition(".")[0] for base in getattr(factory, "__mro__", ())}
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [one for one in inspect.signature(made_by).parameters.values() if one.kind in positional]
+    parameters = [item for item in inspect.signature(factory).parameters.values() if item.kind in positional]
     if bases & FRAMEWORKS or not parameters or parameters[0].name in ("env_config", "extras"):
         return False
     return parameters[0].name == "services" or parameters[0].default is inspect.Parameter.empty
 
 
-def make_tools(made_by: type, names: set[str], idle: IdleObjects | None = None) -> list[Tool]:
+def make_tools(environment_class: type, names: set[str], idle: IdleObjects | None = None) -> list[Tool]:
     """Return the methods of a class as tools, which drop the idle objects when they are closed."""
-    return [MethodTool(getattr(made_by, name), idle) for name in sorted(names)]
+    return [MethodTool(getattr(environment_class, name), idle) for name in sorted(names)]
 
 
 class MethodTool(Tool):
@@ -162,8 +161,8 @@ class MethodTool(Tool):
             raise
         except Exception as error:  # noqa: BLE001  the model sees the exceptions of its call
             return ToolResult(str(error), ToolStatus.ERROR)
-        parts: list[Any] = answer if isinstance(answer, list) and answer else [None]
-        if not all(isinstance(part, dict) and part.get("type") in ("text", "image") for part in parts):
+        parts: list[Any] = answer if isinstance(answer, list) else []
+        if not parts or not all(isinstance(part, dict) and part.get("type") in ("text", "image") for part in parts):
             return ToolResult(str(answer), ToolStatus.OK)
         images = [part["image"] for part in parts if part["type"] == "image"]
         return ToolResult("".join(part.get("text", "") for part in parts), ToolStatus.OK, images=images)
@@ -187,8 +186,7 @@ class ToolClass(ForeignEnvironment):
     """Environment of TRL's `environment_factory`: public methods are tools; an answer without a call ends the episode.
 
     The text or parts that `reset` returns are appended to the row's last message, as TRL does. The object of an episode
-    is reused, unless it has a method `close`, or a call other than one of a tool failed.
-    """
+    is reused, unless it has a method `close`, or a call other than one of a tool failed."""
 
     def __init__(
         self,
@@ -204,7 +202,7 @@ class ToolClass(ForeignEnvironment):
         self._is_reusable = False
         self._actions = ToolClassActions(services.tools, services.parse_calls, services.sees_images, services.turns)
         self._session = Session()
-        self._played = list[EpisodeTurn]()
+        self._past_turns = list[EpisodeTurn]()
 
     async def reset(self, prompt: Prompt) -> Observation:
         self._prompt = prompt
@@ -227,7 +225,7 @@ class ToolClass(ForeignEnvironment):
         if self._services.parse_calls and result.info.get("tool_status") == "unreadable":  # an answer, as in TRL
             return StepResult(done=True, score=await self._score(action), valid=False, info=result.info)
         if result.observation:
-            self._played.append(EpisodeTurn(action, result.observation.messages, info=result.info))
+            self._past_turns.append(EpisodeTurn(action, result.observation.messages, info=result.info))
         return result
 
     async def score_at_limit(self) -> Score:
@@ -252,19 +250,19 @@ class ToolClass(ForeignEnvironment):
         score = await self._services.score(self._prompt, text or "") if self._is_graded else Score(0.0)
         if score.outcome.failed:
             return score
-        given: dict[str, Any] = {}
+        rewards: dict[str, Any] = {}
         if hasattr(self._object, "get_reward"):
-            given[type(self._object).__name__] = await self._use_object(self._object.get_reward)
+            rewards[type(self._object).__name__] = await self._use_object(self._object.get_reward)
         for function in self._rewards:
             arguments = choose_arguments(function, self._list_reward_arguments(text))
-            name = function.__name__ if function.__name__ not in given else f"{function.__name__}_{len(given)}"
-            (given[name],) = await self._use_object(function, **arguments)
-        counted = {name: value for name, value in given.items() if value is not None}  # None: it does not apply
-        if not counted and self._is_graded:
+            name = function.__name__ if function.__name__ not in rewards else f"{function.__name__}_{len(rewards)}"
+            (rewards[name],) = await self._use_object(function, **arguments)
+        applicable = {name: reward for name, reward in rewards.items() if reward is not None}
+        if not applicable and self._is_graded:
             return score
-        if not counted:
-            return make_failed_score(f"{', '.join(given)} returned None instead of a reward")
-        parts = {name: convert_to_float(value, name) for name, value in counted.items()}
+        if not applicable:
+            return make_failed_score(f"{', '.join(rewards)} returned None instead of a reward")
+        parts = {name: convert_to_float(value, name) for name, value in applicable.items()}
         reward = sum(parts.values())
         if not self._is_graded and reward in (0.0, 1.0):
             parts["accuracy"] = reward
@@ -274,7 +272,7 @@ class ToolClass(ForeignEnvironment):
     def _list_reward_arguments(self, text: str | None) -> dict[str, Any]:
         """Return the arguments of a reward function of TRL for one episode: lists of one value."""
         prompt = self._prompt.content
-        turns = [*self._played, *([] if text is None else [EpisodeTurn(text)])]
-        completion = text or "" if isinstance(prompt, str) else list_messages(Episode(text or "", turns))
+        turns = [*self._past_turns, *([] if text is None else [EpisodeTurn(text)])]
+        completion = (text or "") if isinstance(prompt, str) else list_messages(Episode(text or "", turns))
         columns = {name: [value] for name, value in list_columns(self._prompt).items()}
         return columns | {"prompts": [prompt], "completions": [completion], "environments": [self._object]}

@@ -44,9 +44,9 @@ def make_toolbox(config: Env, opened_tools: Sequence[Tool] = ()) -> ToolBox | No
             f"python_code timeout of {seconds:g} s must not exceed env.tool_limits.timeout={limits.timeout:g} s. Raise "
             "that limit, or lower env.informal_math.python_code_timeout or env.tool_settings.python_code.timeout."
         )
-    if taken := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (*TAGS, ANSWER)]:
+    if reserved := [tool.name for tool in tools if config.action_format == "tags" and tool.name in (*TAGS, ANSWER)]:
         raise ValueError(
-            f"the tool name {taken[0]} is reserved: with env.action_format=tags, <{taken[0]}> marks the "
+            f"the tool name {reserved[0]} is reserved: with env.action_format=tags, <{reserved[0]}> marks the "
             "model's thoughts or answer. Rename the tool, exclude it (env.mcp_servers.NAME.tools), or set "
             "env.action_format=chat_template."
         )

@@ -5,8 +5,7 @@ r"""Environment for math word problems with tools.
              -> <think>...</think><answer>\boxed{24}</answer> -> the reward function of the row's data_source
 
 The example has env.action_format=tags, with one action per turn. With env.action_format=chat_template, the model calls
-tools in the format of its chat template, and a turn without a tool call is the answer.
-"""
+tools in the format of its chat template, and a turn without a tool call is the answer."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ def describe_tool(function: JsonObject) -> str:
         return RUN_PYTHON
     properties = function["parameters"].get("properties", {})
     example = json.dumps(
-        {key: make_example_value(one, function["parameters"]) for key, one in properties.items()}, ensure_ascii=False
+        {key: make_example_value(spec, function["parameters"]) for key, spec in properties.items()}, ensure_ascii=False
     )
     return f"call <{name}>{example}</{name}> ({function['description']}),"
 

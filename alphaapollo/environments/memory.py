@@ -3,10 +3,9 @@
     env.memory_type=simple         the last n steps
                     score          the n steps with the highest score
                     ndimensional   the n steps with the best sum of two ranks: by score, and by length of the action
-                                   (short is good); of steps with equal actions, only the last
+                                   (short is good); of steps with equal actions, only the last counts
 
-The newest step is always included, because it shows the current state. Selected steps keep their order.
-"""
+The newest step is always included, because it shows the current state. Selected steps keep their order."""
 
 from __future__ import annotations
 

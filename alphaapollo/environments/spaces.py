@@ -1,8 +1,11 @@
-"""Actions of Gymnasium's spaces as texts: JSON, whose arrays are arrays, tuples or sequences as the space says.
+"""Actions of Gymnasium's spaces as texts: JSON, whose lists become arrays, tuples or sequences as the space requires.
 
-Discrete 2   Box, MultiDiscrete, MultiBinary [0.5, 1]   Text open the door   Dict {"move": 1, "force": [0.5]}
-Tuple [1, [0.5]]   Sequence [1, 2]   OneOf [0, 1], the number of the space and its action
-"""
+Discrete                                2
+Box, MultiDiscrete, MultiBinary         [0.5, 1]
+Text                                    open the door, without quotes
+Dict                                    {"move": 1, "force": [0.5]}
+Tuple, Sequence                         [1, [0.5]]
+OneOf                                   [0, 1]: the number of the space, and its action"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ LISTS = {"Tuple", "Sequence", "OneOf"}
 
 
 def get_kind(space: Any) -> str:
-    """Return the name of Gymnasium's class that a space is of; of another class, an empty text."""
-    names = [one.__name__ for one in type(space).__mro__]
+    """Return the name of the Gymnasium class of a space, or an empty text for other classes."""
+    names = [base.__name__ for base in type(space).__mro__]
     return next((name for name in names if name in {*ARRAYS, *CONVERTERS}), "")
 
 
@@ -69,7 +72,7 @@ def _convert(space: Any, value: Any) -> Any:
 
 
 def _convert_tuple(space: Any, value: Any) -> tuple[Any, ...]:
-    return tuple(_convert(part, one) for part, one in zip(space.spaces, value, strict=True))
+    return tuple(_convert(part, element) for part, element in zip(space.spaces, value, strict=True))
 
 
 def _convert_dict(space: Any, value: Any) -> dict[str, Any]:
@@ -88,6 +91,6 @@ CONVERTERS: dict[str, Callable[[Any, Any], Any]] = {
     "Text": lambda _, value: value,
     "Tuple": _convert_tuple,
     "Dict": _convert_dict,
-    "Sequence": lambda space, value: tuple(_convert(space.feature_space, one) for one in value),
+    "Sequence": lambda space, value: tuple(_convert(space.feature_space, element) for element in value),
     "OneOf": _convert_one_of,
 }

@@ -15,14 +15,14 @@ from alphaapollo.rewards.base import convert_to_float
 from alphaapollo.types import Message, Prompt, Score
 from alphaapollo.utils.json_types import JsonObject
 
-OBSERVATION = "{observation}"  # its place in env.prompt
-SEPARATOR = "\n\n"  # of a prompt and an observation
+OBSERVATION = "{observation}"  # placeholder in env.prompt
+SEPARATOR = "\n\n"  # between the prompt and an observation
 
 
 def choose_arguments(function: Callable[..., object], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of `arguments` that a function accepts."""
     parameters = inspect.signature(function).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}
 
@@ -36,9 +36,9 @@ async def call(function: Callable[..., Any], /, *arguments: object, **named: obj
 
 def list_columns(prompt: Prompt) -> dict[str, Any]:
     """Return the columns of a row, as other frameworks pass them to environments."""
-    given = {"data_source": prompt.data_source} if prompt.data_source else {}
+    source = {"data_source": prompt.data_source} if prompt.data_source else {}
     truth = {} if prompt.ground_truth is None else {"ground_truth": prompt.ground_truth}
-    return {"prompt": prompt.content} | given | truth | prompt.extra_info | prompt.env_kwargs
+    return {"prompt": prompt.content} | source | truth | prompt.extra_info | prompt.env_kwargs
 
 
 class ForeignEnvironment:
@@ -49,13 +49,13 @@ class ForeignEnvironment:
         self._object: Any = None
 
     async def _create(self, **arguments: object) -> Any:
-        wanted = {**choose_arguments(self._make, arguments), **self._config.settings}
-        self._object = await call(self._make, **wanted)
+        settings = {**choose_arguments(self._make, arguments), **self._config.settings}
+        self._object = await call(self._make, **settings)
         return self._object
 
     def _show_prompt(self, prompt: Prompt, *shown: str | list[JsonObject]) -> Observation:
-        """Return the prompt with texts, or lists of parts of a message, at the end of its last message; or env.prompt
-        with them in place of {observation}."""
+        """Return the prompt with `shown`, texts or lists of parts of a message, at the end of its last message. If
+        env.prompt is set, return it with `shown` in place of {observation}."""
         messages = [Message(role="user", content=prompt.content)] if isinstance(prompt.content, str) else prompt.content
         pieces: list[Any] = [messages[-1]["content"], *shown]
         if self._config.prompt:
@@ -76,39 +76,42 @@ class ForeignEnvironment:
 class _StepEnvironment(ForeignEnvironment):
     """An object whose `step` returns a reward and says whether the episode has ended."""
 
-    _last = Score(0.0, accuracy=None)  # without the rewards of the steps, which are those of the turns
+    _last_score = Score(0.0, accuracy=None)  # the rewards of the steps are those of the turns
 
     async def score_at_limit(self) -> Score:
-        return self._last
+        return self._last_score
 
     def _read_success(self, info: object) -> Score:
         """Return the score that the last `info` gives: `accuracy`, `is_success` or `success` is the accuracy."""
         found = info if isinstance(info, Mapping) else {}
         names = [name for name in ("accuracy", "is_success", "success") if name in found]
-        values = [found[name] if name == "accuracy" else bool(found[name]) for name in names[:1]]
-        parts = {"accuracy": convert_to_float(values[0], "the accuracy in info")} if values else {}
-        self._last = Score(0.0, parts) if parts else _StepEnvironment._last
-        return self._last
+        if names:
+            value = found[names[0]] if names[0] == "accuracy" else bool(found[names[0]])
+            self._last_score = Score(0.0, {"accuracy": convert_to_float(value, "the accuracy in info")})
+        else:
+            self._last_score = _StepEnvironment._last_score
+        return self._last_score
 
 
 class StepClass(_StepEnvironment):
     """Environment of Gymnasium (`step` with five results), or of the older gym (four).
 
     The action is the content of <answer>...</answer>, read by the action space (spaces.py). Without this tag, it is the
-    first word if the space is discrete, else the complete text.
-    """
+    first word if the space is discrete, else the complete text."""
 
     async def reset(self, prompt: Prompt) -> Observation:
-        made = await self._create()
-        if hasattr(made, "num_envs"):
-            raise ValueError(f"this is a vector of {made.num_envs} environments. Use one: each episode makes its own")
-        self._space: Any = getattr(made, "action_space", None)
+        env = await self._create()
+        if hasattr(env, "num_envs"):
+            raise ValueError(f"this is a vector of {env.num_envs} environments. Use one: each episode makes its own")
+        self._space: Any = getattr(env, "action_space", None)
         seed = derive_instance_seed(self._config, prompt) % 2**31
-        given = choose_arguments(made.reset, {"seed": seed, "options": prompt.env_kwargs or None})
-        for one in (self._space, *[made] * ("seed" not in given)):  # a reset without seeds is that of older gym
-            if callable(getattr(one, "seed", None)):
-                await call(one.seed, seed)
-        result = await call(made.reset, **given)
+        arguments = choose_arguments(env.reset, {"seed": seed, "options": prompt.env_kwargs or None})
+        seeded: list[Any] = [self._space]
+        seeded += [] if "seed" in arguments else [env]  # older gym, in which reset takes no seed
+        for target in seeded:
+            if callable(getattr(target, "seed", None)):
+                await call(target.seed, seed)
+        result = await call(env.reset, **arguments)
         shown = result[0] if isinstance(result, tuple) and len(result) == 2 else result
         return self._show_prompt(prompt, SEPARATOR, show_observation(shown))
 

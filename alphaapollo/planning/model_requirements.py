@@ -23,7 +23,7 @@ from alphaapollo.config.schema import Fsdp, Model, Rollout
 from alphaapollo.config.schema.data import PromptData
 from alphaapollo.data.images import reads_images
 from alphaapollo.engines.factory import load_engine_class
-from alphaapollo.engines.protocol import CHANGES_SAMPLES
+from alphaapollo.engines.protocol import DISTRIBUTION_CHANGING_ARGUMENTS
 from alphaapollo.models.decoder import describe_stateful_layers
 from alphaapollo.models.expert_parallel import find_experts
 from alphaapollo.models.load import (
@@ -113,7 +113,7 @@ def engine_argument_is_unusable(use: ModelUse, context: CheckContext) -> Any:
     for key in given:
         if key in engine.reserved_arguments:
             return f"{name}.{key}", "other keys set it"
-        if any(fnmatch(key, pattern) for pattern in CHANGES_SAMPLES):
+        if any(fnmatch(key, pattern) for pattern in DISTRIBUTION_CHANGING_ARGUMENTS):
             return f"{name}.{key}", "with it, tokens are sampled from another distribution than the model's"
         if known and key not in known:
             return f"{name}.{key}", f"{name} has no such argument"

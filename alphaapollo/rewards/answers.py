@@ -1,7 +1,6 @@
 r"""Read answers: those that a ground truth accepts, and the final answer that a text marks.
 
-Models write the texts, so every search takes time linear in the length of the text.
-"""
+Models write the texts, so every search takes time linear in the length of the text."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ import numpy as np
 
 from alphaapollo.utils.literals import drop_none, read_literal
 
-BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
+BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")  # the start of a box, or another brace
 MAX_SEPARATOR = 120  # characters between two boxes that are one answer
-LIST_MARK = re.compile(r"\n\s*(?:[-+*•]|\w{1,3}[.)])\s|\(\w{1,3}\)")
+LIST_MARK = re.compile(r"\n\s*(?:[-+*•]|\w{1,3}[.)])\s|\(\w{1,3}\)")  # `- `, `2. `, `(b)`
 MARKUP = re.compile(r"\\(?:hspace\{[^}]*|[a-zA-Z]+|.)|[^\w\s,;/.:=()]|\s", re.S)
 BRACES = str.maketrans("", "", "{}")
 SEPARATOR = re.compile(
@@ -39,14 +38,15 @@ def find_marked_answer(text: str) -> str | None:
 def find_marked_answers(text: str) -> list[str]:
     """Return the parts of `find_marked_answer`, e.g. of alternatives; empty for a text without marks."""
     tag = find_answer_tag(text)
-    boxes = _list_adjacent(_list_boxes(text if tag is None else tag))
-    found = (find_boxed(text if tag is None else tag), find_text_after_hash_marks(text) if tag is None else tag)
-    return boxes or [answer for answer in found if answer is not None][:1]
+    searched = text if tag is None else tag
+    without_box = find_text_after_hash_marks(text) if tag is None else tag
+    candidates = [answer for answer in (find_boxed(searched), without_box) if answer is not None]
+    return _list_adjacent(_list_boxes(searched)) or candidates[:1]
 
 
 def find_answer_tag(text: str) -> str | None:
-    """Return the content of the last `<answer>...</answer>`; of several with a separator, `5, 6` for
-    `<answer>5</answer> or <answer>6</answer>`; None if there is none."""
+    """Return the content of the last `<answer>...</answer>`, or None without this tag. Tags with a separator between
+    them are one answer: `5, 6` for `<answer>5</answer> or <answer>6</answer>`."""
     parts = [part.partition("<answer>") for part in text.split("</answer>")[:-1]]
     tags = [(gap if gap.strip(" ") else None, content) for gap, opened, content in parts if opened]
     return ", ".join(_list_adjacent(tags)) if tags else None
@@ -66,16 +66,16 @@ def _list_adjacent(marked: list[tuple[str | None, str]]) -> list[str]:
 
 
 def _list_boxes(text: str) -> list[tuple[str | None, str]]:
-    """Return (text before, content) of each complete box, of nested ones the innermost."""
-    opened: list[tuple[int, int] | None] = []  # per open brace: start and end of the command if it opens a box
+    """Return (text before, content) of each complete box. Of nested boxes, only the innermost counts."""
+    opened: list[re.Match[str] | None] = []  # per open brace: the match of BRACE, if the brace opens a box
     boxes: list[tuple[str | None, str]] = []
-    end = last = 0  # of the last box, and start of its content
+    last_end = last_content = 0  # end of the last box, and start of its content
     for brace in BRACE.finditer(text):
         if brace[0] != "}":
-            opened.append(None if brace[0] == "{" else brace.span())
-        elif opened and (box := opened.pop()) and box[1] > last:
-            boxes.append((text[end : box[0]], text[box[1] : brace.start()]))
-            last, end = box[1], brace.end()
+            opened.append(None if brace[0] == "{" else brace)
+        elif opened and (box := opened.pop()) and box.end() > last_content:
+            boxes.append((text[last_end : box.start()], text[box.end() : brace.start()]))
+            last_content, last_end = box.end(), brace.end()
     return boxes
 
 
@@ -122,7 +122,7 @@ def list_answers(truth: object) -> list[object]:
         return [answer for value in found for answer in list_answers(value)]
     if not isinstance(truth, list):
         return [truth]
-    if any(isinstance(one, list | dict) for one in truth):
+    if any(isinstance(answer, list | dict) for answer in truth):
         raise ValueError(
             f"the ground truth {truth!r:.200} is a list of lists or dicts. Use a list of texts or numbers."
         )
@@ -134,7 +134,7 @@ def _parse_text(text: str) -> object:
     value = read_literal(text, has_answers=True)
     if isinstance(value, dict):
         return value if any(key in value for key in ANSWER_KEYS) else text
-    return value if value and all(one is None or isinstance(one, str) for one in value) else text
+    return value if value and all(answer is None or isinstance(answer, str) for answer in value) else text
 
 
 def _list_texts(value: object) -> list[str]:

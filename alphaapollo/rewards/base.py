@@ -2,8 +2,7 @@
 
 A reward function takes `(prompt, completion)`, or `(prompt, trajectory)`, and returns a number, a dict of named numbers
 or a `Score` (docs/rewards.md). Any other result and any exception count as a failure with a reason, never as a reward
-of 0. A component that is NaN or infinite is left out and counted; the reward must be finite. It may be async.
-"""
+of 0. A component that is NaN or infinite is left out and counted; the reward must be finite. It may be async."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ def make_failed_score(reason: str) -> Score:
 
 
 def add_marks(text: str, turns: Sequence[Turn]) -> str:
-    """Return a text with the marks of thoughts that it lacks, if it is that of the last turn or its first part."""
+    """Return a text with the marks of thoughts that it lacks, if the text of the last turn starts with it."""
     return insert_marks(text, turns[-1].marks) if turns and turns[-1].text.startswith(text) else text
 
 
@@ -111,7 +110,7 @@ def adapt_to_episode(
     reads_marks the text with all marks of its thoughts."""
     if takes_trajectory(function):
         return function
-    return lambda prompt, episode: function(prompt, (reads_marks and episode.marked_text) or episode.text)
+    return lambda prompt, episode: function(prompt, (episode.marked_text if reads_marks else "") or episode.text)
 
 
 def is_async(function: Callable[..., object]) -> bool:

@@ -12,7 +12,7 @@ from alphaapollo.types import Score
 from alphaapollo.utils.heartbeat import HEARTBEAT
 
 T = TypeVar("T")
-Graded = tuple[asyncio.Future[Sequence[Score]], int]  # scores of a call, and the position in them
+ScorePosition = tuple[asyncio.Future[Sequence[Score]], int]  # scores of a call, and the position in them
 
 
 class CompletionGroup:
@@ -21,7 +21,7 @@ class CompletionGroup:
     current: ContextVar[CompletionGroup | None] = ContextVar("completion_group", default=None)
 
     def __init__(self, size: int):
-        self._num_running, self._waiting = size, dict[asyncio.Future[Graded], Any]()
+        self._num_running, self._waiting = size, dict[asyncio.Future[ScorePosition], Any]()
 
     async def run(self, run_episode: Callable[..., Awaitable[T]], *arguments: object) -> T:
         """Run one of the group's episodes, in a task of its own."""
@@ -34,20 +34,20 @@ class CompletionGroup:
 
     async def grade(self, completion: Any, grade_all: Callable[[Sequence[Any]], Awaitable[Sequence[Score]]]) -> Score:
         """Wait for the other episodes, grade all completions in one call, and return the score of this one."""
-        graded: asyncio.Future[Graded] = asyncio.get_running_loop().create_future()
-        self._grade_all, self._waiting[graded] = grade_all, completion
+        future: asyncio.Future[ScorePosition] = asyncio.get_running_loop().create_future()
+        self._grade_all, self._waiting[future] = grade_all, completion
         self._grade_if_complete()
         try:
             with exclude_from_time_limit(), HEARTBEAT.record_call("wait for the prompt's other episodes"):
-                scores, position = await graded
+                scores, position = await future
                 return (await asyncio.shield(scores))[position]
         finally:
-            self._waiting.pop(graded, None)
+            self._waiting.pop(future, None)
 
     def _grade_if_complete(self) -> None:
         if self._waiting and len(self._waiting) >= self._num_running:
             waiting, self._waiting = self._waiting, {}
             scores = asyncio.ensure_future(self._grade_all([*waiting.values()]))
-            for position, graded in enumerate(waiting):
-                if not graded.done():  # its episode was cancelled
-                    graded.set_result((scores, position))
+            for position, future in enumerate(waiting):
+                if not future.done():  # it is done if its episode was cancelled
+                    future.set_result((scores, position))

@@ -4,8 +4,7 @@
 
 `task` is the reward of the built-in grader or of the user's function. A component is a judge (judges/), or a function
 `(prompt, completion) -> float`, usually with values in [0, 1], that runs only in grader processes. Users register their
-own components with the decorator `reward_component` in the file reward.custom_module.
-"""
+own components with the decorator `reward_component` in the file reward.custom_module."""
 
 from __future__ import annotations
 
@@ -58,8 +57,8 @@ def check_component_names(names: Iterable[str], required: Iterable[str]) -> None
 
 
 def load_components(names: Iterable[str], reward: Reward | None = None) -> dict[str, Component]:
-    """Return {name: function} of reward components, also of packages, without `task` and judges, which have no
-    function. reward: settings of the packages' functions. Raises ValueError if one does not exist."""
+    """Return {name: function} of the reward components with these names, except `task` and judges, which have no
+    function. reward: settings of the functions of packages. Raises ValueError if a component does not exist."""
     functions, settings = dict[str, Component](), reward or Reward()
     for name in names:
         if name not in (TASK, *JUDGES):
@@ -74,8 +73,7 @@ def add_component_rewards(
     """Combine the task score and the values of the reward components into one score.
 
     Its reward is the weighted sum, where `task` has weight 1 unless `weights` contains it; 0 if a `required` component
-    is not above 0. Its components are the unweighted values. A failed task score is returned unchanged.
-    """
+    is not above 0. Its components are the unweighted values. A failed task score is returned unchanged."""
     if task_score.outcome.failed:
         return task_score
     values = {TASK: task_score.reward, **components}
@@ -96,7 +94,7 @@ UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"  # scripts without spaces: 
 WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 
 
-MARK_READERS = ("format", "language")  # components that read thoughts, also those with marks that the text lacks
+MARK_READERS = ("format", "language")  # components that get the text with all marks of thoughts (add_marks)
 
 
 @COMPONENTS.register("format")
@@ -104,9 +102,9 @@ def score_format(prompt: Prompt, completion: str) -> float:
     """Return 1 if a completion is one thought, e.g. `<think>...</think>`, followed by one answer, else 0.
 
     An answer is one non-empty `<answer>...</answer>`. In a text without answer tags, it is a boxed expression
-    (arXiv 2506.10910, section 2.2.1).
-    """
-    thought = next(iter(find_thoughts(text := completion.lstrip())), None)
+    (arXiv 2506.10910, section 2.2.1)."""
+    text = completion.lstrip()
+    thought = next(iter(find_thoughts(text)), None)
     is_first = text.startswith((*PAIRS, "<|channel|>"))
     if thought is None or not (is_first and thought.is_closed) or OPENING.search(thought.content):
         return 0.0
@@ -114,7 +112,9 @@ def score_format(prompt: Prompt, completion: str) -> float:
     tags = (answer.count("<answer>"), answer.count("</answer>"))
     if OPENING.search(answer) or CLOSING.search(answer):
         return 0.0
-    return float(bool(find_boxed(answer)) if tags == (0, 0) else tags == (1, 1) and bool(find_answer_tag(answer)))
+    if tags == (0, 0):
+        return float(bool(find_boxed(answer)))
+    return float(tags == (1, 1) and bool(find_answer_tag(answer)))
 
 
 @COMPONENTS.register("format_opened")
@@ -137,8 +137,7 @@ def score_distinct_ngrams(prompt: Prompt, completion: str) -> float:
     """Return the share of distinct 4-grams among all 4-grams: 1 without repetition, near 0 for a loop.
 
     The share equals 1 minus seq-rep-4 of arXiv 1908.04319. Each punctuation mark counts as a word. A text of fewer than
-    4 words scores 1.
-    """
+    4 words scores 1."""
     words = WORD.findall(completion)
     ngrams = list(zip(*(words[start:] for start in range(NGRAM_LENGTH)), strict=False))
     return len(set(ngrams)) / len(ngrams) if ngrams else 1.0

@@ -3,8 +3,7 @@
 A function has the parameters (prompt, completion) or (prompt, trajectory), or those of verl, TRL, OpenRLHF or ms-swift
 (docs/reward_functions.md), which get their arguments by name, as far as the function has parameters for them. Those
 that take lists get the completions of a prompt together. It may be async. The name may also be that of a class of
-ms-swift, or a list of names.
-"""
+ms-swift, or a list of names."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ PATH_KEY, NAME_KEY = "custom_reward_function.path", "custom_reward_function.name
 SWIFT_MODULES = ("swift", "swift.rewards", "swift.rewards.orm", "swift.plugin", "swift.plugin.orm", "swift.utils")
 VERL_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 TRL_NAMES = ("completions", "completion_ids", "completions_ids", "prompts", "trainer_state", "log_metric", "log_extra")
-COLUMNS = ("ground_truth", "answer", "solution", "data_source", "reward_model", "extra_info", "messages")
+TRL_COLUMNS = ("ground_truth", "answer", "solution", "data_source", "reward_model", "extra_info", "messages")
 
 TRUTHS = ("ground_truth", "ground_truths", "labels", "answer", "solution")  # parameters that get the ground truth
 
 EpisodeFunction = Callable[[Prompt, Episode], Any]  # returns a RewardResult or None, or an awaitable of it
-GroupFunction = Callable[[Prompt, Sequence[Episode]], Any]  # returns a list of them, or an awaitable of it
+GroupFunction = Callable[[Prompt, Sequence[Episode]], Any]  # returns a list of such results, or an awaitable of it
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class LoadedFunction:
         """Return a list of the results of the episodes, or an awaitable of it."""
         if self.grade_group:
             return self.grade_group(prompt, episodes)
-        return _finish([adapt_to_episode(self.function)(prompt, one) for one in episodes], list)
+        return _convert([adapt_to_episode(self.function)(prompt, episode) for episode in episodes], list)
 
 
 def load_reward_function(custom: CustomRewardFunction) -> LoadedFunction:
@@ -65,11 +64,11 @@ def load_reward_function(custom: CustomRewardFunction) -> LoadedFunction:
         return loaded[custom.names[0]]
     grade_group = add_functions(loaded, custom.weights or [1.0] * len(loaded))
     return LoadedFunction(
-        _take_one(grade_group),
-        any(one.is_async for one in loaded.values()),
-        tuple(dict.fromkeys(column for one in loaded.values() for column in one.columns)),
-        any(one.takes_prompt_text for one in loaded.values()),
-        grade_group if any(one.grade_group for one in loaded.values()) else None,
+        _make_episode_function(grade_group),
+        is_async=any(function.is_async for function in loaded.values()),
+        columns=tuple(dict.fromkeys(column for function in loaded.values() for column in function.columns)),
+        takes_prompt_text=any(function.takes_prompt_text for function in loaded.values()),
+        grade_group=grade_group if any(function.grade_group for function in loaded.values()) else None,
     )
 
 
@@ -85,7 +84,8 @@ def _load_function(custom: CustomRewardFunction, name: str) -> LoadedFunction:
                 f"{NAME_KEY}={name} reads `environments`. Put it beside the class of env.env_name in the file of "
                 f"env.custom_module, where it is found, and remove {PATH_KEY}."
             )
-        if contract := next((one for one in (VERL, VERL_BATCH, OPENRLHF, TRL) if names & {*one.marks}), None):
+        contracts = (VERL, VERL_BATCH, OPENRLHF, TRL)
+        if contract := next((contract for contract in contracts if names & {*contract.distinctive_names}), None):
             return replace(contract, has_texts=is_class).adapt(function, custom.reward_kwargs)
         inspect.signature(function).bind("prompt", "completion")
     except TypeError as error:
@@ -127,51 +127,52 @@ class Contract:
     """How a framework calls reward functions and reads their results."""
 
     names: tuple[str, ...]  # parameters that the framework passes
-    marks: tuple[str, ...]  # a function with one of these parameters follows the contract
-    make_arguments: Callable[[Prompt, Episode, bool], Mapping[str, object]]  # those of one completion
-    read_results: Callable[[Any, int], Sequence[RewardResult | None]]  # those of so many completions
+    distinctive_names: tuple[str, ...]  # a function with one of these parameters follows the contract
+    make_arguments: Callable[[Prompt, Episode, bool], Mapping[str, object]]  # arguments for one completion
+    read_results: Callable[[Any, int], Sequence[RewardResult | None]]  # results of this number of completions
     takes_lists: bool = True  # whether each argument is a list with the values of all completions
     has_columns: bool = False  # whether functions also get the columns of the data, and may log values
     has_prompt_text: bool = False  # whether functions get the rendered prompt
     has_texts: bool = False  # whether completions are texts although the prompts are chats, as for classes of ms-swift
 
-    def adapt(self, function: Callable[..., Any], more: Mapping[str, object]) -> LoadedFunction:
-        """Wrap a function so that it takes (prompt, trajectory), or those of a group. `more`: arguments from the
-        configuration. Raises TypeError if it has parameters that the framework does not pass."""
+    def adapt(self, function: Callable[..., Any], configured: Mapping[str, object]) -> LoadedFunction:
+        """Wrap a function so that it takes (prompt, trajectory), or the trajectories of a group. configured: arguments
+        from the configuration. Raises TypeError if it has parameters that the framework does not pass."""
         parameters = inspect.signature(function).parameters
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        takes_any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         columns = [
-            one.name
-            for one in parameters.values()
-            if self.has_columns and one.name not in (*self.names, *more)
-            if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+            name
+            for name, parameter in parameters.items()
+            if self.has_columns and name not in (*self.names, *configured) and parameter.default is parameter.empty
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         ]
-        given = [name for name in (*self.names, *columns, *more) if name in parameters]
-        truths = (one for one in TRUTHS if one in parameters and one not in more)
-        needed = [*columns, *(name for name in truths if parameters[name].default is inspect.Parameter.empty)]
-        inspect.signature(function).bind(**dict.fromkeys(given))
+        passed_names = [name for name in (*self.names, *columns, *configured) if name in parameters]
+        truths = (name for name in TRUTHS if name in parameters and name not in configured)
+        required_columns = [*columns, *(name for name in truths if parameters[name].default is inspect.Parameter.empty)]
+        inspect.signature(function).bind(**dict.fromkeys(passed_names))
 
         def grade_group(prompt: Prompt, episodes: Sequence[Episode]) -> Any:
             logged, count = dict[str, Sequence[Any]](), len(episodes)
-            missing = dict.fromkeys(columns)  # of other rows
-            rows = [missing | {**self.make_arguments(prompt, one, self.has_texts)} for one in episodes]
+            missing = dict.fromkeys(columns)  # columns that only other rows have
+            rows = [missing | {**self.make_arguments(prompt, episode, self.has_texts)} for episode in episodes]
             lists: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
-            arguments = (lists if self.takes_lists else rows[0]) | {**more}
+            arguments = (lists if self.takes_lists else rows[0]) | {**configured}
             if self.has_columns:
                 state = SimpleNamespace(global_step=episodes[0].step, max_steps=episodes[0].max_steps)
                 arguments["trainer_state"] = state
                 arguments["log_metric"] = lambda name, value: logged.update({name: [value] * count})
                 arguments["log_extra"] = lambda name, values: logged.update({name: _split(values, count)})
-            result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
-            return _finish([result], lambda found: _add_logged_values(self.read_results(found[0], count), logged))
+            result = function(**{name: arguments[name] for name in arguments if takes_any_name or name in parameters})
+            return _convert([result], lambda results: _add_logged_values(self.read_results(results[0], count), logged))
 
-        details = is_async(function), tuple(needed), self.has_prompt_text
-        return LoadedFunction(_take_one(grade_group), *details, grade_group if self.takes_lists else None)
+        grade_all = grade_group if self.takes_lists else None
+        details = is_async(function), tuple(required_columns), self.has_prompt_text
+        return LoadedFunction(_make_episode_function(grade_group), *details, grade_all)
 
 
-def _take_one(grade_group: GroupFunction) -> EpisodeFunction:
+def _make_episode_function(grade_group: GroupFunction) -> EpisodeFunction:
     def reward(prompt: Prompt, trajectory: Episode) -> Any:
-        return _finish([grade_group(prompt, [trajectory])], lambda found: found[0][0])
+        return _convert([grade_group(prompt, [trajectory])], lambda results: results[0][0])
 
     return reward
 
@@ -187,20 +188,22 @@ def add_functions(functions: Mapping[str, LoadedFunction], weights: Sequence[flo
             return make_failed_score(
                 f"{', '.join(functions)} return None for this row. Return a number from one of them."
             )
-        factors = dict(zip(functions, weights, strict=True))
+        weight_of = dict(zip(functions, weights, strict=True))
         parts = {key: value for score in scores.values() for key, value in score.components.items()}
         parts |= {name: score.reward for name, score in scores.items()}
         failed = [score for score in scores.values() if score.outcome.failed]
-        return failed[0] if failed else Score(sum(factors[name] * one.reward for name, one in scores.items()), parts)
+        if failed:
+            return failed[0]
+        return Score(sum(weight_of[name] * score.reward for name, score in scores.items()), parts)
 
     def grade_group(prompt: Prompt, episodes: Sequence[Episode]) -> Any:
-        results = [one.grade_all(prompt, episodes) for one in functions.values()]
-        return _finish(results, lambda found: [add(each) for each in zip(*found, strict=True)])
+        results = [function.grade_all(prompt, episodes) for function in functions.values()]
+        return _convert(results, lambda columns: [*map(add, zip(*columns, strict=True))])
 
     return grade_group
 
 
-def _finish(results: Sequence[Any], convert: Callable[[Sequence[Any]], Any]) -> Any:
+def _convert(results: Sequence[Any], convert: Callable[[Sequence[Any]], Any]) -> Any:
     """Return convert(results), or an awaitable of it if some results are awaitable. They are awaited concurrently."""
 
     async def wait(result: Any) -> Any:
@@ -255,7 +258,8 @@ def list_messages(episode: Episode) -> list[Any]:
     their results."""
     messages = list[Any]()
     is_unfinished = any(turn.observation for turn in episode.turns[-1:])  # a limit ended it
-    for turn in episode.turns if is_unfinished else episode.turns[:-1]:
+    turns = episode.turns if is_unfinished else episode.turns[:-1]
+    for turn in turns:
         messages += [turn.info.get("message") or {"role": "assistant", "content": turn.text}, *(turn.observation or [])]
     return messages if is_unfinished else [*messages, {"role": "assistant", "content": episode.text}]
 
@@ -300,6 +304,7 @@ def _split(values: Any, count: int) -> list[Any]:
 
 
 def _is_number(value: object) -> bool:
+    """Return whether a value is a number, or an array or tensor with one element."""
     return isinstance(value, int | float) or (hasattr(value, "item") and math.prod(getattr(value, "shape", (2,))) == 1)
 
 
@@ -315,7 +320,7 @@ def _add_logged_values(results: Sequence[Any], logged: Mapping[str, Sequence[Any
         parts, reason = score.components | numbers, "; ".join(filter(None, notes))
         return replace(score, components=parts, reason=reason, accuracy=accuracy)
 
-    return [add(one, {name: values[at] for name, values in logged.items()}) for at, one in enumerate(results)]
+    return [add(result, {name: values[i] for name, values in logged.items()}) for i, result in enumerate(results)]
 
 
 VERL = Contract(
@@ -338,4 +343,4 @@ OPENRLHF = Contract(
     _read_openrlhf_results,
     has_prompt_text=True,
 )
-TRL = Contract((*TRL_NAMES, *COLUMNS), TRL_NAMES, _make_trl_arguments, _read_verl_results, has_columns=True)
+TRL = Contract((*TRL_NAMES, *TRL_COLUMNS), TRL_NAMES, _make_trl_arguments, _read_verl_results, has_columns=True)

@@ -4,8 +4,7 @@
 
 The openai package retries a request MAX_RETRIES times, with growing pauses, after status 408, 409, 429 or 5xx and
 after a broken connection. A reply without a verdict is requested once more. A judgement that fails raises ValueError
-with the reason, and never gives a score of 0.
-"""
+with the reason, and never gives a score of 0."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from alphaapollo.utils.text import fill_template
 from alphaapollo.utils.thoughts import remove_thoughts
 
 MAX_RETRIES = 4  # retries of one request
-MAX_REPLIES = 2  # replies to read, of which the first has no verdict
+MAX_REPLIES = 2  # the second one is requested if the first has no verdict
 DEADLINE = 3  # time limit of a request with all its retries, as a multiple of reward.judge.timeout
 ValueT = TypeVar("ValueT")
 CompleteMessage = Callable[[str], Awaitable[str | None]]
@@ -76,7 +75,7 @@ class JudgeServer:
                     )
                     return reply.choices[0].message.content
         except (TimeoutError, openai.APIError, *MALFORMED_RESPONSE_ERRORS) as error:
-            late = f" within {deadline:g} s" * isinstance(error, TimeoutError)
+            late = f" within {deadline:g} s" if isinstance(error, TimeoutError) else ""
             reason = f"the judge gave no answer of an OpenAI-compatible server{late}: {type(error).__name__}: {error}"
             raise JudgeError(redact(reason)) from error
 
@@ -106,7 +105,7 @@ class JudgeClient:
             self._running.add(task)
             task.add_done_callback(partial(self._end_judgement, key))
         self._verdicts.move_to_end(key)
-        value = await asyncio.shield(task)  # others may wait for it, too, if the caller is cancelled
+        value = await asyncio.shield(task)  # if this caller is cancelled, other callers may still need the task
         return value, JudgeUsage(1, int(is_cached), time.perf_counter() - start)
 
     def clear_cache(self) -> None:
@@ -151,8 +150,8 @@ async def wait_for_all(judgements: Iterable[Awaitable[ValueT]]) -> list[ValueT]:
     """Wait for all judgements and return their results. If one fails, raise its error after the others have ended, so
     that no request is in flight any more, e.g. at the engine of a policy that judges itself."""
     results = await asyncio.gather(*judgements, return_exceptions=True)
-    if failed := [one for one in results if isinstance(one, BaseException)]:
-        raise failed[0]
+    if errors := [result for result in results if isinstance(result, BaseException)]:
+        raise errors[0]
     return results  # type: ignore[return-value]
 
 
@@ -186,24 +185,23 @@ async def score_by_rubric(client: JudgeClient, reward: Reward, prompt: Prompt, c
 
 async def compare_with_reference(client: JudgeClient, reward: Reward, prompt: Prompt, completion: str) -> Score:
     """Compare the completion with the ground truth in both orders, in two judgements. Returns 1 if it is better in
-    both, 0 if worse in both, and 0.5 for a tie, also if the orders disagree.
+    both, 0 if it is worse in both, and 0.5 for a tie or if the orders disagree.
 
-    The component `pairwise/consistent` is 1 if both orders agree. If not, the judge prefers a position.
-    """
+    The component `pairwise/consistent` is 1 if both orders agree. If not, the judge prefers a position."""
     if prompt.ground_truth_text is None:
         raise ValueError(f"row {prompt.id} has no ground truth with which the judge could compare the completion")
     answers = [_quote_answer(text) for text in (completion, prompt.ground_truth_text)]
     question, template = get_question(prompt), reward.judge.pairwise_prompt
     contents = [
-        fill_template(template, question=question, answer_a=one, answer_b=other)
-        for one, other in (answers, answers[::-1])
+        fill_template(template, question=question, answer_a=first, answer_b=second)
+        for first, second in (answers, answers[::-1])
     ]
     verdicts = await wait_for_all(client.ask(content, read_winner) for content in contents)
-    (shown_first, usage), (other_first, other_usage) = verdicts
-    is_consistent = shown_first == 1 - other_first
-    components, is_better = {"pairwise/consistent": float(is_consistent)}, float(is_consistent and shown_first == 1)
-    score = shown_first if is_consistent else 0.5
-    return Score(score, components, judge_usage=usage + other_usage, accuracy=is_better)
+    (verdict, usage), (reversed_verdict, reversed_usage) = verdicts  # 1: the first answer is better
+    is_consistent = verdict == 1 - reversed_verdict
+    components, accuracy = {"pairwise/consistent": float(is_consistent)}, float(is_consistent and verdict == 1)
+    score = verdict if is_consistent else 0.5
+    return Score(score, components, judge_usage=usage + reversed_usage, accuracy=accuracy)
 
 
 JudgeFunction = Callable[[JudgeClient, Reward, Prompt, str], Awaitable[Score]]
@@ -219,14 +217,14 @@ def list_criteria(rubric: Rubric, prompt: Prompt) -> dict[str, Criterion]:
     """Return the criteria of a row by name: those of reward.rubric, and those of its column `rubric`, which are named
     1, 2, ... Raises ValueError if the row's rubric is malformed, or if no criterion has a positive weight."""
     criteria = dict(rubric.criteria)
-    rows = prompt.extra_info.get("rubric") or []
+    entries = prompt.extra_info.get("rubric") or []
     try:
-        for number, row in enumerate(rows, 1):
-            text = next(row[key] for key in TEXT_KEYS if row.get(key))
-            weight = next((row[key] for key in WEIGHT_KEYS if row.get(key) is not None), 1.0)
+        for number, entry in enumerate(entries, 1):
+            text = next(entry[key] for key in TEXT_KEYS if entry.get(key))
+            weight = next((entry[key] for key in WEIGHT_KEYS if entry.get(key) is not None), 1.0)
             criteria[str(number)] = Criterion(text=text, weight=weight)
     except (TypeError, AttributeError, ValueError, StopIteration) as error:
-        shown = str(rows)[:MAX_SHOWN]
+        shown = str(entries)[:MAX_SHOWN]
         raise ValueError(
             f"row {prompt.id} has the rubric {shown}. Write a list of {{text: TEXT, weight: NUMBER}}."
         ) from error

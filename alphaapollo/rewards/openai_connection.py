@@ -15,7 +15,7 @@ MALFORMED_RESPONSE_ERRORS = (ValueError, TypeError, AttributeError, IndexError)
 
 
 def make_connection_options(section: str, base_url: str, api_key_env: str) -> dict[str, Any]:
-    """Return `base_url` and `api_key` of openai.AsyncOpenAI. `section`: the keys that the ValueErrors name."""
+    """Return `base_url` and `api_key` of openai.AsyncOpenAI. section: configuration section, for the ValueErrors."""
     if importlib.util.find_spec("openai") is None:
         raise ValueError(f"{section} needs the openai package. Run `pip install -e '.[judge]'` in the clone.")
     key = os.environ.get(api_key_env, "")
@@ -32,9 +32,10 @@ def make_openai_message(message: ChatMessage) -> JsonObject:
     if not message.get("images"):
         return others
     first, *texts = message["content"].split(IMAGE_MARK)
-    parts: list[JsonObject] = [{"type": "text", "text": first}] * bool(first)
+    parts: list[JsonObject] = [{"type": "text", "text": first}] if first else []
     for encoded_image, text in zip(message["images"], texts, strict=True):
         data = read_image_bytes(encoded_image)
         url = f"data:image/{find_image_extension(data)};base64,{base64.b64encode(data).decode()}"
-        parts += [{"type": "image_url", "image_url": {"url": url}}, *[{"type": "text", "text": text}] * bool(text)]
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+        parts += [{"type": "text", "text": text}] if text else []
     return {**others, "content": parts}

@@ -73,9 +73,9 @@ def load_grader(data_source: str, reward: Reward | None = None) -> RewardFunctio
 
 
 def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
-    """Import the function that makes an answer which the grader must score 1; it returns None if only tests exist."""
-    if added := load_plugin("rewards", get_grader(data_source)):
-        return getattr(added, "make_answer", lambda prompt: None)
+    """Import the function that makes an answer which the grader must score 1, or returns None if it can make none."""
+    if plugin_grader := load_plugin("rewards", get_grader(data_source)):
+        return getattr(plugin_grader, "make_answer", lambda prompt: None)
     function: Callable[[Prompt], str | None] = _load_function(data_source, "answer")
     return function
 
@@ -86,24 +86,25 @@ def _load_function(data_source: str, verb: str) -> Any:
     return pkgutil.resolve_name(f"alphaapollo.rewards.{module}:{verb}_{grader}")
 
 
-_WORDS = (
+_PHRASES = (
     "(?:see )?(?:the )?proof(?: omitted| below| problem| question| based| only| required)?",
     "see (?:the )?(?:solution|explanation|answer|text|above|below)",
     "(?:answer )?not (?:found|available|applicable|provided|given|specified|known|needed|required)",
     "no (?:final )?(?:answer|ground truth)(?: is)?(?: found| available| given| provided| needed| required)?",
     "n[./\\s]?a|none|null|nan|nil|unknown|tbd|tba|to be (?:determined|decided|announced)|to ?do|missing|pending",
 )
-NO_ANSWER = re.compile(rf"[\W_]*(?:{'|'.join(_WORDS)})[\W_]*|[\s.?_\u2013\u2014-]*".replace(" ", r"[\W_]*"), re.I)
+NO_ANSWER = re.compile(rf"[\W_]*(?:{'|'.join(_PHRASES)})[\W_]*|[\s.?_\u2013\u2014-]*".replace(" ", r"[\W_]*"), re.I)
 """Ground truths with which data sets say that a row has no answer."""
 TEXT_COMMAND = re.compile(r"\\(?:boxed|text|math)[a-z]*(?=\{)")
-MATH_GRADERS = ("math", "gsm8k")  # for which none of these words is an answer
+MATH_GRADERS = ("math", "gsm8k")  # graders for which no such text is an answer
 
 
 def leave_out_missing_answers(prompts: Sequence[Prompt], findings: list[DataFinding]) -> list[Prompt]:
     """Return the prompts without those of a math grader whose ground truth says that there is no answer (NO_ANSWER).
     Adds such ground truths of all data sources, and those that a fifth of the rows share, to `findings`. Raises
     ValueError if no prompt remains."""
-    totals, kept = Counter(one.data_source for one in prompts), [one for one in prompts if not _has_no_answer(one)]
+    totals = Counter(prompt.data_source for prompt in prompts)
+    kept = [prompt for prompt in prompts if not _has_no_answer(prompt)]
     groups: dict[tuple[str, str], list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         if prompt.ground_truth is not None:
@@ -175,12 +176,13 @@ def check_prompts_are_gradable(prompts: Iterable[Prompt]) -> None:
     """Raise ValueError if a data source has no grader, or a prompt lacks a ground truth that it needs."""
     prompts = list(prompts)
     built_in = {TASK, *GRADERS, *COMPONENTS.names()} - find_own_plugins("rewards").keys()
-    added = find_plugins("rewards", built_in)  # raises ValueError if they share a name
+    plugins = find_plugins("rewards", built_in)  # raises ValueError for a name that is taken
     graders = {source: get_grader(source) for source in sorted({prompt.data_source for prompt in prompts})}
     for grader in graders.values():
-        if grader in added and added[grader].is_missing:
-            raise ValueError(added[grader].missing_error)
-    lacking = [one for one in prompts if one.ground_truth is None and _needs_truth(graders[one.data_source])]
+        if grader in plugins and plugins[grader].is_missing:
+            raise ValueError(plugins[grader].missing_error)
+    without_truth = (prompt for prompt in prompts if prompt.ground_truth is None)
+    lacking = [prompt for prompt in without_truth if _needs_truth(graders[prompt.data_source])]
     if lacking:
         raise ValueError(
             f"{len(lacking)} of {len(prompts)} prompts have no ground truth; the first of them is row {lacking[0].id}. "

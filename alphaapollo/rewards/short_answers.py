@@ -1,8 +1,7 @@
 r"""Graders of short answers: exact match, words of a search, a number, letters of choices.
 
 `grade_NAME` is the built-in reward function, and `answer_NAME` makes an answer from the ground truth that it must score
-1. Both raise ValueError for a ground truth that they cannot read.
-"""
+1. Both raise ValueError for a ground truth that they cannot read."""
 
 from __future__ import annotations
 
@@ -11,12 +10,7 @@ import string
 from collections import Counter
 from fractions import Fraction
 
-from alphaapollo.rewards.answers import (
-    find_answer_tag,
-    find_marked_answer,
-    list_answers,
-    read_accepted_answers,
-)
+from alphaapollo.rewards.answers import find_answer_tag, find_marked_answer, list_answers, read_accepted_answers
 from alphaapollo.rewards.base import make_accuracy_score, make_wrong_format_score
 from alphaapollo.types import Outcome, Prompt, Score
 from alphaapollo.utils.json_types import JsonObject
@@ -35,7 +29,7 @@ def grade_exact(prompt: Prompt, completion: str) -> Score:
         return make_wrong_format_score("<answer> is not closed")
     if not (words := (completion if answer is None else answer).split()):
         return make_wrong_format_score("the answer is empty")
-    return make_accuracy_score(words in [one.split() for one in accepted])
+    return make_accuracy_score(words in [text.split() for text in accepted])
 
 
 def answer_exact(prompt: Prompt) -> str:
@@ -51,8 +45,7 @@ def _read_accepted_answers(truth: object, reads_numbers: bool = False) -> list[s
 def grade_search(prompt: Prompt, completion: str) -> Score:
     """Return a score of 1 if the normalized answer equals an accepted answer, else 0 (SQuAD, arXiv 1606.05250).
 
-    The component `f1` is the word F1 with the best accepted answer. An empty answer has the wrong format.
-    """
+    The component `f1` is the word F1 with the best accepted answer. An empty answer has the wrong format."""
     truths = [normalize_to_words(text) for text in _read_accepted_answers(prompt.ground_truth, reads_numbers=True)]
     marked = find_marked_answer(completion)
     answer = completion if marked is None else marked

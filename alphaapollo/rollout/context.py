@@ -35,8 +35,9 @@ def build_append_context_rows(turns: Sequence[Turn]) -> list[Row]:
 
 def build_memory_context_rows(turns: Sequence[Turn]) -> list[Row]:
     """Build the training rows of a memory-context episode: for each turn its prompt, then its action."""
-    earlier = accumulate((len(turn.completion.token_ids) for turn in turns), initial=0)
-    return [build_row([turn], index, count) for index, (turn, count) in enumerate(zip(turns, earlier, strict=False))]
+    num_earlier_tokens = accumulate((len(turn.completion.token_ids) for turn in turns), initial=0)
+    pairs = zip(turns, num_earlier_tokens, strict=False)
+    return [build_row([turn], index, num_earlier) for index, (turn, num_earlier) in enumerate(pairs)]
 
 
 def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: int = 0) -> Row:
@@ -58,7 +59,7 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: in
             parts[name].append(values[previous_end : ends[-1]])
     runs = groupby((run for turn in turns for run in turn.completion.weight_versions), itemgetter(0))
     versions = [(version, sum(count for _, count in same)) for version, same in runs]
-    # The engine never computes the last token. Training does not use what it gets here.
+    # The engine returns no values for the last token. It gets those of the token before, which training does not use.
     columns = {
         name: np.concatenate([*values, values[-1][-1:]]) for name, values in parts.items() if len(values) == len(turns)
     }
@@ -106,8 +107,7 @@ class MemoryContext(AppendContext):
     """Memory context: a new prompt each turn, from the first observation and the remembered steps as messages.
 
     If the environment has a method `recall(steps)`, that method builds the messages. If the prompt is too long, the
-    oldest steps are dropped.
-    """
+    oldest steps are dropped."""
 
     build_rows = staticmethod(build_memory_context_rows)
     uses_budget = False  # prompts are limited by data.max_prompt_length instead
@@ -125,13 +125,13 @@ class MemoryContext(AppendContext):
         self._recall = getattr(environment, "recall", self._build_history_messages)
         self._is_within_limit = prompts.is_within_limit
         self._history_length, self._memory_type, self._system_prompt = history_length, memory_type, system_prompt
-        self._first: list[Message] = []
+        self._first_observation: list[Message] = []
         self._steps: list[Step] = []
 
     def start_episode(self, first_observation: list[Message] | str) -> None:
         if isinstance(first_observation, str):
             first_observation = [Message(role="user", content=first_observation)]
-        self._first = first_observation
+        self._first_observation = first_observation
         super().start_episode(first_observation)
 
     def add_turn_and_get_context(
@@ -153,7 +153,7 @@ class MemoryContext(AppendContext):
 
     def _build_history_messages(self, steps: Sequence[Step]) -> list[Message]:
         past = [[Message(role="assistant", content=step.action), *step.observation] for step in steps]
-        return [*self._first, *(message for messages in past for message in messages)]
+        return [*self._first_observation, *(message for messages in past for message in messages)]
 
 
 def check_rows_match_turns(
@@ -194,8 +194,7 @@ class PromptRenderer:
 
     The last CACHE_SIZE prompts are cached, because chat templates are slow and the episodes of a group start with the
     same prompt. Prompts of datasets are checked before training. A prompt that is too long therefore comes from an
-    environment, and fails the episode, not the run. Prompts with images are never truncated.
-    """
+    environment, and fails the episode, not the run. Prompts with images are never truncated."""
 
     def __init__(self, render: Callable[[list[Message] | str], list[int]], max_tokens: int, truncation: Truncation):
         self._render, self._max_tokens, self._truncation = render, max_tokens, truncation

@@ -40,7 +40,9 @@ def check_step_reply(reply: object) -> StepResult:
     if not isinstance(result.info, dict) or not all(isinstance(key, str) for key in result.info):
         raise EnvironmentFailure(f"step: info={str(result.info)[:80]} must be a dict with str keys.")
     calls = result.info.get("tool_calls", ())  # read by the metrics
-    for call in calls if isinstance(calls, list | tuple) else [calls]:
+    if not isinstance(calls, list | tuple):
+        calls = [calls]
+    for call in calls:
         if not isinstance(call, dict) or not isinstance(call.get("status"), str):
             raise EnvironmentFailure("step: info['tool_calls'] must be a list of dicts with status and seconds.")
         _check_number(call.get("seconds"), "info['tool_calls']: seconds")

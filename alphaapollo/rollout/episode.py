@@ -4,8 +4,7 @@ environment.
     reset -> context_0 -> [engine] -> action_0 -> [environment] -> context_1 -> [engine] -> action_1 -> ... -> score
 
 The model's tokens are decoded for the environment and never re-encoded for training. context.py builds the engine's
-prompts. This module applies all limits and timeouts, so environments do not need their own.
-"""
+prompts. This module applies all limits and timeouts, so environments do not need their own."""
 
 from __future__ import annotations
 
@@ -141,7 +140,7 @@ class _EpisodeAttempt:
     engine_prompts: list[list[int]] = field(default_factory=list)  # one per turn
     engine_images: list[tuple[ImageInput, ...]] = field(default_factory=list)  # one per turn
     score: Score | None = None
-    too_long: str = ""  # why a later prompt is too long; the policy's actions may have made it so
+    too_long_reason: str = ""  # error of a prompt after the first turn, which the policy may have made too long
     first_observation: list[Message] | str | None = None
     build_rows: Callable[[Sequence[Turn]], list[Row]] = build_append_context_rows
 
@@ -167,8 +166,7 @@ class EpisodeRunner:
 
         If the environment fails, the episode is retried once in a new environment. After a second failure it ends with
         ENVIRONMENT_FAILED: it is excluded from training instead of scored 0. Timeouts and prompts over the length limit
-        are not retried. Raises EngineError if the engine fails.
-        """
+        are not retried. Raises EngineError if the engine fails."""
         with (
             HEARTBEAT.use_track(lane=task.name),
             HEARTBEAT.record_call("episode", prompt=task.prompt.id, sample=task.sample_index),
@@ -185,7 +183,7 @@ class EpisodeRunner:
                     end = EpisodeEnd.TIME_LIMIT
                     score = make_failure_score(f"{limit} was exceeded in turn {len(attempt.turns)}")
                     break
-                except PromptTooLong as failure:  # the first prompt
+                except PromptTooLong as failure:  # the first prompt; _run_turns handles later ones
                     end, score = EpisodeEnd.PROMPT_LIMIT, make_failure_score(str(failure))
                     break
                 except EnvironmentFailure as failure:
@@ -195,8 +193,8 @@ class EpisodeRunner:
             check_rows_match_turns(
                 rows, attempt.turns, attempt.engine_prompts, attempt.engine_images, self.placeholder_id
             )
-            for turn in attempt.turns:  # the rows contain them
-                turn.completion = replace(turn.completion, columns={})
+            for turn in attempt.turns:
+                turn.completion = replace(turn.completion, columns={})  # the rows contain the columns
             seconds = time.perf_counter() - started
             return Trajectory(
                 task.prompt.id, task.sample_index, attempt.turns, rows, score, end, seconds, attempt.first_observation
@@ -213,8 +211,8 @@ class EpisodeRunner:
             context.start_episode(first_observation)
             attempt.first_observation = first_observation
             end = await self._run_turns(task, attempt, context, partial(call, "step"))
-            scores_limits = self.limits.reward is None and hasattr(environment, "score_at_limit")
-            if attempt.score is None and end is not EpisodeEnd.DONE and scores_limits:
+            environment_scores_limit = self.limits.reward is None and hasattr(environment, "score_at_limit")
+            if attempt.score is None and end is not EpisodeEnd.DONE and environment_scores_limit:
                 attempt.score = mark_limit(check_score(await call("score_at_limit"), "score_at_limit"))
             return end
         finally:
@@ -252,8 +250,8 @@ class EpisodeRunner:
             attempt.score = result.score
             budget -= len(turn.completion.token_ids)
             if result.done:
-                truncated = turn.completion.stop_reason is StopReason.LENGTH  # by the limit of turn or episode
-                return EpisodeEnd.TOKEN_LIMIT if truncated else EpisodeEnd.DONE
+                is_truncated = turn.completion.stop_reason is StopReason.LENGTH  # by the limit of turn or episode
+                return EpisodeEnd.TOKEN_LIMIT if is_truncated else EpisodeEnd.DONE
             if budget <= 0:
                 return EpisodeEnd.TOKEN_LIMIT
             if number + 1 >= self.limits.max_turns:
@@ -263,7 +261,7 @@ class EpisodeRunner:
             try:
                 context_ids, context_images = context.add_turn_and_get_context(turn.completion.token_ids, step)
             except PromptTooLong as failure:
-                attempt.too_long = str(failure)
+                attempt.too_long_reason = str(failure)
                 return EpisodeEnd.TOKEN_LIMIT
             budget -= len(context_ids) if context.uses_budget else 0
             if budget <= 0:
@@ -273,7 +271,7 @@ class EpisodeRunner:
         if end is EpisodeEnd.DONE:
             return Score(0.0, reason="the environment returned no score")
         score = await score_limit(self.limits.reward, self.grade and partial(self.grade, prompt, "", attempt.turns))
-        reasons = [f"no answer before the {end.replace('_', ' ')}", attempt.too_long, score.reason]
+        reasons = [f"no answer before the {end.replace('_', ' ')}", attempt.too_long_reason, score.reason]
         return replace(score, reason=": ".join(filter(None, reasons)))
 
     def _truncate_turn(self, turn: Turn, kept_chars: int) -> None:
@@ -300,8 +298,8 @@ async def score_limit(reward: float | None, grade_empty_answer: Callable[[], Awa
 
 
 def mark_limit(score: Score) -> Score:
-    """Return the score as that of an episode that a limit ended: an unknown accuracy is 0, unless the score says
-    itself that a limit made it."""
+    """Mark a score as that of an episode that a limit ended. An unknown accuracy is then derived from the components
+    (see Score), unless the score is already marked."""
     accuracy = DERIVED if score.accuracy is None else score.accuracy
     return score if score.is_limit else replace(score, is_limit=True, accuracy=accuracy)
 
@@ -343,9 +341,11 @@ async def run_group(
             for row in trajectory.rows:
                 row.temperature = task.sampling.temperature
         baseline = trajectories.pop() if request.greedy_baseline else None
-        untrained = [*(trajectories if request.validate else []), *([baseline] if baseline else [])]
-        for row in [row for trajectory in untrained for row in trajectory.rows]:
-            row.columns = {}  # only training uses them
+        untrained = [*trajectories] if request.validate else []
+        untrained += [baseline] if baseline else []
+        for trajectory in untrained:
+            for row in trajectory.rows:
+                row.columns = {}  # only training uses them
         return TrajectoryGroup(prompt, trajectories, baseline)
     finally:
         for episode in episodes:

@@ -1,7 +1,6 @@
 """Prompts of a self-teacher: the prompt of an episode with more context (docs/algorithms/distill.md).
 
-The response tokens of the policy follow the teacher's prompt unchanged; they are never encoded again.
-"""
+The response tokens of the policy follow the teacher's prompt unchanged; they are never encoded again."""
 
 from __future__ import annotations
 
@@ -37,13 +36,12 @@ class TeacherPromptWriter:
 
 
 def choose_context(group: TrajectoryGroup, trajectory: Trajectory, config: SelfTeacher) -> tuple[str, str]:
-    """Choose what the teacher reads about a trajectory of the group, and the template that joins it with the prompt.
-    The text is empty if nothing is available.
+    """Choose the text that the teacher reads about a trajectory of the group, and the template that joins the text with
+    the prompt. The text is empty if nothing is available.
 
-    With context=feedback: the last answer, without its thoughts, of the first other sample of the group with a reward
-    of at least min_reward. Or else, if the trajectory's own reward is lower, what the environment answered to its last
-    turn, or the reason of its score.
-    """
+    With context=feedback, it is the last answer, without its thoughts, of the first other sample of the group with a
+    reward of at least min_reward. If there is none, and the trajectory's own reward is lower, it is the environment's
+    reply to the last turn, or else the reason of the score."""
     if config.context == "demonstration":
         return group.prompt.extra_info[config.demonstration_key], config.demonstration_template
     for other in group.trajectories:
@@ -53,8 +51,8 @@ def choose_context(group: TrajectoryGroup, trajectory: Trajectory, config: SelfT
     if not trajectory.reward < config.min_reward:
         return "", ""
     observation = (trajectory.last_turn.observation if trajectory.last_turn else None) or []
-    seen = "\n".join(message["content"] for message in observation).strip()
-    return seen or trajectory.score.reason, config.feedback_template
+    feedback = "\n".join(message["content"] for message in observation).strip()
+    return feedback or trajectory.score.reason, config.feedback_template
 
 
 def add_context(content: list[Message] | str, context: str, template: str) -> list[Message] | str:

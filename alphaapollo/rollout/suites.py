@@ -92,8 +92,7 @@ class Suite:
     async def run(self, server: ModelServer, folder: Path) -> Sequence[SuiteScore]:
         """Evaluate a model. Raises ValueError or OSError if it failed.
 
-        folder: for files. `log.txt` beside it is for what the suite prints.
-        """
+        folder: for files. `log.txt` beside it is for what the suite prints."""
         raise NotImplementedError
 
 
@@ -129,8 +128,8 @@ async def run_suite(suite: Suite, server: ModelServer, folder: Path) -> SuiteRes
     except TimeoutError:
         error = f"it did not end within {suite.timeout:g} s"
     except Exception as failure:  # noqa: BLE001  the code of a package, and results of an unknown format
-        kind = "" if isinstance(failure, OSError | ValueError) else f"{type(failure).__name__}: "
-        error = f"{kind}{failure}"
+        prefix = "" if isinstance(failure, OSError | ValueError) else f"{type(failure).__name__}: "
+        error = f"{prefix}{failure}"
     if error:
         scores, error = [], redact(f"{error[:REASON_CHARS]} (see {folder / LOG})")
     result = SuiteResult(suite.text, suite.name, folder.parent.name, scores, error)

@@ -1,6 +1,5 @@
 """Select the parser of a model's native tool calls (env.action_format=chat_template), and test that it can parse the
-calls that the chat template renders. For env.action_format=tags see environments/action_parser.py.
-"""
+calls that the chat template renders. For env.action_format=tags see environments/action_parser.py."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ Parse = Callable[[str], list[ToolCall]]
 
 def make_tool_call_parser(parser_name: str, renderer: ToolRenderer) -> ToolCallParser:
     """Build the tool-call parser: vLLM's parser with this name or, if the name is empty, a parser from the tokenizer's
-    response_template. Raises ValueError, with the parsers that work, if it does not parse the calls that the chat
-    template renders."""
+    response_template. Raises ValueError if it does not parse the calls that the chat template renders; the message
+    names the parsers that do."""
     parse = _make_vllm_parser(parser_name, renderer) if parser_name else _make_tokenizer_parser(renderer)
     parse_calls = _make_strict_parser(parse, renderer)
     if mismatch := _describe_mismatch(parse_calls, renderer):

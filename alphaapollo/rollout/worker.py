@@ -2,8 +2,7 @@
 
     GroupRequest -> n environments x engine -> graded episodes -> TrajectoryGroup
 
-A plain class with async methods, hosted by a Ray actor or by the driver's process.
-"""
+A plain class with async methods, hosted by a Ray actor or by the driver's process."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ class RolloutWorker:
     """Worker with one engine replica, its environments and its reward functions. Call `start` first.
 
     `node` is its machine, which determines the shared-memory folder for weights. `reader` reads the weights of rank 0
-    if no training rank of the machine writes them. `engine` replaces the engine of `rollout.name` in tests.
-    """
+    if no training rank of the machine writes them. `engine` replaces the engine of `rollout.name` in tests."""
 
     def __init__(
         self,
@@ -147,19 +145,19 @@ class RolloutWorker:
                 self._rewards.start(),
             )
             template_arguments = data.apply_chat_template_kwargs
-            images = await asyncio.to_thread(load_image_processor, model.path, tokenizer, model.trust_remote_code)
-            renderer, read_calls = Renderer(tokenizer, template_arguments, images, model.path), None
+            processor = await asyncio.to_thread(load_image_processor, model.path, tokenizer, model.trust_remote_code)
+            renderer, read_calls = Renderer(tokenizer, template_arguments, processor, model.path), None
             if env.action_format == "chat_template":
                 assert self._tools is not None, "checked before the start"
                 schemas = self._tools.schemas()
-                renderer = tool_renderer = ToolRenderer(tokenizer, schemas, template_arguments, images, model.path)
+                renderer = tool_renderer = ToolRenderer(tokenizer, schemas, template_arguments, processor, model.path)
                 read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
         self._rewards.render = renderer.render_prompt
         stops = find_stop_ids(tokenizer, self._setup.rollout.stop_strings)
         self._stop_token_ids = (*renderer.eos_token_ids, *stops)
         if (judge := self._setup.reward.judge).backend == "policy":
             self._rewards.policy = make_policy_judge(self.engine, renderer, judge)
-        self._services = Services(self._rewards.score, env, self._tools, read_calls, images is not None)
+        self._services = Services(self._rewards.score, env, self._tools, read_calls, processor is not None)
         if teacher:
             longest = teacher.max_prompt_length or data.max_length
             self._teacher_prompts = TeacherPromptWriter(teacher, renderer.encode_for_prompt, longest)
@@ -176,7 +174,7 @@ class RolloutWorker:
                 make_token_context=make_token_context_factory(env, renderer, data),
                 limits=EpisodeLimits(env.max_steps, env.episode_timeout, env.max_tokens_per_turn, env.limit_reward),
                 grade=grade,
-                placeholder_id=images.placeholder_id if images else None,
+                placeholder_id=processor.placeholder_id if processor else None,
                 system_prompt=data.system_prompt,
             )
         if self._setup.serves_suites:
@@ -208,8 +206,8 @@ class RolloutWorker:
         sampling = replace(sampling, stop_token_ids=ids, stop=rollout.stop_strings, includes_stop=includes)
         request = replace(request, sampling=sampling)
         with HEARTBEAT.use_track(f"rollout {self._index}"):
-            given = pickle.loads(request.environment) if request.environment else self._environment.factory
-            group = await run_group(request, self._runner.run, partial(self._make_environment, given))
+            factory = pickle.loads(request.environment) if request.environment else self._environment.factory
+            group = await run_group(request, self._runner.run, partial(self._make_environment, factory))
         if not math.isfinite(sum(sum(row.logprobs) for trajectory in group.trajectories for row in trajectory.rows)):
             raise EngineError(
                 f"rollout engine {self._index} sampled a token with a non-finite log-prob for prompt "
@@ -222,8 +220,8 @@ class RolloutWorker:
     async def answer(self, token_ids: list[int], requests: Sequence[HttpSampling]) -> list[HttpAnswer]:
         """Sample an answer for each request with the same prompt, without an environment."""
         with HEARTBEAT.record_call("generate"):
-            numbered = [self.engine.answer_http(token_ids, one, f"answer.{next(self._numbers)}") for one in requests]
-            return await asyncio.gather(*numbered)
+            ids = [f"answer.{next(self._numbers)}" for _ in requests]
+            return await asyncio.gather(*map(partial(self.engine.answer_http, token_ids), requests, ids))
 
     def _make_environment(self, factory: EnvironmentFactory, turns: Sequence[Turn]) -> Environment:
         assert self._services is not None, "call start() first"
@@ -259,7 +257,7 @@ class RolloutWorker:
 
     async def restart_dead_engine(self) -> bool:
         """Start the engine again if its core died, and return whether it did. It then needs a weight sync."""
-        async with self._weight_sync:  # another engine's death does not end a running one
+        async with self._weight_sync:  # wait for a running weight sync, which goes on if an engine dies
             if not self.engine.is_dead:
                 return False
             with HEARTBEAT.record_call("restart engine", timeout=START_SECONDS):
@@ -294,13 +292,13 @@ def make_token_context_factory(
     cached = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
 
     def make_token_context(environment: Environment, prompt: Prompt) -> AppendContext:
-        rendering, prompts = renderer.with_arguments(prompt.template_arguments), cached
-        if rendering is not renderer:
-            prompts = PromptRenderer(rendering.encode_prompt, data.max_prompt_length, data.truncation)
+        row_renderer, prompts = renderer.with_arguments(prompt.template_arguments), cached
+        if row_renderer is not renderer:
+            prompts = PromptRenderer(row_renderer.encode_prompt, data.max_prompt_length, data.truncation)
         if env.context == "append":
-            return AppendContext(prompts, rendering.encode_observation, rendering.prepare_images)
+            return AppendContext(prompts, row_renderer.encode_observation, row_renderer.prepare_images)
         memory = env.history_length, env.memory_type, data.system_prompt
-        return MemoryContext(environment, prompts, rendering.prepare_images, *memory)
+        return MemoryContext(environment, prompts, row_renderer.prepare_images, *memory)
 
     return make_token_context
 

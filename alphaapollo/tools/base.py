@@ -59,9 +59,9 @@ class Session:
 
     async def close(self) -> None:
         while self._closers:
-            waiting = self._closers.pop()()
-            if inspect.isawaitable(waiting):
-                await waiting
+            result = self._closers.pop()()
+            if inspect.isawaitable(result):
+                await result
 
 
 class Tool(Protocol):
@@ -93,12 +93,12 @@ def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, object]
     """Create the registered tools, and those of plug-ins and packages, with these names. `settings`: {tool name:
     {setting: value}}, from env.tool_settings. Raises ValueError if a name is unknown or belongs to a missing plug-in,
     or if a setting is unknown, missing or of the wrong type."""
-    plugins, made = find_plugins("tools", ("python_code",)), []
+    plugins, created = find_plugins("tools", ("python_code",)), []
     for name in names:
-        is_added = name in plugins and name not in tools
-        factory = plugins[name].load() if is_added else tools.get(name, plugins)
-        made.append(factory(**_validate_settings(name, factory, settings.get(name, {}))))
-    return made
+        is_plugin = name in plugins and name not in tools
+        factory = plugins[name].load() if is_plugin else tools.get(name, plugins)
+        created.append(factory(**_validate_settings(name, factory, settings.get(name, {}))))
+    return created
 
 
 def _validate_settings(name: str, factory: Callable[..., Tool], settings: Mapping[str, object]) -> JsonObject:
@@ -107,17 +107,18 @@ def _validate_settings(name: str, factory: Callable[..., Tool], settings: Mappin
     for setting, parameter in inspect.signature(factory, eval_str=bool(settings)).parameters.items():
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             kind = parameter.annotation if settings and parameter.annotation is not parameter.empty else Any
-            fields[setting] = kind, ... if parameter.default is parameter.empty else parameter.default
-    lax = ConfigDict(extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True)
+            default = ... if parameter.default is parameter.empty else parameter.default  # pydantic's ...: required
+            fields[setting] = kind, default
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True)
     try:
-        checked = create_model(name, __config__=lax, **fields).model_validate(dict(settings))
+        validated = create_model(name, __config__=model_config, **fields).model_validate(dict(settings))
     except ValidationError as error:
         first = error.errors()[0]
         key = f"env.tool_settings.{name}.{first['loc'][0]}"
         value = "" if first["type"] == "missing" else f"={settings[str(first['loc'][0])]}"
         known = ", ".join(fields) or "none"
         raise ValueError(f"{key}{value}: {first['msg']}. Settings of this tool: {known}.") from error
-    return {setting: getattr(checked, setting) for setting in settings}
+    return {setting: getattr(validated, setting) for setting in settings}
 
 
 def cut_middle(text: str, limit: int) -> str:

@@ -31,10 +31,10 @@ class PythonCode(Tool):
     text_argument = "code"
 
     def __init__(self, timeout: PositiveFloat = 10.0, memory_mb: PositiveInt = 1024, keep_state: bool = False):
-        kept = "Variables are kept between calls." if keep_state else "Each call starts afresh."
+        state_note = "Variables are kept between calls." if keep_state else "Each call starts afresh."
         self.description = (
             "Run Python code and return what it prints and the value of a last expression. numpy, scipy and sympy are "
-            f"installed; there is no network. {kept} Time limit: {timeout:g} s."
+            f"installed; there is no network. {state_note} Time limit: {timeout:g} s."
         )
         self._timeout, self._memory_mb, self._keep_state = timeout, memory_mb, keep_state
         self._sandbox = get_default_sandbox()  # it may have other users, so `close` leaves it open

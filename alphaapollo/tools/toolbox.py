@@ -63,18 +63,18 @@ class ToolBox:
         """Call a tool. `arguments`: a dict, or a JSON object as text. If the model made a mistake, the ToolResult
         explains it. Raises ToolFailedError if the tool fails twice."""
         start = time.monotonic()
-        checked = self._parse_arguments(name, arguments)
-        if isinstance(checked, str):
-            return ToolResult(checked, ToolStatus.REFUSED, seconds=time.monotonic() - start)
+        parsed_or_error = self._parse_arguments(name, arguments)
+        if isinstance(parsed_or_error, str):
+            return ToolResult(parsed_or_error, ToolStatus.REFUSED, seconds=time.monotonic() - start)
         with exclude_from_time_limit():
             await self._slots[name].acquire()
         try:
             start = time.monotonic()
             try:
-                result = await self._call_once(name, checked, session)
+                result = await self._call_once(name, parsed_or_error, session)
             except ToolFailedError as error:
                 logger.warning("the tool call failed and is retried: %s", error)
-                result = await self._call_once(name, checked, session)
+                result = await self._call_once(name, parsed_or_error, session)
         finally:
             self._slots[name].release()
         text = result.text.encode("utf-8", "replace").decode()  # tokenizers and logs reject lone surrogates

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from alphaapollo.engines.vllm.images import ImagePromptBuilder
 
 T = TypeVar("T")
-NO_ADAPTER = Sampling(1)  # for requests that name no adapter
-LOG_SECONDS = 10.0  # for a core with an error to write its log and exit
+NO_ADAPTER = Sampling(1)  # for requests that name neither an adapter nor an owner of cached prefixes
+LOG_SECONDS = 10.0  # time in which a failed core may write its log and exit
 
 
 class VllmEngine(Engine):
@@ -75,7 +75,7 @@ class VllmEngine(Engine):
         self._prepared = False
         self._adapter = BASE_MODEL  # LoRA adapter of requests that name none
         self._adapter_digest = ""
-        self._loads: dict[int, int] = {}  # number of each version's last load; own loops repeat versions after `load`
+        self._loads: dict[int, int] = {}  # adapter version -> number of its last load; the latest 1024 are kept
         self._load_numbers = count(1)
 
     # Start and shutdown.
@@ -167,8 +167,8 @@ class VllmEngine(Engine):
         if engine is not None:
             try:
                 await asyncio.to_thread(engine.shutdown)
-            except psutil.NoSuchProcess:  # vLLM kills a core after 5 seconds; this one ended by itself at that moment
-                engine.engine_core.resources()
+            except psutil.NoSuchProcess:  # vLLM kills a core after 5 seconds, and this one had just ended by itself
+                engine.engine_core.resources()  # frees what the interrupted shutdown did not
 
     def list_pids(self) -> list[int]:
         """Return the pids of the engine core and, with tensor parallelism, of its workers."""
@@ -188,7 +188,7 @@ class VllmEngine(Engine):
     @property
     def _running_llm(self) -> AsyncLLM:
         if self._engine is None:
-            error_class = EngineDied if self.is_restarted else EngineError
+            error_class = EngineDied if self.awaits_weights_after_restart else EngineError
             raise error_class(f"{self.name} is not running. Call start() first.")
         if self._core_death is not None and self._core_death.done():
             raise make_death_error(self.spec)
@@ -253,9 +253,9 @@ class VllmEngine(Engine):
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
         sampling, top = request.sampling, request.num_top
         self.spec.check_request_length(len(token_ids), sampling.max_tokens)
-        scored = {"prompt_logprobs": top} if request.scores_prompt else {}
-        wanted = {"logprobs": top, "flat_logprobs": False, "ignore_eos": True, **scored, **request.penalties}
-        params = make_sampling_params(sampling, **wanted)
+        prompt_option = {"prompt_logprobs": top} if request.scores_prompt else {}
+        changes = {"logprobs": top, "flat_logprobs": False, "ignore_eos": True, **prompt_option, **request.penalties}
+        params = make_sampling_params(sampling, **changes)
         return build_http_answer(await self._run_request(token_ids, params, request_id, (), sampling))
 
     async def _run_request(
@@ -294,15 +294,15 @@ class VllmEngine(Engine):
         core_death = self._core_death  # a restart replaces it
         try:
             adapter = sampling.adapter or self._adapter
-            loaded = f"{adapter.version}.{self._loads.get(adapter.version, 0)}"
-            salt = f"{loaded if self.serves_adapter else self.version} {sampling.cache_owner}"  # of cached prefixes
+            load_id = f"{adapter.version}.{self._loads.get(adapter.version, 0)}"
+            salt = f"{load_id if self.serves_adapter else self.version} {sampling.cache_owner}"  # of cached prefixes
             prompt = self._build_prompt(token_ids, images, salt)
             answers = self._running_llm.generate(prompt, params, request_id, lora_request=make_lora_request(adapter))
             is_delta = params.output_kind == RequestOutputKind.DELTA
-            lengths: Counter[int] = Counter()  # tokens of each answer, of which a stream has the new ones
+            lengths: Counter[int] = Counter()  # tokens of each answer; a delta has only the new tokens
             async for output in answers:
                 for answer in output.outputs:
-                    lengths[answer.index] = len(answer.token_ids) + is_delta * lengths[answer.index]
+                    lengths[answer.index] = len(answer.token_ids) + (lengths[answer.index] if is_delta else 0)
                     if answer.finish_reason and not is_probe:
                         check_routed_experts(self.spec, answer, len(token_ids) + lengths[answer.index] - 1)
                 yield output

@@ -1,5 +1,5 @@
-"""Tokens that are never sampled: those of the embeddings that the tokenizer lacks, and placeholders of images. In a
-rollout engine, and in the server of `alphaapollo serve`."""
+"""Exclude tokens from sampling, in a rollout engine and in the server of `alphaapollo serve`: ids of the embedding that
+the tokenizer lacks, and placeholders of images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def exclude_from_logits(model: Any, token_ids: Sequence[int], device: torch.devi
 
     def compute_logits_without_excluded(*arguments: object, **options: object) -> torch.Tensor | None:
         logits = compute_logits(*arguments, **options)
-        if logits is not None:  # other tensor-parallel ranks
+        if logits is not None:  # None on other tensor-parallel ranks
             logits.index_fill_(1, ids, EXCLUDED_LOGIT)
         return logits
 
@@ -42,4 +42,4 @@ class ExcludedTokens(LogitsProcessor):
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """The excluded tokens do not depend on the requests."""
+        """Do nothing: the excluded tokens do not depend on the requests."""

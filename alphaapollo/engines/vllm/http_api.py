@@ -1,5 +1,5 @@
 """vLLM's own HTTP API (OpenAI chat completions and responses, Anthropic messages) over a rollout engine, for agents.
-Evaluation suites also use OpenAI completions; their requests belong to no session, and are answered as they ask.
+Evaluation suites also use OpenAI completions; their requests belong to no session, and keep their own settings.
 
 vLLM parses requests, renders chats, parses tool calls and streams answers. This module changes two steps:
 
@@ -47,17 +47,13 @@ from alphaapollo.engines.vllm.settings import build_completion, make_sampling_pa
 from alphaapollo.types import ImageInput, JsonObject, Sampling
 
 SENTINEL = "\u2063answer\u2063"  # replaces a sampled answer in a chat that is rendered
-NEUTRAL = {"logit_bias": None, "bad_words": None, "allowed_token_ids": None, "min_tokens": 0}
-"""Values of settings that exclude tokens from sampling, if they exclude none."""
-KEPT = (
-    "n",
-    "stop",
-    "include_stop_str_in_output",
-    "output_kind",
-    "skip_special_tokens",
+EXCLUSION_SETTINGS = ("logit_bias", "bad_words", "allowed_token_ids", "min_tokens")
+"""Settings of a request that exclude tokens from sampling, unless they are empty or 0."""
+CLIENT_SETTINGS = (
+    *("n", "stop", "include_stop_str_in_output", "output_kind", "skip_special_tokens"),
     "spaces_between_special_tokens",
 )
-"""Settings of a request that do not change the distribution that tokens are sampled from."""
+"""Settings that a client may choose, because none of them changes the distribution that tokens are sampled from."""
 
 StreamOutputs = Callable[..., AsyncIterator[Any]]
 """`stream(token_ids, params, request_id, images=images)`: sample, and yield vLLM's RequestOutputs."""
@@ -73,7 +69,7 @@ class AnthropicApi(AnthropicServingMessages):
 
 def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings) -> FastAPI:
     """Build the ASGI application. Requests of sessions must set CURRENT_REQUEST. engine: vLLM's AsyncLLM, or a
-    FrontEnd. Raises ValueError if vLLM has no parser of this name."""
+    FrontEnd. Raises ValueError if vLLM has no parser with the name in the settings."""
     app = FastAPI(openapi_url=None)
     for attach in (attach_chat, attach_completions, attach_responses, attach_anthropic, attach_models):
         attach(app)
@@ -82,31 +78,31 @@ def build_http_app(engine: Any, stream: StreamOutputs, settings: HttpApiSettings
     renderer = Renderer(engine.renderer.tokenizer, settings.template_arguments, model_path=model)
     client = PolicyClient(engine, stream, settings, renderer)
     models = OpenAIServingModels(client, [BaseModelPath(name=MODEL_NAME, model_path=model)])
-    chat = {"chat_template": None, "chat_template_content_format": "auto", "request_logger": None}
-    parsing = {
+    chat_options = {"chat_template": None, "chat_template_content_format": "auto", "request_logger": None}
+    parser_options = {
         "enable_auto_tools": bool(settings.tool_parser),
         "tool_parser": settings.tool_parser or None,
         "reasoning_parser": settings.reasoning_parser,
         "default_chat_template_kwargs": renderer.template_arguments,
     }
     try:
-        online = OnlineRenderer(engine.model_config, engine.renderer, **chat, **parsing)
+        online = OnlineRenderer(engine.model_config, engine.renderer, **chat_options, **parser_options)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"env.tool_parser={settings.tool_parser} or env.agent.reasoning_parser={settings.reasoning_parser} "
             f"does not work with this model: {error}"
         ) from error
     online.preprocess_chat = client.keep_parsing_context(online.preprocess_chat)
-    state, both = app.state, {**chat, **parsing}
-    state.args = SimpleNamespace(log_error_stack=False)  # of vLLM's error handlers
+    state, options = app.state, {**chat_options, **parser_options}
+    state.args = SimpleNamespace(log_error_stack=False)  # read by vLLM's error handlers
     state.openai_serving_models, state.online_renderer = models, online
-    state.serving_tokenization = ServingTokenization(models, online, **chat)
-    state.openai_serving_chat = OpenAIServingChat(client, models, "assistant", online_renderer=online, **both)
-    state.anthropic_serving_messages = AnthropicApi(client, models, "assistant", online_renderer=online, **both)
+    state.serving_tokenization = ServingTokenization(models, online, **chat_options)
+    state.openai_serving_chat = OpenAIServingChat(client, models, "assistant", online_renderer=online, **options)
+    state.anthropic_serving_messages = AnthropicApi(client, models, "assistant", online_renderer=online, **options)
     state.openai_serving_completion = OpenAIServingCompletion(
         client, models, online_renderer=online, request_logger=None
     )
-    state.openai_serving_responses = OpenAIServingResponses(client, models, online, **both)
+    state.openai_serving_responses = OpenAIServingResponses(client, models, online, **options)
     return app
 
 
@@ -116,13 +112,13 @@ class PolicyClient:
 
     errored = False  # `generate` reports the death of the engine to the session
 
-    def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings, turns: Renderer):
-        self._engine, self._stream, self._settings, self._turns = engine, stream, settings, turns
+    def __init__(self, engine: Any, stream: StreamOutputs, settings: HttpApiSettings, text_renderer: Renderer):
+        self._engine, self._stream, self._settings, self._renderer = engine, stream, settings, text_renderer
         renderer, model = engine.renderer, engine.model_config
         processor = load_image_processor(model.model, renderer.tokenizer, model.trust_remote_code)
         self._images = ChatImageReader(processor, settings.allow_image_urls)
         self._render = renderer.render_messages  # a thread per request would take more time than the rendering
-        self._render_parts = renderer.render_messages_async  # may load audio
+        self._render_multimodal = renderer.render_messages_async  # may load audio
         renderer.render_messages_async = self.render
 
     def __getattr__(self, name: str) -> Any:  # configuration and health of the engine
@@ -159,19 +155,19 @@ class PolicyClient:
         """Return the parsed chat and its prompt, like vLLM's BaseRenderer.render_messages_async."""
         request, images = CURRENT_REQUEST.get(), list[tuple[ImageInput, ...]]()
         if request is not None:
-            encoded_images = await self._images.read(messages)
-            messages, images = self._turns.split_control_strings(encoded_images.messages), encoded_images.images
-            arguments = self._turns.split_tools(params.chat_template_kwargs)
+            chat_images = await self._images.read(messages)
+            messages, images = self._renderer.split_control_strings(chat_images.messages), chat_images.images
+            arguments = self._renderer.split_tools(params.chat_template_kwargs)
             params = replace(params, chat_template_kwargs=arguments)
         if any(isinstance(message, dict) and isinstance(message.get("content"), list) for message in messages):
-            conversation, prompt = await self._render_parts(messages, params)
+            conversation, prompt = await self._render_multimodal(messages, params)
         else:
             conversation, prompt = self._render(messages, params)
         if request is None or "prompt" not in prompt:  # vLLM's own warm-up; or a renderer that does not return text
             return conversation, prompt
         request.images = tuple(chain.from_iterable(images))
-        request.session.encoded_images.update(encoded_images.sent)
-        chat = encoded_images.add_digests(conversation) if request.images else conversation
+        request.session.encoded_images.update(chat_images.sent)
+        chat = chat_images.add_digests(conversation) if request.images else conversation
         variables = json.dumps([params.chat_template, params.chat_template_kwargs], sort_keys=True, default=str)
         token_ids: list[int] = []
         if (span := request.find_history(chat, variables)) is not None and request.parent is not None:
@@ -195,51 +191,49 @@ class PolicyClient:
         images of each message."""
         start, end = span
         calls = [call for message in conversation[start:end] for call in message.get("tool_calls") or ()]
-        arguments: list[dict[str, str]] = [*({} for _ in calls[1:]), {"_": SENTINEL}]
-        replaced = [
-            {**call, "function": {**call["function"], "arguments": json.dumps(values, ensure_ascii=False)}}
-            for call, values in zip(calls, arguments, strict=False)
-        ]
-        shown: JsonObject = {"role": "assistant", "content": "" if calls else SENTINEL}
-        if calls:
-            shown["tool_calls"] = replaced
-        _, prompt = self._render([*conversation[:start], shown, *conversation[end:]], params)
+        replacement: JsonObject = {"role": "assistant", "content": "" if calls else SENTINEL}
+        if calls:  # the sentinel is the only argument of the last call
+            arguments = ["{}" for _ in calls[1:]] + [json.dumps({"_": SENTINEL}, ensure_ascii=False)]
+            replacement["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": text}}
+                for call, text in zip(calls, arguments, strict=True)
+            ]
+        _, prompt = self._render([*conversation[:start], replacement, *conversation[end:]], params)
         _, _, after = prompt["prompt"].partition(SENTINEL)
         if not after or SENTINEL in after:
             return []
-        following = self._images.expand_placeholders(self._turns.find_turn_end(self._encode(after)), images[end:])
-        return [*known_ids, *self._turns.skip_turn_end(following, known_ids[-1])] if following else []
+        following = self._images.expand_placeholders(self._renderer.find_turn_end(self._encode(after)), images[end:])
+        return [*known_ids, *self._renderer.skip_turn_end(following, known_ids[-1])] if following else []
 
     def _encode(self, text: str) -> list[int]:
-        return self._turns.encode([text])[0]
+        return self._renderer.encode([text])[0]
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: object
     ) -> AsyncIterator[RequestOutput]:
         """Sample answers to a rendered chat with the policy's settings. Records them before the last output."""
         request, prompt_ids = CURRENT_REQUEST.get(), list(prompt["prompt_token_ids"])
-        stops = find_stop_ids(self._turns.tokenizer, sampling_params.stop or ())
+        stops = find_stop_ids(self._renderer.tokenizer, sampling_params.stop or ())
         if request is None:
             if prompt["type"] != "token":
                 raise ValueError("Images of evaluation suites are not supported. Use a task without images.")
-            ends = {"eos_token_id": [*self._turns.eos_token_ids, *stops]}
-            sampling_params.update_from_generation_config(ends, self._turns.tokenizer.eos_token_id)
+            generation_config = {"eos_token_id": [*self._renderer.eos_token_ids, *stops]}
+            sampling_params.update_from_generation_config(generation_config, self._renderer.tokenizer.eos_token_id)
             async for output in self._stream(prompt_ids, sampling_params, request_id):
                 yield output
             return
-        constrained = sampling_params.structured_outputs is not None or any(
-            (getattr(sampling_params, name) or neutral) != neutral for name, neutral in NEUTRAL.items()
-        )
+        excludes_tokens = any(getattr(sampling_params, name) for name in EXCLUSION_SETTINGS)
+        is_constrained = sampling_params.structured_outputs is not None or excludes_tokens
         if request_id.startswith("resp_"):
-            request_id = request_id.rpartition("_")[0]  # vLLM numbers the rounds of a response, which has one here
-        sampling = request.start_sampling(request_id, prompt_ids, sampling_params.max_tokens or 1, constrained)
+            request_id = request_id.rpartition("_")[0]  # drops the number of the round; a response has one here
+        sampling = request.start_sampling(request_id, prompt_ids, sampling_params.max_tokens or 1, is_constrained)
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *stops))
-        params = _make_policy_params(sampling_params, sampling, constrained)
+        params = _make_policy_params(sampling_params, sampling, is_constrained)
         if request.earlier is not None:
             self._record(request, request.earlier.outputs)
-            again = _copy_output(request.earlier.outputs)
-            again.request_id = request_id
-            yield again
+            repeated = _copy_output(request.earlier.outputs)
+            repeated.request_id = request_id
+            yield repeated
             return
         collected: RequestOutput | None = None
         try:
@@ -260,9 +254,8 @@ class PolicyClient:
     def _decode_answers(self, output: RequestOutput, skip_special_tokens: bool) -> None:
         """Set the text of complete answers: their tokens without the token that ended them."""
         for answer in output.outputs:
-            is_ended = answer.finish_reason == "stop"
-            ids = list(answer.token_ids[: len(answer.token_ids) - is_ended])
-            answer.text = self._engine.renderer.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            ids = answer.token_ids[:-1] if answer.finish_reason == "stop" else answer.token_ids
+            answer.text = self._engine.renderer.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def _record(self, request: Request, output: RequestOutput) -> None:
         assert request.parse_answer is not None
@@ -270,7 +263,8 @@ class PolicyClient:
         for answer in output.outputs:
             completion = build_completion(answer, output)
             content, calls = request.parse_answer(answer.text, list(answer.token_ids))
-            text, marks = self._turns.decode(ids := answer.token_ids), self._turns.marks.find(request.prompt_ids, ids)
+            text = self._renderer.decode(answer.token_ids)
+            marks = self._renderer.marks.find(request.prompt_ids, answer.token_ids)
             answers.append(Answer(request, completion, text, content, calls, marks=marks))
         request.record_answers(answers, output)
 
@@ -287,23 +281,23 @@ def _set_tool_constraints(request: Any) -> None:
             function.strict = not is_free
 
 
-def _make_policy_params(asked: SamplingParams, sampling: Sampling, is_constrained: bool) -> SamplingParams:
-    """Return the policy's sampling settings, with the settings of a request that the policy permits."""
-    kept = {name: getattr(asked, name) for name in KEPT}
-    kept["stop"] = [*(asked.stop or ()), *sampling.stop]
-    kept["include_stop_str_in_output"] |= sampling.includes_stop
+def _make_policy_params(requested: SamplingParams, sampling: Sampling, is_constrained: bool) -> SamplingParams:
+    """Return the policy's sampling settings, with those settings of a request that a client may choose."""
+    chosen = {name: getattr(requested, name) for name in CLIENT_SETTINGS}
+    chosen["stop"] = [*(requested.stop or ()), *sampling.stop]
+    chosen["include_stop_str_in_output"] |= sampling.includes_stop
     if is_constrained:
-        kept |= {name: getattr(asked, name) for name in ("structured_outputs", *NEUTRAL)}
+        chosen |= {name: getattr(requested, name) for name in ("structured_outputs", *EXCLUSION_SETTINGS)}
     return make_sampling_params(
         sampling,
-        **kept,
-        stop_token_ids=[*(asked.stop_token_ids or ()), *sampling.stop_token_ids],
-        logprobs=asked.logprobs or 0,
-        flat_logprobs=asked.logprobs is None,
+        **chosen,
+        stop_token_ids=[*(requested.stop_token_ids or ()), *sampling.stop_token_ids],
+        logprobs=requested.logprobs or 0,
+        flat_logprobs=requested.logprobs is None,
         # vLLM decodes token by token, which is slow. PolicyClient decodes answers that are sent as a whole.
-        detokenize=bool(kept["stop"])
-        or asked.logprobs is not None
-        or asked.output_kind != RequestOutputKind.FINAL_ONLY,
+        detokenize=bool(chosen["stop"])
+        or requested.logprobs is not None
+        or requested.output_kind != RequestOutputKind.FINAL_ONLY,
     )
 
 

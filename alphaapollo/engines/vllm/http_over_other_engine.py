@@ -25,7 +25,7 @@ NEUTRAL_PENALTIES = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty":
 UNSUPPORTED = ("structured_outputs", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens")
 
 AnswerFunction = Callable[[list[int], HttpSampling, str], Awaitable[HttpAnswer]]
-"""Engine.answer_http."""
+"""Signature of Engine.answer_http."""
 
 
 class FrontEnd:
@@ -124,11 +124,12 @@ class OtherEngine(FrontEnd):
             is_ended_by_token = token_ids[-1] in params.all_stop_token_ids
         else:
             is_ended_by_token = answer.completion.stop_reason is StopReason.STOP and not stop
-        shown = token_ids[: len(token_ids) - is_ended_by_token]
+        shown = token_ids[:-1] if is_ended_by_token else token_ids
         text: str = self.renderer.tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens)
         if stop is None:
-            stops = [] if is_ended_by_token else [each for each in read_stop_strings(params) if each in text]
-            stop = min(stops, key=lambda each: text.index(each) + len(each), default="")  # the first complete one
+            candidates = () if is_ended_by_token else read_stop_strings(params)
+            found = [string for string in candidates if string in text]
+            stop = min(found, key=lambda string: text.index(string) + len(string), default="")  # the first complete one
         return (cut_at_stop(text, [stop], params.include_stop_str_in_output) if stop else text), stop
 
     def _make_logprobs(self, position: dict[int, float]) -> dict[int, Any]:

@@ -89,8 +89,8 @@ class ChatImages:
     sent: dict[str, EncodedImage]  # images by digest
 
     def add_digests(self, conversation: list[Any]) -> list[Any]:
-        """Replace the content of parsed messages with images by parts with digests. vLLM drops them when it parses
-        `messages`, but two chats with different images are different."""
+        """Give parsed messages with images the parts with digests again. vLLM drops the digests when it parses
+        `messages`, but they distinguish chats with different images."""
         assert len(conversation) == len(self.messages)
         triples = zip(conversation, self.messages, self.images, strict=True)
         return [{**parsed, "content": sent["content"]} if images else parsed for parsed, sent, images in triples]
@@ -104,13 +104,14 @@ class ChatImageReader:
     allow_urls: bool  # download http(s) URLs
 
     async def read(self, messages: list[Any]) -> ChatImages:
-        """Prepare the images of a chat. Raises ValueError if one is not usable, or the policy reads none."""
-        contents = [message.get("content") if isinstance(message, dict) else None for message in messages]
+        """Prepare the images of a chat. Raises ValueError if an image is unusable, or if the policy reads no images."""
         replaced, images, sent = list(messages), list[tuple[ImageInput, ...]](), dict[str, EncodedImage]()
-        for index, content in enumerate(contents):
+        for index, message in enumerate(messages):
+            content = message.get("content") if isinstance(message, dict) else None
+            received_parts = content if isinstance(content, list) else []
             prepared: list[ImageInput] = []
             parts: list[Any] = []
-            for part in content if isinstance(content, list) else ():
+            for part in received_parts:
                 if isinstance(part, dict) and IMAGE_URL in part:
                     encoded_image, image = await asyncio.to_thread(self._prepare, part[IMAGE_URL])
                     prepared.append(image)
@@ -118,7 +119,7 @@ class ChatImageReader:
                     part = {"type": IMAGE_PART, IMAGE_PART: None, "uuid": image.digest}
                 parts.append(part)
             if prepared:
-                replaced[index] = {**messages[index], "content": parts}
+                replaced[index] = {**message, "content": parts}
             images.append(tuple(prepared))
         return ChatImages(replaced, images, sent)
 

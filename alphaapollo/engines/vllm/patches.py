@@ -3,7 +3,7 @@
 record_digest_before_packing CPU: record the digest of each weight when vLLM packs it for its kernel
 repack_experts_on_each_load  CPU: pack expert weights again after each weight sync
 pad_single_row               CPU: results of a sequence do not depend on the batch size
-skip_base_rows               CPU: requests without an adapter, in a batch with adapters, do not get the last one
+skip_base_rows               CPU: in a batch with adapters, requests without an adapter do not get that of the last slot
 use_fused_kernels            CPU: RMS norms and SwiGLU are one kernel each, which vLLM has but uses on GPUs only
 return_untruncated_logprobs  log-probs of sampled tokens are computed before top-p and top-k
 """
@@ -20,7 +20,7 @@ import torch
 from alphaapollo.engines.vllm.settings import is_triton_interpreted
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, select_rank_parts
 
-PACKED_DIGEST = "alphaapollo_packed_digest"
+PACKED_DIGEST = "alphaapollo_packed_digest"  # attribute of a layer: digest of the weight that vLLM packed
 
 
 def patch_vllm() -> None:
@@ -116,7 +116,7 @@ def pad_single_row(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 def use_fused_kernels() -> None:
     """Compute RMS norms and SwiGLU with vLLM's CPU kernels instead of several operations of torch each. For a model of
-    135M parameters, those took a fifth of the time of a decoding step of 128 sequences."""
+    135M parameters, these operations took a fifth of the time of a decoding step of 128 sequences."""
     from vllm import _custom_ops as ops
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.layernorm import RMSNorm

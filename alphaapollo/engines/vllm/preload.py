@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from alphaapollo.engines.process import LOG, redirect_output_to_file
+from alphaapollo.engines.process import LOG_VARIABLE, redirect_output_to_file
 from alphaapollo.engines.vllm.process import CORE_MODULES
 from alphaapollo.engines.vllm.settings import register_triton_interpreter
 from alphaapollo.utils.imports import pause_gc
@@ -17,7 +17,7 @@ from alphaapollo.utils.imports import pause_gc
 UNUSED = ("cv2", "opentelemetry.exporter", "ray", "scipy")  # vLLM's imports for videos, traces, Ray and audio
 
 os.setsid()  # signals to the process group of a command are for its driver, which ends the engines
-redirect_output_to_file(os.environ[LOG])
+redirect_output_to_file(os.environ[LOG_VARIABLE])
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # share_fork_server blocks it
 register_triton_interpreter()
 sys.modules.update(dict.fromkeys(UNUSED))  # type: ignore[arg-type]  # None: imports fail as if it were not installed

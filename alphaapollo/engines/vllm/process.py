@@ -4,8 +4,7 @@
 
 On a CPU the core is forked from the fork server, and the ranks from the core, so that vLLM is imported only once, which
 takes seconds. A command starts the server before its workers (launch/early_imports.py). On GPUs, vLLM's default start
-method is used.
-"""
+method is used."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
-from alphaapollo.engines.process import LOG, set_up_engine_process
+from alphaapollo.engines.process import LOG_VARIABLE, set_up_engine_process
 from alphaapollo.processes.allocator import keep_freed_memory
 from alphaapollo.processes.fork_server import ForkedContext, ForkedProcess, share_fork_server, start_fork_server
 
@@ -40,7 +39,7 @@ class EngineProcess(ForkedProcess):
         from vllm.v1.executor import multiproc_executor
 
         if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0":  # no ranks to stop
-            EngineCoreProc.shutdown = lambda self: None  # frees memory for a second, although this process ends
+            EngineCoreProc.shutdown = lambda self: None  # it would free memory for a second before this process ends
         tqdm.set_lock(threading.RLock())  # tqdm's default is a named semaphore, which remains after a kill
         multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
@@ -60,4 +59,4 @@ def start_engine_fork_server(environment: Mapping[str, str]) -> EngineContext:
 
 def share_engine_fork_server(environment: Mapping[str, str]) -> AbstractContextManager[None]:
     """Context manager that lets the fork server import vLLM before the run starts (share_fork_server)."""
-    return share_fork_server(PRELOAD_MODULE, CORE_MODULES, {**environment, LOG: os.devnull})
+    return share_fork_server(PRELOAD_MODULE, CORE_MODULES, {**environment, LOG_VARIABLE: os.devnull})

@@ -1,5 +1,5 @@
-"""Translate an EngineSpec into vLLM's environment variables, engine arguments and server command, sampling settings to
-vLLM's, and vLLM's outputs to completions and tool calls."""
+"""Convert settings and results between the project and vLLM: an EngineSpec to environment variables, engine arguments
+and the command of a server; Sampling to SamplingParams; vLLM's outputs to completions and tool calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MIDDLEWARE = "alphaapollo.engines.vllm.middleware.drop_empty_tools"
 EXTENSION = "alphaapollo.engines.vllm.extension.WorkerExtension"
 SHARED_MEMORY = "shared_memory"  # name of the weight transfer that extension.py registers with vLLM
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; other ranks are padded to the next one
-CACHED_ADAPTERS = 16  # adapters in host memory, of which an engine applies the last used ones; others are loaded again
+CACHED_ADAPTERS = 16  # adapters that vLLM keeps in host memory; it loads others again when requests need them
 WITHOUT_MIXED_WINDOWS = ("qwen2_moe",)  # families with a window in some layers, which vLLM computes wrongly
 MAX_LOGPROBS = 20  # log-probs per token that clients of the HTTP API may request, as in OpenAI's API
 RANDOM_SEED = 0  # engine seed; every request has its own seed
@@ -123,8 +123,8 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
         "skip_mm_profiling": spec.device == "cpu",
     }
     if spec.transport == "adapter":  # LoRA adapters on top of the loaded weights
-        max_rank, count = next(size for size in LORA_RANKS if size >= spec.lora_rank), spec.rollout.max_loras
-        cached = max(count, CACHED_ADAPTERS)
+        max_rank = next(rank for rank in LORA_RANKS if rank >= spec.lora_rank)
+        count, cached = spec.rollout.max_loras, max(spec.rollout.max_loras, CACHED_ADAPTERS)
         arguments |= {"enable_lora": True, "max_loras": count, "max_cpu_loras": cached, "max_lora_rank": max_rank}
     else:
         arguments["weight_transfer_config"] = {"backend": spec.transport}
@@ -174,7 +174,7 @@ def build_server_command(
 
 
 def build_exclusion_flags(spec: EngineSpec) -> list[str]:
-    """Return the flags by which the server never samples tokens that an engine excludes."""
+    """Return the flags that keep the server from sampling the tokens that an engine excludes."""
     return ["--logits-processors", EXCLUDED_TOKENS] if spec.find_excluded_ids() else []
 
 
@@ -200,8 +200,7 @@ TRITON_INTERPRETER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 
 vLLM returns routed experts only through its V2 model runner, which needs Triton. The released Triton has no CPU
 backend, so register_triton_interpreter registers one that interprets the few kernels of that runner, slowly. The kernel
-for top-k and top-p cannot be interpreted; patches.py replaces it by PyTorch code.
-"""
+for top-k and top-p cannot be interpreted; patches.py replaces it by PyTorch code."""
 
 
 def is_triton_interpreted() -> bool:
@@ -237,7 +236,7 @@ def make_sampling_params(sampling: Sampling, **changes: object) -> SamplingParam
 
 
 def raise_value_errors(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Decorator that raises vLLM's errors about a request, which only vLLM's servers know, as ValueError."""
+    """Decorator that turns vLLM's error about an invalid request into a ValueError."""
 
     @wraps(method)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -261,8 +260,8 @@ def make_lora_request(adapter: Adapter, replaces: bool = False) -> LoRARequest |
 
 
 def build_completion(answer: CompletionOutput, output: RequestOutput) -> Completion:
-    """Build the completion of a finished request. With a LoRA adapter, which a request keeps, the weight version is the
-    adapter's."""
+    """Build the completion of a finished request. A request keeps its LoRA adapter, if it has one, so that the weight
+    version is the adapter's."""
     assert answer.weight_versions is not None and answer.logprobs is not None
     *earlier, (version, _) = [(int(span.version), span.end - span.start) for span in answer.weight_versions]
     if output.lora_request is not None:
@@ -281,12 +280,12 @@ def build_completion(answer: CompletionOutput, output: RequestOutput) -> Complet
 def build_http_answer(output: RequestOutput) -> HttpAnswer:
     """Build the answer to a request for one completion, with all log-probs that it asked for."""
     (answer,) = output.outputs
-    found = [{token: one.logprob for token, one in position.items()} for position in answer.logprobs or ()]
+    sampled = [{token: entry.logprob for token, entry in position.items()} for position in answer.logprobs or ()]
     prompt = [
-        {token: one.logprob for token, one in (position or {}).items()} for position in output.prompt_logprobs or ()
+        {token: entry.logprob for token, entry in (position or {}).items()} for position in output.prompt_logprobs or ()
     ]
     stop = answer.stop_reason if isinstance(answer.stop_reason, str) else ""
-    return HttpAnswer(build_completion(answer, output), stop, found, prompt[1:])
+    return HttpAnswer(build_completion(answer, output), stop, sampled, prompt[1:])
 
 
 def read_flat_logprobs(logprobs: FlatLogprobs, token_ids: Sequence[int]) -> list[float]:
@@ -296,8 +295,9 @@ def read_flat_logprobs(logprobs: FlatLogprobs, token_ids: Sequence[int]) -> list
 
 
 def _read_logprobs(logprobs: SampleLogprobs, token_ids: Sequence[int]) -> list[float]:
-    """Return the log-probs of the sampled tokens. If a client requested other tokens too, each has a dict."""
-    if hasattr(logprobs, "token_ids"):
+    """Return the log-probs of the sampled tokens. If a client requested those of other tokens, each position has a
+    dict."""
+    if hasattr(logprobs, "token_ids"):  # FlatLogprobs
         return read_flat_logprobs(logprobs, token_ids)
     return [choices[token].logprob for choices, token in zip(logprobs, token_ids, strict=True)]
 
@@ -319,8 +319,7 @@ def list_tool_parsers() -> list[str]:
 def make_vllm_tool_parser(name: str, renderer: ToolRenderer) -> Callable[[str], list[ToolCall]]:
     """Build a thread-safe function that extracts the tool calls from the text of a completion without its thoughts.
 
-    Raises ValueError if vLLM has no parser `name`, or if the parser does not work with the renderer's tokenizer.
-    """
+    Raises ValueError if vLLM has no parser `name`, or if the parser does not work with the renderer's tokenizer."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tokenizers.hf import get_cached_tokenizer
     from vllm.tool_parsers import ToolParserManager

@@ -7,8 +7,7 @@ word by word. A word is an integer with the bits of one element, so NaN payloads
       read(folder, id of the version in the copy)  ->   compares the files with those of this version
       applies the changes                          <-   SentFiles
 
-The changes name the version that they are relative to. A copy of any other version gets complete files.
-"""
+The changes name the version that they are relative to. A copy of any other version gets complete files."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-BLOCK = 1 << 16  # words of a block, in which 16 bits are a position
+BLOCK = 1 << 16  # words of a block, so that the position of a word in it has 16 bits
 _CHUNK = 4 * BLOCK  # words that are compared at a time; they fit into a core's cache
 
 
@@ -101,9 +100,11 @@ class WeightCopy:
         return self._path
 
     def _write(self, sent: SentFiles, target: Path) -> None:
-        for old in self.folder.iterdir() if self.folder.is_dir() else ():
-            if old != self._path or not (sent.base_id or self.keeps_last):
-                shutil.rmtree(old)
+        keeps_last = self.keeps_last or bool(sent.base_id)
+        earlier_copies = [*self.folder.iterdir()] if self.folder.is_dir() else []
+        for copy in earlier_copies:
+            if copy != self._path or not keeps_last:
+                shutil.rmtree(copy)
         if sent.base_id and self._path:
             self._path.rename(target)
         target.mkdir(parents=True, exist_ok=True)

@@ -74,14 +74,14 @@ def select_rank_parts(layer: Any, parameter_name: str, tensor: torch.Tensor, tp_
     """Yield the part of a parameter of an engine's layer that this tensor-parallel rank adds to the digest, so that no
     element counts twice: the rank's shard of a sharded parameter, and a replicated parameter on rank 0 only. The
     layers of vLLM and SGLang have the same names."""
-    classes = {kind.__name__ for kind in type(layer).__mro__}
-    sharded = getattr(layer, "tp_size", 1) > 1 and (
-        bool(classes & {"ColumnParallelLinear", "VocabParallelEmbedding"})
-        or ("RowParallelLinear" in classes and parameter_name == "weight")
+    class_names = {base.__name__ for base in type(layer).__mro__}
+    is_sharded = getattr(layer, "tp_size", 1) > 1 and (
+        bool(class_names & {"ColumnParallelLinear", "VocabParallelEmbedding"})
+        or ("RowParallelLinear" in class_names and parameter_name == "weight")
     )
-    if "QKVParallelLinear" in classes and sharded and layer.tp_rank % layer.num_kv_head_replicas:
+    if "QKVParallelLinear" in class_names and is_sharded and layer.tp_rank % layer.num_kv_head_replicas:
         yield tensor[: layer.num_heads * layer.head_size]  # another rank counts the replicated key and value heads
-    elif sharded or classes & {"RoutedExperts", "FusedMoE"} or tp_rank == 0:
+    elif is_sharded or class_names & {"RoutedExperts", "FusedMoE"} or tp_rank == 0:
         yield tensor
 
 

@@ -28,8 +28,7 @@ Bucket = dict[str, torch.Tensor]
 class SharedMemorySender:
     """Weight sender that writes each version of the weights to a folder in shared memory.
 
-    If engines on other nodes have read a version, its files are kept, and the next version is compared with them.
-    """
+    If engines on other nodes have read a version, its files are kept, and the next version is compared with them."""
 
     folder: str | Path  # below /dev/shm, belongs to one run on one node
     dtype: torch.dtype  # dtype of the engine's weights, to which tensors are cast
@@ -43,7 +42,7 @@ class SharedMemorySender:
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         """Write the tensors to files (see WeightSender). Raises ValueError if shared memory is too small."""
         if not self.is_writer:
-            for _ in tensors:
+            for _ in tensors:  # gathers them
                 pass
             return None
         self.release_sent_weights()
@@ -67,10 +66,11 @@ class SharedMemorySender:
         return sum(digest.result() for digest in digests)
 
     def read_files(self, folder: str, base_id: str = "") -> SentFiles:
-        """Return the files of the sent folder, e.g. `v7`, for an engine on another node, or their changes if its node
-        has the version `base_id` and they are smaller."""
-        source, self._is_read = Path(self.folder, folder), True
-        paths, base_id = [*source.iterdir()], base_id if base_id == self._base_id else ""
+        """Return the files of the sent folder, e.g. `v7`, for an engine on another node. If `base_id`, the version that
+        its node has, is the one that this sender kept, changes replace the files that are larger."""
+        self._is_read = True
+        paths = [*Path(self.folder, folder).iterdir()]
+        base_id = base_id if base_id == self._base_id else ""
         if base_id and not self._changes:
             compare = lambda path: find_changes(path, self._base_folder / path.name, self.dtype.itemsize)  # noqa: E731
             with ThreadPoolExecutor() as pool:
@@ -80,7 +80,8 @@ class SharedMemorySender:
         return SentFiles(self._sent_id, base_id, files)
 
     def release_sent_weights(self) -> None:
-        if not self.is_writer or (self._base_id and not self._sent):  # the files that remain are the base
+        """Remove the sent files. If engines on other nodes have read them, keep them to find the next changes."""
+        if not self.is_writer or (self._base_id and not self._sent):  # only the base is left
             return
         shutil.rmtree(self._base_folder, ignore_errors=True)
         if self._sent and self._is_read and has_space_for_copy(self._sent):
@@ -99,14 +100,14 @@ class SharedMemorySender:
 class SharedAdapterSender(SharedMemorySender):
     """Weight sender that writes a LoRA adapter as a peft folder, for engines with rollout.lora=adapter.
 
-    A folder is kept until the next one is complete, because an engine may load its adapter again.
-    """
+    A folder is kept until the next one is complete, because an engine may load its adapter again."""
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightUpdate | None:
         update = super().send(tensors, version)
-        for folder in Path(self.folder).iterdir() if update else ():
-            if update and folder.name != update.folder:
-                shutil.rmtree(folder)
+        if update is not None:
+            for folder in Path(self.folder).iterdir():
+                if folder.name != update.folder:
+                    shutil.rmtree(folder)
         return update
 
     def _write_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]], folder: Path) -> int:
@@ -122,8 +123,7 @@ def write_adapter_files(
     """Write a LoRA adapter in peft's format, and return its digest.
 
     The tensors are A and B of every adapted layer, named as in peft's files. B is already multiplied by the adapter's
-    scale, so the engine loads exactly the numbers in the files, and a digest can verify them.
-    """
+    scale, so the engine loads exactly the numbers in the files, and a digest can verify them."""
     adapter = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in tensors}
     write_safetensors(adapter, folder / "adapter_model.safetensors")
     layers = sorted({name.split(".")[-3] for name in adapter})  # ...q_proj.lora_A.weight

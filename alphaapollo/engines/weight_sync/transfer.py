@@ -4,8 +4,7 @@ engines share, e.g. vllm_transfer.py.
     start_weight_update -> for each bucket of tensors: update_weights -> finish_weight_update
 
 A full copy of the weights would not fit into memory, so a bucket is sent at a time, but the engines see a single weight
-update.
-"""
+update."""
 
 from __future__ import annotations
 
@@ -84,10 +83,10 @@ class TransferSender:
         thread = ThreadPoolExecutor(1, initializer=torch.accelerator.set_device_index, initargs=(device,))
         sending = thread.submit(call)
         thread.shutdown(wait=False)
-        ends: list[Future[Any]] = [sending, self.client.failed]
-        wait(ends, TRANSFER_SECONDS, return_when=FIRST_COMPLETED)
+        outcomes: list[Future[Any]] = [sending, self.client.failed]
+        wait(outcomes, TRANSFER_SECONDS, return_when=FIRST_COMPLETED)
         if self.client.failed.done():
-            self.client.failed.result()
+            self.client.failed.result()  # raises the engine's error
         if not sending.done():
             raise TimeoutError(
                 f"an engine did not join the weight transfer within {TRANSFER_SECONDS:.0f} s. See its log in the run's "
@@ -104,7 +103,7 @@ def read_allocator_settings() -> str:
 @contextmanager
 def without_expandable_segments() -> Iterator[None]:
     """Context manager in which torch allocates no expandable segments, which other processes can map over CUDA IPC only
-    with a privilege that containers lack. torch resets what a new configuration leaves out, so it gets all of it."""
+    with a privilege that containers lack. torch resets all settings that a new configuration does not name."""
     configured = read_allocator_settings()
     changed = EXPANDABLE.sub(r"\1False", configured)
     if changed == configured:

@@ -101,4 +101,7 @@ def assign_weight_writers(rank_nodes: Sequence[str], engine_nodes: Collection[st
     """Choose the first training rank of each node with engines to write the weights for these engines, and rank 0 if
     there are engines on other nodes. Returns for each rank the node for which it writes, or None."""
     nodes = {*engine_nodes, *rank_nodes[:1]} if set(engine_nodes) - set(rank_nodes) else engine_nodes
-    return [node if node in nodes and node not in rank_nodes[:rank] else None for rank, node in enumerate(rank_nodes)]
+    first_ranks = [node not in rank_nodes[:rank] for rank, node in enumerate(rank_nodes)]
+    return [
+        node if is_first and node in nodes else None for node, is_first in zip(rank_nodes, first_ranks, strict=True)
+    ]

@@ -4,8 +4,7 @@ There are three checks. The digest covers every parameter, but misses a layer th
 (tied embeddings on vLLM's CPU engine). The log-prob probe of a few tokens detects such layers, but does not depend on
 every parameter. For a vision-language model, an image precedes these tokens, so that the probe also detects image
 features that an engine computed with earlier weights. A few tokens that the engine samples after the probe detect what
-changes only sampling, e.g. a KV cache of lower precision.
-"""
+changes only sampling, e.g. a KV cache of lower precision."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from alphaapollo.types import ImageInput, Sampling
 # with one stale layer. bfloat16: about 0.02 from rounding alone, depending on the model; above 0.1,
 # observability/advice.py logs a warning.
 PROBE_TOLERANCE_FLOAT32 = 5e-5
-PROBE_TOLERANCE_BFLOAT16 = 1.0  # of the first sync, whose difference limits that of later ones
-SAMPLE_TOLERANCE_BFLOAT16 = 0.2  # at least; the mean over SAMPLED_TOKENS varies more than that over the probe
+PROBE_TOLERANCE_BFLOAT16 = 1.0  # of the first sync; tighten_tolerance lowers it for later syncs
+SAMPLE_TOLERANCE_BFLOAT16 = 0.2  # lower limit; a mean over SAMPLED_TOKENS varies more than one over the probe
 SAMPLED_TOKENS = 8
 MAX_PROBE_LOGPROB = 1e4  # limit of |log-prob| in nats; a uniform distribution over a million tokens has 14
 
@@ -79,7 +78,7 @@ def check_weight_receipts(update: WeightUpdate, receipts: Sequence[WeightReceipt
 def check_probe_finite(logprobs: Sequence[float], version: int) -> None:
     """Raise FloatingPointError if the trainer's log-prob of a probe token is non-finite or above MAX_PROBE_LOGPROB."""
     worst = max(logprobs, key=lambda value: abs(value) if math.isfinite(value) else math.inf)
-    if not abs(worst) <= MAX_PROBE_LOGPROB:
+    if not abs(worst) <= MAX_PROBE_LOGPROB:  # also true for NaN
         raise FloatingPointError(
             f"the policy's weights are corrupt: a test token has log-prob {worst:g}. Weight version {version} was "
             "neither sent to the engines nor saved. Run the same command with a lower "
@@ -97,15 +96,17 @@ def tighten_tolerance(tolerance: float, first_difference: float) -> float:
 def check_probe_log_probs(
     trainer_logprobs: Sequence[Sequence[float]], engine_logprobs: Sequence[Sequence[float]], tolerance: float, text: str
 ) -> float:
-    """Compare log-probs of trainer and engines, one list per engine. `text` names their tokens in the error. Returns
-    the mean absolute difference of the worst engine, in nats. Raises WeightSyncError if it exceeds `tolerance`."""
+    """Compare log-probs of trainer and engines, one list per engine. Returns the mean absolute difference of the worst
+    engine, in nats. Raises WeightSyncError if it exceeds `tolerance`. text: name of the compared tokens in the error.
+    """
     pairs = zip(trainer_logprobs, engine_logprobs, strict=True)
-    gaps = np.array([np.abs(np.subtract(ours, theirs)).mean() for ours, theirs in pairs])
-    worst = float(gaps.max())
+    differences = np.array([np.abs(np.subtract(trainer, engine)).mean() for trainer, engine in pairs])
+    worst = float(differences.max())
     if not worst <= tolerance:  # also true if `worst` is NaN, which numpy's max and argmax find
         raise WeightSyncError(
-            f"after a weight sync, the log-probs of engine {gaps.argmax()} differ from the trainer's by {worst:.2e} "
-            f"nats on average over {text} (tolerance {tolerance:.0e}): the engine received the weights but its forward "
-            "pass uses others, or an argument in rollout.engine_kwargs changes it. Resume from the last checkpoint."
+            f"after a weight sync, the log-probs of engine {differences.argmax()} differ from the trainer's by "
+            f"{worst:.2e} nats on average over {text} (tolerance {tolerance:.0e}): the engine received the weights but "
+            "its forward pass uses others, or an argument in rollout.engine_kwargs changes it. Resume from the last "
+            "checkpoint."
         )
     return worst

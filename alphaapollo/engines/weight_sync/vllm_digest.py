@@ -13,21 +13,20 @@ def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -
     """Compute this tensor-parallel rank's part of the digest of the weights that a vLLM model computes with.
 
     packed_digest_attribute: layer attribute with a future of the weight's digest, computed before vLLM packed the
-    weight. If a layer also keeps the unpacked weight (tied embeddings), the result changes if their digests differ.
-    """
+    weight. If a layer also keeps the unpacked weight (tied embeddings), the result changes if their digests differ."""
     from vllm.distributed import get_tensor_model_parallel_rank
 
     tp_rank = get_tensor_model_parallel_rank()
-    packed = 0  # difference that packed copies make
-    live: dict[int, torch.Tensor] = {}  # summed hashes by parameter id; layers may share a parameter
+    packing_change = 0  # sum of (digest of the packed weight - digest of the unpacked one)
+    hash_sums: dict[int, torch.Tensor] = {}  # by parameter id, because layers may share a parameter
     for layer in model.modules():
         for name, parameter in layer.named_parameters(recurse=False):
-            if id(parameter) not in live:
+            if id(parameter) not in hash_sums:
                 parts = select_rank_parts(layer, name, parameter, tp_rank)
-                live[id(parameter)] = sum_hashes(parts if parameter.numel() else ()).to(parameter.device)
+                hash_sums[id(parameter)] = sum_hashes(parts if parameter.numel() else ()).to(parameter.device)
             if name == "weight" and hasattr(layer, packed_digest_attribute):
-                packed += getattr(layer, packed_digest_attribute).result() - int(live[id(parameter)])
-    return (packed + int(torch.stack([*live.values()]).sum())) % MODULUS
+                packing_change += getattr(layer, packed_digest_attribute).result() - int(hash_sums[id(parameter)])
+    return (packing_change + int(torch.stack([*hash_sums.values()]).sum())) % MODULUS
 
 
 def compute_adapter_digest(model: torch.nn.Module, slot: int) -> int:

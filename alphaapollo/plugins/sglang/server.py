@@ -206,13 +206,13 @@ class SglangEngine(Engine):
     # GPU memory shared with the trainer. Paused requests are in the queue, without a KV cache.
 
     async def free_memory(self, parts: frozenset[MemoryPart]) -> None:
-        if not self.is_paused and not self.asleep:
+        if not self.is_paused and not self.freed_parts:
             await self._manager.pause_generation(self._io.PauseGenerationReqInput(mode="retract"))
         await self._manager.release_memory_occupation(self._io.ReleaseMemoryOccupationReqInput(tags=sorted(parts)))
 
     async def allocate_memory(self, part: MemoryPart) -> None:
         await self._manager.resume_memory_occupation(self._io.ResumeMemoryOccupationReqInput(tags=[part]))
-        if self.asleep == {part} and not self.is_paused:
+        if self.freed_parts == {part} and not self.is_paused:
             await self._manager.continue_generation(self._io.ContinueGenerationReqInput())
 
     async def apply_weights(self, version: int) -> WeightReceipt:

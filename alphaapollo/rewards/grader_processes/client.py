@@ -7,8 +7,7 @@ graded by a new process. A timeout is not retried. If a built-in grader fails on
 answer to the same prompt, the completion is at fault, and its score is 0. There are reward.num_workers slots. A
 completion that is slow to grade gives up its slot, so that it does not delay other completions. An async reward
 function has one process, which grades MAX_OVERLAPPING completions at the same time. A function that takes lists gets
-the completions of a CompletionGroup in one call. Judges run in this process, because they call no code of users.
-"""
+the completions of a CompletionGroup in one call. Judges run in this process, because they call no code of users."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ WORKER = "alphaapollo.rewards.grader_processes.worker"
 SLOW_SECONDS = 0.5  # seconds after which a completion counts as slow
 MAX_SLOW = 8  # slow completions that do not count towards reward.num_workers
 MAX_OVERLAPPING = 64  # completions that an async reward function grades at the same time
-GradedInput = tuple[str | None, Sequence[Turn], Mapping[str, Score]]
+GraderInput = tuple[str | None, Sequence[Turn], Mapping[str, Score]]
 """Text (None: the answer made from the ground truth), turns and the scores of judges of a completion."""
 
 
@@ -64,7 +63,7 @@ class RewardClient:
         self.render: Callable[[Prompt], str] = get_question  # text of a prompt for OpenRLHF's functions
         self.max_steps = 0  # iterations of the run, for functions of TRL
         self.fails_incomplete = False  # whether a score that lacks a component is a failure
-        self.loaded = LoadReport()  # the functions; known once a process has started
+        self.loaded = LoadReport()  # functions that the processes load; empty until the first one has started
         self._slots = asyncio.Semaphore(reward.num_workers)
         self._slow_slots = asyncio.Semaphore(MAX_SLOW)
         self._processes: set[ProcessHost] = set()
@@ -88,34 +87,34 @@ class RewardClient:
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
         """Score one completion. Never raises: after a timeout or MAX_ATTEMPTS failures, it is GRADER_FAILED, or
-        WRONG_FORMAT if the completion is at fault. `turns`: of the episode; empty: the text is the only turn."""
+        WRONG_FORMAT if the completion is at fault. turns: those of the episode; empty if the text is the only turn."""
         try:
             with exclude_from_time_limit():
-                judged = await self._ask_judges(prompt, add_marks(text, turns))
+                verdicts = await self._ask_judges(prompt, add_marks(text, turns))
         except ValueError as error:
             return make_failed_score(str(error))
-        if TASK in judged and not (self._reward.components or self._reward.required):
-            return judged[TASK]
-        group, completion = CompletionGroup.current.get(), (text, turns, judged)
+        if TASK in verdicts and not (self._reward.components or self._reward.required):
+            return verdicts[TASK]
+        group, completion = CompletionGroup.current.get(), (text, turns, verdicts)
         if group and self.loaded.takes_groups:
             score = await group.grade(completion, partial(self._grade_group, prompt))
         else:
             (score,) = await self._try_grading(prompt, [completion])
-        is_built_in = not (TASK in judged or self._custom.path or self._reward.custom_module)
-        if score.outcome.failed and is_built_in and await self._can_grade(prompt, turns, judged):
-            judged_wrong = judged | {TASK: make_wrong_format_score(score.reason)}
-            (score,) = await self._try_grading(prompt, [(text, turns, judged_wrong)])
+        is_built_in = not (TASK in verdicts or self._custom.path or self._reward.custom_module)
+        if score.outcome.failed and is_built_in and await self._can_grade(prompt, turns, verdicts):
+            wrong_format = verdicts | {TASK: make_wrong_format_score(score.reason)}
+            (score,) = await self._try_grading(prompt, [(text, turns, wrong_format)])
         if score.skipped_components and self.fails_incomplete:
             return make_failed_score(f"{', '.join(score.skipped_components)}: NaN or infinite. Return a finite number.")
-        return replace(score, judge_usage=sum((verdict.judge_usage for verdict in judged.values()), JudgeUsage()))
+        return replace(score, judge_usage=sum((verdict.judge_usage for verdict in verdicts.values()), JudgeUsage()))
 
-    async def _can_grade(self, prompt: Prompt, turns: Sequence[Turn], judged: dict[str, Score]) -> bool:
+    async def _can_grade(self, prompt: Prompt, turns: Sequence[Turn], verdicts: dict[str, Score]) -> bool:
         """Return whether the grader works for an ordinary answer to the prompt."""
-        (score,) = await self._try_grading(prompt, [(ORDINARY_ANSWER, turns, judged)])
+        (score,) = await self._try_grading(prompt, [(ORDINARY_ANSWER, turns, verdicts)])
         return not score.outcome.failed
 
     async def score_ground_truth(self, prompt: Prompt) -> Score:
-        """Score an answer that the built-in grader makes from the ground truth. Not 1: no answer can be right."""
+        """Score an answer that the built-in grader makes from the ground truth. If not 1, no answer can be right."""
         return (await self._try_grading(prompt, [(None, (), {})]))[0]
 
     async def _ask_judges(self, prompt: Prompt, text: str) -> dict[str, Score]:
@@ -142,28 +141,29 @@ class RewardClient:
         if self._judge and self.policy:
             self._judge.clear_cache()
 
-    async def _grade_group(self, prompt: Prompt, completions: Sequence[GradedInput]) -> list[Score]:
+    async def _grade_group(self, prompt: Prompt, completions: Sequence[GraderInput]) -> list[Score]:
         """Grade completions of a prompt in one call. If all fail, find those that fail alone, and grade the others."""
         scores = await self._try_grading(prompt, completions)
         if len(completions) == 1 or not all(score.outcome.failed for score in scores):
             return scores
         calls = [self._try_grading(prompt, [completion]) for completion in completions]
-        alone = [score for (score,) in await asyncio.gather(*calls)]
-        others = [at for at, score in enumerate(alone) if not score.outcome.failed]
-        if len(others) == len(completions):  # only the call with all of them fails
+        separate_scores = [score for (score,) in await asyncio.gather(*calls)]
+        pairs = zip(completions, separate_scores, strict=True)
+        gradable = [completion for completion, score in pairs if not score.outcome.failed]
+        if len(gradable) == len(completions):  # only the call with all of them fails
             return scores
-        regraded = iter(await self._try_grading(prompt, [completions[at] for at in others]) if others else ())
-        return [score if score.outcome.failed else next(regraded) for score in alone]
+        regraded = iter(await self._try_grading(prompt, gradable) if gradable else ())
+        return [score if score.outcome.failed else next(regraded) for score in separate_scores]
 
-    async def _try_grading(self, prompt: Prompt, completions: Sequence[GradedInput]) -> list[Score]:
+    async def _try_grading(self, prompt: Prompt, completions: Sequence[GraderInput]) -> list[Score]:
         """Grade completions of a prompt, at most MAX_ATTEMPTS times, in one request."""
-        count, judged = len(completions), [scores for _, _, scores in completions]
+        count, verdicts = len(completions), [scores for _, _, scores in completions]
         try:
             episodes = [self._make_episode(prompt, text, turns) for text, turns, _ in completions]
-            request = pickle.dumps((prompt, episodes, judged))
+            request = pickle.dumps((prompt, episodes, verdicts))
         except (TypeError, ValueError) as error:
             return [make_failed_score(f"the trajectory cannot be sent to the reward function as JSON: {error}")] * count
-        source = "" if TASK in judged[0] or self._custom.path else prompt.data_source
+        source = "" if TASK in verdicts[0] or self._custom.path else prompt.data_source
         limit = max(count * self._reward.timeout, START_TIMEOUT)
         for _ in range(MAX_ATTEMPTS):
             with exclude_from_time_limit(), HEARTBEAT.record_call("grade", timeout=limit):
@@ -181,16 +181,17 @@ class RewardClient:
         classes that the grader process cannot import. Raises TypeError or ValueError if JSON cannot represent them."""
         if text is None:
             return None
-        loaded, shown, step = self.loaded, [EpisodeTurn(text)], 0
+        loaded, episode_turns, step = self.loaded, [EpisodeTurn(text)], 0
         if turns and loaded.takes_turns:
             records = [
                 [turn.text, turn.observation, turn.reward, turn.valid, turn.info, list(turn.completion.token_ids)]
                 for turn in turns
             ]
-            shown = [EpisodeTurn(*record) for record in json.loads(json.dumps(records, default=to_json_value))]
+            values = json.loads(json.dumps(records, default=to_json_value))
+            episode_turns = [EpisodeTurn(*record) for record in values]
             step = turns[-1].completion.weight_version
         prompt_text = self.render(prompt) if loaded.takes_prompt_text else ""
-        return Episode(text, shown, prompt_text, step, self.max_steps, add_marks(text, turns))
+        return Episode(text, episode_turns, prompt_text, step, self.max_steps, add_marks(text, turns))
 
     async def close(self) -> None:
         """Kill the grader processes. Completions that are being graded get a failed score."""
@@ -213,7 +214,8 @@ class RewardClient:
             report = LoadReport(**json.loads(await process.read_first_reply(START_TIMEOUT)))
         except ProcessError as error:
             path = self._custom.path or self._reward.custom_module
-            raise type(error)(f"{path}: " * bool(path) + f"the grader process does not start: {error}") from error
+            prefix = f"{path}: " if path else ""
+            raise type(error)(f"{prefix}the grader process does not start: {error}") from error
         except BaseException:
             await process.close()
             raise
@@ -227,7 +229,7 @@ class RewardClient:
 
     async def _grade_once(self, request: bytes, data_source: str, count: int) -> tuple[list[Score], bool]:
         """Send a request with `count` completions to a grader process. Returns the scores and whether they are final: a
-        second attempt is useless after scores or a timeout. `data_source`: whose grader it needs; empty: none."""
+        second attempt is useless after scores or a timeout. `data_source`: its grader is needed; empty: none is."""
         slots, timeout, is_async = self._slots, count * self._reward.timeout, self.loaded.is_async
         await slots.acquire()
         try:

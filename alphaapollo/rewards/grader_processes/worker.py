@@ -1,10 +1,9 @@
 """Grader process: python -m alphaapollo.rewards.grader_processes.worker PARENT_PID SETTINGS.
 
-A request is the pickled tuple (prompt, episodes, judged), or the pickled name of a data source, whose grader the
-process then imports. An episode is None for the answer that the built-in grader makes from the ground truth. `judged`:
-scores of judges for each episode. A reply is JSON; the first one is a LoadReport. If the reward function is async,
-requests overlap, and an empty reply is a timeout.
-"""
+A request is the pickled tuple (prompt, episodes, verdicts), or the pickled name of a data source, whose grader the
+process then imports. An episode is None for the answer that the built-in grader makes from the ground truth.
+`verdicts`: scores of judges by name, for each episode. A reply is JSON; the first one is a LoadReport. If the reward
+function is async, requests overlap, and an empty reply is a timeout."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ from alphaapollo.types import Episode, EpisodeTurn, Prompt, Score
 from alphaapollo.utils.user_module import format_error, load_user_module
 
 Episodes = Sequence[Episode | None]
-Judged = Mapping[str, Score]
+Verdicts = Mapping[str, Score]
 
 
 @dataclass(frozen=True)
@@ -103,72 +102,72 @@ class GraderWorker:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    async def _answer(self, number: int, *request: Any) -> None:
+    async def _answer(self, number: int, prompt: Prompt, episodes: Episodes, verdicts: Sequence[Verdicts]) -> None:
         try:
-            async with asyncio.timeout(self._reward.timeout * len(request[1])):
-                reply = await self._grade_async(*request)
+            async with asyncio.timeout(self._reward.timeout * len(episodes)):
+                reply = await self._grade_async(prompt, episodes, verdicts)
         except TimeoutError:
             reply = b"\n"
         self._reply(number, reply)
 
     def _load_reward_functions(self) -> LoadReport:
         """Load the user's reward function and the reward components."""
-        reward, loaded = self._reward, None
+        reward, function = self._reward, None
         if reward.custom_module:
             load_user_module(reward.custom_module, "reward.custom_module")
         if self._custom.path:
-            loaded = self._custom_function = load_reward_function(self._custom)
+            function = self._custom_function = load_reward_function(self._custom)
         check_component_names(reward.components, reward.required)
         components = load_components(reward.components, reward)
         self._components = {
             name: adapt_to_episode(component, name in MARK_READERS) for name, component in components.items()
         }
-        functions: list[Callable[..., object]] = [*([loaded.function] if loaded else []), *components.values()]
+        functions: list[Callable[..., object]] = [*([function.function] if function else []), *components.values()]
         takes_turns = any(map(takes_trajectory, functions))
-        if loaded is None:
+        if function is None:
             return LoadReport(takes_turns=takes_turns)
-        details = loaded.is_async, loaded.columns, loaded.takes_prompt_text, loaded.grade_group is not None
+        details = function.is_async, function.columns, function.takes_prompt_text, function.grade_group is not None
         return LoadReport("", takes_turns, *details)
 
-    def _grade(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged]) -> bytes:
+    def _grade(self, prompt: Prompt, episodes: Episodes, verdicts: Sequence[Verdicts]) -> bytes:
         try:
-            results = self._compute_task_rewards(prompt, episodes, judged)
-            return self._encode_scores(prompt, episodes, judged, results)
+            results = self._compute_task_rewards(prompt, episodes, verdicts)
+            return self._encode_scores(prompt, episodes, verdicts, results)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
             return encode_reply([self._make_failed_score(error)] * len(episodes))
 
-    async def _grade_async(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged]) -> bytes:
+    async def _grade_async(self, prompt: Prompt, episodes: Episodes, verdicts: Sequence[Verdicts]) -> bytes:
         try:
-            results = self._compute_task_rewards(prompt, episodes, judged)
+            results = self._compute_task_rewards(prompt, episodes, verdicts)
             results = await results if isawaitable(results) else results
-            return self._encode_scores(prompt, episodes, judged, results)
+            return self._encode_scores(prompt, episodes, verdicts, results)
         except Exception as error:  # noqa: BLE001 any exception of a reward function becomes a failure with a reason
             return encode_reply([self._make_failed_score(error)] * len(episodes))
 
-    def _encode_scores(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged], results: Any) -> bytes:
-        def make_score(result: object, episode: Episode | None, judged: Judged) -> Score:
+    def _encode_scores(self, prompt: Prompt, episodes: Episodes, verdicts: Sequence[Verdicts], results: Any) -> bytes:
+        def make_score(result: object, episode: Episode | None, verdicts: Verdicts) -> Score:
             try:
                 score = convert_to_score(result)
                 if name := self._custom.accuracy:
                     score = replace(score, accuracy=(score.components | {"reward": score.reward}).get(name))
-                return self._add_components(prompt, episode, judged, score)
+                return self._add_components(prompt, episode, verdicts, score)
             except Exception as error:  # noqa: BLE001 one completion's failure is not that of the others
                 return self._make_failed_score(error)
 
-        return encode_reply([*map(make_score, results, episodes, judged)])
+        return encode_reply([*map(make_score, results, episodes, verdicts)])
 
     def _make_failed_score(self, error: Exception) -> Score:
         path = self._custom.path or self._reward.custom_module
         reason = format_error(error, Path(path).expanduser().resolve() if path else None)
         return make_failed_score(f"the reward function failed: {reason}")
 
-    def _compute_task_rewards(self, prompt: Prompt, episodes: Episodes, judged: Sequence[Judged]) -> Any:
+    def _compute_task_rewards(self, prompt: Prompt, episodes: Episodes, verdicts: Sequence[Verdicts]) -> Any:
         """Return a list of the results of the episodes, or an awaitable of it."""
         if self._custom_function:
             return self._custom_function.grade_all(prompt, [episode for episode in episodes if episode])
         return [
             scores.get(TASK) or self._compute_task_reward(prompt, episode)
-            for scores, episode in zip(judged, episodes, strict=True)
+            for scores, episode in zip(verdicts, episodes, strict=True)
         ]
 
     def _compute_task_reward(self, prompt: Prompt, episode: Episode | None) -> object:
@@ -180,17 +179,17 @@ class GraderWorker:
         return self._get_function(prompt.data_source)(prompt, episode)
 
     def _add_components(
-        self, prompt: Prompt, episode: Episode | None, judged: Mapping[str, Score], task: Score
+        self, prompt: Prompt, episode: Episode | None, verdicts: Mapping[str, Score], task: Score
     ) -> Score:
         weights, required = self._reward.components, self._reward.required
         if episode is None or not (weights or required):
             return task
-        judged = {name: score for name, score in judged.items() if name != TASK}
-        values = {name: score.reward for name, score in judged.items()} | {
+        verdicts = {name: score for name, score in verdicts.items() if name != TASK}
+        values = {name: score.reward for name, score in verdicts.items()} | {
             name: convert_to_float(component(prompt, episode), f"component {name!r}")
             for name, component in self._components.items()
         }
-        for score in judged.values():  # the criteria of a rubric, but not its accuracy
+        for score in verdicts.values():  # the criteria of a rubric, but not its accuracy
             parts = {name: part for name, part in score.components.items() if name != "accuracy"}
             task = replace(task, components=task.components | parts)
         return add_component_rewards(task, values, weights, required)

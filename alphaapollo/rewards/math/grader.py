@@ -4,8 +4,7 @@ r"""Grader of mathematical answers: compare as text where possible, else by math
 
 math-verify's timeouts are disabled: they are signal alarms, which need a main thread and cannot interrupt C code. The
 grader process is killed instead (processes/host.py). Only that process imports this module, because importing
-sympy is slow.
-"""
+sympy is slow."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ LAST_QUANTITY = re.compile(
     r"(?:^|(?<=[\s(])(?<!and )(?<!or )(?<!, ))"
     rf"(?:\$([^$\n]+)\$|({NUMBER})(?=\s*[%\\a-z]))\s*(\\?%|[a-z]+(?: [a-z]+)?|)\.?$"
 )  # `$\frac{1}{3}$ meters`, `by 28 percent`
-NO_WORD = r"((?:(?![a-zA-Z]{2}|[=<>≤≥\n:;]|\.\s).){1,40}?)"
+NO_WORD = r"((?:(?![a-zA-Z]{2}|[=<>≤≥\n:;]|\.\s).){1,40}?)"  # an expression without words
 ALTERNATIVES = re.compile(
     rf"(?:^|[a-zA-Z]{{2}}\s|=){NO_WORD}(?:\s[a-zA-Z]+)?,?\s+or\s+(?:[a-zA-Z]\s*=\s*)?{NO_WORD}(?:\s[a-zA-Z]+){{0,3}}\.?\s*$",
     re.MULTILINE,
@@ -63,7 +62,7 @@ NUMBER_FIRST = re.compile(  # `5 = 6`, `x = 5 \to 6`: math-verify reads the last
     r"|n?parallel|perp|n?sim|cong|equiv|asymp|propto|doteq|in|ni|land|wedge|cup|cap|[cv]?dots|gg|ll|star|ast|circ|bullet"
     r"|backslash|not|stackrel|overset|underset|[hv]space|hskip|because|therefore|vdash|models|prec|succ|oplus|otimes)(?![a-zA-Z]))"
 )
-NO_UNITS = LatexExtractionConfig(
+EXTRACTION_WITHOUT_UNITS = LatexExtractionConfig(
     boxed_match_priority=0,
     normalization_config=dataclasses.replace(LatexExtractionConfig().normalization_config, units=False),
 )
@@ -120,8 +119,7 @@ def find_final_answer(text: str) -> str | None:
     r"""Return the marked answer (`<answer>`, `\boxed`, `####`), else what follows the last "answer is" or "answer:".
 
     An unmarked answer must be an expression or a letter. Adjacent boxes, `\boxed{2} and \boxed{3}`, are one answer.
-    Returns None if there is no answer.
-    """
+    Returns None if there is no answer."""
     marked = find_marked_answer(text)
     if marked is not None:
         return marked
@@ -135,9 +133,8 @@ def find_final_answer(text: str) -> str | None:
 def _find_last_expression(text: str) -> str | None:
     """Return the expression at the end of a text: "2√3" for "The length is 2√3.", "5, 6" for "It is 5 or 6."."""
     text = BOLD.sub(r"\1", text)
-    if (several := ALTERNATIVES.search(text.strip().rpartition("\n")[2])) and all(
-        parse_expressions(f"\\boxed{{{normalize_latex(part)}}}") for part in several.groups()
-    ):
+    several = ALTERNATIVES.search(text.strip().rpartition("\n")[2])
+    if several and all(parse_expressions(f"\\boxed{{{normalize_latex(part)}}}") for part in several.groups()):
         return ", ".join(part.strip() for part in several.groups())
     if not (last := LAST_QUANTITY.search(text.strip())):
         return None
@@ -197,7 +194,7 @@ def _expand_percent(text: str) -> list[str]:
 
 def parse_expressions(text: str) -> list[Any]:
     """Return the possible readings of the final expression in a text (math-verify): sympy objects or strings."""
-    return list(parse(text, [NO_UNITS, ExprExtractionConfig()], parsing_timeout=None))
+    return list(parse(text, [EXTRACTION_WITHOUT_UNITS, ExprExtractionConfig()], parsing_timeout=None))
 
 
 def _parse_answer(answer: str) -> list[object]:

@@ -3,8 +3,7 @@
     client -> uvicorn (loopback) -> SessionGate -> the engine's HTTP API
 
 The API key of a request selects its session. Keys are random, so a program cannot read another session. Requests with
-the key of evaluation suites belong to no session, and reach the engine unchanged.
-"""
+the key of evaluation suites belong to no session, and reach the engine unchanged."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COMPLETIONS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-ROUTES = (*COMPLETIONS, "/v1/models", "/v1/messages/count_tokens")
+COMPLETION_ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+ROUTES = (*COMPLETION_ROUTES, "/v1/models", "/v1/messages/count_tokens")
 MAX_BODY = 16 << 20  # bytes
 MAX_WAITING_CONNECTIONS = 2048
 KEEP_ALIVE_SECONDS = 24 * 3600  # a connection stays open while its program runs tools
 CLOSE_SECONDS = 5.0  # time limit to close open connections
-NEUTRAL_SAMPLING = {"min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+NEUTRAL_SAMPLING = {"min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}  # no effect
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -49,7 +48,7 @@ ERROR_TYPES = {
 AroundRequest = Callable[[Request, Callable[[], Awaitable[None]]], Awaitable[None]]
 """`around(request, answer)`: answer a request for a completion with `await answer()`."""
 
-_warned: set[str] = set()  # settings with a warning, once per process
+_warned: set[str] = set()  # settings about which this process has warned
 
 
 async def answer_request(request: Request, answer: Callable[[], Awaitable[None]]) -> None:
@@ -124,12 +123,13 @@ class SessionGate:
         try:
             if path not in ROUTES:
                 raise HttpError(404, f"Unknown route {path}. Use one of: {', '.join(ROUTES)}.")
-            fields = _read_fields(body := await _read_body(receive, headers))
+            body = await _read_body(receive, headers)
+            fields = _read_fields(body)
             _warn_of_overridden_settings(session, fields)
             if fields.get("model") not in (None, MODEL_NAME):  # any name means the policy
                 body = json.dumps({**fields, "model": MODEL_NAME}).encode()
             send = _watch_refusals(session, send)
-            if path in COMPLETIONS and scope["method"] == "POST":
+            if path in COMPLETION_ROUTES and scope["method"] == "POST":
                 with time_limit.exclude():
                     await self._serve_completion(session, scope, headers, fields, body, receive, send)
             else:
@@ -156,9 +156,9 @@ class SessionGate:
             role=headers.get("x-role", ""),
             is_retry=headers.get("x-stainless-retry-count", "0") != "0",
         )
-        wanted = fields.get("n")
+        num_answers = fields.get("n")
         try:
-            session.count_request(request, max(1, wanted) if isinstance(wanted, int) else 1)
+            session.count_request(request, max(1, num_answers) if isinstance(num_answers, int) else 1)
         except ValueError as error:
             raise HttpError(403, str(error)) from error
 
@@ -283,7 +283,7 @@ async def _send_json(send: Send, status: int, content: JsonObject) -> None:
 
 
 def _read_fields(body: bytes) -> JsonObject:
-    """Return the JSON object of a body; an empty one if there is none, which the engine's HTTP API reports."""
+    """Return the JSON object in a body. If the body has none, which the engine's HTTP API reports, return {}."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
@@ -292,7 +292,7 @@ def _read_fields(body: bytes) -> JsonObject:
 
 
 def _warn_of_overridden_settings(session: AgentSession, fields: JsonObject) -> None:
-    """Warn once of each setting of clients that differs from the policy's, which is used instead."""
+    """Warn once about each setting of a client that the policy's own setting replaces."""
     sampling = session.sampling
     policy: JsonObject = {"model": MODEL_NAME, **NEUTRAL_SAMPLING}
     policy |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}

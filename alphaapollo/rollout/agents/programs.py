@@ -1,13 +1,14 @@
-"""Run the user's programs in processes of their own. ProgramRunner starts a host process,
-python -m alphaapollo.rollout.agents.programs PARENT_PID SETTINGS
+"""Run the user's programs in processes of their own. ProgramRunner starts a host process:
+
+    python -m alphaapollo.rollout.agents.programs PARENT_PID SETTINGS
 
 It imports the user's file once. For each session it forks a supervisor, which forks the program. When the program has
 ended or is to be ended, the supervisor kills all processes that the program has started, also those that left its
 process group, because the supervisor adopts them (PR_SET_CHILD_SUBREAPER).
 
     request    a line of JSON: {"folder", "environment"} of a session, or {"end": number of its request}
-    reply      first, why the file cannot be loaded ("": it is loaded); for a session, null when it has ended. Its
-               result is in its folder.
+    reply      the first one: why the file cannot be loaded, or "". The reply to a request is null; that of a session
+               comes when the session has ended, and its folder has the result.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PR_SET_CHILD_SUBREAPER = 36
-TASK, RESULT = "task.json", "result.json"  # files in the folder of a session
-REWARD, ERRORS = "reward.json", "errors.txt"  # reward of a command, and the end of the program's stdout and stderr
-SHOWN_BYTES = 1 << 16  # of the program's output
-END_SECONDS = 10.0  # time limit to read the rest of it
+TASK_FILE, RESULT_FILE = "task.json", "result.json"  # files in the folder of a session
+REWARD_FILE, ERRORS_FILE = "reward.json", "errors.txt"  # reward of a command; end of the program's output
+SHOWN_BYTES = 1 << 16  # last bytes of the program's output that are kept
+END_SECONDS = 10.0  # time limit to read the rest of the output after the program has ended
 TRACEBACK_LINES = 30
 START_TIMEOUT = 120.0  # seconds to import the user's file
 CLOSE_TIMEOUT = 10.0  # seconds to end all programs
@@ -111,8 +112,7 @@ class ProgramRunner:
         """Run the program for one task and return how it ended. If the caller is cancelled, the program is ended.
 
         If the host process was killed, its programs have failed, and the next run starts a new host. Raises
-        ChildProcessError if it was closed.
-        """
+        ChildProcessError if it was closed."""
         async with self._starting:
             if self._host is not None and self._host.has_closed_output:
                 logger.warning("%s; it is started again", HOST_ENDED)
@@ -120,11 +120,11 @@ class ProgramRunner:
         if (host := self._host) is None:
             raise ChildProcessError(HOST_ENDED)
         folder = Path(tempfile.mkdtemp(dir=self._folder))
-        (folder / TASK).write_text(json.dumps(task, ensure_ascii=False, default=to_json_value), encoding="utf-8")
-        files = {"ALPHAAPOLLO_TASK": str(folder / TASK), "ALPHAAPOLLO_RESULT": str(folder / REWARD)}
+        (folder / TASK_FILE).write_text(json.dumps(task, ensure_ascii=False, default=to_json_value), encoding="utf-8")
+        files = {"ALPHAAPOLLO_TASK": str(folder / TASK_FILE), "ALPHAAPOLLO_RESULT": str(folder / REWARD_FILE)}
         variables = {**environment, **(files if self._agent.command else {})}
         order = {"folder": str(folder), "environment": variables}
-        session, ended = host.send(json.dumps(order).encode() + b"\n")
+        session_number, ended = host.send(json.dumps(order).encode() + b"\n")
         try:
             await asyncio.shield(ended)
             return self._read_result(folder)
@@ -132,7 +132,7 @@ class ProgramRunner:
             return ProgramResult(error=HOST_ENDED)
         finally:
             if not ended.done():
-                host.send(b'{"end": %d}\n' % session)
+                host.send(b'{"end": %d}\n' % session_number)
                 await asyncio.wait((ended,))
             shutil.rmtree(folder, ignore_errors=True)  # `close` removes all folders
 
@@ -144,10 +144,10 @@ class ProgramRunner:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read_result(self, folder: Path) -> ProgramResult:
-        errors = folder / ERRORS
+        errors = folder / ERRORS_FILE
         lines = errors.read_text(errors="replace").splitlines() if errors.exists() else []
         try:
-            result = json.loads((folder / RESULT).read_text())
+            result = json.loads((folder / RESULT_FILE).read_text())
         except (FileNotFoundError, ValueError):
             result = {"error": "the program ended without a result"}
         rewards = result.get("rewards") or {}
@@ -190,14 +190,16 @@ def serve(parent_pid: int, path: str, command: str) -> None:
     except ValueError as failure:
         error = str(failure)
     os.write(replies, b"0 " + json.dumps(error).encode() + b"\n")
+    if error:
+        return
     supervisors: dict[int, int] = {}  # number of the session's request -> pid
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, the signal would not write to `waker`
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     selector = selectors.DefaultSelector()
     selector.register(pipe, selectors.EVENT_READ)
     selector.register(wake, selectors.EVENT_READ)
-    while not error:
+    while True:
         for key, _ in selector.select():
             if key.fd == wake:
                 os.read(wake, 1 << 16)
@@ -205,16 +207,16 @@ def serve(parent_pid: int, path: str, command: str) -> None:
                     if os.waitpid(pid, os.WNOHANG)[0]:
                         del supervisors[number]
                         os.write(replies, b"%d null\n" % number)
-            elif not (line := pipe.readline()):
+            elif not (number_line := pipe.readline()):
                 return  # the supervisors end with this process
             else:
-                order = json.loads(pipe.readline())
+                number, order = int(number_line), json.loads(pipe.readline())
                 if "end" not in order:
-                    supervisors[int(line)] = _fork_supervisor(order, run, command, requests)
+                    supervisors[number] = _fork_supervisor(order, run, command, requests)
                     continue
                 if order["end"] in supervisors:
                     os.kill(supervisors[order["end"]], signal.SIGTERM)
-                os.write(replies, b"%d null\n" % int(line))
+                os.write(replies, b"%d null\n" % number)
 
 
 def _fork_supervisor(
@@ -256,19 +258,19 @@ def _supervise(order: JsonObject, run: Callable[..., object] | None, command: st
             lines = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
             text = json.dumps({"error": lines[-1], "traceback": lines, "rewards": rewards})
         try:
-            (folder / RESULT).write_text(text)
+            (folder / RESULT_FILE).write_text(text)
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
             os._exit(0)
     os.close(write_end)
-    reading = threading.Thread(target=_keep_end, args=(output, folder / ERRORS), daemon=True)
+    reading = threading.Thread(target=_keep_end, args=(output, folder / ERRORS_FILE), daemon=True)
     reading.start()
     with contextlib.suppress(ChildProcessError):
         _, status = os.waitpid(program, 0)
         if os.WIFSIGNALED(status):
             name = format_signal(os.WTERMSIG(status))
-            (folder / RESULT).write_text(json.dumps({"error": f"the program was killed by {name}"}))
+            (folder / RESULT_FILE).write_text(json.dumps({"error": f"the program was killed by {name}"}))
     _end_descendants()
     reading.join(END_SECONDS)
 
@@ -282,8 +284,8 @@ def _keep_end(output: int, file: Path) -> None:
 
 
 def _run_function(run: Callable[..., object], folder: Path, rewards: dict[str, float]) -> JsonObject:
-    task = json.loads((folder / TASK).read_text(encoding="utf-8"))
-    (folder / TASK).unlink()  # commands that a model writes cannot read the ground truth
+    task = json.loads((folder / TASK_FILE).read_text(encoding="utf-8"))
+    (folder / TASK_FILE).unlink()  # commands that a model writes cannot read the ground truth
     result = run(task, Endpoint(rewards))
     return {"result": asyncio.run(_await(result)) if inspect.isawaitable(result) else result}
 
@@ -302,7 +304,7 @@ def _convert_number(value: Any) -> Any:
 def _run_command(command: str, folder: Path) -> JsonObject:
     if code := subprocess.run(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, check=False).returncode:
         return {"error": f"the command ended with exit code {code}"}
-    return {"result": json.loads((folder / REWARD).read_text()) if (folder / REWARD).exists() else None}
+    return {"result": json.loads((folder / REWARD_FILE).read_text()) if (folder / REWARD_FILE).exists() else None}
 
 
 def _end_descendants(signal_number: int = 0, frame: FrameType | None = None) -> None:

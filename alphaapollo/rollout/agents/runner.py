@@ -4,8 +4,7 @@
 
 A path of the session's forest (engines/agent_sessions.py) is one token sequence. The longest path from a root is one
 row. Each remaining branch is a row of its own, in which the tokens that it shares with another row are context. So each
-sampled token is trained on once, after exactly the tokens that the engine received.
-"""
+sampled token is trained on once, after exactly the tokens that the engine received."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class AgentRunner:
         A program that fails or returns no reward is run once more in a new session, unless a limit of the session
         ended its last request: then the episode is scored like others at the limit. After a second failure, or if it
         exceeds env.agent.timeout, the trajectory has no reward and is excluded from training. Raises EngineError if the
-        engine fails.
-        """
+        engine fails."""
         with (
             HEARTBEAT.use_track(lane=task.name),
             HEARTBEAT.record_call("episode", prompt=task.prompt.id, sample=task.sample_index),
@@ -77,8 +75,8 @@ class AgentRunner:
                 score = replace(
                     score, reason="env.agent.train and env.agent.untrained_roles leave no answer to train on"
                 )
-            first, seconds = session.requests[:1], time.perf_counter() - started
-            messages = list_new_messages(first[0], None) if first else None
+            seconds = time.perf_counter() - started
+            messages = list_new_messages(session.requests[0], None) if session.requests else None
             return Trajectory(task.prompt.id, task.sample_index, turns, rows, score, end, seconds, messages)
 
     async def run_session(self, task: EpisodeTask) -> tuple[AgentSession, EpisodeEnd, Score]:
@@ -129,38 +127,40 @@ class AgentRunner:
         4. the program failed, or got no answer: failure
         5. otherwise: the program's reward plus the grade; failure if there is neither
         """
-        answers, environment_failed = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
+        answers, failed_end = session.answers, EpisodeEnd.ENVIRONMENT_FAILED
         refusals, session.error = _describe_refusals(session), result.error.partition("\n")[0]
         try:
             score = _read_result(session, result)
         except (TypeError, ValueError) as error:
-            return environment_failed, make_failure_score(f"the program's result is no reward: {error}")
+            return failed_end, make_failure_score(f"the program's result is no reward: {error}")
         if session.prompt_error and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.prompt_error)
-        is_cut = answers and answers[-1].is_truncated and not session.is_refused
-        cut = "a limit of tokens cut the last answer" if is_cut else ""
-        if result.error and (limit := session.prompt_error or cut or session.reached_limit):
-            # grades an empty answer, as score_limit asks
+        is_truncated = answers and answers[-1].is_truncated and not session.is_refused
+        truncation = "a limit of tokens cut the last answer" if is_truncated else ""
+        if result.error and (limit := session.prompt_error or truncation or session.reached_limit):
+            # score_limit needs the grade of an empty answer
             grade = None if self.grade is None else partial(self._grade, prompt, session, "")
             score = await score_limit(session.limits.reward, grade)
             end = EpisodeEnd.TURN_LIMIT if limit == session.reached_limit else EpisodeEnd.TOKEN_LIMIT
             return end, replace(score, reason=f"no answer before the limit: {limit}; {session.error}{refusals}")
         if result.error:
-            return environment_failed, make_failure_score(f"the program failed: {result.error}{refusals}")
+            return failed_end, make_failure_score(f"the program failed: {result.error}{refusals}")
         if not answers:
-            return environment_failed, make_failure_score(f"the program got no answer from the policy{refusals}")
+            return failed_end, make_failure_score(f"the program got no answer from the policy{refusals}")
         if self.grade is not None:
             graded = await self._grade(prompt, session, answers[-1].text)
-            if score is not None and not graded.outcome.failed:  # both: their sum
+            if score is not None and not graded.outcome.failed:  # the reward is the sum of both
                 parts = {**graded.components, **score.components, "agent": score.reward}
                 accuracy = parts.get("accuracy") if graded.accuracy is None else graded.accuracy
                 graded = replace(graded, reward=graded.reward + score.reward, components=parts, accuracy=accuracy)
             score = graded
         if score is None and all(answer.reward is None for answer in answers):
             fix = "Return a number or a dict of numbers, or set env.agent.grade=true."
-            return environment_failed, make_failure_score(f"the program returned no reward. {fix}")
+            return failed_end, make_failure_score(f"the program returned no reward. {fix}")
         end = EpisodeEnd.TURN_LIMIT if session.reached_limit else EpisodeEnd.DONE
-        return EpisodeEnd.TOKEN_LIMIT if answers[-1].is_truncated else end, score or Score(0.0)
+        if answers[-1].is_truncated:
+            end = EpisodeEnd.TOKEN_LIMIT
+        return end, score or Score(0.0)
 
     async def _grade(self, prompt: Prompt, session: AgentSession, text: str) -> Score:
         assert self.grade is not None
@@ -190,7 +190,7 @@ async def open_agent_runner(
 
 
 def _describe_refusals(session: AgentSession) -> str:
-    """Return the end of a reason: how many requests the endpoint refused, and why the first one; empty for none."""
+    """Return how many requests the endpoint refused, and why the first one, as the end of a reason. Empty if none."""
     count = session.num_refused
     return f"; the endpoint refused {count} requests, the first with {session.refusal}" if count else ""
 
@@ -215,8 +215,7 @@ def build_turns_and_rows(
     """Return the turns of a session, its rows to train on, and tokens and images of the engine's prompt of each turn.
 
     Turns that are not trained on follow the turns of the rows: those of other rows than `trained_rows`, and those of
-    `untrained_roles`. The rows are in the order of their last answers, so that the last row ends with the last one.
-    """
+    `untrained_roles`. The rows are in the order of their last answers, so that the last row ends with the last one."""
     branches = find_branches(session.answers)
     if trained_rows == "main":
         branches = branches[:1]
@@ -246,8 +245,8 @@ def build_turns_and_rows(
     for answer, number in numbers.items():
         if number not in trained:
             turns.append(_make_turn(numbers, answer, answer.request.prompt_ids, answer.request.images))
-    for turn in turns:  # the rows contain them
-        turn.completion = replace(turn.completion, columns={})
+    for turn in turns:
+        turn.completion = replace(turn.completion, columns={})  # the rows contain the columns
     return turns, rows, prompts, images
 
 
@@ -276,7 +275,7 @@ def find_branches(answers: Sequence[Answer]) -> list[list[Answer]]:
 def _make_turn(
     numbers: Mapping[Answer, int], answer: Answer, context_ids: list[int], images: tuple[ImageInput, ...]
 ) -> Turn:
-    """numbers: position of each answer in the session."""
+    """Build the turn of an answer. numbers: position of each answer in the session."""
     request, parent, number = answer.request, answer.parent, numbers[answer]
     session, is_last = request.session, number == len(numbers) - 1
     info = {
@@ -286,11 +285,11 @@ def _make_turn(
         "reused_tokens": len(parent.token_ids) if parent else 0,
         "constrained": request.is_constrained,
         "last_answer": is_last,
-        "refused": session.num_refused * is_last,
-        "error": session.error * is_last,
+        "refused": session.num_refused if is_last else 0,
+        "error": session.error if is_last else "",
     }
-    shown = {name: value for name, value in info.items() if value}
+    info = {name: value for name, value in info.items() if value}
     reward = answer.reward or 0.0
-    turn = Turn(context_ids, answer.completion, answer.text, reward, info=shown, context_images=images)
+    turn = Turn(context_ids, answer.completion, answer.text, reward, info=info, context_images=images)
     turn.answer_number, turn.marks = number, answer.marks
     return turn

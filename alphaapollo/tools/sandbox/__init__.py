@@ -63,8 +63,7 @@ print(json.dumps({
     "socket": can(lambda: socket.socket().close()),
     "fork": can(fork),
     "write": can(lambda: open("probe", "w").close()),
-}))
-"""
+}))"""
 
 
 @dataclass
@@ -73,7 +72,7 @@ class _Session:
 
     process: SnippetProcess | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
-    is_ended: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 class SnippetSandbox:
@@ -133,11 +132,11 @@ class SnippetSandbox:
 
     def end_session(self, session: str) -> None:
         """End a session: kill its process, which discards its variables."""
-        if ended := self._sessions.pop(session, None):
-            ended.is_ended.set()
-            with ended.lock:
-                if ended.process:
-                    ended.process.close()
+        if state := self._sessions.pop(session, None):
+            state.ended.set()
+            with state.lock:
+                if state.process:
+                    state.process.close()
 
     def close(self) -> None:
         """Kill all processes of the sandbox. Running snippets raise SandboxError."""
@@ -175,8 +174,8 @@ class SnippetSandbox:
             if session.process is None:
                 assert self._zygote is not None and self._layers is not None
                 session.process = SnippetProcess(self._zygote, self._layers, request)
-            result = session.process.run(request, lambda: cancelled.is_set() or session.is_ended.is_set())
-        if result.reason == KILLED_SUSPENDED:  # before it received the code
+            result = session.process.run(request, lambda: cancelled.is_set() or session.ended.is_set())
+        if result.reason == KILLED_SUSPENDED:  # the process was killed before it received the code
             return replace(self._run_request_once(request, cancelled), restarted=True)
         return replace(result, restarted=restarted)
 
@@ -185,21 +184,22 @@ class SnippetSandbox:
         self.missing = dict.fromkeys(sorted(self._without), "it is disabled")
         if not shutil.which("bwrap"):
             self.missing.setdefault("bubblewrap", "it is not installed (package bubblewrap)")
-        for bubblewrap in [("bubblewrap",), ()] if "bubblewrap" not in self.missing else [()]:
+        choices = [True, False] if "bubblewrap" not in self.missing else [False]
+        for uses_bubblewrap in choices:
             try:
-                zygote = ZygoteProcess(bool(bubblewrap))
+                zygote = ZygoteProcess(uses_bubblewrap)
             except SandboxError as error:
-                if not bubblewrap:
+                if not uses_bubblewrap:
                     raise
                 self.missing["bubblewrap"] = str(error)
                 continue
             names = ("seccomp", "landlock", "setuid")
             usable = [name for name in names if zygote.available[name] and name not in self._without]
-            for choice in product((True, False), repeat=len(usable)):  # from the strongest to the weakest
-                layers = frozenset(["rlimits", *compress(usable, choice)])
+            for selectors in product((True, False), repeat=len(usable)):  # from all layers to none
+                layers = frozenset(["rlimits", *compress(usable, selectors)])
                 is_allowed = "seccomp" in layers or self._allow_unsafe
                 if is_allowed and _are_isolation_layers_effective(zygote, layers):
-                    self._layers = layers.union(bubblewrap)
+                    self._layers = (layers | {"bubblewrap"}) if uses_bubblewrap else layers
                     for name in [name for name in OPTIONAL_LAYERS if name not in self._layers]:
                         broken, unsupported = "it does not block forbidden operations", "the kernel does not support it"
                         reason = self.missing.setdefault(name, broken if zygote.available.get(name) else unsupported)
@@ -232,19 +232,17 @@ def _are_isolation_layers_effective(zygote: ZygoteProcess, layers: Collection[st
     return "seccomp" not in layers or not (allowed["read"] or allowed["list"] or allowed["write"])
 
 
-_default: dict[
-    int, SnippetSandbox
-] = {}  # pid -> sandbox, because a forked process cannot use the sandbox of its parent
+_default_sandboxes: dict[int, SnippetSandbox] = {}  # by pid: a forked process cannot use its parent's sandbox
 _default_lock = threading.Lock()
 
 
 def get_default_sandbox() -> SnippetSandbox:
     """Return the shared sandbox of this process, which `run_python` and the tools use."""
     with _default_lock:
-        if os.getpid() not in _default:
-            _default[os.getpid()] = SnippetSandbox(allow_unsafe=os.environ.get(UNSAFE_VARIABLE) == "1")
-            atexit.register(_default[os.getpid()].close)
-        return _default[os.getpid()]
+        if os.getpid() not in _default_sandboxes:
+            _default_sandboxes[os.getpid()] = SnippetSandbox(allow_unsafe=os.environ.get(UNSAFE_VARIABLE) == "1")
+            atexit.register(_default_sandboxes[os.getpid()].close)
+        return _default_sandboxes[os.getpid()]
 
 
 def run_python(code: str, **options: object) -> SandboxResult:

@@ -5,8 +5,7 @@
 
 Each snippet arrives as a message on the control socket (descriptor 3), with the code in a memory file. The child sends
 READY before the first snippet and, in a session, DONE with the exit code after each snippet. Without a session it exits
-after the first snippet. The program must not trust the results: a snippet can fake any output and exit code.
-"""
+after the first snippet. The program must not trust the results: a snippet can fake any output and exit code."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from typing import NoReturn
 
 from alphaapollo.tools.sandbox import linux
 
-CONTROL, RULESET, FIRST_FREE = 3, 4, 5
+CONTROL, RULESET, FIRST_FREE = 3, 4, 5  # descriptors; those from FIRST_FREE on are closed
 READY, DONE = b"R", b"D"
 SETUP_FAILED = 70  # exit code if the setup fails, before READY
 EXIT_ERROR, EXIT_MEMORY = 1, 41
@@ -134,8 +133,7 @@ def _drop_root_privileges(library_folder: str) -> None:
     """Change to an unprivileged user. `library_folder`: folder of Python's standard library.
 
     If only root may read this folder, the process keeps the capability to read all files. Landlock then decides which
-    files are readable; without Landlock, no file can be opened.
-    """
+    files are readable; without Landlock, no file can be opened."""
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     linux.drop_privileges()
     linux.set_capabilities(0 if os.access(library_folder, os.R_OK) else 1 << linux.CAP_DAC_READ_SEARCH)
@@ -166,9 +164,9 @@ def execute_snippet(source: bytes, namespace: dict[str, object], echo: bool) -> 
         text = source.decode()
         linecache.cache[FILE_NAME] = (len(text), None, text.splitlines(keepends=True), FILE_NAME)
         tree = ast.parse(text, FILE_NAME)
-        last = [tree.body.pop()] if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else []
+        echoed = [tree.body.pop()] if echo and tree.body and isinstance(tree.body[-1], ast.Expr) else []
         programs = [compile(tree, FILE_NAME, "exec", dont_inherit=True)]
-        programs += [compile(ast.Interactive([line]), FILE_NAME, "single", dont_inherit=True) for line in last]
+        programs += [compile(ast.Interactive([line]), FILE_NAME, "single", dont_inherit=True) for line in echoed]
         for program in programs:
             exec(program, namespace)
     except SystemExit as stop:

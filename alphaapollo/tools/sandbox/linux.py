@@ -7,8 +7,7 @@ does not restrict descriptors that are already open, or the metadata of files (s
 seccomp restricts the system calls of this process irrevocably. The filter is an allow-list; other calls fail with
 EPERM. It denies, among others: exec, new processes (but not threads), sockets except connected pairs, signals and other
 access to other processes, namespaces, mounts, permissions and times of files (Landlock does not cover these), links,
-memory files, keys, BPF and io_uring.
-"""
+memory files, keys, BPF and io_uring."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ CHECKED: _Table = {  # allowed for some arguments, see _make_argument_rules
 }
 _CLONE3 = 435  # fails with ENOSYS, so glibc uses clone, whose flags the filter can check
 
-_THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000
+_THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000  # flags of clone
 _FCNTL = [0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030]  # duplicate, flags, locks; not owner, lease or notification
 _IOCTL = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]  # terminal attributes, size; bytes ready, blocking, cloexec
 _GETSOCKOPT = [3, 4, 7, 8, 30, 38, 39]  # type, error, buffers, listening, protocol, domain; not peer credentials
@@ -92,8 +91,8 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
 _NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, range(16, 64, 8)  # offsets in struct seccomp_data
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_X32 = 0x40000000
-_FULL = 0xFFFFFFFF
+_X32 = 0x40000000  # bit of the numbers of system calls in the x32 ABI
+_FULL = 0xFFFFFFFF  # mask that compares all bits
 
 _Instruction = tuple[int, int, int, int]  # (opcode, jump if true, jump if false, value)
 _Condition = tuple[int, int, list[int]]  # (offset of a 32-bit word, mask, allowed values of the masked word)
@@ -149,7 +148,8 @@ def set_rlimits(limits: dict[int, int]) -> None:
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         # SIGXCPU, which identifies the reason, comes one second before SIGKILL.
-        resource.setrlimit(kind, (value, value + 1 if kind == resource.RLIMIT_CPU and hard != value else value))
+        new_hard = value + 1 if kind == resource.RLIMIT_CPU and hard != value else value
+        resource.setrlimit(kind, (value, new_hard))
 
 
 def get_landlock_version() -> int:
@@ -163,11 +163,10 @@ def build_ruleset(rules: list[tuple[int, int]], version: int) -> int:
     """Create a Landlock ruleset that allows only `rules`, pairs of (O_PATH descriptor, rights). Return its descriptor.
 
     `version`: version of Landlock. From version 4, the ruleset also denies TCP. From version 6, it also denies
-    sending signals to outside processes and connecting to their abstract sockets.
-    """
+    sending signals to outside processes and connecting to their abstract sockets."""
     files = (1 << _KNOWN_FILE_RIGHTS.get(version, 16)) - 1
-    attributes = struct.pack("=QQQ", files, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
-    attributes = attributes[: 24 if version >= 6 else 16 if version >= 4 else 8]
+    tcp, scopes = struct.pack("=Q", 0b11), struct.pack("=Q", 0b11)
+    attributes = struct.pack("=Q", files) + (tcp if version >= 4 else b"") + (scopes if version >= 6 else b"")
     ruleset = syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     for descriptor, rights in rules:
         rule = struct.pack("=Qi", rights & files, descriptor)

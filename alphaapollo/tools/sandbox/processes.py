@@ -114,16 +114,16 @@ class ZygoteProcess:
         self.folder = "" if bubblewrap else tempfile.mkdtemp(prefix="alphaapollo-sandbox-")
         if self.folder:
             os.chmod(self.folder, 0o711)  # the folder of each run belongs to the user of that run
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in end_and_describe_exit
         self._pidfd: int | None = None  # pidfd of the zygote, which keeps running if bubblewrap is killed
-        self._lock = threading.RLock()  # no message is sent after `end`
+        self._lock = threading.RLock()  # no message is sent after end_and_describe_exit
         self._is_closed = False
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the first message carries the zygote's pid
-        with theirs:
+        with zygote_end:
             self.process = subprocess.Popen(
                 _build_zygote_command(self.folder, bubblewrap),
-                stdin=theirs.fileno(),
+                stdin=zygote_end.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
                 env=ENVIRONMENT,
@@ -181,8 +181,7 @@ class SnippetProcess:
 
     The child receives the code through a control socket and a memory file. The result consists of the output in the
     child's pipes, its messages on the control socket, and the zygote's notice that the child ended. One thread may use
-    this object at a time. Raises SandboxError if the child does not start.
-    """
+    this object at a time. Raises SandboxError if the child does not start."""
 
     def __init__(self, zygote: ZygoteProcess, layers: Collection[str], request: SandboxRequest):
         self._zygote = zygote
@@ -199,7 +198,8 @@ class SnippetProcess:
         spec = ChildSpec(sorted(layers), request.memory_mb, cpu_seconds, self._is_session)
         stdin = make_memory_file(request.stdin)
         try:
-            with notice, control, stdin, request.connection or contextlib.nullcontext(self._out) as output:
+            stdout = request.connection or contextlib.nullcontext(self._out)
+            with notice, control, stdin, stdout as output:
                 zygote.fork(spec, [file.fileno() for file in (notice, control, stdin, output, self._err)])
             self._wait_until_ready()  # after closing the child's ends, so that its death is detected
         except BaseException:
@@ -223,7 +223,7 @@ class SnippetProcess:
             status, reason = self._wait_for_end(request.timeout, is_cancelled)
             seconds = time.monotonic() - start
             out, err = (read_output(file, request.max_output) for file in (self._out, self._err))
-            if self._notice.fileno() == -1:  # it has ended
+            if self._notice.fileno() == -1:  # the process has ended
                 self.close()
         except BaseException:
             self.close()
@@ -247,7 +247,7 @@ class SnippetProcess:
                     break
             for file in (self._out, self._err):
                 os.truncate(file.fileno(), 0)
-                os.lseek(file.fileno(), 0, os.SEEK_SET)  # also of the process
+                os.lseek(file.fileno(), 0, os.SEEK_SET)  # the process shares the offset
             self._send_command(CONTINUE)
         ignored_errors = (BrokenPipeError, BlockingIOError)  # the timeout ends such a run
         with make_memory_file(request.code) as code, contextlib.suppress(*ignored_errors):
@@ -273,7 +273,7 @@ class SnippetProcess:
                     self._selector.unregister(self._control)
                 elif message and message[:1] == DONE and len(message) == 2 and self._is_session and not killed_for:
                     self._send_command(STOP)  # pause the process until its next snippet, even if the message is fake
-                    return interpret_wait_status(message[1] << 8, None, timeout)
+                    return interpret_wait_status(message[1] << 8, None, timeout)  # an exit code as a wait status
             if self._notice in ready:
                 notice = self._read_exit_notice()
                 self._notice.close()

@@ -7,8 +7,7 @@ Code, input and output go directly between program and child, so the zygote's me
 contains them. The zygote limits the numbers of threads and files of a child, because the kernel has no such limits.
 When the program ends, the zygote kills all children and exits.
 
-In bubblewrap only this package of the project exists, so it must not import other packages of the project.
-"""
+In bubblewrap only this package of the project exists, so it must not import other packages of the project."""
 
 from __future__ import annotations
 
@@ -38,14 +37,12 @@ gettext glob hashlib heapq hmac html html.parser inspect io itertools json keywo
 numbers operator os.path pathlib pickle platform pprint queue random re reprlib secrets shlex shutil signal socket
 sqlite3 ssl stat statistics string struct subprocess sys tempfile textwrap threading time timeit token tokenize
 traceback types typing unicodedata unittest unittest.mock urllib.parse uuid warnings weakref xml.etree.ElementTree
-zlib zoneinfo
-"""
+zlib zoneinfo"""
 _SCIENTIFIC = """
 numpy numpy.fft numpy.linalg numpy.polynomial numpy.random scipy scipy.constants scipy.integrate scipy.interpolate
 scipy.linalg scipy.optimize scipy.signal scipy.sparse scipy.sparse.linalg scipy.spatial scipy.special scipy.stats
 mpmath sympy sympy.abc sympy.combinatorics sympy.geometry sympy.logic sympy.ntheory sympy.parsing.sympy_parser
-sympy.stats sympy.vector
-"""
+sympy.stats sympy.vector"""
 MODULES = f"{_STANDARD} {_SCIENTIFIC}".split()
 CHECK_SECONDS = 0.2  # interval of the checks of threads and files
 MAX_THREADS = 256  # per child
@@ -125,8 +122,8 @@ class Zygote:
         self._program, self._context, self._folder = program_socket, context, folder
         self._children: dict[int, _ChildProcess] = {}  # pid -> child
         self._poller = select.poll()
-        self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake)
+        self._wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_writer)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
@@ -159,7 +156,7 @@ class Zygote:
             if size > SUSPENDED_BYTES:
                 self._children[pid].stop_reason = KILLED_SUSPENDED
         for pid, child in self._children.items():
-            with contextlib.suppress(OSError):  # /proc is mounted with hidepid
+            with contextlib.suppress(OSError):  # if /proc is mounted with hidepid
                 if len(os.listdir(f"/proc/{pid}/task")) > MAX_THREADS:
                     child.stop_reason = f"stopped at more than {MAX_THREADS} threads"
             if not child.stop_reason and has_more_files(child.folder, MAX_FILES):
@@ -238,7 +235,7 @@ class Zygote:
 
 def has_more_files(folder: str, limit: int) -> bool:
     """Return whether a folder contains more than `limit` files and folders, at any depth, or a folder that cannot be
-    read. Counts no further."""
+    read. Stops counting there."""
     waiting, count = [folder], 0
     while waiting:
         try:

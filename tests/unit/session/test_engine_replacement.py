@@ -146,7 +146,7 @@ def test_an_engine_that_dies_in_a_weight_sync_or_while_idle_is_replaced(tmp_path
             return await setup.publisher.publish(9), engine
 
     metrics, engine = asyncio.run(run())
-    assert metrics["engines/replaced"] == 1 and engine.starts == 3 and not engine.is_restarted
+    assert metrics["engines/replaced"] == 1 and engine.starts == 3 and not engine.awaits_weights_after_restart
 
 
 def test_requests_fail_until_a_restarted_engine_has_weights(tmp_path: Path) -> None:
