@@ -51,8 +51,11 @@ def get_grader(data_source: str) -> str:
     """Return the name of the grader of a data source. Raises ValueError if no pattern matches."""
     if (grader := find_grader(data_source)) is not None:
         return grader
-    if data_source == "harbor":
-        raise ValueError("task folders are graded by their tests. Set env.env_name=harbor, or agent (docs/tasks.md).")
+    if data_source in find_plugins("environments"):  # e.g. harbor: task folders
+        raise ValueError(
+            f"rows of the data source {data_source} are graded by the environment of this name. Set "
+            f"env.env_name={data_source}, or another environment that grades them, e.g. agent."
+        )
     added = find_plugins("rewards").keys() - GRADERS.keys()
     patterns_of = {name: f"{name} {name}/*" for name in sorted(added)} | GRADERS
     known = "; ".join(f"{name}: {', '.join(patterns.split())}" for name, patterns in patterns_of.items())

@@ -94,9 +94,9 @@ def add_plugin_sections(parent: str, make_marker: Callable[[str], object]) -> Ca
 
 
 def describe_missing_section(key: str) -> str:
-    """Return an error message if a key belongs to a section of a plug-in that is missing, else ""."""
-    for name, plugin in find_own_plugins("sections").items():
-        if plugin.is_missing and f".{name}." in f".{key}.":
+    """Return an error message if a key belongs to a section or a command of a plug-in that is missing, else ""."""
+    for plugin in (*find_own_plugins("sections").values(), *find_own_plugins("configs").values()):
+        if plugin.is_missing and f".{plugin.name}." in f".{key}.":
             return plugin.missing_error
     return ""
 

@@ -232,11 +232,15 @@ def test_a_missing_plugin_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     environment = plugins.Plugin("harbour", "x:y", "the plug-in harbour", folder=tmp_path / "gone")
     monkeypatch.setitem(plugins._read_list()["sections"], "env.harbour", gone)
     monkeypatch.setitem(plugins._read_list()["environments"], "harbour", environment)
-    monkeypatch.setitem(plugins._read_list()["tools"], "harbour", environment)
+    for group in ("tools", "rewards", "configs"):
+        monkeypatch.setitem(plugins._read_list()[group], "harbour", environment)
     plugins._list_plugins.cache_clear()
     with pytest.raises(ConfigError, match=r"env\.harbour\.backend .*belongs to the plug-in harbour"):
         load_config(Config, "ppo", ["env.harbour.backend=docker"])
     assert "belongs to the plug-in harbour" in explain_key("env.harbour.backend")
+    assert "belongs to the plug-in harbour" in explain_key("harbour.rounds")
+    with pytest.raises(ValueError, match="harbour belongs to the plug-in harbour"):
+        check_prompts_are_gradable([Prompt(0, "harbour/boats", "?", "7")])
     assert read_user_yaml(str(tmp_path / "saved.yaml"), Config) == {"env": {}}
     with pytest.raises(ValueError, match="harbour belongs to the plug-in harbour"):
         get_environment_spec("harbour")
