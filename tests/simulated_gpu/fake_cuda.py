@@ -19,6 +19,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -27,7 +28,6 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed._tools.fake_collectives  # meta functions of collectives
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
@@ -383,6 +383,7 @@ def fake_cuda(world_size: int = 1, modes: Sequence[TorchDispatchMode] = ()) -> I
     memory. Needs a process that `run_preloaded` started."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    import_module("torch.distributed._tools.fake_collectives")  # registers meta functions of collectives
     Stream.current = Stream()
     FakeGpu.syncs.clear()
     FakeGpu.hints.clear()

@@ -33,6 +33,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="the device guard of the fake GPU is compiled with g++"),
 ]
 
+FEW = ("eight ranks", "five layers")  # scenarios that `make test-all` runs; `make test-nightly` runs all
 BYTES = "bytes gathered", "bytes reduced"
 Found = dict[str, dict[str, dict[str, int]]]
 """Host synchronizations by scenario and part, or kernels and bytes."""
@@ -44,28 +45,33 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def counted(guard: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """Counts of all scenarios, which run in one process."""
-    models = tmp_path_factory.mktemp("models")
-    make_models(models)
-    output = run_preloaded(guard, "tests.simulated_gpu.scenarios", str(models), timeout=1200)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    make_models(folder)
+    return folder
+
+
+def run_scenarios(guard: Path, models: Path, *names: str) -> dict[str, Found]:
+    """Run scenarios (without names: all) in one process. Returns their counts."""
+    output = run_preloaded(guard, "tests.simulated_gpu.scenarios", str(models), *names, timeout=1200)
     counts: dict[str, Found] = json.loads(output[output.index("{") :])
     return counts
 
 
 @pytest.fixture(scope="module")
-def found(counted: dict[str, Found]) -> Found:
-    return counted["waits"]
+def few(guard: Path, models: Path) -> dict[str, Found]:
+    return run_scenarios(guard, models, *FEW)
 
 
-def test_every_scenario_runs(found: Found) -> None:
-    assert found.keys() == SCENARIOS.keys() and all(found.values())
+@pytest.fixture(scope="module")
+def found(guard: Path, models: Path) -> Found:
+    """Host synchronizations of all scenarios."""
+    return run_scenarios(guard, models)["waits"]
 
 
-@pytest.mark.parametrize("name", UPDATES)
-def test_an_update_and_its_parts_wait_for_the_gpu_as_often_as_expected(found: Found, name: str) -> None:
-    """Towers of images wait as often with any number of layers."""
-    row, counted = UPDATES[name], found[name]
+def check_waits(name: str, counted: dict[str, dict[str, int]]) -> None:
+    """Compare the host synchronizations of an update and its parts with the expected ones."""
+    row = UPDATES[name]
     if isinstance(row.expected, int):
         assert sum(counted["update"].values()) == sum(count_update().values()) + row.expected
     elif row.expected is not None:
@@ -77,11 +83,16 @@ def test_an_update_and_its_parts_wait_for_the_gpu_as_often_as_expected(found: Fo
     }
 
 
-def test_kernels_and_bytes_of_an_update_and_a_publish(counted: dict[str, Found]) -> None:
+@pytest.mark.parametrize("name", FEW)
+def test_an_update_on_eight_ranks_waits_for_the_gpu_as_often_as_expected(few: dict[str, Found], name: str) -> None:
+    check_waits(name, few["waits"][name])
+
+
+def test_kernels_and_bytes_of_an_update_and_a_publish(few: dict[str, Found]) -> None:
     """Each layer is gathered twice in bfloat16, for the forward and the backward pass, and reduced in float32."""
-    shallow, deep = (counted["work"][name] for name in ("eight ranks", "five layers"))
-    (kernels, gathered, reduced), (_, published, _) = (
-        ((deep[part].get(name, 0) - shallow[part].get(name, 0)) / 2 for name in ("kernels", *BYTES))
+    shallow, deep = (few["work"][name] for name in FEW)
+    (kernels, gathered, reduced), (_, published, _) = (  # inner lists: generators would read the last `part` only
+        [(deep[part].get(name, 0) - shallow[part].get(name, 0)) / 2 for name in ("kernels", *BYTES)]
         for part in ("update", "publish")
     )
     attention, mlp, norms = 256 * 64 * (2 * 4 + 2 * 2), 3 * 256 * 512, 2 * 256 + 2 * 64
@@ -89,6 +100,15 @@ def test_kernels_and_bytes_of_an_update_and_a_publish(counted: dict[str, Found])
     assert kernels <= 220 and shallow["update"]["kernels"] - 3 * kernels <= 270
 
 
+@pytest.mark.nightly
+def test_every_update_waits_for_the_gpu_as_often_as_expected(found: Found) -> None:
+    """Towers of images wait as often with any number of layers."""
+    assert found.keys() == SCENARIOS.keys() and all(found.values())
+    for name in UPDATES:
+        check_waits(name, found[name])
+
+
+@pytest.mark.nightly
 def test_no_loss_waits_for_the_gpu_in_a_micro_batch(found: Found) -> None:
     assert len(found["losses"]) > 15
     measures_kl = count_update(old=2) | {"tolist in workers/model_worker.py reduce": 3}  # after the update
@@ -97,12 +117,14 @@ def test_no_loss_waits_for_the_gpu_in_a_micro_batch(found: Found) -> None:
     assert {title: counts for title, counts in found["losses"].items() if counts != expected[title]} == {}
 
 
+@pytest.mark.nightly
 def test_experts_wait_for_the_gpu_once_per_layer_also_with_checkpointing(found: Found) -> None:
     counts = found["expert_parallelism"]
     assert counts["update"] == count_update(expert_metrics=1, expert_layers=2)
     assert counts["publish"] == found["eight ranks"]["publish"]
 
 
+@pytest.mark.nightly
 def test_other_workers_wait_for_the_gpu_at_the_end_of_a_step(found: Found) -> None:
     clip, reduce = "item in models/train_state.py clip_gradients", "tolist in workers/model_worker.py reduce"
     assert found["critic"] == {"values": found["dense"]["log-probs"], "update": {clip: 1, reduce: 1}}
@@ -129,6 +151,7 @@ MEMORY: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MEMORY)
 def test_the_planned_memory_of_an_update_is_within_10_percent(name: str, guard: Path, tmp_path: Path) -> None:
     case = MEMORY[name]
