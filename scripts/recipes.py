@@ -12,8 +12,8 @@ from alphaapollo.config.load import load_config_and_user_settings
 from alphaapollo.config.schema import Config
 from alphaapollo.controller.placement import Machine
 from alphaapollo.launch.plan import Plan, add_memory_plan, resolve_plan
-from alphaapollo.planning.memory import GIB
 from alphaapollo.planning.memory_fit import replace_values
+from alphaapollo.planning.model_memory import GIB
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RECIPES = ROOT / "docs" / "recipes.md", ROOT / "examples" / "recipes"

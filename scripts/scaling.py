@@ -16,7 +16,6 @@ sys.path.insert(0, str(ROOT))
 from alphaapollo.config.keys import format_value  # noqa: E402
 from alphaapollo.config.resolve import resolve_model, resolve_rollout  # noqa: E402
 from alphaapollo.config.schema import Config  # noqa: E402
-from alphaapollo.planning.memory import GIB  # noqa: E402
 from alphaapollo.planning.memory_fit import (  # noqa: E402
     BUDGET,
     MAX_TOKENS,
@@ -26,6 +25,7 @@ from alphaapollo.planning.memory_fit import (  # noqa: E402
     replace_values,
 )
 from alphaapollo.planning.memory_plan import MemoryPlan, plan_memory  # noqa: E402
+from alphaapollo.planning.model_memory import GIB  # noqa: E402
 
 PAGE = ROOT / "docs" / "scaling.md"
 BEGIN, END = "<!-- scripts/scaling.py writes from here -->\n", "<!-- to here -->\n"

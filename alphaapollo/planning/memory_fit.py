@@ -16,18 +16,18 @@ from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.base import Device
 from alphaapollo.controller.placement import Machine
 from alphaapollo.models.load import load_config
-from alphaapollo.planning.memory import GIB, load_model_sizes
+from alphaapollo.planning.engine_memory import count_kv_token_bytes
 from alphaapollo.planning.memory_plan import (
     DEFAULT_ENGINE_SHARE,
     ROLLOUT,
     USABLE,
     MemoryPlan,
     MemoryRequest,
-    count_kv_token_bytes,
     get_trained_section,
     has_critic,
     plan_memory,
 )
+from alphaapollo.planning.model_memory import GIB, load_model_sizes
 
 ROLE, ACTOR = "actor_rollout_ref.", "actor_rollout_ref.actor."
 CHECKPOINTING = f"{ROLE}model.enable_gradient_checkpointing"

@@ -9,7 +9,8 @@ from alphaapollo.algorithms.advantages import get_estimator
 from alphaapollo.config.resolve import get_resolved, has_worker_processes, resolve_controller
 from alphaapollo.config.schema import Actor, Config, Critic, Model, TuningConfig
 from alphaapollo.config.schema.base import Device
-from alphaapollo.planning.memory import (
+from alphaapollo.planning.engine_memory import count_kv_token_bytes, estimate_engine
+from alphaapollo.planning.model_memory import (
     DIVERGENCE_COPIES,
     FLOAT32,
     GIB,
@@ -19,7 +20,6 @@ from alphaapollo.planning.memory import (
     count_bucket_bytes,
     count_sent_bytes,
     estimate_idle,
-    estimate_layer_bytes,
     estimate_pass,
     estimate_update,
     get_dtype_bytes,
@@ -225,7 +225,7 @@ def _add_phases(
 def _add_engines(config: Config, plan: MemoryPlan, device: Device) -> MemoryPlan:
     """Add the engines to the phases of a rank (on a CPU: of a machine), and choose the size of their KV cache."""
     rollout, capacity, phases = config.actor_rollout_ref.rollout, plan.capacity, plan.phases
-    engine, token_bytes = _estimate_engine(config, device), count_kv_token_bytes(config)
+    engine, token_bytes = estimate_engine(config, device), count_kv_token_bytes(config)
     sequence_bytes, has_process, shortage = config.data.max_length * token_bytes, rollout.has_engine_process, ""
     if device == "cpu":
         share, cache, key = 0.0, int(rollout.kv_cache_gib * GIB), f"kv_cache_gib={rollout.kv_cache_gib:g}"
@@ -278,26 +278,6 @@ def _choose_engine_share(config: Config, phases: dict[str, Usage], needed: int, 
     shared = [phases["generate"]] if rollout.free_cache_engine else phases.values()
     training = max(usage.total() for usage in shared) * rollout.colocate + SLEEPING_ENGINE * rollout.has_engine_process
     return math.floor(100 * max(USABLE - training / capacity, min(USABLE, needed / capacity))) / 100
-
-
-def _estimate_engine(config: Config, device: Device) -> Usage:
-    """Estimate an engine's memory, without KV cache and CUDA context."""
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    if rollout.name == "fake":
-        return Usage()
-    sizes, parallel = load_model_sizes(model), rollout.tensor_model_parallel_size
-    weights = Usage({"engine weights": get_dtype_bytes(rollout.dtype) * sizes.parameters // parallel})
-    # activations of a step; float32 logits, and a copy to sample from
-    activations = 2 * estimate_layer_bytes(model, 1, max(rollout.max_num_batched_tokens, config.data.max_length)) // 3
-    logits = 2 * FLOAT32 * get_resolved(rollout.max_num_seqs) * (sizes.head_parameters // sizes.hidden_size)
-    return weights + Usage({"engine buffers": (activations // parallel + logits) * (device == "cuda")})
-
-
-def count_kv_token_bytes(config: Config) -> int:
-    """Return the bytes of a token in the KV cache of one tensor-parallel rank, without layers that keep a window."""
-    rollout, sizes = config.actor_rollout_ref.rollout, load_model_sizes(config.actor_rollout_ref.model)
-    size = sizes.kv_elements_per_token * get_dtype_bytes(rollout.dtype)
-    return size // min(rollout.tensor_model_parallel_size, sizes.num_kv_heads)
 
 
 def get_trained_section(config: Config | TuningConfig) -> Actor | TuningConfig:

@@ -13,8 +13,8 @@ from alphaapollo.config.schema import Config, TuningConfig
 from alphaapollo.config.schema.planned_device import get_planned_gpu_memory
 from alphaapollo.config.schema.trainer import Training
 from alphaapollo.observability.console import Console
-from alphaapollo.planning.memory import GIB
 from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.model_memory import GIB
 from alphaapollo.runs.run_plan import PlannedMemory, RunPlan
 from alphaapollo.utils.frequency import AUTO_SAVE_SECONDS
 

@@ -20,7 +20,7 @@ from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.resume import resume_hint
 from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.checkpoint_writer import BackgroundCheckpointWriter
 from alphaapollo.session.publish import make_publisher
 from alphaapollo.session.training import PolicySession, TrainingSession
 from alphaapollo.utils.disk import close_all

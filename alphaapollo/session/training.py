@@ -14,7 +14,7 @@ from alphaapollo.observability.console import Console
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import RunProgress
 from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter, run_and_save_on_signal
+from alphaapollo.session.checkpoint_writer import BackgroundCheckpointWriter, run_and_save_on_signal
 from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

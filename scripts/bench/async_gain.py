@@ -41,7 +41,7 @@ from alphaapollo.rollout.episode import (  # noqa: E402
     run_group,
 )
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder  # noqa: E402
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter  # noqa: E402
+from alphaapollo.session.checkpoint_writer import BackgroundCheckpointWriter  # noqa: E402
 from alphaapollo.session.progress import Feedback, Progress, TrainingGoal  # noqa: E402
 from alphaapollo.session.publish import WeightPublisher  # noqa: E402
 from alphaapollo.session.training import PolicySession  # noqa: E402

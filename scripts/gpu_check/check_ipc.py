@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
-from alphaapollo.engines.weight_sync import shared_memory
+from alphaapollo.engines.weight_sync import buckets
 from alphaapollo.engines.weight_sync.digest import MODULUS, compute_joint_digest
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.workers.policy import PolicyWorker
@@ -31,15 +31,15 @@ def run(kit: Kit) -> None:
     finally:
         receiver.kill()
     gathered = list(gather_buckets(worker))
-    moved = sum(map(shared_memory.count_bytes, gathered))
+    moved = sum(map(buckets.count_bytes, gathered))
     weights = [tensor for bucket in gathered for tensor in bucket.values()]
     kit.record("digest_gb_per_s", moved / kit.time(lambda: compute_joint_digest(weights)) / 1e9)
     kit.record("gather_gb_per_s", moved / kit.time(lambda: list(gather_buckets(worker))) / 1e9)
 
 
-def gather_buckets(worker: PolicyWorker) -> Iterator[shared_memory.Bucket]:
+def gather_buckets(worker: PolicyWorker) -> Iterator[buckets.Bucket]:
     """Buckets of about 1 GiB, like VllmTransferSender."""
-    return shared_memory.make_buckets(gather_parameters(worker.policy.model, worker.dtype), worker.dtype)
+    return buckets.make_buckets(gather_parameters(worker.policy.model, worker.dtype), worker.dtype)
 
 
 def send_rounds(kit: Kit, worker: PolicyWorker, here: Any, there: Any) -> None:
@@ -49,7 +49,7 @@ def send_rounds(kit: Kit, worker: PolicyWorker, here: Any, there: Any) -> None:
         with kit.clock() as seconds:
             for bucket in gather_buckets(worker):
                 expected += compute_joint_digest(bucket.values())
-                moved, count = moved + shared_memory.count_bytes(bucket), count + 1
+                moved, count = moved + buckets.count_bytes(bucket), count + 1
                 here.put(bucket)
                 there.get(timeout=60)
                 del bucket  # free its memory before another gather starts

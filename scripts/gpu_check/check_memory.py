@@ -8,7 +8,7 @@ from typing import Any
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model
-from alphaapollo.planning.memory import FLOAT32, RankModel, estimate_update, make_rank_model
+from alphaapollo.planning.model_memory import FLOAT32, RankModel, estimate_update, make_rank_model
 from scripts.gpu_check.device import GIB
 from scripts.gpu_check.kit import MODEL, Kit, need, vocabulary_of
 from scripts.random_batch import random_batch

@@ -21,7 +21,7 @@ from alphaapollo.models.flops import FlopsEstimator, find_peak_flops
 from alphaapollo.models.load import LIGER_ARCHITECTURES, load_causal_lm
 from alphaapollo.models.micro_batch import MicroBatch
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.planning.memory import estimate_update, make_rank_model
+from alphaapollo.planning.model_memory import estimate_update, make_rank_model
 from alphaapollo.workers.policy import PolicyWorker
 from scripts.checks import Untested
 from scripts.gpu_check.device import GIB

@@ -48,7 +48,7 @@ def _plan(size: float) -> Expectation:
 
 
 def _plan_memory(part: str, gpu_memory: int) -> dict[str, Expectation]:
-    from alphaapollo.planning.memory import estimate_idle, estimate_update
+    from alphaapollo.planning.model_memory import estimate_idle, estimate_update
     from scripts.gpu_check.check_memory import LENGTHS, VARIANTS, plan_variant
 
     found = {}

@@ -22,7 +22,7 @@ from alphaapollo.observability.terminal import Terminal
 from alphaapollo.observability.trackers import Tracker
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
 from alphaapollo.runs.rollout_log import RolloutLog
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.checkpoint_writer import BackgroundCheckpointWriter
 from alphaapollo.session.progress import Progress, TrainingGoal
 from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.session.training import PolicySession

@@ -20,7 +20,7 @@ from alphaapollo.engines.types import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.engines.vllm.images import ImagePromptBuilder
 from alphaapollo.engines.vllm.settings import build_engine_arguments
-from alphaapollo.engines.weight_sync import shared_memory
+from alphaapollo.engines.weight_sync import buckets
 from alphaapollo.engines.weight_sync import transfer as weight_transfer
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.engines.weight_sync.transfer import SingleUpdateClient
@@ -62,7 +62,7 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_all_batches_are_one_update(no_cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 256)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 256)
     client = Client()
     sender = VllmTransferSender(client, torch.float32, rank=0, transport="ipc")
     for version in (1, 2):

@@ -20,7 +20,7 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.protocol import Engine
 from alphaapollo.engines.types import EngineError, EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
-from alphaapollo.engines.weight_sync import shared_memory
+from alphaapollo.engines.weight_sync import buckets
 from alphaapollo.engines.weight_sync.shared_memory import SharedMemorySender
 from alphaapollo.engines.weight_sync.transport import TransportKind, WeightUpdate
 from alphaapollo.engines.weight_sync.vllm_transfer import VllmTransferSender
@@ -42,7 +42,7 @@ class TransferCase:
     colocate: bool = True
     tensor_parallel: int = 1
     has_graphs: bool = False
-    bucket_bytes: int = shared_memory.BUCKET_BYTES
+    bucket_bytes: int = buckets.BUCKET_BYTES
     limit: float = 0.1  # mean |difference| of log-probs of engine (bfloat16 on GPUs) and transformers (float32)
 
     @property
@@ -112,7 +112,7 @@ def transfer(rank: int, num_ranks: int, address: str, case: TransferCase, folder
     if num_ranks > 1:
         join_process_group(case.device, rank, num_ranks, address)
     models = case.make_models()
-    with mock.patch.object(shared_memory, "BUCKET_BYTES", case.bucket_bytes):
+    with mock.patch.object(buckets, "BUCKET_BYTES", case.bucket_bytes):
         if rank == 0:
             asyncio.run(publish_and_verify(case, folder, *models))
             return

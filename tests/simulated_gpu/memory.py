@@ -27,10 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from alphaapollo.config.schema import Actor
-from alphaapollo.engines.weight_sync.shared_memory import count_bytes, make_buckets, prefetch_buckets
+from alphaapollo.engines.weight_sync.buckets import count_bytes, make_buckets, prefetch_buckets
 from alphaapollo.models import expert_parallel, policy
 from alphaapollo.models.export import gather_parameters
-from alphaapollo.planning.memory import count_sent_bytes, estimate_update, load_model_sizes, make_rank_model
+from alphaapollo.planning.model_memory import count_sent_bytes, estimate_update, load_model_sizes, make_rank_model
 from alphaapollo.workers.policy import PolicyWorker
 from tests.simulated_gpu.fake_cuda import FakeGpu, Stream
 from tests.simulated_gpu.workers import fake_rank, make_batch, make_columns, make_policy, make_rows

@@ -115,7 +115,7 @@ def take_snapshot(worker: PolicyWorker) -> None:
 
 MERGED = {"copy to cpu in workers/model_worker.py merge_token_values": 1}
 BUCKET = {
-    "event.synchronize in engines/weight_sync/shared_memory.py prefetch_buckets": 1,
+    "event.synchronize in engines/weight_sync/buckets.py prefetch_buckets": 1,
     "item in engines/weight_sync/digest.py compute_joint_digest": 1,
 }
 PARTS: dict[str, tuple[Callable[[Any], Any], dict[str, int] | None]] = {  # calls and their expected synchronizations

@@ -21,8 +21,8 @@ from alphaapollo.batching.shared_prompts import find_shared_prompts
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Actor, Model, Reference
 from alphaapollo.engines.weight_sync import digest_kernel
+from alphaapollo.engines.weight_sync.buckets import make_buckets, prefetch_buckets
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest
-from alphaapollo.engines.weight_sync.shared_memory import make_buckets, prefetch_buckets
 from alphaapollo.models import sharding
 from alphaapollo.models.export import gather_parameters
 from alphaapollo.planning.model_requirements import choose_kernels

@@ -19,8 +19,8 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from alphaapollo.engines.weight_sync.buckets import Bucket, make_buckets, prefetch_buckets
 from alphaapollo.engines.weight_sync.digest import MODULUS, compute_joint_digest, format_digest
-from alphaapollo.engines.weight_sync.shared_memory import Bucket, make_buckets, prefetch_buckets
 from alphaapollo.engines.weight_sync.transport import CallEngines, TransferMethod, UpdateInfo, WeightUpdate
 
 EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)true", re.IGNORECASE)  # in settings of torch's allocator

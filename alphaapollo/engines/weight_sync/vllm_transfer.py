@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from alphaapollo.engines.weight_sync.shared_memory import Bucket, count_bytes
+from alphaapollo.engines.weight_sync.buckets import Bucket, count_bytes
 from alphaapollo.engines.weight_sync.transfer import TransferSender
 from alphaapollo.engines.weight_sync.vllm_import import import_vllm
 from alphaapollo.processes.network import find_free_port

@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 from torch.multiprocessing.reductions import reduce_tensor
 
-from alphaapollo.engines.weight_sync.shared_memory import Bucket
+from alphaapollo.engines.weight_sync.buckets import Bucket
 from alphaapollo.engines.weight_sync.transfer import TRANSFER_SECONDS, TransferSender
 from alphaapollo.models.store import make_store
 from alphaapollo.processes.network import reserve_port

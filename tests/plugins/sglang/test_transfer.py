@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from alphaapollo.engines.weight_sync import shared_memory, transfer
+from alphaapollo.engines.weight_sync import buckets as weight_buckets
+from alphaapollo.engines.weight_sync import transfer
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.plugins.sglang import transfer as sglang_transfer
 from alphaapollo.plugins.sglang.transfer import SglangTransferSender
@@ -15,7 +16,7 @@ from alphaapollo.plugins.sglang.transfer import SglangTransferSender
 def test_a_sender_over_cuda_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
     """All buckets are one update. The handles are fake."""
     monkeypatch.setattr(transfer, "prefetch_buckets", lambda buckets: buckets)
-    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 8)
+    monkeypatch.setattr(weight_buckets, "BUCKET_BYTES", 8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-a"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
     monkeypatch.setattr(sglang_transfer, "reduce_tensor", lambda flat: (None, (flat.numel(),)))

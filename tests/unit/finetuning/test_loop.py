@@ -16,7 +16,7 @@ from alphaapollo.data.mixture import make_stream
 from alphaapollo.data.stream import PromptStream
 from alphaapollo.finetuning.task import FinetuningProgress, FinetuningRun, train
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.checkpoint_writer import BackgroundCheckpointWriter
 from alphaapollo.session.progress import TrainingGoal
 from alphaapollo.session.training import TrainingSession
 from tests.unit.metric_names import undocumented

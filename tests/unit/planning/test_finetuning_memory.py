@@ -9,9 +9,9 @@ import pytest
 
 from alphaapollo.config.resolve import resolve_model
 from alphaapollo.config.schema import Model, SftConfig
-from alphaapollo.planning.memory import load_model_sizes
 from alphaapollo.planning.memory_fit import fit_to_memory
 from alphaapollo.planning.memory_plan import MemoryPlan, MemoryRequest, find_micro_batch_shape
+from alphaapollo.planning.model_memory import load_model_sizes
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 GIB = 2**30

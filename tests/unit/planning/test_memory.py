@@ -10,7 +10,6 @@ import pytest
 
 from alphaapollo.config.resolve import resolve_model, resolve_rollout
 from alphaapollo.config.schema import Config, Teacher
-from alphaapollo.planning.memory import GIB, Usage
 from alphaapollo.planning.memory_fit import CHECKPOINTING, fit_to_memory, list_fast_settings, replace_values
 from alphaapollo.planning.memory_plan import (
     FURTHER_PROCESS,
@@ -19,6 +18,7 @@ from alphaapollo.planning.memory_plan import (
     MemoryPlan,
     find_micro_batch_shape,
 )
+from alphaapollo.planning.model_memory import GIB, Usage
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "scripts" / "published_models"
 LONG = {

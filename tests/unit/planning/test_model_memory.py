@@ -13,7 +13,7 @@ from alphaapollo.models import sharding
 from alphaapollo.models.decoder import find_decoder_layers
 from alphaapollo.models.load import load_without_weights
 from alphaapollo.models.policy import PolicyModel
-from alphaapollo.planning.memory import (
+from alphaapollo.planning.model_memory import (
     ModelSizes,
     RankModel,
     Usage,

@@ -3,8 +3,8 @@ from dataclasses import replace
 from io import StringIO
 
 from alphaapollo.observability.terminal import Terminal
-from alphaapollo.planning.memory import Usage
 from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.model_memory import Usage
 from alphaapollo.planning.plan_table import describe_checkpoint_schedule, make_memory_table, summarize_memory
 
 

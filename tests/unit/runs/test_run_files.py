@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from alphaapollo.data.findings import DataFinding
-from alphaapollo.planning.memory import Usage
 from alphaapollo.planning.memory_plan import MemoryPlan
+from alphaapollo.planning.model_memory import Usage
 from alphaapollo.planning.plan_table import summarize_memory
 from alphaapollo.runs.command_history import read_history, record_in_history
 from alphaapollo.runs.metrics_file import make_metrics_record

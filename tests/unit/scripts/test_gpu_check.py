@@ -126,7 +126,7 @@ def test_parts_of_an_update_are_measured(tmp_path: Path, size: str) -> None:
 
 def test_memory_and_weight_transfer_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measurements: dict[str, object] = {}
-    monkeypatch.setattr(check_ipc.shared_memory, "BUCKET_BYTES", 2**20)
+    monkeypatch.setattr(check_ipc.buckets, "BUCKET_BYTES", 2**20)
     monkeypatch.setattr(check_memory, "VARIANTS", {name: check_memory.VARIANTS[name] for name in ("plain", "lora")})
     kit = Kit("cpu", tmp_path, measurements.__setitem__)
     check_memory.run(kit)

@@ -21,7 +21,7 @@ from alphaapollo.engines.weight_sync.transport import WeightReceipt, WeightUpdat
 from alphaapollo.engines.weight_sync.verification import Probe
 from alphaapollo.observability.timing import Timer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.checkpoint_writer import BackgroundCheckpointWriter
 from alphaapollo.session.progress import TrainingGoal
 from alphaapollo.session.publish import WeightPublisher
 from alphaapollo.trainer.lifecycle import initialize_run

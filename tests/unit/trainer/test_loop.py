@@ -12,7 +12,7 @@ import pytest
 
 from alphaapollo.config.schema import Config, ReferenceReset, Trainer
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter
+from alphaapollo.session.checkpoint_writer import BackgroundCheckpointWriter
 from alphaapollo.session.progress import Feedback, Progress, TrainingGoal
 from alphaapollo.session.validation import ValidationResult
 from alphaapollo.trainer import loop

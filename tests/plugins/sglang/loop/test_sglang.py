@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from alphaapollo.engines.types import HttpSampling
-from alphaapollo.engines.weight_sync import shared_memory, transfer
+from alphaapollo.engines.weight_sync import buckets, transfer
 from alphaapollo.engines.weight_sync.transport import WeightUpdate
 from alphaapollo.plugins.sglang.transfer import SglangTransferSender
 from alphaapollo.types import Sampling
@@ -55,7 +55,7 @@ def test_broadcast_to_sglang(session: Session, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(transfer, "prefetch_buckets", lambda buckets: buckets)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
-    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 2**18)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 2**18)
 
     async def publish(sender: SglangTransferSender, model: Any, version: int) -> WeightUpdate:
         update = await asyncio.to_thread(sender.send, checkpoint(model).items(), version)

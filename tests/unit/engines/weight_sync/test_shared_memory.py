@@ -14,13 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alphaapollo.engines.weight_sync import shared_memory
+from alphaapollo.engines.weight_sync import buckets, shared_memory
+from alphaapollo.engines.weight_sync.buckets import make_buckets, prefetch_buckets
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, format_digest
 from alphaapollo.engines.weight_sync.shared_memory import (
     SharedAdapterSender,
     SharedMemorySender,
-    make_buckets,
-    prefetch_buckets,
 )
 from alphaapollo.engines.weight_sync.transport import WeightUpdate
 
@@ -34,7 +33,7 @@ def test_buckets_are_cast_and_complete() -> None:
 
 
 def test_a_bucket_ends_with_the_tensor_that_reaches_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 8)  # two numbers
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 8)  # two numbers
     parts = list(make_buckets(((str(index), torch.zeros(1)) for index in range(5)), torch.float32))
     assert [len(part) for part in parts] == [2, 2, 1]
 
@@ -55,7 +54,7 @@ def test_next_bucket_is_gathered_while_one_is_sent(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the step")
-    monkeypatch.setattr(shared_memory, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
 
     def gather() -> Iterator[tuple[str, torch.Tensor]]:
         for number in (1, 2, 3):

@@ -11,8 +11,8 @@ import pytest
 
 from alphaapollo.controller.errors import CANCELLED_BY_MONITOR
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder
-from alphaapollo.session import checkpoints
-from alphaapollo.session.checkpoints import BackgroundCheckpointWriter, run_and_save_on_signal
+from alphaapollo.session import checkpoint_writer
+from alphaapollo.session.checkpoint_writer import BackgroundCheckpointWriter, run_and_save_on_signal
 from alphaapollo.session.progress import Progress
 from tests.unit.event_loop import in_event_loop
 
@@ -171,7 +171,7 @@ async def test_an_interrupted_run_waits_for_the_checkpoint(case: Case) -> None:
 async def test_a_failed_run_reports_its_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: float | Exception, patience: float, fact: str
 ) -> None:
-    monkeypatch.setattr(checkpoints, "FAILED_RUN_SECONDS", patience)
+    monkeypatch.setattr(checkpoint_writer, "FAILED_RUN_SECONDS", patience)
     case = Case(tmp_path, policy)
     with pytest.raises(ZeroDivisionError):
         async with case.saving.finish_on_exit():

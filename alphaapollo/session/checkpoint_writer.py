@@ -8,7 +8,7 @@ The worker groups (policy, critic) copy their state while the loop waits, and wr
     finish_on_exit    called at the end of a run: wait for the checkpoint that is being written
 
 The loop calls `mark_models_inconsistent` before it changes the models and `mark_models_consistent` after the
-iteration. If the copies do not fit into memory (planning/memory), the worker groups write during `save`.
+iteration. If the copies do not fit into memory (planning/memory_plan.py), the worker groups write during `save`.
 run_and_save_on_signal saves the last iteration of an interrupted run.
 """
 

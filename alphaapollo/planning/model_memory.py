@@ -18,7 +18,7 @@ from alphaapollo.config.resolve import get_attention_kernel
 from alphaapollo.config.schema import Model
 from alphaapollo.config.schema.base import Device
 from alphaapollo.config.schema.model import FrozenFsdp, Fsdp, PolicyOptimizerName
-from alphaapollo.engines.weight_sync.shared_memory import BUCKET_BYTES
+from alphaapollo.engines.weight_sync.buckets import BUCKET_BYTES
 from alphaapollo.models.attention import find_unsupported_features
 from alphaapollo.models.cpu_attention import MAX_KEYS
 from alphaapollo.models.decoder import find_decoder_layers, find_vision_modules, get_attention_head_size
