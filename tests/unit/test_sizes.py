@@ -19,7 +19,7 @@ BUDGETS = {
     "config": 3500,
     "controller": 2050,
     "data": 3100,
-    "engines": 3300,
+    "engines": 3350,
     "environments": 1100,
     "evolving": 50,
     "finetuning": 750,
