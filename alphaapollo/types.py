@@ -136,7 +136,7 @@ class Completion:
     earlier_version_token_counts: tuple[tuple[int, int], ...] = ()
     """(weight version, number of tokens) of earlier parts, if weights changed during sampling."""
     columns: dict[str, np.ndarray] = field(default_factory=dict)
-    """Named arrays [prompt + T - 1, ...] over all tokens but the last. rollout/context.py moves them to Row.columns."""
+    """Named arrays [prompt + T - 1, ...] over all tokens but the last, which become Row.columns."""
 
     def __reduce__(self) -> tuple[object, ...]:
         small = (self.stop_reason, self.weight_version, self.num_cached_tokens, self.earlier_version_token_counts)

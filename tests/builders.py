@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alphaapollo.rollout.context import build_append_context_rows, build_memory_context_rows
+from alphaapollo.rollout.token_context import build_append_context_rows, build_memory_context_rows
 from alphaapollo.types import (
     Completion,
     EpisodeEnd,

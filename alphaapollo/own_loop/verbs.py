@@ -24,11 +24,11 @@ from alphaapollo.launch.plan import Plan
 from alphaapollo.models.train_state import AS_CONFIGURED, AdamSettings
 from alphaapollo.observability.rollout_metrics import compute_rollout_metrics
 from alphaapollo.own_loop.adapters import ADAPTERS, Adapters
+from alphaapollo.own_loop.compute_turns import ComputeTurns
 from alphaapollo.own_loop.loop_checkpoints import STATE, STEP_NAME, find_checkpoint, format_state, read_state
 from alphaapollo.own_loop.policy_columns import check_loss, make_columns
 from alphaapollo.own_loop.rows import GradientResult, RowReader, distribute, split_by_row
 from alphaapollo.own_loop.sampled_rows import check_first_ratio
-from alphaapollo.own_loop.turns import ComputeTurns
 from alphaapollo.own_loop.verb_timer import GENERATE, VerbTimer
 from alphaapollo.rewards.base import RewardFunction, adapt_to_episode, convert_to_score
 from alphaapollo.runs.resume import StartPoint

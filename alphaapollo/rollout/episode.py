@@ -3,8 +3,8 @@ environment.
 
     reset -> context_0 -> [engine] -> action_0 -> [environment] -> context_1 -> [engine] -> action_1 -> ... -> score
 
-The model's tokens are decoded for the environment and never re-encoded for training. context.py builds the engine's
-prompts. This module applies all limits and timeouts, so environments do not need their own."""
+The model's tokens are decoded for the environment and never re-encoded for training. token_context.py builds the
+engine's prompts. This module applies all limits and timeouts, so environments do not need their own."""
 
 from __future__ import annotations
 
@@ -26,8 +26,13 @@ from alphaapollo.environments.base import Environment, EnvironmentFailure, wrap_
 from alphaapollo.environments.memory import Step
 from alphaapollo.processes.time_limit import TimeLimit, exclude_from_time_limit
 from alphaapollo.rewards.completion_group import CompletionGroup
-from alphaapollo.rollout.context import AppendContext, PromptTooLong, build_append_context_rows, check_rows_match_turns
 from alphaapollo.rollout.environment_replies import check_reset_reply, check_score, check_step_reply
+from alphaapollo.rollout.token_context import (
+    AppendContext,
+    PromptTooLong,
+    build_append_context_rows,
+    check_rows_match_turns,
+)
 from alphaapollo.types import (
     DERIVED,
     EpisodeEnd,

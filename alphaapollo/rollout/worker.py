@@ -41,10 +41,10 @@ from alphaapollo.rewards.grader_processes.client import RewardClient
 from alphaapollo.rewards.judges import CompleteMessage
 from alphaapollo.rollout.agents.endpoint import SessionGate, open_endpoint
 from alphaapollo.rollout.agents.runner import AgentRunner, open_agent_runner
-from alphaapollo.rollout.context import AppendContext, MemoryContext, PromptRenderer
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, run_group
 from alphaapollo.rollout.self_teacher import TeacherPromptWriter
 from alphaapollo.rollout.suites import ModelServer, Suite, SuiteResult, run_suite
+from alphaapollo.rollout.token_context import AppendContext, MemoryContext, PromptRenderer
 from alphaapollo.rollout.tool_call_parser import make_tool_call_parser
 from alphaapollo.tools.toolbox import ToolBox
 from alphaapollo.types import GroupRequest, Prompt, Sampling, TrajectoryGroup, Turn

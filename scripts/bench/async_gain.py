@@ -34,12 +34,12 @@ from alphaapollo.engines.weight_sync.transport import WeightUpdate  # noqa: E402
 from alphaapollo.engines.weight_sync.verification import Probe  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
 from alphaapollo.observability.console import Console  # noqa: E402
-from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import (  # noqa: E402
     EpisodeLimits,
     EpisodeRunner,
     run_group,
 )
+from alphaapollo.rollout.token_context import AppendContext  # noqa: E402
 from alphaapollo.runs.checkpoint_folder import CheckpointFolder  # noqa: E402
 from alphaapollo.session.checkpoint_writer import BackgroundCheckpointWriter  # noqa: E402
 from alphaapollo.session.progress import Feedback, Progress, TrainingGoal  # noqa: E402

@@ -26,12 +26,12 @@ from alphaapollo.config.schema import Algorithm, Config, Data, Env  # noqa: E402
 from alphaapollo.engines.fake import FakeEngine  # noqa: E402
 from alphaapollo.environments.base import Services, get_environment_spec  # noqa: E402
 from alphaapollo.observability.rollout_metrics import compute_rollout_metrics  # noqa: E402
-from alphaapollo.rollout.context import AppendContext  # noqa: E402
 from alphaapollo.rollout.episode import (  # noqa: E402
     EpisodeLimits,
     EpisodeRunner,
     run_group,
 )
+from alphaapollo.rollout.token_context import AppendContext  # noqa: E402
 from alphaapollo.runs.rollout_log import RolloutLog  # noqa: E402
 from alphaapollo.trainer.step.build_batch import build_batch  # noqa: E402
 from alphaapollo.trainer.step.credit import assign_credit  # noqa: E402

@@ -14,7 +14,7 @@ from alphaapollo.config.schema.base import Device
 from alphaapollo.engines.types import EngineSpec
 from alphaapollo.engines.vllm.engine import VllmEngine
 from alphaapollo.models.moe_routing import RouterHooks
-from alphaapollo.rollout.context import build_append_context_rows
+from alphaapollo.rollout.token_context import build_append_context_rows
 from alphaapollo.types import Row, Sampling, Turn
 from tests.loop.engine_kit import PROBE, make_model
 

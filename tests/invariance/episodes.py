@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from alphaapollo.rollout.context import build_row
+from alphaapollo.rollout.token_context import build_row
 from alphaapollo.types import EpisodeEnd, Outcome, Row, Score, Trajectory, Turn
 from tests.builders import make_completion, make_group, make_trajectory, make_turn
 

@@ -17,7 +17,7 @@ from alphaapollo.environments.base import EnvironmentFailure
 from alphaapollo.plugins.evolving.roles import ModelReply
 from alphaapollo.plugins.evolving.settings import EvolvingConfig, ServedModel
 from alphaapollo.rewards.openai_connection import MALFORMED_RESPONSE_ERRORS, make_connection_options
-from alphaapollo.rollout.context import PromptRenderer
+from alphaapollo.rollout.token_context import PromptRenderer
 from alphaapollo.types import Message, Sampling
 from alphaapollo.utils.heartbeat import HEARTBEAT
 from alphaapollo.utils.redaction import redact, replace_surrogates

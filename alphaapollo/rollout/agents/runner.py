@@ -26,8 +26,8 @@ from alphaapollo.rewards.base import convert_to_float, convert_to_score
 from alphaapollo.rewards.openai_connection import make_openai_message
 from alphaapollo.rollout.agents.endpoint import AroundRequest, SessionGate, answer_request, open_endpoint
 from alphaapollo.rollout.agents.programs import ProgramResult, ProgramRunner
-from alphaapollo.rollout.context import build_row, check_rows_match_turns
 from alphaapollo.rollout.episode import MAX_ATTEMPTS, EpisodeTask, make_failure_score, score_limit
+from alphaapollo.rollout.token_context import build_row, check_rows_match_turns
 from alphaapollo.types import EpisodeEnd, ImageInput, Prompt, Row, Score, Trajectory, Turn
 from alphaapollo.utils.heartbeat import HEARTBEAT
 

@@ -9,8 +9,8 @@ from alphaapollo.config.schema import Env
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments import get_environment_spec
 from alphaapollo.environments.base import Observation, Services, StepResult
-from alphaapollo.rollout.context import AppendContext, MemoryContext, PromptRenderer
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask, run_group
+from alphaapollo.rollout.token_context import AppendContext, MemoryContext, PromptRenderer
 from alphaapollo.types import GroupRequest, Message, Prompt, Sampling, Score, Trajectory, TrajectoryGroup
 
 STOP = 9

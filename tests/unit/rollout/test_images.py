@@ -16,8 +16,8 @@ from alphaapollo.data.vocabulary import load_tokenizer
 from alphaapollo.engines.fake import FakeEngine
 from alphaapollo.environments.base import Observation, Services, StepResult
 from alphaapollo.environments.single_turn import SingleTurnEnvironment
-from alphaapollo.rollout.context import PromptRenderer, PromptTooLong, check_rows_match_turns
 from alphaapollo.rollout.episode import EpisodeLimits, EpisodeRunner, EpisodeTask, run_group
+from alphaapollo.rollout.token_context import PromptRenderer, PromptTooLong, check_rows_match_turns
 from alphaapollo.rollout.worker import make_token_context_factory
 from alphaapollo.types import GroupRequest, ImageInput, Outcome, Prompt, Sampling, Score
 from tests.unit.rollout.test_episode import Environment, done

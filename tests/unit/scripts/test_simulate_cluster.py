@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaapollo.rollout.context import check_rows_match_turns
+from alphaapollo.rollout.token_context import check_rows_match_turns
 from alphaapollo.types import GroupRequest, Prompt, Sampling
 from scripts.simulate_cluster import parse, simulate
 from scripts.simulation.clock import Clock, Loop

@@ -22,7 +22,7 @@ def make_sandbox(backend: str, spec: SandboxSpec) -> Sandbox:
     `alphaapollo.sandboxes`, docs/plugins.md). Raises ValueError for an unknown one."""
     check_backend(backend)
     if backend in ("rootless", "bubblewrap"):
-        from alphaapollo.plugins.tasks.sandboxes.namespaces import NamespaceSandbox
+        from alphaapollo.plugins.tasks.sandboxes.rootless import NamespaceSandbox
 
         return NamespaceSandbox(spec, backend)
     if backend in ("docker", "podman"):

@@ -1,6 +1,6 @@
 """Supervisor of a rootless sandbox: it isolates itself, and then executes requests.
 
-It imports only the standard library, isolation.py and streams.py, and nothing after its root has changed. Requests and
+It imports only the standard library, mounts.py and streams.py, and nothing after its root has changed. Requests and
 replies are frames on the socket at descriptor 0: the length of a JSON header, the header, and `size` bytes of content.
 It ends at the end of this socket. The kernel then ends all processes of the sandbox and frees its files, which are in
 memory, so nothing is left behind, no matter which process was killed.
@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from alphaapollo.plugins.tasks.sandboxes import isolation
+from alphaapollo.plugins.tasks.sandboxes import mounts
 from alphaapollo.plugins.tasks.sandboxes.streams import LENGTH, OutputBuffer, make_frame
 
 Header = dict[str, Any]
@@ -85,7 +85,7 @@ class Supervisor:
             process = subprocess.Popen(
                 [shell, "-c", header["command"]], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
                 cwd=header["cwd"], env=header["environment"], start_new_session=True,
-                preexec_fn=lambda: isolation.prepare_command(self.limits),
+                preexec_fn=lambda: mounts.prepare_command(self.limits),
             )  # fmt: skip
         except (OSError, ValueError, subprocess.SubprocessError) as error:  # ValueError: e.g. a null byte
             os.close(pipe)
@@ -114,7 +114,7 @@ class Supervisor:
         return reply | {"timed_out": bool(reason)}, output.get()
 
     def protect(self, header: Header, _: bytes) -> Reply:
-        isolation.protect(header["workdir"])
+        mounts.protect(header["workdir"])
         return {}, b""
 
     def kill(self, header: Header, _: bytes) -> Reply:
@@ -192,7 +192,7 @@ def copy(header: Header, content: bytes) -> Reply:
                 remove(part)
     os.makedirs(path, exist_ok=True)
     if header["replace"]:
-        isolation.mount_memory(path, header["storage_mb"])
+        mounts.mount_memory(path, header["storage_mb"])
     rename = header["rename"]
     if rename and os.path.isdir(os.path.join(path, rename)):
         path, rename = os.path.join(path, rename), ""
@@ -243,9 +243,9 @@ def main() -> None:
     try:
         os.chdir(spec["rootfs"] or "/")  # while its parent folders can be searched
         if spec["backend"] == "rootless":
-            isolation.enter_namespaces()
-        reaper = isolation.build_root(spec)
-        isolation.restrict(spec)
+            mounts.enter_namespaces()
+        reaper = mounts.build_root(spec)
+        mounts.restrict(spec)
         port = 0
         if spec["passed"] is not None:
             with (

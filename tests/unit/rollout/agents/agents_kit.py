@@ -14,7 +14,7 @@ from alphaapollo.engines.types import HttpApiSettings
 from alphaapollo.processes.time_limit import TimeLimit
 from alphaapollo.rollout.agents.endpoint import SessionGate, serve_gate
 from alphaapollo.rollout.agents.runner import build_turns_and_rows
-from alphaapollo.rollout.context import check_rows_match_turns
+from alphaapollo.rollout.token_context import check_rows_match_turns
 from alphaapollo.types import Sampling
 from tests.recorded_engine import RecordedEngine
 from tests.unit.tool_templates import tokenizer_of

@@ -9,7 +9,7 @@ from alphaapollo.engines import agent_sessions
 from alphaapollo.engines.agent_sessions import AgentSession, Answer, Request, SessionLimits
 from alphaapollo.observability.sample_metrics import convert_to_sample_result, read_sample_result
 from alphaapollo.rollout.agents.runner import build_turns_and_rows, find_branches
-from alphaapollo.rollout.context import check_rows_match_turns
+from alphaapollo.rollout.token_context import check_rows_match_turns
 from alphaapollo.runs.rollout_log import make_trajectory_record
 from alphaapollo.types import EpisodeEnd, ImageInput, Prompt, Sampling, Score, Trajectory
 from tests.builders import make_completion

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from alphaapollo.algorithms.advantages import Turns
-from alphaapollo.rollout.context import build_row
+from alphaapollo.rollout.token_context import build_row
 from alphaapollo.trainer.step.turns import list_trained_turns, number_turns
 from alphaapollo.types import Outcome, Score, Trajectory, Turn
 from tests.builders import make_group, make_trajectory, make_turn

@@ -1,4 +1,4 @@
-"""What isolates a rootless sandbox from its machine: namespaces, its root file system, and privileges that are dropped.
+"""The mounts of a rootless sandbox, its namespaces, and the privileges that its processes drop.
 
 The new root is in memory. Programs (/usr, or those of an unpacked image) are under an overlay, which takes the files
 that the image adds to them and is then read only.

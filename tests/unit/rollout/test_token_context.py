@@ -7,7 +7,7 @@ import pytest
 
 from alphaapollo.environments.base import EnvironmentFailure, Observation
 from alphaapollo.environments.memory import Step
-from alphaapollo.rollout import context
+from alphaapollo.rollout import token_context
 from alphaapollo.rollout.environment_replies import check_reset_reply
 from alphaapollo.types import EpisodeEnd, Message, Outcome, Turn
 from tests.builders import make_completion, make_turn
@@ -68,8 +68,8 @@ def test_system_prompt_precedes_what_an_environment_shows():
     replies = ["1 2", Observation(said[1:]), Observation(said)]
     assert [check_reset_reply(reply, "9") for reply in replies] == [said, said, said]
     assert [check_reset_reply(reply) for reply in replies] == ["1 2", said[1:], said]
-    prompts = context.PromptRenderer(encode, 100, "error")
-    memory = context.MemoryContext(Recalling(), prompts, lambda content: (), 2, "simple", "9")
+    prompts = token_context.PromptRenderer(encode, 100, "error")
+    memory = token_context.MemoryContext(Recalling(), prompts, lambda content: (), 2, "simple", "9")
     memory.start_episode(said)
     memory.add_turn_and_get_context([5], Step("5", []))
     assert memory.prompt_ids == [9, 8, 5]
@@ -95,22 +95,22 @@ def test_a_recall_that_raises_or_has_a_wrong_type_is_an_environment_failure(monk
 
 
 def test_no_turns_make_no_row():
-    assert context.build_append_context_rows([]) == [] == context.build_memory_context_rows([])
+    assert token_context.build_append_context_rows([]) == [] == token_context.build_memory_context_rows([])
 
 
 def test_rows_must_equal_the_engine_prompts():
     turns = [make_turn([2, 3], [1]), make_turn([5], [4])]
-    rows, fresh = context.build_append_context_rows(turns), context.build_memory_context_rows(turns)
-    context.check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]], [(), ()])
-    context.check_rows_match_turns(fresh, turns, [[1], [4]], [(), ()])
+    rows, fresh = token_context.build_append_context_rows(turns), token_context.build_memory_context_rows(turns)
+    token_context.check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]], [(), ()])
+    token_context.check_rows_match_turns(fresh, turns, [[1], [4]], [(), ()])
     with pytest.raises(AssertionError, match="differ from the engine's prompt"):
-        context.check_rows_match_turns(rows, turns, [[1], [1, 2, 4]], [(), ()])
+        token_context.check_rows_match_turns(rows, turns, [[1], [1, 2, 4]], [(), ()])
     rows[0].action_mask[0] = 1
     with pytest.raises(AssertionError, match="does not cover exactly the sampled"):
-        context.check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]], [(), ()])
+        token_context.check_rows_match_turns(rows, turns, [[1], [1, 2, 3, 4]], [(), ()])
     fresh[1].token_ids[-1] = 9
     with pytest.raises(AssertionError, match="differs from the sampled tokens"):
-        context.check_rows_match_turns(fresh, turns, [[1], [4]], [(), ()])
+        token_context.check_rows_match_turns(fresh, turns, [[1], [4]], [(), ()])
 
 
 def routed(context_ids: list[int], actions: int, tokens: int, cut: int = 0) -> Turn:
@@ -123,15 +123,15 @@ def test_experts_of_a_row_come_from_the_turn_that_computed_them():
     """Two prompt tokens, an action of three cut to two, three tokens of the environment, an action of two."""
     first, second = routed([1, 2], 3, 2 + 3 - 1, cut=1), routed([7, 8, 9], 2, 7 + 2 - 1)
     second.completion.columns["routed_experts"][:] += 100
-    (row,) = context.build_append_context_rows([first, second])
+    (row,) = token_context.build_append_context_rows([first, second])
     assert row.turn_ends == [3, 8]
     # Position 3, the last that is left of the first action, was computed in the second turn; position 8 never.
     assert row.columns["routed_experts"].ravel().tolist() == [0, 1, 2, 103, 104, 105, 106, 107, 107]
-    one, other = context.build_memory_context_rows([first, replace(second, context_ids=[1, 2, 7, 8, 9, 9, 9])])
+    one, other = token_context.build_memory_context_rows([first, replace(second, context_ids=[1, 2, 7, 8, 9, 9, 9])])
     assert one.columns["routed_experts"].ravel().tolist() == [0, 1, 2, 2]
     assert other.columns["routed_experts"].ravel().tolist() == [*range(100, 108), 107]
     second.completion = replace(second.completion, columns={})
-    assert context.build_append_context_rows([first, second])[0].columns == {}
+    assert token_context.build_append_context_rows([first, second])[0].columns == {}
 
 
 # Rendered prompts. Tokens are letters.
@@ -143,14 +143,14 @@ def letters(content: str) -> list[int]:
 
 @pytest.mark.parametrize(("limit", "truncation", "kept"), [(3, "error", "abc"), (2, "left", "bc"), (2, "right", "ab")])
 def test_only_a_prompt_over_the_limit_is_truncated(limit, truncation, kept):
-    assert context.PromptRenderer(letters, limit, truncation)("abc") == letters(kept)
+    assert token_context.PromptRenderer(letters, limit, truncation)("abc") == letters(kept)
 
 
 @pytest.mark.parametrize("truncation", ["error", "drop"])
 def test_too_long_prompt_is_an_environment_failure(truncation):
-    with pytest.raises(context.PromptTooLong, match=r"3 tokens.*data\.max_prompt_length=2"):
-        context.PromptRenderer(letters, 2, truncation)("abc")
-    assert not context.PromptRenderer(letters, 2, truncation).is_within_limit("abc")
+    with pytest.raises(token_context.PromptTooLong, match=r"3 tokens.*data\.max_prompt_length=2"):
+        token_context.PromptRenderer(letters, 2, truncation)("abc")
+    assert not token_context.PromptRenderer(letters, 2, truncation).is_within_limit("abc")
 
 
 def test_template_error_is_an_environment_failure():
@@ -158,13 +158,13 @@ def test_template_error_is_an_environment_failure():
         raise ValueError("the chat template rejects a chat with the roles ['tool']")
 
     with pytest.raises(EnvironmentFailure, match=r"ValueError: .*\['tool'\]"):
-        context.PromptRenderer(reject, 2, "left")([{"role": "tool", "content": "a"}])
+        token_context.PromptRenderer(reject, 2, "left")([{"role": "tool", "content": "a"}])
 
 
 def test_samples_of_a_prompt_are_rendered_once_and_do_not_share_a_list(monkeypatch):
-    monkeypatch.setattr(context, "CACHE_SIZE", 2)
+    monkeypatch.setattr(token_context, "CACHE_SIZE", 2)
     rendered = []
-    renderer = context.PromptRenderer(lambda content: rendered.append(content) or letters(content), 10, "error")
+    renderer = token_context.PromptRenderer(lambda content: rendered.append(content) or letters(content), 10, "error")
     first, second = renderer("ab"), renderer("ab")
     assert rendered == ["ab"] and first == second and first is not second
     for content in ("b", "c", "ab"):  # the oldest of three is forgotten

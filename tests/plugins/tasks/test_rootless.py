@@ -17,8 +17,8 @@ import pytest
 
 from alphaapollo.plugins.tasks.sandboxes.base import ExecResult, SandboxFailedError, SandboxSpec
 from alphaapollo.plugins.tasks.sandboxes.factory import make_sandbox
-from alphaapollo.plugins.tasks.sandboxes.isolation import FILTERED
-from alphaapollo.plugins.tasks.sandboxes.namespaces import MAX_CONNECTIONS, NamespaceSandbox
+from alphaapollo.plugins.tasks.sandboxes.mounts import FILTERED
+from alphaapollo.plugins.tasks.sandboxes.rootless import MAX_CONNECTIONS, NamespaceSandbox
 
 DEADLINE = 60.0
 KEYCTL = FILTERED["keyctl"][0][os.uname().machine == "aarch64"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alphaapollo.own_loop.turns import ComputeTurns
+from alphaapollo.own_loop.compute_turns import ComputeTurns
 
 
 class FakeSession:
