@@ -122,7 +122,7 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
     async def answer(self, token_ids: list[int], requests: Sequence[HttpSampling]) -> list[HttpAnswer]:
         """Sample an answer for each request with the same prompt, on the least loaded engine, or on several if one has
         no capacity for all."""
-        size = self.samples_in_flight
+        part_size = self.samples_in_flight
 
         async def answer_part(part: Sequence[HttpSampling]) -> list[HttpAnswer]:
             while True:
@@ -133,13 +133,13 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
                 except EngineCoreDied as death:
                     await self.replace_engine(death)
 
-        parts = [requests[start : start + size] for start in range(0, len(requests), size)]
+        parts = [requests[start : start + part_size] for start in range(0, len(requests), part_size)]
         return list(chain.from_iterable(await asyncio.gather(*map(answer_part, parts))))
 
     async def load_adapter(self, adapter: Adapter, probe_ids: list[int]) -> list[tuple[str, list[float]]]:
         """Load a LoRA adapter on every engine. Returns for each engine the digest of the adapter's weights, and the
-        log-probs of `probe_ids[1:]` with the adapter. An engine that died is replaced first. It reads other adapters
-        from their folders when requests name them."""
+        log-probs of `probe_ids[1:]` with the adapter. An engine that died is replaced first. The new engine reads other
+        adapters from their folders when requests name them."""
         while True:
             try:
                 loaded = await self.ranks.call(lambda worker: load_adapter(worker, adapter, probe_ids))

@@ -18,7 +18,7 @@ OUT_OF_MEMORY_HINT = (
 
 
 CANCELLED_BY_MONITOR = "a required process died or hangs"
-"""Cancellation message of the monitors (stall_monitor.py). It distinguishes them from a signal."""
+"""Message of a cancellation by a monitor (stall_monitor.py). A cancellation by a signal does not have it."""
 
 
 class WorkerLost(RuntimeError):

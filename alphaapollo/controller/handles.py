@@ -117,8 +117,8 @@ class TrainingWorkerGroup(ModelWorkerGroup[L]):
 
     async def compute_state_fingerprints(self) -> dict[str, tuple[str, float]]:
         """Return name -> (digest, norm) for the trained weights and for each optimizer moment, e.g. exp_avg."""
-        ranks = await self.ranks.call(lambda worker: worker.compute_state_fingerprints())
-        parts = {name: list(zip(*(rank[name] for rank in ranks), strict=True)) for name in ranks[0]}
+        by_rank = await self.ranks.call(lambda worker: worker.compute_state_fingerprints())
+        parts = {name: list(zip(*(rank_parts[name] for rank_parts in by_rank), strict=True)) for name in by_rank[0]}
         return {name: (format_digest(sum(digests)), sum(squares) ** 0.5) for name, (digests, squares) in parts.items()}
 
 
@@ -152,8 +152,8 @@ class RLWorkerGroup(TrainingWorkerGroup[R]):
         return (await self.ranks.call(lambda worker: worker.shared_prompts.unsupported_reason))[0]
 
     def load_batch(self, batches: Sequence[RankBatch]) -> None:
-        """Set the token sequences of this iteration, one batch per data-parallel rank. The first call that uses them
-        sends them, because each call takes time for every rank."""
+        """Set the token sequences of this iteration, one batch per data-parallel rank. They are sent with the first
+        call that uses them, because each call takes time for every rank."""
         self._unsent_batches = batches
 
     async def _call_with_batches(self, function: Callable[[R, T], Any], batches: Sequence[T]) -> list[Any]:

@@ -17,7 +17,7 @@ async def launch_workers(
     """Start all workers, and a reaper process that ends them if this process is killed.
 
     Args:
-        start_timeout: seconds that starting workers with own processes may be idle (trainer.start_timeout).
+        start_timeout: seconds that workers in other processes may be idle while they start (trainer.start_timeout).
         required_paths: configuration key -> path that must exist on every node of a joined cluster.
 
     Raises ValueError if the cluster is too small for the workers, or if its nodes have different versions or files.
@@ -37,9 +37,9 @@ async def launch_workers(
     from alphaapollo.controller.ray_cluster import start_local_cluster
     from alphaapollo.controller.ray_launcher import launch_ray_workers
 
-    joined = bool(os.environ.get("RAY_ADDRESS"))  # launch/inputs.py has joined this cluster
-    if not joined:
+    has_joined_cluster = bool(os.environ.get("RAY_ADDRESS"))  # in launch/inputs.py
+    if not has_joined_cluster:
         if specs.placement.device == "cpu":
             os.environ.update(ONE_ARENA)  # for Ray's processes, whose workers compute in threads
         start_local_cluster()
-    return await launch_ray_workers(specs, start_timeout, required_paths if joined else None)
+    return await launch_ray_workers(specs, start_timeout, required_paths if has_joined_cluster else None)

@@ -22,7 +22,7 @@ class LoadBalancer:
     @asynccontextmanager
     async def reserve_engine(self, num_samples: int) -> AsyncIterator[int]:
         """Context manager that waits, in order of arrival, until an engine has capacity for `num_samples` samples, and
-        reserves it. Yields the engine's index."""
+        reserves that capacity. Yields the engine's index."""
         async with self._turn:
             engine = int(self._load.argmin())
             while self._load[engine] and self._load[engine] + num_samples > self._capacity:

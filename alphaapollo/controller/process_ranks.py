@@ -43,7 +43,7 @@ RESULT, ERROR = "result", "error"  # answers; any other message is a call of the
 
 
 class ProcessEnded(Exception):
-    """Error of a call whose process has ended. The message says how it ended."""
+    """Error of a call of a process that has ended. The message says how the process ended."""
 
 
 class Channel:
@@ -72,7 +72,7 @@ class Channel:
         return call
 
     def put(self, number: int, kind: str, content: object) -> None:
-        """Send a call, or the answer to the call of this number. Raises an error if it cannot be pickled."""
+        """Send a call, or the answer to the call of this number. Raises an error if `content` cannot be pickled."""
         self._outgoing.put((number, kind, pickle.dumps(content, pickle.HIGHEST_PROTOCOL)))
 
     def _send_messages(self) -> None:

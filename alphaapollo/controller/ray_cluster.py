@@ -94,15 +94,15 @@ def start_local_cluster() -> None:
 
 class RayProcess(subprocess.Popen[bytes]):
     """Process of a local Ray. It ignores signals that are sent to the driver's process group, and signals that job
-    systems send to all processes: without the GCS, the driver would wait for it for a minute. Ray blocks SIGINT itself.
-    """
+    systems send to all processes: if one ended the GCS, the driver would wait a minute for the GCS. Ray blocks SIGINT
+    itself."""
 
     def __init__(self, command: Sequence[str], **options: Any):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+        earlier_mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
         try:
             super().__init__(command, start_new_session=True, **options)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, earlier_mask)
 
     terminate = subprocess.Popen.kill  # SIGTERM is blocked
 
@@ -139,7 +139,7 @@ def is_local_ray_unresponsive() -> bool:
 
 
 def wait_for_nodes(trainer: TrainerSection, rollout: Rollout | None) -> None:
-    """Wait until as many nodes as the run needs have joined the cluster, with GPUs unless it runs on CPUs, and print
+    """Wait until as many nodes as the run needs have joined the cluster. A run on GPUs needs nodes with GPUs. Prints
     which have joined. Raises ValueError after trainer.start_timeout. rollout: section of the engines of an RL run."""
     start, last_notice = time.monotonic(), -NOTICE_SECONDS
     num_needed = trainer.nnodes + (rollout.nnodes if rollout else 0)
@@ -174,18 +174,18 @@ async def check_nodes_match_driver(groups: Sequence[PlacementGroup], required_pa
 
     required_paths: configuration key -> path of a file or folder that must be equal on every node."""
     folder, names = os.getcwd(), {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    used = {node for group in groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
+    used_nodes = {node for group in groups for node in placement_group_table(group)["bundles_to_node_id"].values()}
     task = ray.remote(num_cpus=0, max_retries=0)(inspect_node)
     calls = {}
-    for node in sorted(used):
+    for node in sorted(used_nodes):
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
         calls[names[node]] = task.options(scheduling_strategy=strategy).remote(required_paths, folder)
-    here = inspect_node(required_paths, folder)
+    drivers_node = inspect_node(required_paths, folder)
     await asyncio.to_thread(ray.wait, [*calls.values()], num_returns=len(calls), timeout=INSPECT_SECONDS)
     errors = []
     for name, call in calls.items():
         try:
-            difference = describe_node_differences(ray.get(call, timeout=0), here)
+            difference = describe_node_differences(ray.get(call, timeout=0), drivers_node)
         except ray.exceptions.RayError as error:  # GetTimeoutError: no process started in time
             reason = [line for line in str(error).splitlines() if line.strip()][-1].strip()
             difference = (

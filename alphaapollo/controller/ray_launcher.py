@@ -128,7 +128,7 @@ class RayWorkerGroups(RemoteWorkerGroups[RayRanks[Any]]):
         return choose_visible_gpus(self.specs.placement, role, rank_gpus)
 
     def _make_engine_caller(self) -> Callable[..., None]:
-        return self.ranks_by_role["rollout"].call_engines  # it is sent to the policy with handles of the actors
+        return self.ranks_by_role["rollout"].call_engines  # pickled for the policy, with handles of the actors
 
     def _make_weight_reader(self) -> WeightReader:
         return partial(read_sent_weights, self.ranks_by_role["policy"].actors[0])

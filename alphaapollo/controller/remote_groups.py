@@ -1,6 +1,6 @@
 """Worker groups whose workers have processes of their own, started concurrently and ended together.
 
-RemoteWorkerGroups       what both have in common
+RemoteWorkerGroups       base class of the other two
   ProcessWorkerGroups    processes forked on this machine, without Ray (process_launcher.py)
   RayWorkerGroups        Ray actors on any number of machines (ray_launcher.py)
 """
@@ -66,7 +66,7 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
         engines = located.pop("rollout", [])
         trainers: list[WorkerLocation] = next(iter(located.values()), [])
         gpus, nodes = [rank.gpus for rank in trainers], [rank.node for rank in trainers]
-        writers = assign_weight_writers(nodes, [engine.node for engine in engines])
+        nodes_to_write = assign_weight_writers(nodes, [engine.node for engine in engines])
         settings = (placement.device, placement.threads, placement.sequence_parallel)
         options_by_role = {}
         if engines and placement.device == "cuda":
@@ -75,8 +75,8 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
         for role, build in specs.rank_builders.items():
             address, options = located[role][0].address, options_by_role.get(role, {})
             builders = [
-                partial(build, RankPlacement(rank, placement.num_ranks, address, *settings, writer), **options)
-                for rank, writer in enumerate(writers)
+                partial(build, RankPlacement(rank, placement.num_ranks, address, *settings, node), **options)
+                for rank, node in enumerate(nodes_to_write)
             ]
             starts.append(ranks_by_role[role].start(builders, self._choose_visible_gpus(role, gpus)))
         if engines:

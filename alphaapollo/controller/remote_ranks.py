@@ -22,7 +22,7 @@ from alphaapollo.utils.heartbeat import HEARTBEAT, Report, read_process
 W = TypeVar("W")
 A = TypeVar("A")
 PROCESS_DEATH_SECONDS = 3.0  # time within which a dead process is reported
-NODE_DEATH_SECONDS = 45.0  # the same for a node of Ray, which checks each node every few seconds
+NODE_DEATH_SECONDS = 45.0  # the same for a dead node: Ray checks each node every few seconds
 POLL_SECONDS = 0.05
 
 
@@ -38,8 +38,8 @@ class WorkerLocation:
 
 
 class WorkerHost(Generic[W]):
-    """The worker's side of the calls: owns one worker in its process. Calls of async methods overlap, e.g. generate; a
-    call of any other method blocks the process, except its reports, until it returns."""
+    """The worker's side of the calls: owns one worker in its process. Calls of async methods, e.g. generate, overlap. A
+    call of any other method blocks everything in the process except reports until the method returns."""
 
     worker: W
 
@@ -130,9 +130,9 @@ class RemoteRanks(Ranks[W]):
         return await self._wait_for_call(rank, self._request(rank, "call", code, *arguments), name)
 
     def call_engines(self, method: str, *arguments: object) -> None:
-        """Call a method of the weight transfer on all engines and wait for them. For ranks of rollout workers, also in
-        another process. Raises EngineDied or EngineError."""
-        code = cloudpickle.dumps(lambda worker: getattr(worker.engine, method)(*arguments))  # not for the cache
+        """Call a method of the weight transfer on all engines and wait for them. Only for ranks of rollout workers, but
+        in any process. Raises EngineDied or EngineError."""
+        code = cloudpickle.dumps(lambda worker: getattr(worker.engine, method)(*arguments))  # used once, so not cached
         calls = [self._request(rank, "call", code) for rank in range(self.size)]
         wait(calls, return_when=FIRST_EXCEPTION)  # the other engines would wait for the one that failed
         if error := self._find_error(calls):

@@ -67,19 +67,19 @@ def find_stall(before: Sequence[Report], now: Sequence[Report], seconds: float, 
     worker."""
     earlier = {report.worker: report for report in before if report.ticks is not None}
     for report in now:
-        then = earlier.get(report.worker, report)
-        has_written = report.disk_bytes - then.disk_bytes >= DISK_BYTES
-        if report.ticks is not None and (report.ticks != then.ticks or has_written):
+        earlier_report = earlier.get(report.worker, report)
+        has_used_disk = report.disk_bytes - earlier_report.disk_bytes >= DISK_BYTES
+        if report.ticks is not None and (report.ticks != earlier_report.ticks or has_used_disk):
             return None
     awaited = list_awaited(now)
     if stopped := _find_stopped(awaited) or _find_stopped(now):
         return _describe(now, stopped, f"is {STOPPED}")
-    counts_all = device == "cpu" or not any(call.worker for call in now[0].calls)
-    used = {(report.node, process.pid): process.cpu_seconds for report in before for process in report.processes}
+    counts_required = device == "cpu" or not any(call.worker for call in now[0].calls)
+    cpu_before = {(report.node, process.pid): process.cpu_seconds for report in before for process in report.processes}
     for report in awaited:
         for process in report.processes:
-            seconds_used = process.cpu_seconds - used.get((report.node, process.pid), process.cpu_seconds)
-            if seconds_used >= BUSY * seconds and (counts_all or not process.is_required):
+            seconds_used = process.cpu_seconds - cpu_before.get((report.node, process.pid), process.cpu_seconds)
+            if seconds_used >= BUSY * seconds and (counts_required or not process.is_required):
                 return None
     if silent := [(report, report.name) for report in awaited if report.ticks is None]:
         return _describe(now, silent, "does not answer")
@@ -95,7 +95,7 @@ def find_stall(before: Sequence[Report], now: Sequence[Report], seconds: float, 
 
 
 def _find_stopped(reports: Iterable[Report]) -> list[tuple[Report, str]]:
-    """Return (worker, name) of the required processes that a signal has stopped."""
+    """Return (report of the worker, name of the process) for each required process that a signal has stopped."""
     return [
         (report, report.name if process is report.processes[0] else f"{process.name} (pid {process.pid})")
         for report in reports
@@ -152,7 +152,7 @@ class StallMonitor:
         self._before: tuple[float, list[Report]] | None = None  # time and reports of the last check
         self._ticks = -1
         self._stalled_seconds = 0.0  # since the last progress
-        self._is_reported = self._has_failed = False
+        self._is_stall_reported = self._has_failed = False
         self._stopped: set[str] = set()  # required processes that are stopped
 
     async def __aenter__(self) -> StallMonitor:
@@ -169,8 +169,8 @@ class StallMonitor:
         self._thread.join(ANSWER_SECONDS)
         if isinstance(error, Exception) and (death := self._find_death()):  # a death since the last check
             self._error = death
-        is_dead = isinstance(self._error, WorkerDied)
-        if self._error and (isinstance(error, asyncio.CancelledError) or (is_dead and isinstance(error, Exception))):
+        has_death = isinstance(self._error, WorkerDied)
+        if self._error and (isinstance(error, asyncio.CancelledError) or (has_death and isinstance(error, Exception))):
             while self._task and self._task.cancelling():
                 self._task.uncancel()
             raise self._error from None
@@ -229,8 +229,8 @@ class StallMonitor:
         if stall is None:
             return self._reset_after_progress()
         timeout = max(stall_timeout or 0.0, stall.call_timeout + MARGIN_SECONDS if stall.call_timeout else 0.0)
-        if self._stalled_seconds >= notice and not self._is_reported:
-            self._is_reported = True
+        if self._stalled_seconds >= notice and not self._is_stall_reported:
+            self._is_stall_reported = True
             since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._stalled_seconds))
             end = f" The run ends after {timeout:.0f} s (trainer.stall_timeout)." if stall_timeout else ""
             self._notify(f"no progress for {self._stalled_seconds:.0f} s, since {since}: {stall.verdict}.{end}")
@@ -239,9 +239,9 @@ class StallMonitor:
         return None
 
     def _reset_after_progress(self) -> None:
-        if self._is_reported:
+        if self._is_stall_reported:
             self._notify(f"progress again, after {self._stalled_seconds:.0f} s")
-        self._stalled_seconds, self._before, self._is_reported = 0.0, None, False
+        self._stalled_seconds, self._before, self._is_stall_reported = 0.0, None, False
 
     def _collect_reports(self, with_stacks: bool = False) -> list[Report]:
         """Return the reports of the controller and all workers."""
@@ -282,7 +282,7 @@ class StallMonitor:
 
     def _end_run(self, error: WorkerLost) -> None:
         self._error = error
-        for _ in range(2):  # twice, because the loop may then wait for a checkpoint, which may hang as well
+        for _ in range(2):  # twice, because a cancelled block may wait for a checkpoint, which may hang as well
             if self._block_ended.is_set():
                 return
             self._cancel_block()
@@ -293,7 +293,7 @@ class StallMonitor:
 
 
 def _get_stacks(report: Report) -> str:
-    """Return a worker's Python stacks. A worker that does not answer may still be read on this machine."""
+    """Return a worker's Python stacks. If the worker does not answer, they are read from outside on this machine."""
     if report.ticks is not None:
         return report.stacks
     pids = [process.pid for process in report.processes if process.is_required]

@@ -39,9 +39,9 @@ SHOWN_CHARS = 60  # characters of a message in a description
 
 
 class MessageKey(NamedTuple):
-    """What identifies a message of a chat. Two messages with one key are the same message.
+    """Identity of a message of a chat. Messages with equal keys are the same message.
 
-    For answers, it ignores what clients change without changing the message: surrounding whitespace, the format of
+    The key of an answer omits what clients change without changing the message: surrounding whitespace, the format of
     JSON arguments, ids of tool calls, and reasoning that is not sent back."""
 
     role: str
@@ -71,8 +71,8 @@ def make_message_keys(messages: Sequence[JsonObject]) -> tuple[list[MessageKey],
             functions = [call["function"] for call in message.get("tool_calls") or ()]
             key = make_answer_key(text, [(function["name"], function["arguments"]) for function in functions])
             if keys and keys[-1].role == "assistant":
-                before, _ = keys.pop(), ends.pop()
-                key = MessageKey("assistant", (before.text + text).strip(), before.tool_calls + key.tool_calls)
+                first_part, _ = keys.pop(), ends.pop()
+                key = MessageKey("assistant", (first_part.text + text).strip(), first_part.tool_calls + key.tool_calls)
         else:
             key = MessageKey(message["role"], text, images=images)
         keys.append(key)
@@ -88,9 +88,8 @@ def _read_content(content: Any) -> tuple[str, tuple[str, ...]]:
     texts = []
     for part in content:
         text = part["text"] if part.get("type") == "text" else _normalize_json(part)
-        texts.append(text.replace(IMAGE_MARK, "") if images else text)
-        if part.get("type") == IMAGE_PART:
-            texts[-1] = IMAGE_MARK
+        text = text.replace(IMAGE_MARK, "") if images else text  # a text may contain the mark by chance
+        texts.append(IMAGE_MARK if part.get("type") == IMAGE_PART else text)
     return "".join(texts), images
 
 
@@ -106,9 +105,9 @@ def _normalize_json(value: object) -> str:
 @dataclass(frozen=True)
 class SessionLimits:
     max_model_len: int  # tokens of a prompt and its answer
-    max_requests: int  # for answers; a request for n answers counts n times
+    max_requests: int  # a request for n answers counts n times
     max_tokens_per_turn: int | None = None
-    reward: float | None = None  # env.limit_reward
+    reward: float | None = None  # reward of an episode that a limit ends (env.limit_reward)
 
 
 @dataclass(eq=False)
@@ -125,8 +124,8 @@ class AgentSession:
     num_started: int = 0  # requested answers, including failed ones, but not retries
     reached_limit: str = ""  # the limit of requests, after the session has reached it
     prompt_error: str = ""  # error of the last request if its prompt was too long
-    num_refused: int = 0  # requests that the endpoint refused (4xx), without those at a limit of the session
-    refusal: str = ""  # first of these errors
+    num_refused: int = 0  # requests that the endpoint refused (4xx), except refusals at a limit of the session
+    refusal: str = ""  # error of the first refused request
     is_refused: bool = False  # whether a request was refused since the last answer
     error: str = ""  # exception of the program
     engine_error: Exception | None = None
@@ -147,7 +146,7 @@ class AgentSession:
             self.num_started += num_answers
 
     def record_refusal(self, error: str) -> None:
-        """Record that the endpoint refused a request, unless a limit of the session did."""
+        """Record that the endpoint refused a request, unless the reason is a limit of the session."""
         if not self.prompt_error and not self.reached_limit:
             self.num_refused += 1
             self.refusal, self.is_refused = self.refusal or error[:500], True
@@ -174,15 +173,15 @@ class AgentSession:
             answer.add_reward(number)
 
     def find_answer(self, keys: list[MessageKey], template_variables: str) -> tuple[Answer | None, int]:
-        """Find the last answer in a chat that this session sampled. Returns it, and the number of the chat's keys up to
-        and including the answer's key."""
+        """Find the last message of a chat that is an answer of this session. Returns the answer, and the number of keys
+        of the chat up to and including the answer's key."""
         answers = [answer for request in reversed(self.requests) for answer in reversed(request.answers)]
         for answer in sorted(answers, key=lambda answer: len(answer.request.keys), reverse=True):
-            chat = answer.chat_keys
-            is_beginning = len(chat) < len(keys) and keys[: len(chat)] == chat
-            if is_beginning and answer.request.template_variables == template_variables:
-                answer.request.is_delivered = True  # the client knows it, even if its connection broke
-                return answer, len(chat)
+            known = answer.chat_keys
+            continues_answer = len(known) < len(keys) and keys[: len(known)] == known
+            if continues_answer and answer.request.template_variables == template_variables:
+                answer.request.is_delivered = True  # the client has the answer, even if its connection broke
+                return answer, len(known)
         return None, 0
 
     def describe_difference(self, keys: list[MessageKey], template_variables: str) -> str:
@@ -204,15 +203,15 @@ class AgentSession:
         return f"message {index}: {old} became {new}"
 
     def find_undelivered(self, request: Request) -> Request | None:
-        """Return an earlier request with the same body whose answer did not reach the client. If the client marks its
-        request as a retry, this may be an answer that was sent, unless another request continues it."""
+        """Return an earlier request with the same body whose answer did not reach the client. If the client marks this
+        request as a retry, the earlier answer may have been sent, unless another request continues that answer."""
         identical = [other for other in self.requests if other.body_digest == request.body_digest]
         undelivered = [other for other in identical if other.is_delivered is False]
         if undelivered:
             return undelivered[0]
-        continued = {answer.parent.request for answer in self.answers if answer.parent}
+        continued_requests = {answer.parent.request for answer in self.answers if answer.parent}
         candidates = reversed(identical) if request.is_retry else ()
-        return next((other for other in candidates if other not in continued), None)
+        return next((other for other in candidates if other not in continued_requests), None)
 
     def count_sampling(self, prompt_ids: list[int], change: int = 1) -> int:
         """Count a sampling of the prompt, and return a number for its seed, which depends only on the prompt and on how
@@ -225,7 +224,7 @@ class AgentSession:
 
 @dataclass(eq=False)
 class Request:
-    """One request of a program for a completion. The engine's HTTP API calls its methods in this order."""
+    """One request of a program for a completion. The engine's HTTP API calls the methods in the order of this class."""
 
     session: AgentSession
     body_digest: str
@@ -307,8 +306,8 @@ class Request:
         """Record the answers before the client receives them."""
         if self.earlier is not None:
             self.session.requests.remove(self.earlier)
-            for answer, earlier in zip(answers, self.earlier.answers, strict=False):
-                answer.reward = earlier.reward
+            for answer, earlier_answer in zip(answers, self.earlier.answers, strict=False):
+                answer.reward = earlier_answer.reward
         self.answers, self.outputs = answers, outputs
         self.session.requests.append(self)
         self.session.is_refused = False
@@ -319,7 +318,7 @@ class Request:
         self.session.engine_failed.set()
 
     def finish(self, is_delivered: bool) -> None:
-        """Finish the request. If its answer was not delivered, a retry gets the same one."""
+        """Finish the request. If its answer was not delivered, a retry is sampled with the same seed."""
         self.is_delivered = bool(self.is_delivered or (is_delivered and self.answers))
         if not self.is_delivered and self.prompt_ids:
             self.session.count_sampling(self.prompt_ids, -1)
@@ -334,7 +333,7 @@ class Answer:
     text: str  # decoded tokens
     content: str  # text of the message, without reasoning and tool calls
     tool_calls: Sequence[tuple[str, str]] = ()  # (name, arguments as JSON)
-    reward: float | None = None  # sum of the rewards for this answer alone; None: none was given
+    reward: float | None = None  # sum of the rewards for this answer alone; None: no reward was given
     marks: Marks = ()  # see Turn
 
     def add_reward(self, reward: float) -> None:
@@ -347,12 +346,12 @@ class Answer:
 
     @property
     def chat_keys(self) -> list[MessageKey]:
-        """Keys of the messages up to and with this answer."""
+        """Keys of the chat up to and including this answer."""
         return [*self.request.keys, make_answer_key(self.content, self.tool_calls)]
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a limit of the session cut the answer, not the client's max_tokens."""
+        """Whether a limit of the session, not the client's max_tokens, truncated the answer."""
         ids, reason = self.completion.token_ids, self.completion.stop_reason
         return reason is StopReason.LENGTH and len(ids) >= self.request.token_limit
 
@@ -371,7 +370,7 @@ class Answer:
 
 
 def list_new_messages(request: Request, parent: Answer | None) -> list[Message]:
-    """Return the messages that a request adds after the answer `parent`, which it continues. None: its whole chat."""
+    """Return the messages of a request after the answer `parent`, which the request continues. None: all messages."""
     keys = request.keys[len(parent.request.keys) + 1 :] if parent else request.keys
     messages = [Message(role=key.role, content=key.text) for key in keys]
     for message, key in zip(messages, keys, strict=True):

@@ -23,8 +23,8 @@ class FakeEngine(Engine):
     """Fake engine whose answers depend only on the context and the seed."""
 
     vocab_size: int  # token ids of random answers are below this number
-    min_tokens: int = 1  # length of random answers; if the request has stop tokens, the first one ends the answer
-    max_tokens: int = 16
+    min_tokens: int = 1  # of a random answer, including the stop token at its end if the request has stop tokens
+    max_tokens: int = 16  # of a random answer
     script: AnswerScript | None = None  # computes an answer; None: random answers
 
     def __post_init__(self) -> None:
@@ -44,11 +44,11 @@ class FakeEngine(Engine):
         self, token_ids: list[int], sampling: Sampling, request_id: str, images: Sequence[ImageInput] = ()
     ) -> Completion:
         await self._unpaused.wait()
-        answer = (self.script or self._make_random_answer)(token_ids, sampling)
-        token_ids = answer[: sampling.max_tokens]
-        is_stopped = len(token_ids) < sampling.max_tokens or token_ids[-1] in sampling.stop_token_ids
+        complete_answer = (self.script or self._make_random_answer)(token_ids, sampling)
+        answer = complete_answer[: sampling.max_tokens]
+        is_stopped = len(answer) < sampling.max_tokens or answer[-1] in sampling.stop_token_ids
         stop_reason = StopReason.STOP if is_stopped else StopReason.LENGTH
-        return Completion(token_ids, [LOGPROB] * len(token_ids), stop_reason, self._version)
+        return Completion(answer, [LOGPROB] * len(answer), stop_reason, self._version)
 
     async def hold_requests(self) -> None:
         self._unpaused.clear()

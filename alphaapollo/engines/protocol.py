@@ -47,7 +47,7 @@ class Engine:
 
     is_paused = False
     freed_parts: frozenset[MemoryPart] = frozenset()  # parts without allocated memory
-    is_stale = False  # its weights were freed, and new ones were not confirmed yet
+    is_stale = False  # after its weights were freed, until new ones are confirmed
     is_loading = False  # between start_weight_update and finish_weight_update
     awaits_weights_after_restart = False  # from a restart until new weights are confirmed
 
@@ -55,9 +55,9 @@ class Engine:
 
     reads_images: ClassVar[bool] = True  # whether its prompts may have images
     reads_quantized: ClassVar[bool] = False  # whether it serves models with quantized weights
-    without_mixed_windows: ClassVar[Collection[str]] = ()  # families with a window in some layers, computed wrongly
+    without_mixed_windows: ClassVar[Collection[str]] = ()  # families with a window in some layers, which it gets wrong
     weight_sender: ClassVar[str] = ""  # TransferSender for weights on GPUs, as module:class; empty: files only
-    argument_files: ClassVar[str] = ""  # pattern below sys.prefix: files whose classes declare engine_kwargs
+    argument_files: ClassVar[str] = ""  # glob of files below sys.prefix whose classes declare engine_kwargs
     reserved_arguments: ClassVar[frozenset[str]] = frozenset()  # refused in engine_kwargs, because other keys set them
 
     @classmethod
@@ -67,12 +67,12 @@ class Engine:
 
     @classmethod
     def find_python(cls) -> Path | None:
-        """Return the Python of the engine's own environment, which may not exist. None: it runs in this one."""
+        """Return the Python of the engine's own environment, which may not exist. None: it runs in this environment."""
         return None
 
     @classmethod
     def list_requirements(cls) -> list[Requirement]:
-        """Return what the engine cannot do, as rows (config/requirements.py) about Rollout or ModelUse."""
+        """Return what the engine cannot do, as requirements on Rollout or ModelUse (config/requirements.py)."""
         return []
 
     def __init__(self, spec: EngineSpec):
@@ -175,7 +175,7 @@ class Engine:
         raise NotImplementedError
 
     async def use_adapter(self, adapter: Adapter) -> None:
-        """Load a LoRA adapter, which new requests use by default instead of the one before."""
+        """Load a LoRA adapter that new requests use by default, instead of the previous adapter."""
         raise NotImplementedError
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -195,10 +195,10 @@ class Engine:
 
     async def apply_weights(self, version: int) -> WeightReceipt | None:
         """Clear caches computed with old weights, and return the digest of the new weights (weight_sync/digest.py).
-        None: the engine has no weights, and they are not verified."""
+        None: the engine has no weights that could be verified."""
         raise NotImplementedError
 
-    # GPU memory shared with the trainer. An engine without a GPU needs none of this.
+    # GPU memory shared with the trainer. An engine without a GPU does not implement these methods.
 
     async def free_memory(self, parts: frozenset[MemoryPart]) -> None:
         """Free the memory of these parts, without ending requests. An engine that serves adapters keeps its weights in
@@ -207,10 +207,10 @@ class Engine:
     async def allocate_memory(self, part: MemoryPart) -> None:
         """Allocate the memory of a part again. The values of weights are undefined until new ones are loaded."""
 
-    # Calls in a checked order. Engines do not replace them.
+    # Methods that check the order of the calls. Engines do not override them.
 
     def check_has_weights(self) -> None:
-        """Raise EngineError if a new request would be sampled with freed weights. For `generate`."""
+        """Raise EngineError if a new request would be sampled with freed weights. Engines call it in `generate`."""
         if self.awaits_weights_after_restart:
             raise EngineDied(f"{self.name}: its core process died, and its new one has no weights yet")
         if self.is_stale and not self.is_paused:
@@ -230,7 +230,7 @@ class Engine:
 
     async def sleep(self) -> None:
         """Free the GPU memory of weights and KV cache, if the engine shares its GPU with the trainer. To continue, call
-        wake_weights; then receive_weights, or the methods of a weight transfer; confirm_weights; and wake_cache."""
+        wake_weights, receive_weights (or the methods of a weight transfer), confirm_weights and wake_cache."""
         if self.is_colocated and WEIGHTS not in self.freed_parts:
             await self.free_memory(MEMORY_PARTS - self.freed_parts)
             self.freed_parts, self.is_stale = MEMORY_PARTS, True

@@ -42,7 +42,7 @@ FORWARDED = (
     *("receive_weights", "init_weight_transfer_engine", "start_weight_update", "update_weights"),
     "finish_weight_update",
 )
-"""Methods of Engine that run only in the server. Its engine also checks their order."""
+"""Methods of Engine that run only in the server, where they also check the order of the calls."""
 
 
 class RemoteEngine(Engine):

@@ -35,18 +35,18 @@ class HttpApiSettings:
 
 @dataclass(frozen=True)
 class HttpSampling:
-    """Sampling settings of a request to the HTTP API, which may ask for more than a rollout."""
+    """Sampling settings of a request to the HTTP API, including settings that no rollout uses."""
 
     sampling: Sampling
-    penalties: Mapping[str, float] = field(default_factory=dict)  # with an effect, e.g. min_p, frequency_penalty
+    penalties: Mapping[str, float] = field(default_factory=dict)  # only those with an effect, e.g. min_p
     num_top: int = 0  # number of most probable tokens to return at each position
     scores_prompt: bool = False  # whether to return the log-probs of the prompt
 
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """Answer to a request to the HTTP API. The log-probs of a position are those of its token, and then those of the
-    most probable tokens."""
+    """Answer to a request to the HTTP API. The log-probs at a position are those of the token there and, after it, of
+    the most probable tokens."""
 
     completion: Completion
     stop_string: str | None  # the stop string that ended the completion; empty: none; None: the API searches the text

@@ -38,7 +38,7 @@ def read_action(
         end, num_mark_chars = action.kept_chars, 0
         if end is None:
             return action
-        for position, mark in turns[-1].marks:  # marks before the end of the action, which `text` lacks
+        for position, mark in turns[-1].marks:  # count the marks before the end of the action: `text` lacks them
             num_mark_chars += len(mark) if position + num_mark_chars < end else 0
         return replace(action, kept_chars=_count_kept_chars(text, end - num_mark_chars))
     found = list(_find_tagged_actions(text, tags))
@@ -55,8 +55,8 @@ def _find_tagged_actions(text: str, tags: Sequence[str]) -> Iterator[Action]:
     openings = re.compile("|".join(f"<{re.escape(tag)}>" for tag in tags))
     never_closed: set[str] = set()
     thoughts = find_thoughts(text)
-    is_opened_by_prompt = bool(thoughts) and not OPENING.match(text, thoughts[0].start)
-    position = thoughts[0].end if is_opened_by_prompt else 0
+    prompt_opens_thought = bool(thoughts) and not OPENING.match(text, thoughts[0].start)
+    position = thoughts[0].end if prompt_opens_thought else 0
     thought = OPENING.search(text, position)
     while opening := openings.search(text, position):
         if thought and thought.start() < opening.start():
@@ -74,7 +74,7 @@ def _find_tagged_actions(text: str, tags: Sequence[str]) -> Iterator[Action]:
 
 
 def _find_bare_word_action(text: str) -> Action | None:
-    """Return the first word after thoughts, without surrounding punctuation, as an action; None if there is none."""
+    """Return the first word after thoughts, without surrounding punctuation, as an action; None without a word."""
     position = 0
     for thought in find_thoughts(text):
         if text[position : thought.start].strip():

@@ -93,8 +93,8 @@ class ActionHandler:
         else:
             text = result.text if result.status is ToolStatus.OK else f"{result.status}: {result.text}"
             text = text.encode("utf-8", "replace").decode()  # JSON may encode lone surrogates, which tokenizers reject
-            known = self._tools is not None and name in self._tools.names
-            message = Message(role="tool", content=text, name=name if known else UNKNOWN_TOOL)
+            is_known = self._tools is not None and name in self._tools.names
+            message = Message(role="tool", content=text, name=name if is_known else UNKNOWN_TOOL)
         if not self._sees_images or not result.images:
             return message
         text = message["content"].replace(IMAGE_MARK, "")  # each mark shows an image
@@ -108,7 +108,7 @@ def make_action_handler(services: Services) -> ActionHandler:
 
 
 def _make_call_message(calls: Sequence[ToolCall]) -> JsonObject:
-    """Return the message of a turn with calls, as TRL's reward functions read it. Arguments without JSON are texts."""
+    """Return the message of a turn with calls, as TRL's reward functions read it. Invalid JSON arguments are texts."""
     shown = []
     for call in calls:
         try:

@@ -105,12 +105,12 @@ class Services:
     tools: ToolBox | None = None  # tools of env.tools and env.mcp_servers, and tools that the environment enables
     parse_calls: ToolCallParser | None = None  # parser of tool calls, with env.action_format=chat_template
     sees_images: bool = False  # whether the model is a vision-language model
-    turns: Sequence[Turn] = ()  # of the episode so far; during `step`, also the one that it processes
+    turns: Sequence[Turn] = ()  # turns of the episode so far, with the turn that `step` processes
 
     @property
     def settings(self) -> Any:
-        """Settings of the environment (env.settings, or the section of its plug-in or package), an object of the class
-        that it declares."""
+        """Settings of the environment (env.settings, or the section of its plug-in or package), as an object of the
+        class that the environment declares."""
         name = self.config.env_name
         return self.config.find_plugin_section(name) or get_environment_spec(name).read_settings(self.config)
 
@@ -129,8 +129,8 @@ class EnvironmentSpec:
     tools: Callable[[Env], list[str]] | None = lambda config: config.tools  # names of the tools; None: no tool calls
     own_prompts: bool = False  # True: creates and scores its prompts, so rows need no reward function
     settings: type[Section] | None = None  # class of env.settings; None: the environment has no settings
-    keeps_settings: bool = False  # True: env.settings are arguments of a class that declares none
-    own_tools: Callable[[], Sequence[Tool]] | None = None  # makes the tools that the environment itself consists of
+    keeps_settings: bool = False  # True: env.settings are arguments of a class without declared settings
+    own_tools: Callable[[], Sequence[Tool]] | None = None  # makes the tools that are part of the environment
 
     def is_graded(self, config: Env) -> bool:
         """Return whether episodes are scored by the reward function, so that each row needs one."""
@@ -142,7 +142,7 @@ class EnvironmentSpec:
         return [*(tool.name for tool in own), *(self.tools(config) if self.tools else ())]
 
     def read_settings(self, config: Env) -> Section | None:
-        """Convert env.settings to the class `settings`. Raises ValueError for settings that it does not have."""
+        """Convert env.settings to the class `settings`. Raises ValueError for settings that the class does not have."""
         if self.settings is None:
             if config.settings and not self.keeps_settings:
                 raise ValueError(f"env.settings={config.settings}: {config.env_name} has no settings. Remove them.")

@@ -4,7 +4,7 @@
     Gymnasium, gym              reset(seed=...) -> observation[, info]; step(action) -> 5 or 4 results
     SkyRL-Gym                   init(messages) -> messages, metadata; step(text) -> {observations, reward, done, ...}
 
-`register_environment_object` finds out which one a class is, and registers it under its name."""
+`register_environment_object` finds out which of these contracts a class has, and registers the class under its name."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def register_environment_object(
         environment_class = factory if inspect.isclass(factory) else type(factory())  # TRL also creates one instance
         methods = inspect.getmembers(environment_class, inspect.isfunction)
         names = {method_name for method_name, _ in methods if not method_name.startswith("_")}
-        tools = names - NOT_TOOLS
+        tool_names = names - NOT_TOOLS
         if "init" in names and "step" in names:
             return register_environment(name, tools=None, keeps_settings=True)(partial(ConversationClass, factory))
         if "reset" in names and "step" in names and "get_reward" not in names:
             return register_environment(name, tools=None, keeps_settings=True)(partial(StepClass, factory))
-        if "reset" not in names or not (tools or "get_reward" in names):
+        if "reset" not in names or not (tool_names or "get_reward" in names):
             listed = ", ".join(sorted(names)) or "none"
             raise ValueError(
                 f"the environment {name} has the public methods {listed}, which fit none of the known contracts: "
@@ -118,7 +118,7 @@ def register_environment_object(
             )
         is_graded = graded or not (rewards or "get_reward" in names)
         idle: IdleObjects = {}
-        own_tools = partial(make_tools, environment_class, tools, idle)
+        own_tools = partial(make_tools, environment_class, tool_names, idle)
         options: dict[str, Any] = {"graded": is_graded, "own_tools": own_tools, "keeps_settings": True}
         return register_environment(name, **options)(partial(ToolClass, factory, is_graded, rewards, idle=idle))
 
@@ -186,7 +186,7 @@ class ToolClass(ForeignEnvironment):
     """Environment of TRL's `environment_factory`: public methods are tools; an answer without a call ends the episode.
 
     The text or parts that `reset` returns are appended to the row's last message, as TRL does. The object of an episode
-    is reused, unless it has a method `close`, or a call other than one of a tool failed."""
+    is reused, unless it has a method `close`, or a call failed that was not the call of a tool."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class ToolClass(ForeignEnvironment):
             self._idle.append(self._object)
 
     async def _use_object(self, function: Callable[..., Any], **arguments: object) -> Any:
-        """Call a function that uses the object, which is not reused if the call fails or is cancelled."""
+        """Call a function that uses the object. If the call fails or is cancelled, the object is not reused."""
         self._is_reusable = False
         result = await call(function, **arguments)
         self._is_reusable = True

@@ -27,7 +27,7 @@ def get_kind(space: Any) -> str:
 
 
 def read_space_action(space: Any, text: str) -> Any:
-    """Return the action of a space that a text stands for. Raises ValueError if there is none."""
+    """Return the action of a space that a text stands for. Raises ValueError if the text stands for no action."""
     try:
         action = _convert(space, text if get_kind(space) == "Text" else json.loads(text))
         is_action = space.contains(action)

@@ -1,4 +1,4 @@
-"""Environment classes of Gymnasium and SkyRL-Gym, and what all environments of classes of other frameworks share."""
+"""Environment classes of Gymnasium and SkyRL-Gym, and the base class for environment classes of other frameworks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def list_columns(prompt: Prompt) -> dict[str, Any]:
 
 
 class ForeignEnvironment:
-    """An episode with an object of a user's class, which is made with env.settings as arguments."""
+    """Environment that wraps an object of a user's class. The object is made with env.settings as arguments."""
 
     def __init__(self, make: Callable[..., Any], services: Services):
         self._make, self._config, self._turns = make, services.config, services.turns
@@ -55,7 +55,7 @@ class ForeignEnvironment:
 
     def _show_prompt(self, prompt: Prompt, *shown: str | list[JsonObject]) -> Observation:
         """Return the prompt with `shown`, texts or lists of parts of a message, at the end of its last message. If
-        env.prompt is set, return it with `shown` in place of {observation}."""
+        env.prompt is set, its text replaces the last message, with `shown` in place of {observation}."""
         messages = [Message(role="user", content=prompt.content)] if isinstance(prompt.content, str) else prompt.content
         pieces: list[Any] = [messages[-1]["content"], *shown]
         if self._config.prompt:
@@ -74,9 +74,9 @@ class ForeignEnvironment:
 
 
 class _StepEnvironment(ForeignEnvironment):
-    """An object whose `step` returns a reward and says whether the episode has ended."""
+    """Environment that wraps an object whose `step` returns a reward and whether the episode has ended."""
 
-    _last_score = Score(0.0, accuracy=None)  # the rewards of the steps are those of the turns
+    _last_score = Score(0.0, accuracy=None)  # 0, because the turns already have the rewards of the steps
 
     async def score_at_limit(self) -> Score:
         return self._last_score
@@ -106,9 +106,9 @@ class StepClass(_StepEnvironment):
         self._space: Any = getattr(env, "action_space", None)
         seed = derive_instance_seed(self._config, prompt) % 2**31
         arguments = choose_arguments(env.reset, {"seed": seed, "options": prompt.env_kwargs or None})
-        seeded: list[Any] = [self._space]
-        seeded += [] if "seed" in arguments else [env]  # older gym, in which reset takes no seed
-        for target in seeded:
+        seed_targets: list[Any] = [self._space]
+        seed_targets += [] if "seed" in arguments else [env]  # older gym, in which reset takes no seed
+        for target in seed_targets:
             if callable(getattr(target, "seed", None)):
                 await call(target.seed, seed)
         result = await call(env.reset, **arguments)
@@ -122,9 +122,9 @@ class StepClass(_StepEnvironment):
         return f"<answer>{write_space_action(self._space, self._space.sample())}</answer>"
 
     async def step(self, action: str) -> StepResult:
-        is_word = self._space is not None and get_kind(self._space) in ("", "Discrete")
-        found = read_action(action, allow_bare_word=is_word, turns=self._turns)
-        if not found.tag and not is_word:
+        allows_bare_word = self._space is not None and get_kind(self._space) in ("", "Discrete")
+        found = read_action(action, allow_bare_word=allows_bare_word, turns=self._turns)
+        if not found.tag and not allows_bare_word:
             found = Action(content=action if self._space is None else action.strip())
         try:
             if found.error:

@@ -1,4 +1,4 @@
-r"""Read answers: those that a ground truth accepts, and the final answer that a text marks.
+r"""Read answers: the answers that a ground truth accepts, and the final answer that a text marks.
 
 Models write the texts, so every search takes time linear in the length of the text."""
 
@@ -17,7 +17,7 @@ from alphaapollo.utils.literals import drop_none, read_literal
 BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")  # the start of a box, or another brace
 MAX_SEPARATOR = 120  # characters between two boxes that are one answer
 LIST_MARK = re.compile(r"\n\s*(?:[-+*•]|\w{1,3}[.)])\s|\(\w{1,3}\)")  # `- `, `2. `, `(b)`
-MARKUP = re.compile(r"\\(?:hspace\{[^}]*|[a-zA-Z]+|.)|[^\w\s,;/.:=()]|\s", re.S)
+MARKUP = re.compile(r"\\(?:hspace\{[^}]*|[a-zA-Z]+|.)|[^\w\s,;/.:=()]|\s", re.S)  # counts as a space
 BRACES = str.maketrans("", "", "{}")
 SEPARATOR = re.compile(
     r"[\s,;/.:=()]*(?:(?:(?:[\w()]+,? ){0,3}(?:and(?: also|/or)?|or(?:,? [\w()]+){0,3})|[yeo]|und|oder|et|ou|或者?"
@@ -53,7 +53,7 @@ def find_answer_tag(text: str) -> str | None:
 
 
 def _list_adjacent(marked: list[tuple[str | None, str]]) -> list[str]:
-    """Return the last contents of (text before, content) between which there are only separators."""
+    """Return the contents of the last pairs (text before, content) that have only separators between them."""
     contents: list[str] = []
     for gap, content in reversed(marked):
         contents.append(content.strip())
@@ -87,7 +87,7 @@ def find_boxed(text: str) -> str | None:
 
 
 def find_text_after_hash_marks(text: str) -> str | None:
-    """Return the rest of the line after the last `####`; None if there is none."""
+    """Return the rest of the line after the last `####`; None for a text without this mark."""
     if "####" not in text:
         return None
     return text.rpartition("####")[2].strip().partition("\n")[0].strip()

@@ -1,8 +1,8 @@
 """Define the result of a reward function and convert it to a Score.
 
-A reward function takes `(prompt, completion)`, or `(prompt, trajectory)`, and returns a number, a dict of named numbers
-or a `Score` (docs/rewards.md). Any other result and any exception count as a failure with a reason, never as a reward
-of 0. A component that is NaN or infinite is left out and counted; the reward must be finite. It may be async."""
+A reward function, sync or async, takes `(prompt, completion)` or `(prompt, trajectory)`, and returns a number, a dict
+of named numbers or a `Score` (docs/rewards.md). Any other result and any exception count as a failure with a reason,
+never as a reward of 0. A component that is NaN or infinite is left out and counted; the reward must be finite."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def takes_trajectory(function: Callable[..., object]) -> bool:
 def adapt_to_episode(
     function: Callable[[Prompt, Any], ResultT], reads_marks: bool = False
 ) -> Callable[[Prompt, Episode], ResultT]:
-    """Wrap a reward function to take (prompt, episode). If it takes a completion, it gets the episode's text, and with
-    reads_marks the text with all marks of its thoughts."""
+    """Wrap a reward function to take (prompt, episode). A function of completions gets the episode's text or, with
+    reads_marks, the text with all marks of its thoughts."""
     if takes_trajectory(function):
         return function
     return lambda prompt, episode: function(prompt, (episode.marked_text if reads_marks else "") or episode.text)

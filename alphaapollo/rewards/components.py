@@ -62,8 +62,8 @@ def load_components(names: Iterable[str], reward: Reward | None = None) -> dict[
     functions, settings = dict[str, Component](), reward or Reward()
     for name in names:
         if name not in (TASK, *JUDGES):
-            of_package = None if name in COMPONENTS else load_plugin_reward(name, settings)
-            functions[name] = of_package or COMPONENTS.get(name)
+            package_function = None if name in COMPONENTS else load_plugin_reward(name, settings)
+            functions[name] = package_function or COMPONENTS.get(name)
     return functions
 
 
@@ -72,8 +72,8 @@ def add_component_rewards(
 ) -> Score:
     """Combine the task score and the values of the reward components into one score.
 
-    Its reward is the weighted sum, where `task` has weight 1 unless `weights` contains it; 0 if a `required` component
-    is not above 0. Its components are the unweighted values. A failed task score is returned unchanged."""
+    The reward is the weighted sum, where `task` has weight 1 unless `weights` contains it, or 0 if a `required` value
+    is not above 0. The score's components are the unweighted values. A failed task score is returned unchanged."""
     if task_score.outcome.failed:
         return task_score
     values = {TASK: task_score.reward, **components}
@@ -105,16 +105,16 @@ def score_format(prompt: Prompt, completion: str) -> float:
     (arXiv 2506.10910, section 2.2.1)."""
     text = completion.lstrip()
     thought = next(iter(find_thoughts(text)), None)
-    is_first = text.startswith((*PAIRS, "<|channel|>"))
-    if thought is None or not (is_first and thought.is_closed) or OPENING.search(thought.content):
+    starts_with_thought = text.startswith((*PAIRS, "<|channel|>"))
+    if thought is None or not (starts_with_thought and thought.is_closed) or OPENING.search(thought.content):
         return 0.0
     answer = text[thought.end :]
-    tags = (answer.count("<answer>"), answer.count("</answer>"))
+    num_tags = (answer.count("<answer>"), answer.count("</answer>"))
     if OPENING.search(answer) or CLOSING.search(answer):
         return 0.0
-    if tags == (0, 0):
+    if num_tags == (0, 0):
         return float(bool(find_boxed(answer)))
-    return float(tags == (1, 1) and bool(find_answer_tag(answer)))
+    return float(num_tags == (1, 1) and bool(find_answer_tag(answer)))
 
 
 @COMPONENTS.register("format_opened")

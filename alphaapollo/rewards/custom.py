@@ -1,9 +1,9 @@
 """The user's reward function (`custom_reward_function`): load it, and call it as its framework does.
 
 A function has the parameters (prompt, completion) or (prompt, trajectory), or those of verl, TRL, OpenRLHF or ms-swift
-(docs/reward_functions.md), which get their arguments by name, as far as the function has parameters for them. Those
-that take lists get the completions of a prompt together. It may be async. The name may also be that of a class of
-ms-swift, or a list of names."""
+(docs/reward_functions.md), which get their arguments by name, as far as the function has parameters for them. Functions
+that take lists get all completions of a prompt in one call. A function may be async. custom_reward_function.name may
+also be the name of a class of ms-swift, or a list of names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LoadedFunction:
 
     function: Callable[..., Any]  # takes a prompt, and a completion or a trajectory
     is_async: bool = False  # whether it returns awaitables
-    columns: tuple[str, ...] = ()  # columns of the data that it requires, and parameters for the ground truth (TRUTHS)
+    columns: tuple[str, ...] = ()  # columns that the data must have, including those of TRUTHS
     takes_prompt_text: bool = False  # whether it reads the rendered prompt
     grade_group: GroupFunction | None = None  # grades the completions of a prompt in one call; None: one at a time
 
@@ -166,8 +166,8 @@ class Contract:
             return _convert([result], lambda results: _add_logged_values(self.read_results(results[0], count), logged))
 
         grade_all = grade_group if self.takes_lists else None
-        details = is_async(function), tuple(required_columns), self.has_prompt_text
-        return LoadedFunction(_make_episode_function(grade_group), *details, grade_all)
+        grade_one = _make_episode_function(grade_group)
+        return LoadedFunction(grade_one, is_async(function), tuple(required_columns), self.has_prompt_text, grade_all)
 
 
 def _make_episode_function(grade_group: GroupFunction) -> EpisodeFunction:
@@ -178,8 +178,8 @@ def _make_episode_function(grade_group: GroupFunction) -> EpisodeFunction:
 
 
 def add_functions(functions: Mapping[str, LoadedFunction], weights: Sequence[float]) -> GroupFunction:
-    """Return a function whose rewards are the weighted sums of several functions, and whose components are their
-    rewards. A function that returns None does not apply to the row."""
+    """Return a function that grades with several functions: the reward is the weighted sum of their rewards, which are
+    also its components. A function that returns None does not apply to the row."""
 
     def add(results: Iterable[Any]) -> Score:
         named = zip(functions, results, strict=True)
@@ -293,14 +293,14 @@ def _read_openrlhf_results(result: Any, count: int) -> list[Any]:
 
 
 def _split(values: Any, count: int) -> list[Any]:
-    """Return the elements of a list, array or tensor. Raises TypeError or ValueError if it does not have `count`."""
+    """Return the elements of a list, array or tensor. Raises TypeError unless there are `count` elements."""
     is_list = hasattr(values, "__iter__") and getattr(values, "ndim", 1) != 0 and not isinstance(values, str | Mapping)
-    found = [*values] if is_list else []
-    if len(found) != count:
+    elements = [*values] if is_list else []
+    if len(elements) != count:
         raise TypeError(
             f"the result for {count} completions is {values!r:.80}. Return a list with one reward for each completion."
         )
-    return found
+    return elements
 
 
 def _is_number(value: object) -> bool:

@@ -91,14 +91,14 @@ class JudgeClient:
         self._free_connections: asyncio.LifoQueue[int] = asyncio.LifoQueue()  # numbers, which name lanes in a trace
         for number in reversed(range(judge.max_connections)):
             self._free_connections.put_nowait(number)
-        self._verdicts: OrderedDict[object, asyncio.Task[Any]] = OrderedDict()  # by message; the oldest use first
+        self._verdicts: OrderedDict[object, asyncio.Task[Any]] = OrderedDict()  # by message, least recently used first
         self._running: set[asyncio.Task[Any]] = set()
 
     async def ask(self, content: str, read_verdict: Callable[[str], ValueT]) -> tuple[ValueT, JudgeUsage]:
         """Send a user message. Returns what `read_verdict`, which may raise ValueError, reads in the reply, and the
         usage. Equal messages get the same verdict. Failures are not cached. Raises JudgeError if all replies fail."""
         content = replace_surrogates(content)  # completions may contain them
-        start, key = time.perf_counter(), content if self._judge.cache_size else object()
+        start, key = time.perf_counter(), content if self._judge.cache_size else object()  # object(): a unique key
         task, is_cached = self._verdicts.get(key), key in self._verdicts
         if task is None:
             task = self._verdicts[key] = asyncio.create_task(self._ask_model(content, read_verdict))
@@ -184,10 +184,10 @@ async def score_by_rubric(client: JudgeClient, reward: Reward, prompt: Prompt, c
 
 
 async def compare_with_reference(client: JudgeClient, reward: Reward, prompt: Prompt, completion: str) -> Score:
-    """Compare the completion with the ground truth in both orders, in two judgements. Returns 1 if it is better in
-    both, 0 if it is worse in both, and 0.5 for a tie or if the orders disagree.
+    """Compare the completion with the ground truth in both orders, in two judgements. Returns 1 if the completion is
+    better in both, 0 if it is worse in both, and 0.5 for a tie or if the two judgements disagree.
 
-    The component `pairwise/consistent` is 1 if both orders agree. If not, the judge prefers a position."""
+    The component `pairwise/consistent` is 1 if both judgements agree. If not, the judge prefers a position."""
     if prompt.ground_truth_text is None:
         raise ValueError(f"row {prompt.id} has no ground truth with which the judge could compare the completion")
     answers = [_quote_answer(text) for text in (completion, prompt.ground_truth_text)]
@@ -256,7 +256,7 @@ def _quote_answer(completion: str) -> str:
 
 
 def read_score(reply: str) -> float:
-    """Return x of the last line `SCORE: x`. Raises ValueError if there is none, or x is not between 0 and 1."""
+    """Return x of the last line `SCORE: x`. Raises ValueError without such a line, or if x is not between 0 and 1."""
     score = float(_read_last_line(SCORE, "SCORE", reply))
     if not 0 <= score <= 1:
         raise ValueError(f"the judge's score {score:g} is not between 0 and 1: {_shorten(reply)!r}")
@@ -264,7 +264,7 @@ def read_score(reply: str) -> float:
 
 
 def read_winner(reply: str) -> float:
-    """Return 1, 0 or 0.5 for A, B or TIE in the last line `WINNER: x`. Raises ValueError if there is none."""
+    """Return 1, 0 or 0.5 for A, B or TIE in the last line `WINNER: x`. Raises ValueError without such a line."""
     return {"A": 1.0, "B": 0.0, "TIE": 0.5}[_read_last_line(WINNER, "WINNER", reply).upper()]
 
 

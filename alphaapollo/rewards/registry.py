@@ -67,7 +67,7 @@ def get_grader(data_source: str) -> str:
 
 
 def load_grader(data_source: str, reward: Reward | None = None) -> RewardFunction:
-    """Import the reward function of a data source. A built-in one grades a completion without its thoughts. Raises
+    """Import the reward function of a data source. Built-in functions grade completions without their thoughts. Raises
     ValueError if no grader matches."""
     if function := load_plugin_reward(get_grader(data_source), reward or Reward()):
         return function
@@ -99,7 +99,7 @@ _PHRASES = (
 NO_ANSWER = re.compile(rf"[\W_]*(?:{'|'.join(_PHRASES)})[\W_]*|[\s.?_\u2013\u2014-]*".replace(" ", r"[\W_]*"), re.I)
 """Ground truths with which data sets say that a row has no answer."""
 TEXT_COMMAND = re.compile(r"\\(?:boxed|text|math)[a-z]*(?=\{)")
-MATH_GRADERS = ("math", "gsm8k")  # graders for which no such text is an answer
+MATH_GRADERS = ("math", "gsm8k")  # graders for which a text of NO_ANSWER is never an answer
 
 
 def leave_out_missing_answers(prompts: Sequence[Prompt], findings: list[DataFinding]) -> list[Prompt]:
@@ -130,8 +130,8 @@ def leave_out_missing_answers(prompts: Sequence[Prompt], findings: list[DataFind
 def _has_no_answer(prompt: Prompt) -> bool:
     """Whether the ground truth of a prompt with a math grader says that there is no answer."""
     truth = prompt.ground_truth
-    has_none = truth is not None and NO_ANSWER.fullmatch(TEXT_COMMAND.sub("", str(truth)))
-    return bool(has_none) and find_grader(prompt.data_source) in MATH_GRADERS
+    says_no_answer = truth is not None and bool(NO_ANSWER.fullmatch(TEXT_COMMAND.sub("", str(truth))))
+    return says_no_answer and find_grader(prompt.data_source) in MATH_GRADERS
 
 
 def _needs_truth(grader: str) -> bool:

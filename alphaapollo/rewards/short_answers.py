@@ -1,7 +1,7 @@
 r"""Graders of short answers: exact match, words of a search, a number, letters of choices.
 
-`grade_NAME` is the built-in reward function, and `answer_NAME` makes an answer from the ground truth that it must score
-1. Both raise ValueError for a ground truth that they cannot read."""
+`grade_NAME` is the built-in reward function. `answer_NAME` makes an answer from a ground truth, which `grade_NAME` must
+score 1. Both raise ValueError for a ground truth that they cannot read."""
 
 from __future__ import annotations
 

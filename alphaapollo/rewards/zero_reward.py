@@ -1,4 +1,4 @@
-"""Reward function for runs without rewards, and for those of a reward model only."""
+"""Reward function for runs without rewards, and for runs with no other reward than a reward model's."""
 
 from __future__ import annotations
 

@@ -51,12 +51,12 @@ def check_step_reply(reply: object) -> StepResult:
 
 def check_score(score: object, name: str) -> Score:
     """Check and return a score of an environment. Raises EnvironmentFailure if it is invalid."""
-    found = _check_type(score, Score, name, "a Score")
-    if not found.outcome.failed:
-        _check_number(found.reward, "score.reward")
-        for component, value in found.components.items():
+    checked = _check_type(score, Score, name, "a Score")
+    if not checked.outcome.failed:
+        _check_number(checked.reward, "score.reward")
+        for component, value in checked.components.items():
             _check_number(value, f"score.components[{component!r}]")
-    return found
+    return checked
 
 
 def check_messages(messages: object, method_name: str) -> list[Message]:
@@ -67,10 +67,10 @@ def check_messages(messages: object, method_name: str) -> list[Message]:
     has_images = False
     for message in messages:
         fields = message if isinstance(message, dict) else {}
-        is_parts = isinstance(fields.get("content"), list)
-        if not isinstance(fields.get("role"), str) or not (isinstance(fields.get("content"), str) or is_parts):
+        has_parts = isinstance(fields.get("content"), list)
+        if not isinstance(fields.get("role"), str) or not (isinstance(fields.get("content"), str) or has_parts):
             raise EnvironmentFailure(f"{method_name}: invalid message {message!s:.80}. role and content must be str.")
-        has_images |= is_parts or fields.get("images") is not None
+        has_images |= has_parts or fields.get("images") is not None
     if not has_images:
         return messages
     with wrap_environment_errors(f"{method_name}: images"):

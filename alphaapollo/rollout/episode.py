@@ -68,7 +68,7 @@ class EpisodeLimits:
     max_turns: int
     environment_seconds: float  # time in the environment over all turns, without generation and waiting
     max_tokens_per_turn: int | None = None  # None: the remaining token budget of the episode
-    reward: float | None = None  # env.limit_reward
+    reward: float | None = None  # reward of an episode that a limit ends (env.limit_reward); None: see score_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +139,13 @@ class EnvironmentCaller:
 
 @dataclass(slots=True)
 class _EpisodeAttempt:
-    """Data of one attempt to run an episode, which remain available if the attempt fails."""
+    """Data of one attempt to run an episode. They remain available if the attempt fails."""
 
     turns: list[Turn] = field(default_factory=list)
     engine_prompts: list[list[int]] = field(default_factory=list)  # one per turn
     engine_images: list[tuple[ImageInput, ...]] = field(default_factory=list)  # one per turn
     score: Score | None = None
-    too_long_reason: str = ""  # error of a prompt after the first turn, which the policy may have made too long
+    too_long_reason: str = ""  # error if a later prompt than the first is too long, perhaps because of the policy
     first_observation: list[Message] | str | None = None
     build_rows: Callable[[Sequence[Turn]], list[Row]] = build_append_context_rows
 
@@ -163,8 +163,8 @@ class EpisodeRunner:
     environment_caller: EnvironmentCaller = field(default_factory=EnvironmentCaller)
     decode_raw: Callable[[Sequence[int]], str] | None = None  # decodes tokens with special tokens, for display
     find_marks: Callable[[Sequence[int], Sequence[int]], Marks] = lambda prompt_ids, token_ids: ()
-    placeholder_id: int | None = None  # token of images, of a vision-language model
-    system_prompt: str = ""  # data.system_prompt, for environments that do not show the row's messages
+    placeholder_id: int | None = None  # placeholder token of images; None: a text model
+    system_prompt: str = ""  # data.system_prompt, for first observations without a system message
 
     async def run(self, task: EpisodeTask) -> Trajectory:
         """Run one episode and return its trajectory.
@@ -236,8 +236,8 @@ class EpisodeRunner:
             limit = min(budget, self.limits.max_tokens_per_turn or budget)
             sampling = replace(task.sampling, max_tokens=limit, seed=task.derive_turn_seed(number))
             with HEARTBEAT.record_call("generate", turn=number, shown=len(context.prompt_ids)):
-                request = f"{task.name}.{number}"
-                completion = await self.engine.generate(context.prompt_ids, sampling, request, context.prompt_images)
+                request_id = f"{task.name}.{number}"
+                completion = await self.engine.generate(context.prompt_ids, sampling, request_id, context.prompt_images)
             text = cut_at_stop(self.decode(completion.token_ids), sampling.stop, sampling.includes_stop)
             turn = Turn(context_ids, completion, text, context_images=context_images)
             turn.marks = self.find_marks(context.prompt_ids, completion.token_ids)

@@ -39,16 +39,16 @@ def choose_context(group: TrajectoryGroup, trajectory: Trajectory, config: SelfT
     """Choose the text that the teacher reads about a trajectory of the group, and the template that joins the text with
     the prompt. The text is empty if nothing is available.
 
-    With context=feedback, it is the last answer, without its thoughts, of the first other sample of the group with a
-    reward of at least min_reward. If there is none, and the trajectory's own reward is lower, it is the environment's
-    reply to the last turn, or else the reason of the score."""
+    With context=feedback, the text is the last answer, without its thoughts, of the first other sample of the group
+    with a reward of at least min_reward. If there is no such sample, and the trajectory's own reward is lower, the text
+    is the environment's reply to the last turn or, if that is empty, the reason of the score."""
     if config.context == "demonstration":
         return group.prompt.extra_info[config.demonstration_key], config.demonstration_template
     for other in group.trajectories:
         turn = other.last_turn if other is not trajectory and other.reward >= config.min_reward else None
         if turn and (solution := remove_thoughts(add_marks(turn.text, [turn])).strip()):
             return solution, config.solution_template
-    if not trajectory.reward < config.min_reward:
+    if not trajectory.reward < config.min_reward:  # also if the reward is NaN
         return "", ""
     observation = (trajectory.last_turn.observation if trajectory.last_turn else None) or []
     feedback = "\n".join(message["content"] for message in observation).strip()
@@ -59,8 +59,8 @@ def add_context(content: list[Message] | str, context: str, template: str) -> li
     """Replace the last user message of a chat, or a text, by the template with the question and the context."""
     if isinstance(content, str):
         return fill_template(template, question=content, context=context)
-    users = [index for index, message in enumerate(content) if message["role"] == "user"]
-    last = users[-1] if users else len(content) - 1
+    user_indices = [index for index, message in enumerate(content) if message["role"] == "user"]
+    last = user_indices[-1] if user_indices else len(content) - 1
     text = fill_template(template, question=content[last]["content"], context=context)
     longer: Message = {**content[last], "content": text}
     return [*content[:last], longer, *content[last + 1 :]]

@@ -1,5 +1,5 @@
-"""Evaluation suites: tasks that run against the HTTP API of a model. A plug-in or a package adds each kind, e.g.
-`lm-eval` of `lm-eval:gsm8k`, to the group `suites` (docs/plugins.md).
+"""Evaluation suites: tasks that run against the HTTP API of a model. Plug-ins and packages add kinds of suites, e.g.
+`lm-eval` in `lm-eval:gsm8k`, to the group `suites` (docs/plugins.md).
 
 The folder of a suite, <run>/suites/<model>/<task>, has
 
@@ -75,7 +75,7 @@ class Suite:
     text: str
     python: str = ""  # Python of an environment with the packages of the kind; empty: the kind chooses it
     timeout: float = 3600.0  # seconds
-    working_folder: Path = field(default_factory=Path.cwd)  # of relative paths; the worker may have another one
+    working_folder: Path = field(default_factory=Path.cwd)  # for relative paths; a worker may run in another one
 
     @property
     def task(self) -> str:
@@ -97,7 +97,7 @@ class Suite:
 
 
 def make_suites(texts: Sequence[str], python: str = "", timeout: float = 3600.0) -> list[Suite]:
-    """Build and check suites. Raises ValueError if one has no kind or cannot run, or two have the same name."""
+    """Build and check suites. Raises ValueError if a suite has no kind or cannot run, or two have the same name."""
     suites = [_make_suite(text, python, timeout) for text in texts]
     for index, suite in enumerate(suites):
         if suite.name in [other.name for other in suites[:index]]:

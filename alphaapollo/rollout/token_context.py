@@ -57,9 +57,9 @@ def build_row(turns: Sequence[Turn], first_turn: int = 0, num_earlier_tokens: in
         ends.append(len(token_ids) - 1)
         for name, values in action.columns.items():
             parts[name].append(values[previous_end : ends[-1]])
-    runs = groupby((run for turn in turns for run in turn.completion.weight_versions), itemgetter(0))
-    versions = [(version, sum(count for _, count in same)) for version, same in runs]
-    # The engine returns no values for the last token. It gets those of the token before, which training does not use.
+    groups = groupby((run for turn in turns for run in turn.completion.weight_versions), itemgetter(0))
+    versions = [(version, sum(count for _, count in group)) for version, group in groups]
+    # The engine returns no values for the last token. Those of the token before are repeated; training ignores them.
     columns = {
         name: np.concatenate([*values, values[-1][-1:]]) for name, values in parts.items() if len(values) == len(turns)
     }
@@ -82,7 +82,7 @@ class AppendContext:
         self._render_prompt, self._render_observation = render_prompt, render_observation
         self._prepare_images = prepare_images
         self.prompt_ids: list[int] = []  # the engine's next prompt
-        self.prompt_images: tuple[ImageInput, ...] = ()  # images in it
+        self.prompt_images: tuple[ImageInput, ...] = ()  # images in prompt_ids
 
     def start_episode(self, first_observation: list[Message] | str) -> None:
         """Start the episode: set `prompt_ids` and `prompt_images` to the first prompt."""
@@ -171,16 +171,16 @@ def check_rows_match_turns(
         row_turns = slice(row.first_turn, row.first_turn + len(row.turn_ends))
         prompts = zip(engine_prompts[row_turns], engine_images[row_turns], strict=True)
         images: tuple[ImageInput, ...] = ()  # of the last turn
-        for turn, (before, images), end in zip(turns[row_turns], prompts, row.turn_ends, strict=True):
+        for turn, (prompt, images), end in zip(turns[row_turns], prompts, row.turn_ends, strict=True):
             start = end + 1 - len(turn.completion.token_ids)
-            assert row.token_ids[:start] == before, "a row's tokens before an action differ from the engine's prompt"
+            assert row.token_ids[:start] == prompt, "a row's tokens before an action differ from the engine's prompt"
             assert row.images[: len(images)] == images, "a row's images before an action differ from the engine's"
             assert placeholder_id not in turn.completion.token_ids, "the model sampled a placeholder of images"
             action_ids = turn.completion.token_ids
             assert row.token_ids[start : end + 1] == action_ids, "a row's action differs from the sampled tokens"
             expected_mask[start : end + 1] = [1] * len(action_ids)
         assert len(row.images) == len(images), "a row has images that the engine did not receive"
-        find_placeholders(row.token_ids, row.images)  # asserts their number
+        find_placeholders(row.token_ids, row.images)  # asserts the number of placeholders
         assert list(row.action_mask) == expected_mask, "the action mask does not cover exactly the sampled tokens"
         assert sum(n for _, n in row.weight_versions) == sum(row.action_mask), "a sampled token has no weight version"
 

@@ -53,7 +53,7 @@ from alphaapollo.utils.imports import pause_gc
 from alphaapollo.utils.thoughts import insert_marks
 
 THREADS = 64  # size of the default executor, which runs tools and the sandbox
-START_SECONDS = 600.0  # for an engine that starts again, before it counts as stalled
+START_SECONDS = 600.0  # time for an engine to start again, before it counts as stalled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,8 @@ class RolloutWorkerConfig:
 class RolloutWorker:
     """Worker with one engine replica, its environments and its reward functions. Call `start` first.
 
-    `node` is its machine, which determines the shared-memory folder for weights. `reader` reads the weights of rank 0
-    if no training rank of the machine writes them. `engine` replaces the engine of `rollout.name` in tests."""
+    `node` is the worker's machine, which determines the shared-memory folder for weights. `reader` reads the weights of
+    rank 0, on a machine without training ranks. `engine` replaces the engine of `rollout.name` in tests."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class RolloutWorker:
         self._endpoint: SessionGate | None = None
         self._weight_sync = asyncio.Lock()
         self._suite_server: ModelServer | None = None
-        self._numbers = itertools.count()  # of requests without an environment
+        self._numbers = itertools.count()  # numbers of requests without an environment
 
     async def preload_libraries(self) -> None:
         """Import libraries. Needs no GPU, so it may run while other workers use the GPU."""
@@ -153,8 +153,8 @@ class RolloutWorker:
                 renderer = tool_renderer = ToolRenderer(tokenizer, schemas, template_arguments, processor, model.path)
                 read_calls = await asyncio.to_thread(make_tool_call_parser, env.tool_parser, tool_renderer)
         self._rewards.render = renderer.render_prompt
-        stops = find_stop_ids(tokenizer, self._setup.rollout.stop_strings)
-        self._stop_token_ids = (*renderer.eos_token_ids, *stops)
+        stop_ids = find_stop_ids(tokenizer, self._setup.rollout.stop_strings)
+        self._stop_token_ids = (*renderer.eos_token_ids, *stop_ids)
         if (judge := self._setup.reward.judge).backend == "policy":
             self._rewards.policy = make_policy_judge(self.engine, renderer, judge)
         self._services = Services(self._rewards.score, env, self._tools, read_calls, processor is not None)
@@ -188,9 +188,9 @@ class RolloutWorker:
         if self._endpoint is None:
             opening = open_endpoint(self.engine, env, data.apply_chat_template_kwargs)
             self._endpoint = await self._agents.enter_async_context(opening)
-        endpoint, key, name = self._endpoint, self._endpoint.suite_key, MODEL_NAME
+        url, key = f"{self._endpoint.url}/v1", self._endpoint.suite_key
         tokenizer = model.tokenizer_path or model.path
-        self._suite_server = ModelServer(f"{endpoint.url}/v1", key, name, tokenizer, data.max_length)
+        self._suite_server = ModelServer(url, key, MODEL_NAME, tokenizer, data.max_length)
 
     def _list_engine_processes(self) -> dict[int, str]:
         """Return the processes that generation depends on as {pid: name}."""
@@ -246,7 +246,7 @@ class RolloutWorker:
     async def confirm_weights(self, version: int, folder: str) -> WeightReceipt | None:
         """Finish a weight sync, and return the digest of the engine's weights, if any. Running requests must be paused,
         unless they keep their adapter. `folder`: folder in this node's shared memory from which weights are loaded
-        first; empty: none."""
+        first; empty: the engine already has the weights."""
         async with self._weight_sync:
             if folder:
                 source = await self._copy.update(folder) if self._copy else self._weights_folder / folder
@@ -257,7 +257,7 @@ class RolloutWorker:
 
     async def restart_dead_engine(self) -> bool:
         """Start the engine again if its core died, and return whether it did. It then needs a weight sync."""
-        async with self._weight_sync:  # wait for a running weight sync, which goes on if an engine dies
+        async with self._weight_sync:  # wait for a running weight sync, which continues if an engine dies
             if not self.engine.is_dead:
                 return False
             with HEARTBEAT.record_call("restart engine", timeout=START_SECONDS):
@@ -287,7 +287,7 @@ class RolloutWorker:
 def make_token_context_factory(
     env: Env, renderer: Renderer, data: Data | GenerationData
 ) -> Callable[[Environment, Prompt], AppendContext]:
-    """Return a function that builds the token context of an episode. Contexts of rows without tools and variables for
+    """Return a function that builds the token context of an episode. Prompts without their own tools and variables for
     the chat template share a cache of rendered prompts."""
     cached = PromptRenderer(renderer.encode_prompt, data.max_prompt_length, data.truncation)
 
@@ -297,8 +297,8 @@ def make_token_context_factory(
             prompts = PromptRenderer(row_renderer.encode_prompt, data.max_prompt_length, data.truncation)
         if env.context == "append":
             return AppendContext(prompts, row_renderer.encode_observation, row_renderer.prepare_images)
-        memory = env.history_length, env.memory_type, data.system_prompt
-        return MemoryContext(environment, prompts, row_renderer.prepare_images, *memory)
+        memory_settings = env.history_length, env.memory_type, data.system_prompt
+        return MemoryContext(environment, prompts, row_renderer.prepare_images, *memory_settings)
 
     return make_token_context
 

@@ -40,12 +40,12 @@ class PythonCode(Tool):
         self._sandbox = get_default_sandbox()  # it may have other users, so `close` leaves it open
 
     async def call(self, arguments: JsonObject, session: Session) -> ToolResult:
-        name = session.id if self._keep_state else ""
-        if name and self.name not in session.state:
-            session.state[self.name] = name
-            session.on_close(lambda: self._sandbox.end_session(name))
+        session_id = session.id if self._keep_state else ""
+        if session_id and self.name not in session.state:
+            session.state[self.name] = session_id
+            session.on_close(lambda: self._sandbox.end_session(session_id))
         result = await self._sandbox.run_async(
-            arguments["code"], timeout=self._timeout, memory_mb=self._memory_mb, echo=True, session=name
+            arguments["code"], timeout=self._timeout, memory_mb=self._memory_mb, echo=True, session=session_id
         )
         return ToolResult(format_result(result), _STATUS.get(result.status, ToolStatus.ERROR), seconds=result.seconds)
 

@@ -55,7 +55,7 @@ class ToolBox:
         return [{"type": "function", "function": function} for function in functions]
 
     async def call_text(self, name: str, text: str, session: Session) -> ToolResult:
-        """Call a tool with its tag's text: the value of `text_argument` or, if it has none, JSON of all arguments."""
+        """Call a tool with its tag's text: the value of `text_argument` or, for a tool without it, a JSON object."""
         argument = self._tools[name].text_argument if name in self._tools else None
         return await self.call(name, {argument: text} if argument else text, session)
 

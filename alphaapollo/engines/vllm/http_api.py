@@ -117,7 +117,7 @@ class PolicyClient:
         renderer, model = engine.renderer, engine.model_config
         processor = load_image_processor(model.model, renderer.tokenizer, model.trust_remote_code)
         self._images = ChatImageReader(processor, settings.allow_image_urls)
-        self._render = renderer.render_messages  # a thread per request would take more time than the rendering
+        self._render = renderer.render_messages  # synchronous: a thread per request takes more time than rendering
         self._render_multimodal = renderer.render_messages_async  # may load audio
         renderer.render_messages_async = self.render
 
@@ -213,11 +213,11 @@ class PolicyClient:
     ) -> AsyncIterator[RequestOutput]:
         """Sample answers to a rendered chat with the policy's settings. Records them before the last output."""
         request, prompt_ids = CURRENT_REQUEST.get(), list(prompt["prompt_token_ids"])
-        stops = find_stop_ids(self._renderer.tokenizer, sampling_params.stop or ())
+        stop_ids = find_stop_ids(self._renderer.tokenizer, sampling_params.stop or ())
         if request is None:
             if prompt["type"] != "token":
                 raise ValueError("Images of evaluation suites are not supported. Use a task without images.")
-            generation_config = {"eos_token_id": [*self._renderer.eos_token_ids, *stops]}
+            generation_config = {"eos_token_id": [*self._renderer.eos_token_ids, *stop_ids]}
             sampling_params.update_from_generation_config(generation_config, self._renderer.tokenizer.eos_token_id)
             async for output in self._stream(prompt_ids, sampling_params, request_id):
                 yield output
@@ -225,9 +225,9 @@ class PolicyClient:
         excludes_tokens = any(getattr(sampling_params, name) for name in EXCLUSION_SETTINGS)
         is_constrained = sampling_params.structured_outputs is not None or excludes_tokens
         if request_id.startswith("resp_"):
-            request_id = request_id.rpartition("_")[0]  # drops the number of the round; a response has one here
+            request_id = request_id.rpartition("_")[0]  # drop the number of the round; here a response has one round
         sampling = request.start_sampling(request_id, prompt_ids, sampling_params.max_tokens or 1, is_constrained)
-        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *stops))
+        sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *stop_ids))
         params = _make_policy_params(sampling_params, sampling, is_constrained)
         if request.earlier is not None:
             self._record(request, request.earlier.outputs)

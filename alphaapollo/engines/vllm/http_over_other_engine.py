@@ -29,7 +29,7 @@ AnswerFunction = Callable[[list[int], HttpSampling, str], Awaitable[HttpAnswer]]
 
 
 class FrontEnd:
-    """What vLLM's HTTP API needs of an engine, without a model. Raises ValueError if vLLM cannot serve the model."""
+    """The attributes of an engine that vLLM's HTTP API uses. Raises ValueError if vLLM cannot serve the model."""
 
     errored = False
 
@@ -83,8 +83,8 @@ class OtherEngine(FrontEnd):
 
         request = read_sampling_params(params)
         seeds = [request.sampling.seed + index for index in range(params.n)]
-        requests = [replace(request, sampling=replace(request.sampling, seed=seed)) for seed in seeds]
-        answers = await asyncio.gather(*(self._answer(token_ids, request, request_id) for request in requests))
+        seeded_requests = [replace(request, sampling=replace(request.sampling, seed=seed)) for seed in seeds]
+        answers = await asyncio.gather(*(self._answer(token_ids, seeded, request_id) for seeded in seeded_requests))
         prompt_logprobs: Any = None
         if request.scores_prompt:
             prompt_logprobs = [None, *map(self._make_logprobs, answers[0].prompt_logprobs)]

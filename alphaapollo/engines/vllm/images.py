@@ -82,18 +82,18 @@ IMAGE_URL = "image_url"  # key of a part with an image in OpenAI's APIs; vLLM co
 
 @dataclass(frozen=True)
 class ChatImages:
-    """Images of a chat: `images` has those of each message."""
+    """Images of a chat, and its messages without them."""
 
-    messages: list[Any]  # with digests instead of images, so that vLLM does not load them
-    images: list[tuple[ImageInput, ...]]
-    sent: dict[str, EncodedImage]  # images by digest
+    messages: list[Any]  # with digests instead of images, so that vLLM does not load the images
+    images: list[tuple[ImageInput, ...]]  # of each message
+    sent: dict[str, EncodedImage]  # images as the client sent them, by digest
 
     def add_digests(self, conversation: list[Any]) -> list[Any]:
-        """Give parsed messages with images the parts with digests again. vLLM drops the digests when it parses
-        `messages`, but they distinguish chats with different images."""
+        """Return vLLM's parsed messages, with the content of `messages` in those that have images. vLLM's parser drops
+        the digests, but they distinguish chats with different images."""
         assert len(conversation) == len(self.messages)
         triples = zip(conversation, self.messages, self.images, strict=True)
-        return [{**parsed, "content": sent["content"]} if images else parsed for parsed, sent, images in triples]
+        return [{**parsed, "content": given["content"]} if images else parsed for parsed, given, images in triples]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from alphaapollo.engines.vllm.settings import is_triton_interpreted
 from alphaapollo.engines.weight_sync.digest import compute_joint_digest, select_rank_parts
 
-PACKED_DIGEST = "alphaapollo_packed_digest"  # attribute of a layer: digest of the weight that vLLM packed
+PACKED_DIGEST = "alphaapollo_packed_digest"  # attribute of a layer: future of the digest of the weight before packing
 
 
 def patch_vllm() -> None:
@@ -59,14 +59,14 @@ def record_digest_before_packing(dispatch: Callable[..., None]) -> Callable[...,
     vLLM deletes the unpacked weight, so its digest cannot be computed later."""
     from vllm.distributed import get_tensor_model_parallel_rank
 
-    digests = ThreadPoolExecutor(1)
+    digest_thread = ThreadPoolExecutor(1)
 
     @functools.wraps(dispatch)
     def record_weight_digest_and_pack(layer: Any, remove_weight: bool) -> None:
         is_matrix = not layer.weight.is_meta and layer.weight.ndim == 2
         if is_matrix:
             parts = list(select_rank_parts(layer, "weight", layer.weight, get_tensor_model_parallel_rank()))
-            setattr(layer, PACKED_DIGEST, digests.submit(compute_joint_digest, parts))
+            setattr(layer, PACKED_DIGEST, digest_thread.submit(compute_joint_digest, parts))
         dispatch(layer, remove_weight)
         if is_matrix:
             layer.cpu_linear = pad_single_row(layer.cpu_linear)

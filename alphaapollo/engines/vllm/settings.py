@@ -84,7 +84,7 @@ def get_sockets_folder(spec: EngineSpec) -> str:
 
 
 def build_cpu_environment(rollout: Rollout, model_path: str) -> dict[str, str]:
-    """Return the variables on which importing vLLM depends in an engine on a CPU. rollout: resolved."""
+    """Return the environment variables to set before vLLM is imported for an engine on a CPU. rollout: resolved."""
     tensor_parallel = rollout.tensor_model_parallel_size
     variables = _build_common_environment(model_path) | {
         "OMP_NUM_THREADS": str(rollout.cpu_threads or 1),
@@ -111,7 +111,7 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
         "skip_tokenizer_init": not tokenizer,  # requests and completions are token ids
         "generation_config": "vllm",  # ignore the sampling defaults of the model folder
         "seed": RANDOM_SEED,
-        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py makes it before top-p and top-k
+        "logprobs_mode": "processed_logprobs",  # after temperature; patches.py: before top-p and top-k
         "max_logprobs": MAX_LOGPROBS if spec.chat_tokenizer else 1,
         "disable_log_stats": True,
         "worker_extension_cls": EXTENSION,
@@ -131,7 +131,7 @@ def build_engine_arguments(spec: EngineSpec) -> dict[str, object]:
     if spec.device == "cuda":
         # a sleeping engine keeps its CUDA graphs in host memory
         arguments |= dict.fromkeys(("enable_sleep_mode", "sleep_mode_offload_cudagraph"), spec.is_colocated)
-        arguments["moe_backend"] = "triton"  # others permute the experts' weights when they load them
+        arguments["moe_backend"] = "triton"  # other backends permute the experts' weights when they load them
     return arguments | build_common_arguments(spec)
 
 

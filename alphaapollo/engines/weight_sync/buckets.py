@@ -1,4 +1,4 @@
-"""Buckets of weights, in which all transports send them."""
+"""Buckets of weights: what every transport sends or writes at a time."""
 
 from __future__ import annotations
 

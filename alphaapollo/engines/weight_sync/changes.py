@@ -56,9 +56,9 @@ empty: it has none."""
 
 
 def find_changes(path: Path, base: Path, word_bytes: int) -> FileChanges | None:
-    """Compare a file with that of an earlier version. Returns None if the sizes differ, or if the complete file is
-    smaller than the changes. If nearly all of its start changed, the rest is not compared. word_bytes: size of an
-    element, which divides the size of the file."""
+    """Compare a file with that of an earlier version. Returns None if the sizes differ, or as soon as the changes are
+    at least as large as the part compared so far and as an eighth of the file. word_bytes: size of an element, which
+    divides the size of the file."""
     num_bytes, word = path.stat().st_size, np.dtype(f"u{word_bytes}")
     if not base.is_file() or base.stat().st_size != num_bytes:
         return None
@@ -82,7 +82,7 @@ class WeightCopy:
 
     folder: Path  # belongs to this copy
     read: WeightReader
-    keeps_last: bool = False  # keep the last version until the next one is loaded: an engine may load it again
+    keeps_last: bool = False  # keep the last version while the next one is loaded, for engines that load it again
     copied_bytes: int = field(default=0, init=False)  # of the last version
     _path: Path | None = field(default=None, init=False)
     _version_id: str = field(default="", init=False)  # of the files in _path; empty: they are not complete
@@ -100,10 +100,10 @@ class WeightCopy:
         return self._path
 
     def _write(self, sent: SentFiles, target: Path) -> None:
-        keeps_last = self.keeps_last or bool(sent.base_id)
+        needs_current_files = self.keeps_last or bool(sent.base_id)
         earlier_copies = [*self.folder.iterdir()] if self.folder.is_dir() else []
         for copy in earlier_copies:
-            if copy != self._path or not keeps_last:
+            if copy != self._path or not needs_current_files:
                 shutil.rmtree(copy)
         if sent.base_id and self._path:
             self._path.rename(target)

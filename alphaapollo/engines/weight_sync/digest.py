@@ -55,10 +55,10 @@ def _sum_tensor_hashes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_hashes_of_16_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum the hashes of elements with 65,536 possible values, from the number of each value: twice as fast."""
+    """Sum the hashes of 16-bit elements: count how often each of the 65,536 values occurs. Twice as fast on CPUs."""
     counts = torch.zeros(1 << 16, dtype=torch.int64)
     for part in tensor.reshape(-1).view(torch.uint16).split(_CHUNK):
-        counts += torch.bincount(part.to(torch.int32), minlength=1 << 16)  # unlike numpy's, without the GIL
+        counts += torch.bincount(part.to(torch.int32), minlength=1 << 16)  # releases the GIL, unlike numpy's
     return (counts * _hash_all_values(tensor.dtype)).sum()
 
 

@@ -32,7 +32,7 @@ class SharedMemorySender:
     is_writer: bool = True  # whether this rank writes files; other ranks only take part in gathering the tensors
     _sent: Path | None = field(default=None, init=False)  # files of the sent version, until its release
     _sent_id: str = field(default="", init=False)
-    _base_id: str = field(default="", init=False)  # version whose files are kept; empty: none
+    _base_id: str = field(default="", init=False)  # earlier version whose files are kept; empty: no files are kept
     _is_read: bool = field(default=False, init=False)  # whether engines on other nodes have read the sent version
     _changes: dict[str, FileChanges | None] = field(default_factory=dict, init=False)  # since _base_id, by file
 
@@ -63,21 +63,21 @@ class SharedMemorySender:
         return sum(digest.result() for digest in digests)
 
     def read_files(self, folder: str, base_id: str = "") -> SentFiles:
-        """Return the files of the sent folder, e.g. `v7`, for an engine on another node. If `base_id`, the version that
-        its node has, is the one that this sender kept, changes replace the files that are larger."""
+        """Return the files of the sent folder, e.g. `v7`, for an engine on another node that has version `base_id`. If
+        this sender has kept the files of that version, a file is returned as changes if they are smaller."""
         self._is_read = True
         paths = [*Path(self.folder, folder).iterdir()]
-        base_id = base_id if base_id == self._base_id else ""
-        if base_id and not self._changes:
+        common_base_id = base_id if base_id == self._base_id else ""
+        if common_base_id and not self._changes:
             compare = lambda path: find_changes(path, self._base_folder / path.name, self.dtype.itemsize)  # noqa: E731
             with ThreadPoolExecutor() as pool:
                 self._changes = dict(zip((path.name for path in paths), pool.map(compare, paths), strict=True))
-        changes = self._changes if base_id else {}
+        changes = self._changes if common_base_id else {}
         files = {path.name: changes.get(path.name) or np.fromfile(path, np.uint8) for path in paths}
-        return SentFiles(self._sent_id, base_id, files)
+        return SentFiles(self._sent_id, common_base_id, files)
 
     def release_sent_weights(self) -> None:
-        """Remove the sent files. If engines on other nodes have read them, keep them to find the next changes."""
+        """Remove the sent files. Keep those that engines on other nodes have read, as the base of the next changes."""
         if not self.is_writer or (self._base_id and not self._sent):  # only the base is left
             return
         shutil.rmtree(self._base_folder, ignore_errors=True)

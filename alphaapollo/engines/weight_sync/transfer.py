@@ -118,8 +118,8 @@ def without_expandable_segments() -> Iterator[None]:
 
 @dataclass
 class SingleUpdateClient:
-    """Calls to the engines, as vLLM's VLLMWeightSyncClient. vLLM starts and finishes a weight update for each bucket;
-    here these two calls do nothing, so all buckets are one update."""
+    """Calls to the engines, with the interface of vLLM's VLLMWeightSyncClient. vLLM starts and finishes an update for
+    each bucket. In this class these two calls do nothing, so that all buckets belong to one update."""
 
     call_engines: CallEngines
     failed: Future[None] = field(default_factory=Future)  # the first error of an engine

@@ -1,6 +1,6 @@
 """How weights are sent from the training ranks to the engines. Imports no torch, for the process of an engine.
 
-shared_memory   engines on CPUs, and on GPUs those that load no buckets: safetensors under /dev/shm
+shared_memory   engines on CPUs, and engines on GPUs that cannot load buckets: safetensors under /dev/shm
 ipc             engines on the training GPUs: CUDA IPC
 nccl            engines on separate GPUs: NCCL
 adapter         engines that serve LoRA adapters on their own base weights: peft files under /dev/shm
@@ -30,8 +30,8 @@ TransferMethod = Literal["init_weight_transfer_engine", "start_weight_update", "
 class WeightUpdate:
     """Version and checksum of the weights that the trainer sends to the engines.
 
-    folder: folder name in the shared memory of each node (weight_sync/transport.py); empty if vLLM's own transfer
-    (CUDA IPC, NCCL) has already carried the tensors.
+    folder: name of the folder with the tensors in the shared memory of each node; empty if the engines have already
+    received the tensors (ipc, nccl).
     """
 
     version: int
@@ -48,11 +48,11 @@ class WeightReceipt:
 
     version: int
     digest: str
-    copied_bytes: int = 0  # that were copied from rank 0 to the engine's node
+    copied_bytes: int = 0  # bytes copied from rank 0 to the engine's node
 
 
 class CallEngines(Protocol):
-    """Calls a method of the weight transfer of all engines (engines/protocol.py), and waits for them."""
+    """Function that calls a method of the weight transfer (engines/protocol.py) on all engines, and waits for them."""
 
     def __call__(self, method: TransferMethod, *arguments: object) -> None: ...
 
@@ -82,8 +82,8 @@ class Transport:
 def choose_transport(
     device: str, is_colocated: bool, receives_buckets: bool, serves_adapters: bool = False
 ) -> TransportKind:
-    """Choose how the engines receive weights. receives_buckets: whether they have a weight sender, and workers in other
-    processes, which ipc and nccl need. serves_adapters: whether the engines serve LoRA adapters (rollout.lora=adapter).
+    """Choose how the engines receive weights. receives_buckets: whether the engines have a weight sender and workers in
+    other processes (ipc and nccl need both). serves_adapters: whether they serve LoRA adapters (rollout.lora=adapter).
     """
     if serves_adapters:
         return "adapter"
@@ -100,8 +100,7 @@ def get_weights_folder(shared_folder: str, node_id: str) -> str:
 def assign_weight_writers(rank_nodes: Sequence[str], engine_nodes: Collection[str]) -> list[str | None]:
     """Choose the first training rank of each node with engines to write the weights for these engines, and rank 0 if
     there are engines on other nodes. Returns for each rank the node for which it writes, or None."""
-    nodes = {*engine_nodes, *rank_nodes[:1]} if set(engine_nodes) - set(rank_nodes) else engine_nodes
-    first_ranks = [node not in rank_nodes[:rank] for rank, node in enumerate(rank_nodes)]
+    file_nodes = {*engine_nodes, *rank_nodes[:1]} if set(engine_nodes) - set(rank_nodes) else engine_nodes
     return [
-        node if is_first and node in nodes else None for node, is_first in zip(rank_nodes, first_ranks, strict=True)
+        node if node in file_nodes and node not in rank_nodes[:rank] else None for rank, node in enumerate(rank_nodes)
     ]

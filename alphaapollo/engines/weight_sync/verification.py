@@ -39,7 +39,7 @@ class Probe:
     images: tuple[ImageInput, ...] = ()
 
     def select_text(self, logprobs: Sequence[float]) -> list[float]:
-        """Select from the log-probs of `token_ids[1:]` those of text, because models never predict placeholders."""
+        """Select the log-probs of text tokens from those of `token_ids[1:]`: models never predict placeholders."""
         placeholders = {image.placeholder_id for image in self.images}
         pairs = zip(self.token_ids[1:], logprobs, strict=True)
         return [logprob for token, logprob in pairs if token not in placeholders]

@@ -13,7 +13,7 @@ def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -
     """Compute this tensor-parallel rank's part of the digest of the weights that a vLLM model computes with.
 
     packed_digest_attribute: layer attribute with a future of the weight's digest, computed before vLLM packed the
-    weight. If a layer also keeps the unpacked weight (tied embeddings), the result changes if their digests differ."""
+    weight. If the layer's own weight (e.g. of tied embeddings) has another digest, the result changes."""
     from vllm.distributed import get_tensor_model_parallel_rank
 
     tp_rank = get_tensor_model_parallel_rank()
@@ -44,5 +44,5 @@ def compute_adapter_digest(model: torch.nn.Module, slot: int) -> int:
 def find_tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the layers that share their weight with another layer, e.g. the output head with the embedding."""
     layers = [layer for layer in model.modules() if isinstance(layer._parameters.get("weight"), torch.Tensor)]
-    shares = Counter(id(layer.weight) for layer in layers)
-    return [layer for layer in layers if shares[id(layer.weight)] > 1]
+    num_layers = Counter(id(layer.weight) for layer in layers)
+    return [layer for layer in layers if num_layers[id(layer.weight)] > 1]

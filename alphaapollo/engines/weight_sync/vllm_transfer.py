@@ -25,7 +25,7 @@ class VllmTransferSender(TransferSender):
         if self.transport == "ipc":
             self.connection.packed_buffer_size_bytes = count_bytes(bucket)
         self.connection.send_weights()
-        self.connection.source = make_weight_source({})  # vLLM keeps the source until the next publish
+        self.connection.source = make_weight_source({})  # vLLM keeps its source: free the bucket's memory
 
     def _connect(self) -> TrainerWeightTransferEngine[Any]:
         import_vllm()

@@ -68,8 +68,8 @@ class RewardClient:
         self._slow_slots = asyncio.Semaphore(MAX_SLOW)
         self._processes: set[ProcessHost] = set()
         self._idle: list[ProcessHost] = []
-        self._imported: WeakKeyDictionary[ProcessHost, set[str]] = WeakKeyDictionary()  # graders, by data source
-        self._starting = asyncio.Lock()  # of the process of an async reward function
+        self._imported: WeakKeyDictionary[ProcessHost, set[str]] = WeakKeyDictionary()  # data sources of the graders
+        self._starting = asyncio.Lock()  # held while the process of an async reward function starts
         self._tasks: set[asyncio.Task[tuple[list[Score], bool]]] = set()
         self._judge: JudgeClient | None = None  # created for the first completion that needs it
         self._server: JudgeServer | None = None
@@ -86,8 +86,8 @@ class RewardClient:
         self._idle.append(process)
 
     async def score(self, prompt: Prompt, text: str, turns: Sequence[Turn] = ()) -> Score:
-        """Score one completion. Never raises: after a timeout or MAX_ATTEMPTS failures, it is GRADER_FAILED, or
-        WRONG_FORMAT if the completion is at fault. turns: those of the episode; empty if the text is the only turn."""
+        """Score one completion. Never raises: after a timeout or MAX_ATTEMPTS failures, the score is GRADER_FAILED, or
+        WRONG_FORMAT if the completion is at fault. turns: turns of the episode; empty if the text is the only turn."""
         try:
             with exclude_from_time_limit():
                 verdicts = await self._ask_judges(prompt, add_marks(text, turns))
@@ -102,8 +102,8 @@ class RewardClient:
             (score,) = await self._try_grading(prompt, [completion])
         is_built_in = not (TASK in verdicts or self._custom.path or self._reward.custom_module)
         if score.outcome.failed and is_built_in and await self._can_grade(prompt, turns, verdicts):
-            wrong_format = verdicts | {TASK: make_wrong_format_score(score.reason)}
-            (score,) = await self._try_grading(prompt, [(text, turns, wrong_format)])
+            verdicts_with_task = verdicts | {TASK: make_wrong_format_score(score.reason)}
+            (score,) = await self._try_grading(prompt, [(text, turns, verdicts_with_task)])
         if score.skipped_components and self.fails_incomplete:
             return make_failed_score(f"{', '.join(score.skipped_components)}: NaN or infinite. Return a finite number.")
         return replace(score, judge_usage=sum((verdict.judge_usage for verdict in verdicts.values()), JudgeUsage()))
@@ -114,7 +114,7 @@ class RewardClient:
         return not score.outcome.failed
 
     async def score_ground_truth(self, prompt: Prompt) -> Score:
-        """Score an answer that the built-in grader makes from the ground truth. If not 1, no answer can be right."""
+        """Score an answer that the built-in grader makes from the ground truth. Below 1, no answer can be right."""
         return (await self._try_grading(prompt, [(None, (), {})]))[0]
 
     async def _ask_judges(self, prompt: Prompt, text: str) -> dict[str, Score]:
@@ -142,7 +142,7 @@ class RewardClient:
             self._judge.clear_cache()
 
     async def _grade_group(self, prompt: Prompt, completions: Sequence[GraderInput]) -> list[Score]:
-        """Grade completions of a prompt in one call. If all fail, find those that fail alone, and grade the others."""
+        """Grade completions of a prompt in one call. If all fail, grade each alone, then the gradable ones together."""
         scores = await self._try_grading(prompt, completions)
         if len(completions) == 1 or not all(score.outcome.failed for score in scores):
             return scores
@@ -229,7 +229,7 @@ class RewardClient:
 
     async def _grade_once(self, request: bytes, data_source: str, count: int) -> tuple[list[Score], bool]:
         """Send a request with `count` completions to a grader process. Returns the scores and whether they are final: a
-        second attempt is useless after scores or a timeout. `data_source`: its grader is needed; empty: none is."""
+        second attempt is useless after scores or a timeout. `data_source`: source of the grader to use; empty: none."""
         slots, timeout, is_async = self._slots, count * self._reward.timeout, self.loaded.is_async
         await slots.acquire()
         try:
@@ -271,7 +271,7 @@ class RewardClient:
         return process
 
     async def _put_back(self, process: ProcessHost) -> None:
-        """Keep a process for other completions, or end it if there are more than reward.num_workers and none waits."""
+        """Keep a process for other completions. End it if there are more than reward.num_workers, and nothing waits."""
         self._processes = {grader for grader in self._processes if grader.is_running}
         if len(self._processes) > self._reward.num_workers and not self._slots.locked():
             self._processes.discard(process)

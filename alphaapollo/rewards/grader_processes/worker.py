@@ -52,11 +52,11 @@ class LoadReport:
     """Functions that a grader process has loaded."""
 
     error: str = ""  # why they cannot be loaded
-    takes_turns: bool = False  # whether one of them takes a trajectory
+    takes_turns: bool = False  # whether a reward function or component takes a trajectory
     is_async: bool = False  # whether requests may overlap
     columns: Sequence[str] = ()  # columns of the data that the user's function requires
     takes_prompt_text: bool = False
-    takes_groups: bool = False  # whether the user's function gets the completions of a prompt together
+    takes_groups: bool = False  # whether the user's function gets the completions of a prompt in one call
 
 
 def encode_reply(scores: Sequence[Score]) -> bytes:
@@ -126,8 +126,8 @@ class GraderWorker:
         takes_turns = any(map(takes_trajectory, functions))
         if function is None:
             return LoadReport(takes_turns=takes_turns)
-        details = function.is_async, function.columns, function.takes_prompt_text, function.grade_group is not None
-        return LoadReport("", takes_turns, *details)
+        has_group = function.grade_group is not None
+        return LoadReport("", takes_turns, function.is_async, function.columns, function.takes_prompt_text, has_group)
 
     def _grade(self, prompt: Prompt, episodes: Episodes, verdicts: Sequence[Verdicts]) -> bytes:
         try:
@@ -145,12 +145,12 @@ class GraderWorker:
             return encode_reply([self._make_failed_score(error)] * len(episodes))
 
     def _encode_scores(self, prompt: Prompt, episodes: Episodes, verdicts: Sequence[Verdicts], results: Any) -> bytes:
-        def make_score(result: object, episode: Episode | None, verdicts: Verdicts) -> Score:
+        def make_score(result: object, episode: Episode | None, judge_scores: Verdicts) -> Score:
             try:
                 score = convert_to_score(result)
                 if name := self._custom.accuracy:
                     score = replace(score, accuracy=(score.components | {"reward": score.reward}).get(name))
-                return self._add_components(prompt, episode, verdicts, score)
+                return self._add_components(prompt, episode, judge_scores, score)
             except Exception as error:  # noqa: BLE001 one completion's failure is not that of the others
                 return self._make_failed_score(error)
 
@@ -196,8 +196,8 @@ class GraderWorker:
 
     def _get_function(self, data_source: str) -> EpisodeFunction:
         if data_source not in self._graders:
-            is_built_in = find_grader(data_source) in GRADERS
-            self._graders[data_source] = adapt_to_episode(load_grader(data_source, self._reward), is_built_in)
+            reads_marks = find_grader(data_source) in GRADERS
+            self._graders[data_source] = adapt_to_episode(load_grader(data_source, self._reward), reads_marks)
         return self._graders[data_source]
 
     def _reply(self, number: int, reply: bytes) -> None:

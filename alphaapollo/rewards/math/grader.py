@@ -138,8 +138,8 @@ def _find_last_expression(text: str) -> str | None:
         return ", ".join(part.strip() for part in several.groups())
     if not (last := LAST_QUANTITY.search(text.strip())):
         return None
-    is_word = last[1] and last[3].isalpha()
-    quantity = f"{last[1] or last[2]} " + (f"\\text{{{last[3]}}}" if is_word else last[3])
+    has_word_as_unit = last[1] and last[3].isalpha()
+    quantity = f"{last[1] or last[2]} " + (f"\\text{{{last[3]}}}" if has_word_as_unit else last[3])
     return quantity if parse_expressions(f"\\boxed{{{normalize_latex(quantity)}}}") else None
 
 

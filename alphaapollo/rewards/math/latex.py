@@ -159,7 +159,7 @@ def compare_clock_times(truth: str, answer: str) -> bool | None:
     if not expected or not answered:
         return None
     times = [(int(clock[1]), int(clock[2])) for clock in (expected, answered)]
-    halves = {half.lower() for half in (expected[3], answered[3]) if half}
+    halves = {half.lower() for half in (expected[3], answered[3]) if half}  # a: a.m., p: p.m.
     if not halves and expected[2][0] != "0" and math.gcd(*times[0]) == 1:
         return None
     return times[0] == times[1] and len(halves) <= 1
@@ -198,8 +198,8 @@ def split_unit(text: str, compared_answer: str) -> tuple[str, str]:
     if match := TEXT_UNIT.fullmatch(text):
         return match[1], _find_unit(match[2])
     if match := WORD_UNIT.fullmatch(text):
-        is_word = match[2] and WORD.search(match[3])
-        return (match[1], _find_unit(match[3])) if is_word or _find_unit(match[3]) else (text, "")
+        is_separate_word = match[2] and WORD.search(match[3])
+        return (match[1], _find_unit(match[3])) if is_separate_word or _find_unit(match[3]) else (text, "")
     match = LETTER_UNIT.fullmatch(text) if re.fullmatch(NUMBER, compared_answer) else None
     return (match[1], _find_unit(match[2])) if match else (text, "")
 

@@ -79,8 +79,8 @@ class SessionGate:
 
     @contextlib.contextmanager
     def open_session(self, session: AgentSession, time_limit: TimeLimit) -> Iterator[None]:
-        """Context manager during which the session's requests are accepted. At its end, running ones are cancelled.
-        time_limit: of the program; it does not count the time of its requests."""
+        """Context manager during which the session's requests are accepted. Requests that run at its end are cancelled.
+        time_limit: time limit of the program, which does not count the time of the program's requests."""
         tasks: set[asyncio.Task[object]] = set()  # running requests
         self._sessions[session.token] = session, time_limit, tasks
         try:

@@ -2,13 +2,13 @@
 
     python -m alphaapollo.rollout.agents.programs PARENT_PID SETTINGS
 
-It imports the user's file once. For each session it forks a supervisor, which forks the program. When the program has
-ended or is to be ended, the supervisor kills all processes that the program has started, also those that left its
-process group, because the supervisor adopts them (PR_SET_CHILD_SUBREAPER).
+The host imports the user's file once. For each session it forks a supervisor, which forks the program. When the program
+has ended or must end, the supervisor kills all processes that the program has started. It finds even those that left
+the program's process group, because they become its children (PR_SET_CHILD_SUBREAPER).
 
-    request    a line of JSON: {"folder", "environment"} of a session, or {"end": number of its request}
-    reply      the first one: why the file cannot be loaded, or "". The reply to a request is null; that of a session
-               comes when the session has ended, and its folder has the result.
+    request    a line of JSON: {"folder", "environment"} starts a session, {"end": number of that request} ends it
+    reply      the first reply says why the file cannot be loaded, or is "". Later replies are null. A session's reply
+               comes when the session has ended; its folder then has the result.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ProgramRunner:
         """Run the program for one task and return how it ended. If the caller is cancelled, the program is ended.
 
         If the host process was killed, its programs have failed, and the next run starts a new host. Raises
-        ChildProcessError if it was closed."""
+        ChildProcessError after `close`."""
         async with self._starting:
             if self._host is not None and self._host.has_closed_output:
                 logger.warning("%s; it is started again", HOST_ENDED)
@@ -240,7 +240,7 @@ def _fork_supervisor(
 
 
 def _supervise(order: JsonObject, run: Callable[..., object] | None, command: str) -> None:
-    """Run a program, then end what it has left running."""
+    """Run a program, then end the processes that it has left running."""
     folder, supervisor = Path(order["folder"]), os.getpid()
     output, write_end = os.pipe()
     program = os.fork()

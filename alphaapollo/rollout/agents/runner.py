@@ -60,9 +60,9 @@ class AgentRunner:
         """Run one episode and return its trajectory.
 
         A program that fails or returns no reward is run once more in a new session, unless a limit of the session
-        ended its last request: then the episode is scored like others at the limit. After a second failure, or if it
-        exceeds env.agent.timeout, the trajectory has no reward and is excluded from training. Raises EngineError if the
-        engine fails."""
+        ended its last request: then the episode is scored like others at the limit. After a second failure, or if the
+        program exceeds env.agent.timeout, the trajectory has no reward and is excluded from training. Raises
+        EngineError if the engine fails."""
         with (
             HEARTBEAT.use_track(lane=task.name),
             HEARTBEAT.record_call("episode", prompt=task.prompt.id, sample=task.sample_index),
@@ -135,8 +135,8 @@ class AgentRunner:
             return failed_end, make_failure_score(f"the program's result is no reward: {error}")
         if session.prompt_error and result.error and not answers:
             return EpisodeEnd.PROMPT_LIMIT, make_failure_score(session.prompt_error)
-        is_truncated = answers and answers[-1].is_truncated and not session.is_refused
-        truncation = "a limit of tokens cut the last answer" if is_truncated else ""
+        truncation_ended_program = bool(answers) and answers[-1].is_truncated and not session.is_refused
+        truncation = "a limit of tokens cut the last answer" if truncation_ended_program else ""
         if result.error and (limit := session.prompt_error or truncation or session.reached_limit):
             # score_limit needs the grade of an empty answer
             grade = None if self.grade is None else partial(self._grade, prompt, session, "")
@@ -214,8 +214,8 @@ def build_turns_and_rows(
 ) -> tuple[list[Turn], list[Row], list[list[int]], list[tuple[ImageInput, ...]]]:
     """Return the turns of a session, its rows to train on, and tokens and images of the engine's prompt of each turn.
 
-    Turns that are not trained on follow the turns of the rows: those of other rows than `trained_rows`, and those of
-    `untrained_roles`. The rows are in the order of their last answers, so that the last row ends with the last one."""
+    The turns of the rows come first, then the turns that are not trained on: those of rows that `trained_rows` excludes
+    and those of `untrained_roles`. The rows are in the order of their last answers."""
     branches = find_branches(session.answers)
     if trained_rows == "main":
         branches = branches[:1]
@@ -229,11 +229,11 @@ def build_turns_and_rows(
     numbers = {answer: number for number, answer in enumerate(session.answers)}
     for answers in sorted(filter(None, chosen), key=lambda answers: numbers[answers[-1]]):
         first_turn = len(turns)
-        before, images_before = list[int](), 0
+        num_earlier_ids, num_earlier_images = 0, 0
         for answer in answers:
-            context = answer.request.prompt_ids[len(before) :], answer.request.images[images_before:]
+            context = answer.request.prompt_ids[num_earlier_ids:], answer.request.images[num_earlier_images:]
             turns.append(_make_turn(numbers, answer, *context))
-            before, images_before = answer.token_ids, len(answer.request.images)
+            num_earlier_ids, num_earlier_images = len(answer.token_ids), len(answer.request.images)
         for turn, answer, following in zip(turns[first_turn:], answers, answers[1:], strict=False):
             turn.observation = list_new_messages(following.request, answer)
         first = answers[0]
@@ -241,9 +241,9 @@ def build_turns_and_rows(
         rows.append(build_row(turns[first_turn:], first_turn, num_earlier_tokens))
         prompts += [answer.request.prompt_ids for answer in answers]
         images += [answer.request.images for answer in answers]
-    trained = {turn.answer_number for turn in turns}
+    trained_numbers = {turn.answer_number for turn in turns}
     for answer, number in numbers.items():
-        if number not in trained:
+        if number not in trained_numbers:
             turns.append(_make_turn(numbers, answer, answer.request.prompt_ids, answer.request.images))
     for turn in turns:
         turn.completion = replace(turn.completion, columns={})  # the rows contain the columns
@@ -264,7 +264,7 @@ def find_branches(answers: Sequence[Answer]) -> list[list[Answer]]:
     while waiting:
         branch, options = [], [waiting.pop(0)]
         while options:
-            longest = max(options, key=lambda answer: depth[answer])  # the first one of several
+            longest = max(options, key=lambda answer: depth[answer])  # the first of equally long ones
             waiting += [answer for answer in options if answer is not longest]
             branch.append(longest)
             options = children[longest]

@@ -43,7 +43,7 @@ OPTIONAL_LAYERS = {  # layer -> what snippets can do without it
     "seccomp": "snippets can start processes, use the network and signal other processes",
 }
 
-# Attempts forbidden operations and prints which succeed.
+# Snippet that attempts forbidden operations and prints which of them succeed.
 _PROBE = """
 import json, os, socket
 def can(action):
@@ -154,7 +154,7 @@ class SnippetSandbox:
     def _run_request(self, request: SandboxRequest, cancelled: threading.Event) -> SandboxResult:
         try:
             return self._run_request_once(request, cancelled)
-        except SandboxError:  # a failure of the sandbox is retried once
+        except SandboxError:  # retried once, unless the snippet may have used a session or a connection
             if request.session or request.connection or cancelled.is_set() or self._zygote is None:
                 raise
         return self._run_request_once(request, cancelled)
@@ -229,7 +229,8 @@ def _are_isolation_layers_effective(zygote: ZygoteProcess, layers: Collection[st
         return False
     if "landlock" in layers:
         return allowed["write"] and not allowed["read"] and not allowed["list"]
-    return "seccomp" not in layers or not (allowed["read"] or allowed["list"] or allowed["write"])
+    uses_files = allowed["read"] or allowed["list"] or allowed["write"]
+    return "seccomp" not in layers or not uses_files  # without Landlock, seccomp forbids all files
 
 
 _default_sandboxes: dict[int, SnippetSandbox] = {}  # by pid: a forked process cannot use its parent's sandbox

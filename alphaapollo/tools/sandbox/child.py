@@ -43,7 +43,7 @@ OPEN_FILES = 128
 class ChildSpec:
     """Settings of a child process. The program sends them to the zygote together with the child's descriptors."""
 
-    layers: list[str]  # isolation layers, a subset of types.LAYERS
+    layers: list[str]  # isolation layers, a subset of processes.LAYERS
     memory_mb: int
     cpu_seconds: int
     is_session: bool
@@ -90,9 +90,9 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
     folder_descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     rules = [*context.landlock_rules, (folder_descriptor, linux.READ_WRITE)]
     has_landlock = "landlock" in spec.layers
-    _move_to_fixed_descriptors(
-        [*descriptors, linux.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor]
-    )
+    # Without Landlock, the descriptor of the folder takes the place of the ruleset, and is closed below.
+    ruleset = linux.build_ruleset(rules, context.landlock_version) if has_landlock else folder_descriptor
+    _move_to_fixed_descriptors([*descriptors, ruleset])
     linux.set_rlimits(
         {
             resource.RLIMIT_AS: context.address_space + (spec.memory_mb << 20),
@@ -105,7 +105,7 @@ def _isolate_process(spec: ChildSpec, context: ForkContext, folder: str, descrip
     )
     if "setuid" in spec.layers:
         _drop_root_privileges(context.library_folder)
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user would clear it
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
     if os.getppid() != context.zygote_pid:
         os._exit(SETUP_FAILED)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
@@ -187,9 +187,9 @@ def flush_output() -> None:
 
 def _print_exception(error: BaseException) -> int:
     """Print the traceback without frames outside the snippet. Returns the exit code."""
-    is_in_snippet = any(frame.f_code.co_filename == FILE_NAME for frame, _ in traceback.walk_tb(error.__traceback__))
-    is_decoding_error = isinstance(error, SyntaxError | UnicodeError) and not is_in_snippet
-    trace = None if is_decoding_error else error.__traceback__ and error.__traceback__.tb_next
+    has_started = any(frame.f_code.co_filename == FILE_NAME for frame, _ in traceback.walk_tb(error.__traceback__))
+    is_source_error = isinstance(error, SyntaxError | UnicodeError) and not has_started
+    trace = error.__traceback__.tb_next if error.__traceback__ and not is_source_error else None
     code = EXIT_MEMORY if isinstance(error, MemoryError) else EXIT_ERROR
     traceback.print_exception(type(error), error, trace)
     return code

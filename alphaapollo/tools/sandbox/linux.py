@@ -164,12 +164,12 @@ def build_ruleset(rules: list[tuple[int, int]], version: int) -> int:
 
     `version`: version of Landlock. From version 4, the ruleset also denies TCP. From version 6, it also denies
     sending signals to outside processes and connecting to their abstract sockets."""
-    files = (1 << _KNOWN_FILE_RIGHTS.get(version, 16)) - 1
+    file_rights = (1 << _KNOWN_FILE_RIGHTS.get(version, 16)) - 1  # one bit per right
     tcp, scopes = struct.pack("=Q", 0b11), struct.pack("=Q", 0b11)
-    attributes = struct.pack("=Q", files) + (tcp if version >= 4 else b"") + (scopes if version >= 6 else b"")
+    attributes = struct.pack("=Q", file_rights) + (tcp if version >= 4 else b"") + (scopes if version >= 6 else b"")
     ruleset = syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     for descriptor, rights in rules:
-        rule = struct.pack("=Qi", rights & files, descriptor)
+        rule = struct.pack("=Qi", rights & file_rights, descriptor)
         syscall(_LANDLOCK_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0))
     return ruleset
 

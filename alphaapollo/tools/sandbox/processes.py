@@ -1,5 +1,5 @@
-"""Requests, results and errors of the sandbox, and handles of its processes: the zygote, and one child of it for each
-snippet or session."""
+"""Requests, results and errors of the sandbox, and handles of its processes: the zygote, and a child of the zygote for
+each snippet or session."""
 
 from __future__ import annotations
 
@@ -188,8 +188,8 @@ class SnippetProcess:
         self._mode = format_sandbox_mode(layers)
         self._is_session = bool(request.session)
         self._selector = selectors.PollSelector()
-        self._notice, notice = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._notice, zygotes_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, childs_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._out, self._err = make_memory_file(), make_memory_file()
         for connection in (self._notice, self._control):
             connection.setblocking(False)
@@ -199,9 +199,9 @@ class SnippetProcess:
         stdin = make_memory_file(request.stdin)
         try:
             stdout = request.connection or contextlib.nullcontext(self._out)
-            with notice, control, stdin, stdout as output:
-                zygote.fork(spec, [file.fileno() for file in (notice, control, stdin, output, self._err)])
-            self._wait_until_ready()  # after closing the child's ends, so that its death is detected
+            with zygotes_end, childs_end, stdin, stdout as output:
+                zygote.fork(spec, [file.fileno() for file in (zygotes_end, childs_end, stdin, output, self._err)])
+            self._wait_until_ready()  # after this process has closed the other ends, so that it detects a death
         except BaseException:
             self.close()
             raise
@@ -260,10 +260,10 @@ class SnippetProcess:
         while not is_cancelled():
             ready = self._wait_readable(min(deadline - time.monotonic(), CANCEL_SECONDS))
             size = sum(os.fstat(file.fileno()).st_size for file in (self._out, self._err))
-            is_late, is_too_long = time.monotonic() >= deadline, size > OUTPUT_STOP_BYTES
+            is_late, has_too_much_output = time.monotonic() >= deadline, size > OUTPUT_STOP_BYTES
             if is_late and killed_for:  # the killed process does not end
                 raise SandboxError(self._zygote.end_and_describe_exit())
-            if (is_late or is_too_long) and not killed_for:
+            if (is_late or has_too_much_output) and not killed_for:
                 killed_for = SandboxStatus.TIMEOUT if is_late else SandboxStatus.OUTPUT
                 deadline = time.monotonic() + KILL_TIMEOUT
                 self._send_command(KILL)
@@ -283,7 +283,7 @@ class SnippetProcess:
         raise SandboxError("the run of the snippet was cancelled")
 
     def _wait_readable(self, seconds: float) -> list[object]:
-        """Wait until a connection or pipe is readable. Return the readable ones."""
+        """Wait until a connection is readable, at most this time. Return the readable connections."""
         return [key.fileobj for key, _ in self._selector.select(max(seconds, 0))]
 
     def _send_command(self, command: bytes) -> None:

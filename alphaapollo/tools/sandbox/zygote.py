@@ -173,7 +173,7 @@ class Zygote:
             remove_tree(self._folder)
 
     def _signal_child(self, notice_socket: int) -> None:
-        """Stop, continue or kill a child as its notice connection says. If that is closed, kill the child."""
+        """Stop, continue or kill a child as its notice connection says. If the connection is closed, kill the child."""
         for pid, child in self._children.items():
             if child.notice_socket != notice_socket:
                 continue
@@ -223,10 +223,10 @@ class Zygote:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 return
-            _kill_child(ended.si_pid)  # also processes that it has started, without seccomp
+            _kill_child(ended.si_pid)  # and the processes that it may have started without seccomp
             pid, status = os.waitpid(ended.si_pid, 0)
             child = self._children.pop(pid)
-            with contextlib.suppress(OSError):  # it is removed at the end of the zygote
+            with contextlib.suppress(OSError):  # the folder is removed when the zygote ends
                 remove_tree(child.folder)
             with contextlib.suppress(KeyError):  # already unregistered because the program closed it
                 self._poller.unregister(child.notice_socket)
@@ -235,7 +235,7 @@ class Zygote:
 
 def has_more_files(folder: str, limit: int) -> bool:
     """Return whether a folder contains more than `limit` files and folders, at any depth, or a folder that cannot be
-    read. Stops counting there."""
+    read. Stops when the answer is known."""
     waiting, count = [folder], 0
     while waiting:
         try:
