@@ -105,9 +105,9 @@ class EngineGroup(WorkerGroup["RolloutWorker"]):
             tasks = [asyncio.ensure_future(generate_indexed(index, request)) for index, request in unfinished.items()]
             death: WorkerDied | None = None
             try:
-                for done in asyncio.as_completed(tasks):
+                for completed in asyncio.as_completed(tasks):
                     try:
-                        index, group = await done
+                        index, group = await completed
                     except WorkerDied as error:
                         death = death or error
                     else:

@@ -215,7 +215,7 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         skip_bad_step: skip steps with a non-finite gradient instead of raising FloatingPointError.
         measures_entropy: compute the entropy even if the loss does not need it.
         measures_mismatch: compare the old log-probs with those of the engine, for the tokens trained on.
-        kl_coef: coefficient of ppo_kl; None: the configured one."""
+        kl_coef: coefficient of ppo_kl; None: the configured coefficient."""
         inputs, options = list(zip(columns, mini_batches, strict=True)), (skip_bad_step, measures_entropy, kl_coef)
         results = await self._call_with_batches(
             lambda worker, pair: update_policy(worker, pair, options, measures_mismatch), inputs
@@ -245,7 +245,7 @@ class PolicyGroup(RLWorkerGroup["PolicyWorker"]):
         return (await self.ranks.call(lambda worker: worker.take_step(lr, grad_clip, adam)))[0]
 
     async def add_adapter(self, name: str, form: AdapterForm) -> None:
-        """Add a LoRA adapter, or replace the one of this name (workers/adapter_slots.py)."""
+        """Add a LoRA adapter, or replace the adapter of this name (workers/adapter_slots.py)."""
         await self.ranks.call(lambda worker: worker.adapters.add(name, form))
 
     async def list_adapted_layers(self) -> list[str]:

@@ -74,8 +74,8 @@ def start_local_cluster() -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN", LOCAL_TOKEN)
     ray._raylet.Config.initialize("")  # this process has read the variables when it imported Ray
     os.environ.setdefault("RAY_worker_niceness", "0")  # the driver's priority; Ray's own is 15 below it
-    # Without cluster support, all processes of Ray listen on 127.0.0.1 only. Ray has no option for it, and none that
-    # leaves out its autoscaler, log monitor and API server, which take seconds to start.
+    # Without cluster support, all processes of Ray listen on 127.0.0.1 only. Ray has no option for this. It also has no
+    # option that leaves out its autoscaler, log monitor and API server, which take seconds to start.
     unused: dict[str, Any] = dict.fromkeys(
         ("start_monitor", "start_log_monitor", "start_api_server"), lambda *_, **__: None
     )
@@ -108,7 +108,7 @@ class RayProcess(subprocess.Popen[bytes]):
 
 
 class RayJob(JobConfig):
-    """Job whose workers import modules from the driver's folders. Ray would add the working directory."""
+    """Job whose workers import modules from the driver's folders. By default, Ray adds the working directory."""
 
     def _serialize(self) -> str:
         folders = {os.path.abspath(path) for path in sys.path}
@@ -146,7 +146,7 @@ def wait_for_nodes(trainer: TrainerSection, rollout: Rollout | None) -> None:
     while True:
         alive = [node for node in ray.nodes() if node["Alive"]]
         with_gpus = [node for node in alive if node["Resources"].get("GPU")]
-        needs_gpus = trainer.device == "cuda" or (trainer.device == "auto" and with_gpus)
+        needs_gpus = trainer.device == "cuda" or (trainer.device == "auto" and bool(with_gpus))
         joined = with_gpus if needs_gpus else alive
         if len(joined) >= num_needed:
             return

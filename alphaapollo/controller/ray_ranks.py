@@ -25,7 +25,7 @@ W = TypeVar("W")
 
 CPU_SHARE = 0.01  # CPUs per actor in Ray's accounting; workers set their number of threads themselves
 HEALTH = "health"  # concurrency group with a separate thread, so a worker answers while it computes
-COLORS = re.compile(r"\x1b\[[\d;]*m")  # in the errors of Ray
+COLORS = re.compile(r"\x1b\[[\d;]*m")  # color codes in Ray's errors
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class RemoteWorkerGroups(WorkerGroups, Generic[R]):
 
     async def close_workers(self) -> None:
         """Shut down the engines, whose cores are separate processes, and end the processes of all workers."""
-        with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # their processes are killed below
+        with suppress(TimeoutError, WorkerDied, WorkerFailed, ValueError):  # all processes are killed below
             if "rollout" in self.ranks_by_role:
                 await asyncio.wait_for(self.engines.close(self.specs.cleanup_folders), timeout=CLOSE_SECONDS)
         for ranks in self.ranks_by_role.values():

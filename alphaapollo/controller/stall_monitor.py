@@ -127,7 +127,7 @@ class StartLimits:
 
 class StallMonitor:
     """Async context manager that raises RunStalled out of its block if the run stalls, and WorkerDied if a required
-    process dies, instead of the errors that its death causes.
+    process dies, instead of the errors that this death causes.
 
     Ray reports the death of its raylet only after half a minute, and as the death of a worker. If Ray's GCS dies, Ray
     reports nothing and ends the driver a minute later.

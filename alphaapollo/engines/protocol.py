@@ -83,7 +83,7 @@ class Engine:
     # Start and end.
 
     def start_other_imports(self) -> None:
-        """Let other processes of the engine, if it has some, import libraries while this one does other work."""
+        """Let other processes of the engine, if it has any, import libraries while this process does other work."""
 
     async def preload_libraries(self) -> None:
         """Do the part of `start` that needs no GPU, such as imports, while other processes use the GPU."""
@@ -138,7 +138,7 @@ class Engine:
         return app
 
     async def answer_http(self, token_ids: list[int], request: HttpSampling, request_id: str) -> HttpAnswer:
-        """Sample an answer to a request to the HTTP API over this engine. By default with `generate`, which has no
+        """Sample an answer to a request to the HTTP API over this engine. The default uses `generate`, which has no
         penalties and returns only the log-probs of sampled tokens. Raises ValueError if the request needs more."""
         outputs = {"top_logprobs": request.num_top, "prompt_logprobs": request.scores_prompt}
         unsupported = [*request.penalties, *(name for name, is_requested in outputs.items() if is_requested)]
@@ -171,7 +171,7 @@ class Engine:
         raise NotImplementedError
 
     async def load_adapter(self, adapter: Adapter) -> str:
-        """Load a LoRA adapter, and return the digest of its weights. The trainer wrote it in peft's format."""
+        """Load a LoRA adapter in peft's format, which the trainer wrote, and return the digest of its weights."""
         raise NotImplementedError
 
     async def use_adapter(self, adapter: Adapter) -> None:

@@ -30,7 +30,7 @@ from alphaapollo.processes.host import MAX_REPLY, ProcessDiedError, ProcessHost
 from alphaapollo.processes.watchdog import list_child_pids
 from alphaapollo.types import Completion, ImageInput, Sampling
 
-CANCEL = "cancel"  # method of a request that cancels an earlier one
+CANCEL = "cancel"  # method of a request that cancels an earlier request
 CLOSE_SECONDS = 20.0  # for the server to end its processes
 PROGRESS_SECONDS = 0.5  # time between two reads of the progress counter
 ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "EngineDied": EngineDied}  # all others: EngineError

@@ -41,12 +41,12 @@ def read_action(
         for position, mark in turns[-1].marks:  # count the marks before the end of the action: `text` lacks them
             num_mark_chars += len(mark) if position + num_mark_chars < end else 0
         return replace(action, kept_chars=_count_kept_chars(text, end - num_mark_chars))
-    found = list(_find_tagged_actions(text, tags))
-    kinds = list(dict.fromkeys(action.tag for action in found))
+    tagged_actions = list(_find_tagged_actions(text, tags))
+    kinds = list(dict.fromkeys(action.tag for action in tagged_actions))
     if len(kinds) > 1:
         return Action(error=f"several kinds of action at once ({', '.join(kinds)}); make one")
-    if found:
-        return found[0]
+    if tagged_actions:
+        return tagged_actions[0]
     word = _find_bare_word_action(text) if allow_bare_word else None
     return word or Action(error=f"no action; write {' or '.join(f'<{tag}>...</{tag}>' for tag in tags)}")
 

@@ -89,8 +89,8 @@ def register_environment_object(
     name: str, graded: bool = False, rewards: Sequence[Callable[..., Any]] = ()
 ) -> Callable[[Any], Any]:
     """Return a decorator that registers an environment class of this project or of another framework, or a function
-    that creates environments. graded: whether a reward function is given. rewards: reward functions of TRL that read
-    `environments`. The reward of an episode is the sum of these and of get_reward().
+    that creates environments. graded: whether a reward function grades the episodes. rewards: reward functions of TRL
+    that read `environments`. The reward of an episode is the sum of these and of get_reward().
 
     The decorator raises ValueError if the object fits none of the contracts."""
 

@@ -28,7 +28,7 @@ def choose_arguments(function: Callable[..., object], arguments: Mapping[str, An
 
 
 async def call(function: Callable[..., Any], /, *arguments: object, **named: object) -> Any:
-    """Call a function of a user's class, a sync one in a thread."""
+    """Call a function of a user's class. Sync functions run in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments, **named)
     return await asyncio.to_thread(function, *arguments, **named)
@@ -96,8 +96,8 @@ class _StepEnvironment(ForeignEnvironment):
 class StepClass(_StepEnvironment):
     """Environment of Gymnasium (`step` with five results), or of the older gym (four).
 
-    The action is the content of <answer>...</answer>, read by the action space (spaces.py). Without this tag, it is the
-    first word if the space is discrete, else the complete text."""
+    The action is the content of <answer>...</answer>, read by the action space (spaces.py). Without this tag, the first
+    word is the action if the space is discrete, else the complete text."""
 
     async def reset(self, prompt: Prompt) -> Observation:
         env = await self._create()

@@ -36,7 +36,7 @@ def find_marked_answer(text: str) -> str | None:
 
 
 def find_marked_answers(text: str) -> list[str]:
-    """Return the parts of `find_marked_answer`, e.g. of alternatives; empty for a text without marks."""
+    """Return the parts that `find_marked_answer` joins, e.g. alternatives; empty for a text without marks."""
     tag = find_answer_tag(text)
     searched = text if tag is None else tag
     without_box = find_text_after_hash_marks(text) if tag is None else tag
@@ -108,9 +108,9 @@ def read_accepted_answers(truth: object, reads_numbers: bool = False) -> list[st
 def list_answers(truth: object) -> list[object]:
     """Return the answers that a ground truth lists, as values.
 
-    A list has alternatives. A dict has one or several under ANSWER_KEYS: {"target": [...]} of Search-R1, {"text":
-    [...]} of SQuAD. The text of a list of texts, or of such a dict, is read as JSON or Python. The text `[1, 2]` is
-    one answer. Raises ValueError for a dict without these keys, and for a list of lists, which has no agreed meaning.
+    A list has alternatives. A dict has answers under ANSWER_KEYS, e.g. {"target": [...]} in Search-R1, {"text": [...]}
+    in SQuAD. A text that shows a list of texts or such a dict is read as JSON or Python. The text `[1, 2]` is one
+    answer. Raises ValueError for a dict without these keys, and for a list of lists, which has no agreed meaning.
     """
     truth = _parse_text(truth) if isinstance(truth, str) else drop_none(truth)
     if isinstance(truth, dict):

@@ -101,7 +101,7 @@ MARK_READERS = ("format", "language")  # components that get the text with all m
 def score_format(prompt: Prompt, completion: str) -> float:
     """Return 1 if a completion is one thought, e.g. `<think>...</think>`, followed by one answer, else 0.
 
-    An answer is one non-empty `<answer>...</answer>`. In a text without answer tags, it is a boxed expression
+    The answer is one non-empty `<answer>...</answer>` or, in a text without answer tags, a boxed expression
     (arXiv 2506.10910, section 2.2.1)."""
     text = completion.lstrip()
     thought = next(iter(find_thoughts(text)), None)

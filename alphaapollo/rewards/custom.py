@@ -99,7 +99,7 @@ def _load_function(custom: CustomRewardFunction, name: str) -> LoadedFunction:
 
 
 def _load_object(path: str, name: str) -> Any:
-    """Return an object of the user's file, or the one that the file registers in ms-swift's `orms`."""
+    """Return an object of the user's file, or an object that the file registers in ms-swift's `orms`."""
     if "swift" not in sys.modules and importlib.util.find_spec("swift") is None:
         _add_swift_modules()
     if not hasattr(load_user_module(path, PATH_KEY), name):
@@ -116,10 +116,10 @@ def _add_swift_modules() -> None:
         def __init__(self, args: object = None, **_: object):
             self.args = args
 
-    names = {"ORM": ORM, "AsyncORM": ORM, "orms": {}, "rm_plugins": {}, "get_logger": logging.getLogger}
+    contents = {"ORM": ORM, "AsyncORM": ORM, "orms": {}, "rm_plugins": {}, "get_logger": logging.getLogger}
     for name in SWIFT_MODULES:
         module = sys.modules[name] = ModuleType(name)
-        vars(module).update(names, __path__=[])
+        vars(module).update(contents, __path__=[])
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def _read_verl_results(results: Any, count: int) -> list[Any]:
 
 
 def _read_openrlhf_results(result: Any, count: int) -> list[Any]:
-    """Read {rewards, scores, extra_logs}, where scores, from 0 to 1, are for filters; or rewards alone."""
+    """Read a dict {rewards, scores, extra_logs}, or a list of rewards. Scores, from 0 to 1, are used by filters."""
     if not isinstance(result, Mapping):
         return _split(result, count)
     logs = result.get("extra_logs", {}).items()

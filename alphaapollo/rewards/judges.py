@@ -28,7 +28,7 @@ from alphaapollo.utils.text import fill_template
 from alphaapollo.utils.thoughts import remove_thoughts
 
 MAX_RETRIES = 4  # retries of one request
-MAX_REPLIES = 2  # the second one is requested if the first has no verdict
+MAX_REPLIES = 2  # a second reply is requested if the first has no verdict
 DEADLINE = 3  # time limit of a request with all its retries, as a multiple of reward.judge.timeout
 ValueT = TypeVar("ValueT")
 CompleteMessage = Callable[[str], Awaitable[str | None]]

@@ -76,7 +76,7 @@ def load_grader(data_source: str, reward: Reward | None = None) -> RewardFunctio
 
 
 def load_answer_maker(data_source: str) -> Callable[[Prompt], str | None]:
-    """Import the function that makes an answer which the grader must score 1, or returns None if it can make none."""
+    """Import the function that makes an answer to a prompt. The grader must score the answer 1. None: not possible."""
     if plugin_grader := load_plugin("rewards", get_grader(data_source)):
         return getattr(plugin_grader, "make_answer", lambda prompt: None)
     function: Callable[[Prompt], str | None] = _load_function(data_source, "answer")
@@ -104,8 +104,8 @@ MATH_GRADERS = ("math", "gsm8k")  # graders for which a text of NO_ANSWER is nev
 
 def leave_out_missing_answers(prompts: Sequence[Prompt], findings: list[DataFinding]) -> list[Prompt]:
     """Return the prompts without those of a math grader whose ground truth says that there is no answer (NO_ANSWER).
-    Adds such ground truths of all data sources, and those that a fifth of the rows share, to `findings`. Raises
-    ValueError if no prompt remains."""
+    Adds to `findings` such ground truths of all data sources, and ground truths that at least a fifth of the rows have.
+    Raises ValueError if no prompt remains."""
     totals = Counter(prompt.data_source for prompt in prompts)
     kept = [prompt for prompt in prompts if not _has_no_answer(prompt)]
     groups: dict[tuple[str, str], list[Prompt]] = defaultdict(list)
@@ -135,8 +135,8 @@ def _has_no_answer(prompt: Prompt) -> bool:
 
 
 def _needs_truth(grader: str) -> bool:
-    """Whether a grader cannot grade without a ground truth: all built-in ones but judges, and functions of packages
-    that say so."""
+    """Whether a grader cannot grade without a ground truth: all built-in graders except judges, and functions of
+    packages with needs_ground_truth=True."""
     if grader in GRADERS:
         return grader not in JUDGES
     return bool(getattr(load_plugin("rewards", grader), "needs_ground_truth", False))

@@ -256,7 +256,7 @@ class RolloutWorker:
         return replace(receipt, copied_bytes=self._copy.copied_bytes) if receipt and self._copy else receipt
 
     async def restart_dead_engine(self) -> bool:
-        """Start the engine again if its core died, and return whether it did. It then needs a weight sync."""
+        """Restart the engine if its core died. Returns whether it was restarted, and therefore needs a weight sync."""
         async with self._weight_sync:  # wait for a running weight sync, which continues if an engine dies
             if not self.engine.is_dead:
                 return False
@@ -305,8 +305,8 @@ def make_token_context_factory(
 
 def make_policy_judge(engine: Engine, renderer: Renderer, judge: Judge) -> CompleteMessage:
     """Return the judge of reward.judge.backend=policy: a function that samples the reply to a user message with the
-    rollout worker's engine. Its seed depends only on the message. It has no time limit: judgements wait in the same
-    queue as episodes, whose generation has none either."""
+    rollout worker's engine. The seed depends only on the message. The function has no time limit: judgements wait in
+    the same queue as episodes, and the generation of episodes has no time limit."""
     numbers = itertools.count()
 
     async def complete(content: str) -> str:

@@ -90,9 +90,9 @@ tools: Registry[Callable[..., Tool]] = Registry("tool")
 
 
 def make_tools(names: Sequence[str], settings: Mapping[str, Mapping[str, object]]) -> list[Tool]:
-    """Create the registered tools, and those of plug-ins and packages, with these names. `settings`: {tool name:
-    {setting: value}}, from env.tool_settings. Raises ValueError if a name is unknown or belongs to a missing plug-in,
-    or if a setting is unknown, missing or of the wrong type."""
+    """Create the tools with these names, which are registered or belong to plug-ins or packages. `settings`: {tool
+    name: {setting: value}}, from env.tool_settings. Raises ValueError if a name is unknown or belongs to a missing
+    plug-in, or if a setting is unknown, missing or of the wrong type."""
     plugins, created = find_plugins("tools", ("python_code",)), []
     for name in names:
         is_plugin = name in plugins and name not in tools

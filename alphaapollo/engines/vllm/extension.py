@@ -30,7 +30,7 @@ class WorkerExtension:
     def alphaapollo_compute_weight_digest(self, repack_lm_heads: bool = True) -> int:
         """Return this rank's part of the digest of the received weights. The parts of all ranks add up to the digest.
 
-        repack_lm_heads: repack tied heads first. A test passes False to show that the digest detects stale heads.
+        repack_lm_heads: whether to repack tied heads first. A test passes False: the digest must detect stale heads.
         """
         model = self.model_runner.get_model()
         if repack_lm_heads:

@@ -29,7 +29,7 @@ AnswerFunction = Callable[[list[int], HttpSampling, str], Awaitable[HttpAnswer]]
 
 
 class FrontEnd:
-    """The attributes of an engine that vLLM's HTTP API uses. Raises ValueError if vLLM cannot serve the model."""
+    """Stand-in for vLLM's engine that loads no weights. Raises ValueError if vLLM cannot serve the model."""
 
     errored = False
 

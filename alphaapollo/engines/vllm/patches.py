@@ -37,7 +37,7 @@ def patch_vllm() -> None:
         from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
         use_fused_kernels()
-        # Adapters have no part for the output head. vLLM's kernel for it fails for a batch with prompt log-probs.
+        # Adapters do not change the output head. vLLM's kernel for such adapters fails if a batch has prompt log-probs.
         punica_cpu.PunicaWrapperCPU.add_lora_logits = lambda self, logits, *arguments, **options: logits
         lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = skip_base_rows(lora_ops.bgmv_shrink)
         process = UnquantizedFusedMoEMethod.process_weights_after_loading

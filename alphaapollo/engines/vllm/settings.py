@@ -199,7 +199,7 @@ TRITON_INTERPRETER = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 """Run vLLM's Triton kernels on a CPU through Triton's interpreter.
 
 vLLM returns routed experts only through its V2 model runner, which needs Triton. The released Triton has no CPU
-backend, so register_triton_interpreter registers one that interprets the few kernels of that runner, slowly. The kernel
+backend, so register_triton_interpreter registers a backend that interprets the runner's few kernels, slowly. The kernel
 for top-k and top-p cannot be interpreted; patches.py replaces it by PyTorch code."""
 
 
@@ -251,8 +251,8 @@ def raise_value_errors(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[
 
 
 def make_lora_request(adapter: Adapter, replaces: bool = False) -> LoRARequest | None:
-    """Return vLLM's description of an adapter, which its workers load when a request first needs it. Its id, which vLLM
-    requires to be at least 1, is the version + 1. replaces: load it even if the workers have this version."""
+    """Return vLLM's description of an adapter; None for the base model. Workers load the adapter when a request first
+    needs it. vLLM's ids start at 1, so the id is the version + 1. replaces: replace an adapter with the same id."""
     from vllm.lora.request import LoRARequest
 
     name, number = f"adapter_{adapter.version}", adapter.version + 1
@@ -295,8 +295,8 @@ def read_flat_logprobs(logprobs: FlatLogprobs, token_ids: Sequence[int]) -> list
 
 
 def _read_logprobs(logprobs: SampleLogprobs, token_ids: Sequence[int]) -> list[float]:
-    """Return the log-probs of the sampled tokens. If a client requested those of other tokens, each position has a
-    dict."""
+    """Return the log-probs of the sampled tokens. If a client also requested log-probs of other tokens, each position
+    has a dict."""
     if hasattr(logprobs, "token_ids"):  # FlatLogprobs
         return read_flat_logprobs(logprobs, token_ids)
     return [choices[token].logprob for choices, token in zip(logprobs, token_ids, strict=True)]

@@ -1,10 +1,10 @@
-"""Copies of the sent weights on nodes without training ranks, which receive only what changed since the last version.
+"""Copies of the sent weights on nodes without training ranks. A copy receives only what changed since its version.
 
 After a step with a small learning rate, most weights in bfloat16 are unchanged. The files of two versions are compared
 word by word. A word is an integer with the bits of one element, so NaN payloads and -0.0 are exact.
 
     WeightCopy (node of an engine)                    SharedMemorySender (rank 0)
-      read(folder, id of the version in the copy)  ->   compares the files with those of this version
+      read(folder, id of the copy's version)       ->   compares the sent files with those of that version
       applies the changes                          <-   SentFiles
 
 The changes name the version that they are relative to. A copy of any other version gets complete files."""
@@ -77,8 +77,8 @@ def find_changes(path: Path, base: Path, word_bytes: int) -> FileChanges | None:
 
 @dataclass
 class WeightCopy:
-    """Copy of the sent weights in the shared memory of a node without training ranks, for one engine. It remains until
-    the next version, whose changes are written into its files."""
+    """Copy of the sent weights in the shared memory of a node without training ranks, for one engine. The copy remains
+    until the next version is sent. Changes of that version are written into the files of the copy."""
 
     folder: Path  # belongs to this copy
     read: WeightReader

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TransportKind = Literal["shared_memory", "ipc", "nccl", "adapter"]
 UpdateInfo = dict[str, object] | list[dict[str, object]]
-"""Description of a bucket of tensors of ipc or nccl, for the engines."""
+"""Description of a bucket of tensors, for the engines (ipc, nccl)."""
 TransferMethod = Literal["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
 
 

@@ -22,7 +22,7 @@ from alphaapollo.types import ImageInput, Sampling
 # observability/advice.py logs a warning.
 PROBE_TOLERANCE_FLOAT32 = 5e-5
 PROBE_TOLERANCE_BFLOAT16 = 1.0  # of the first sync; tighten_tolerance lowers it for later syncs
-SAMPLE_TOLERANCE_BFLOAT16 = 0.2  # lower limit; a mean over SAMPLED_TOKENS varies more than one over the probe
+SAMPLE_TOLERANCE_BFLOAT16 = 0.2  # lower limit; a mean over SAMPLED_TOKENS varies more than over the probe
 SAMPLED_TOKENS = 8
 MAX_PROBE_LOGPROB = 1e4  # limit of |log-prob| in nats; a uniform distribution over a million tokens has 14
 

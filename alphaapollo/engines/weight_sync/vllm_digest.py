@@ -30,8 +30,8 @@ def compute_model_digest(model: torch.nn.Module, packed_digest_attribute: str) -
 
 
 def compute_adapter_digest(model: torch.nn.Module, slot: int) -> int:
-    """Compute the digest of the LoRA adapter in a slot of a vLLM model without tensor parallelism. Its padding is zero
-    and does not change the digest."""
+    """Compute the digest of the LoRA adapter in a slot of a vLLM model without tensor parallelism. The padding of the
+    slot is zero and does not change the digest."""
     total = 0
     for layer in model.modules():
         for name in ("lora_a_stacked", "lora_b_stacked"):
@@ -44,5 +44,5 @@ def compute_adapter_digest(model: torch.nn.Module, slot: int) -> int:
 def find_tied_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the layers that share their weight with another layer, e.g. the output head with the embedding."""
     layers = [layer for layer in model.modules() if isinstance(layer._parameters.get("weight"), torch.Tensor)]
-    num_layers = Counter(id(layer.weight) for layer in layers)
-    return [layer for layer in layers if num_layers[id(layer.weight)] > 1]
+    num_layers_by_weight = Counter(id(layer.weight) for layer in layers)
+    return [layer for layer in layers if num_layers_by_weight[id(layer.weight)] > 1]

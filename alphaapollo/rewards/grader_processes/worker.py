@@ -88,7 +88,7 @@ class GraderWorker:
         while not report.error and (line := self._requests.readline()):
             request = pickle.load(self._requests)
             if isinstance(request, str):
-                with suppress(ValueError, ImportError):  # raised again, and reported, when it grades
+                with suppress(ValueError, ImportError):  # raised again, and reported, when the grader is used
                     self._get_function(request)
                 self._reply(int(line), b"\n")
             else:
@@ -184,12 +184,12 @@ class GraderWorker:
         weights, required = self._reward.components, self._reward.required
         if episode is None or not (weights or required):
             return task
-        verdicts = {name: score for name, score in verdicts.items() if name != TASK}
-        values = {name: score.reward for name, score in verdicts.items()} | {
+        judge_scores = {name: score for name, score in verdicts.items() if name != TASK}
+        values = {name: score.reward for name, score in judge_scores.items()} | {
             name: convert_to_float(component(prompt, episode), f"component {name!r}")
             for name, component in self._components.items()
         }
-        for score in verdicts.values():  # the criteria of a rubric, but not its accuracy
+        for score in judge_scores.values():  # add the criteria of a rubric, but not its accuracy
             parts = {name: part for name, part in score.components.items() if name != "accuracy"}
             task = replace(task, components=task.components | parts)
         return add_component_rewards(task, values, weights, required)

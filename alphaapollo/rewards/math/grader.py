@@ -158,9 +158,9 @@ def is_equal_answer(truth: str, answer: str) -> bool:
     for compare in (compare_choice_letters, compare_numbers_in_base_notation, compare_clock_times, compare_words):
         if (verdict := compare(truth, answer)) is not None:
             return verdict
-    truth, unit = split_unit(join_thousands(truth, answer), answer)
-    answer, other_unit = split_unit(join_thousands(answer, truth), truth)
-    if unit and other_unit and unit != other_unit:
+    truth, truth_unit = split_unit(join_thousands(truth, answer), answer)
+    answer, answer_unit = split_unit(join_thousands(answer, truth), truth)
+    if truth_unit and answer_unit and truth_unit != answer_unit:
         return False
     if (_is_math_set(truth) and _is_tuple(answer)) or (_is_tuple(truth) and _is_math_set(answer)):
         return False
@@ -170,8 +170,8 @@ def is_equal_answer(truth: str, answer: str) -> bool:
         truth, answer = (_expand_plus_minus(text) for text in (truth, answer))
     if bool(PERCENT.search(truth)) == bool(PERCENT.search(answer)):
         return has_equal_expression(_parse_answer(PERCENT.sub("", truth)), _parse_answer(PERCENT.sub("", answer)))
-    golds, answers = (_expand_percent(text) for text in (truth, answer))
-    return any(has_equal_expression(_parse_answer(gold), _parse_answer(text)) for gold in golds for text in answers)
+    pairs = itertools.product(_expand_percent(truth), _expand_percent(answer))
+    return any(has_equal_expression(_parse_answer(gold), _parse_answer(text)) for gold, text in pairs)
 
 
 def _write_as_tuple(text: str) -> str:
@@ -221,7 +221,7 @@ def _is_tuple(text: str) -> bool:
 
 
 def has_equal_expression(truth_expressions: list[object], answer_expressions: list[object]) -> bool:
-    """Return whether a parsed expression of the answer equals one of the ground truth. May raise sympy errors."""
+    """Return whether an expression of the answer equals an expression of the ground truth. May raise sympy errors."""
     errors: list[Exception] = []
     for gold, answer in itertools.product(truth_expressions, answer_expressions):
         try:

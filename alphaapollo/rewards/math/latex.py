@@ -2,7 +2,7 @@ r"""Answers as LaTeX texts: normalization (spacing, fonts, synonyms, Unicode sig
 without algebra (choice letters, words, units, clock times, and numbers with a base such as 1011_2).
 
 Each `compare_*` function takes the ground truth and the answer as normalized LaTeX (see `normalize_latex`). It returns
-whether they are equal, or None if it does not apply, e.g. if the answers are not clock times.
+whether the two are equal, or None if the comparison does not apply, e.g. if they are not clock times.
 """
 
 # ruff: noqa: RUF001 the signs are here to be replaced

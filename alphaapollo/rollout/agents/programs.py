@@ -66,7 +66,7 @@ INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TERM", "TZ", "TMPDIR"),
     *("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "OMP_NUM_THREADS"),
 )
-"""Environment variables that a program has, besides env.agent.environment and its address and key of the policy."""
+"""Environment variables that programs inherit. They also get env.agent.environment and the policy's address and key."""
 SHOWN_LINES = 10  # last lines of stderr in the reason of a failure
 SHOWN_CHARS = 2000
 
@@ -314,7 +314,7 @@ def _end_descendants(signal_number: int = 0, frame: FrameType | None = None) -> 
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:  # their children become ours
+            while os.waitpid(-1, os.WNOHANG)[0]:  # reap them: their children become ours
                 pass
         time.sleep(0.001)
     if signal_number:

@@ -80,7 +80,7 @@ class AgentRunner:
             return Trajectory(task.prompt.id, task.sample_index, turns, rows, score, end, seconds, messages)
 
     async def run_session(self, task: EpisodeTask) -> tuple[AgentSession, EpisodeEnd, Score]:
-        """Run the program, twice if it fails. Returns its last session, how it ended, and its score."""
+        """Run the program, twice if it fails. Returns the last session, how the episode ended, and its score."""
         time_limit = TimeLimit(self.agent.timeout)
         for number in range(1, MAX_ATTEMPTS + 1):
             session = AgentSession(task.sampling, task.derive_turn_seed, self.limits, task.name)
@@ -257,7 +257,7 @@ def find_branches(answers: Sequence[Answer]) -> list[list[Answer]]:
     for answer in answers:
         children[answer.parent].append(answer)
     depth: dict[Answer, int] = {}
-    for answer in reversed(answers):  # children come after their parents
+    for answer in reversed(answers):  # a child comes after its parent, so its depth is known first
         depth[answer] = 1 + max((depth[child] for child in children[answer]), default=0)
     branches: list[list[Answer]] = []
     waiting = list(children[None])

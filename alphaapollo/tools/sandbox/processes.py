@@ -146,7 +146,7 @@ class ZygoteProcess:
         return self._is_closed or self.process.poll() is not None
 
     def fork(self, spec: ChildSpec, descriptors: list[int]) -> None:
-        """Make the zygote fork a child. `descriptors`: its notice and control sockets, stdin, stdout and stderr."""
+        """Make the zygote fork a child. `descriptors`: the child's notice and control sockets and standard streams."""
         with self._lock:
             try:
                 socket.send_fds(self._socket, [json.dumps(asdict(spec)).encode()], descriptors)

@@ -81,7 +81,7 @@ class _ChildProcess:
     folder: str
     notice_socket: int  # connection that receives commands and, at the end, sends the notice
     stop_reason: str = ""  # why the zygote killed the child
-    suspended_at: float = 0.0  # time.monotonic(), 0: it runs
+    suspended_at: float = 0.0  # time.monotonic() of the suspension; 0: the child runs
 
 
 def main() -> None:
@@ -177,7 +177,7 @@ class Zygote:
         for pid, child in self._children.items():
             if child.notice_socket != notice_socket:
                 continue
-            with contextlib.suppress(BlockingIOError):  # the event belongs to an earlier child
+            with contextlib.suppress(BlockingIOError):  # the event belongs to an earlier child with the same descriptor
                 command = os.read(notice_socket, MESSAGE_BYTES)
                 if command in SIGNALS:
                     os.kill(pid, SIGNALS[command])
